@@ -1,0 +1,104 @@
+"""The reference backend: gathers each request's keys and values and calls scaled_dot_product_attention. Any device."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.engine.kv_cache import NULL_PAGE, LayerCache, cache_slots
+
+
+class TorchAttention:
+    """See `AttentionBackend`. Key positions past a sequence's end are read from the null page, never multiplied away."""
+
+    prewrite = True
+    supports_in_place_update = True
+
+    def __init__(self, page_size: int, max_positions: int) -> None:
+        self._page_size = page_size
+        self._max_positions = max_positions
+
+    def build(
+        self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
+    ) -> AttentionMetadata:
+        return AttentionMetadata(
+            positions=positions.clamp(0, self._max_positions - 1).reshape(-1),
+            slot_mapping=cache_slots(page_table, positions, self._page_size).reshape(-1),
+            seq_lens=seq_lens.clamp(min=1),
+            page_table=page_table,
+            num_queries=positions.shape[1],
+            max_seq_len=max_seq_len,
+        )
+
+    def advance(self, metadata: AttentionMetadata) -> None:
+        assert metadata.num_queries == 1
+        next_positions = metadata.seq_lens.unsqueeze(1)
+        metadata.slot_mapping.copy_(cache_slots(metadata.page_table, next_positions, self._page_size).squeeze(1))
+        metadata.positions.copy_(metadata.seq_lens.clamp(max=self._max_positions - 1))
+        metadata.seq_lens.add_(1)
+        if metadata.read_slots is not None:
+            metadata.read_slots.copy_(self._read_slots(metadata))
+        for window, mask in metadata.masks.items():
+            mask.copy_(self._mask(metadata, window, mask.dtype, mask.shape[2] // metadata.num_queries))
+
+    def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
+        rows = torch.cat((keys, values), dim=1).view(-1, *cache.kv.shape[1:])
+        cache.kv.index_copy_(0, metadata.slot_mapping, rows)
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        window: int | None,
+        scale: float,
+    ) -> torch.Tensor:
+        if metadata.read_slots is None:
+            metadata.read_slots = self._read_slots(metadata)
+        batch, num_keys = metadata.read_slots.shape
+        num_queries = metadata.num_queries
+        _, _, num_kv_heads, head_dim = cache.kv.shape
+        group = queries.shape[1] // num_kv_heads
+        kv = cache.kv.index_select(0, metadata.read_slots.view(-1)).view(batch, num_keys, 2, num_kv_heads, head_dim)
+        keys, values = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        if window not in metadata.masks:
+            metadata.masks[window] = self._mask(metadata, window, queries.dtype, group)
+        # The query heads that share a KV head become rows of one product: no repeated keys.
+        grouped = queries.view(batch, num_queries, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
+        out = F.scaled_dot_product_attention(
+            grouped.reshape(batch, num_kv_heads, group * num_queries, head_dim),
+            keys,
+            values,
+            attn_mask=metadata.masks[window],
+            scale=scale,
+        )
+        out = out.view(batch, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
+        return out.reshape(batch * num_queries, -1)
+
+    def _read_slots(self, metadata: AttentionMetadata) -> torch.Tensor:
+        """[batch, max_seq_len] slot of each key position, the null slot past each sequence's end."""
+        num_keys = metadata.max_seq_len
+        num_columns = -(-num_keys // self._page_size)
+        pages = metadata.page_table[:, :num_columns]
+        if pages.shape[1] < num_columns:  # past the cache's end: junk rows of a last round read scratch
+            pages = torch.cat((pages, pages[:, -1:].expand(-1, num_columns - pages.shape[1])), dim=1)
+        offsets = torch.arange(self._page_size, device=pages.device)
+        slots = (pages.unsqueeze(2) * self._page_size + offsets).flatten(1)[:, :num_keys]
+        key_positions = torch.arange(num_keys, device=pages.device)
+        null_slot = NULL_PAGE * self._page_size
+        return torch.where(key_positions < metadata.seq_lens.unsqueeze(1), slots, null_slot)
+
+    def _mask(self, metadata: AttentionMetadata, window: int | None, dtype: torch.dtype, group: int) -> torch.Tensor:
+        """[batch, 1, group * num_queries, max_seq_len] additive mask: 0 where a row sees a key, -inf elsewhere."""
+        device = metadata.seq_lens.device
+        key_positions = torch.arange(metadata.max_seq_len, device=device)
+        behind = torch.arange(metadata.num_queries - 1, -1, -1, device=device)
+        ends = (metadata.seq_lens.unsqueeze(1) - behind).unsqueeze(2)
+        visible = key_positions < ends
+        if window is not None:
+            visible &= key_positions >= ends - window
+        # A junk row that sees nothing would give NaN: it looks at position 0 instead.
+        visible[..., 0] |= ~visible.any(-1)
+        mask = torch.full(visible.shape, float("-inf"), dtype=dtype, device=device).masked_fill_(visible, 0.0)
+        return mask.unsqueeze(1).repeat(1, 1, group, 1)

@@ -1,0 +1,71 @@
+"""The text of `python -m spec_lab --help`: every option and every key in a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spec_lab.cli.options import Group, Key, read_groups, read_keys
+
+INTRODUCTION = """\
+spec_lab: speculative decoding, with every part chosen on the command line and the baseline measured beside it.
+
+  python -m spec_lab drafter=eagle3 prune=catchup
+  python -m spec_lab -m drafter=eagle3,ngram,oracle,random batch_size=1,8
+"""
+
+FLAGS = """\
+Flags
+  -m, --multirun                   run every combination of the values given with commas
+  --dry-run                        print the composed parts and what would be refused, run nothing
+  --cfg job                        print the composed config as YAML
+  --hydra-help                     Hydra's own flags
+  -h, --help                       this text
+"""
+
+NAME_WIDTH = 32
+
+
+def help_text() -> str:
+    keys = list(read_keys().values())
+    sections = [INTRODUCTION, "Options, GROUP=OPTION (* is the default), and the keys they read, KEY=VALUE [default]"]
+    for group in read_groups().values():
+        sections.append(_describe_group(group, [key for key in keys if key.name.startswith(f"{group.name}.")]))
+    grouped = tuple(f"{name}." for name in read_groups())
+    others = [_describe_key(key, "") for key in keys if not key.name.startswith(grouped)]
+    sections.append("\n".join(["All other keys, KEY=VALUE [default]", *others]))
+    sections.append(FLAGS)
+    return "\n\n".join(section.rstrip() for section in sections)
+
+
+def _describe_group(group: Group, keys: list[Key]) -> str:
+    lines = [f"{group.name}: {group.explanation}"]
+    for option in group.options.values():
+        mark = "*" if option.name == group.default else " "
+        lines.append(f"{mark} {f'{group.name}={option.name}':{NAME_WIDTH}} {option.description}")
+    for key in keys:
+        readers = "" if len(key.defaults) == len(group.options) else f"{', '.join(key.defaults)}: "
+        lines.append(_describe_key(key, readers))
+    return "\n".join(lines)
+
+
+def _describe_key(key: Key, readers: str) -> str:
+    """`readers` names the options that have the key, where not all of the group have it."""
+    return f"  {key.name:{NAME_WIDTH}} {key.explanation} [{readers}{_describe_defaults(key.defaults)}]"
+
+
+def _describe_defaults(defaults: dict[str, Any]) -> str:
+    """One value where all options agree, else the commonest one and who differs: `null, pocket: 18`."""
+    shown = {option: show_value(value) for option, value in defaults.items()}
+    texts = list(shown.values())
+    commonest = max(texts, key=texts.count)
+    others = [f"{option}: {text}" for option, text in shown.items() if text != commonest]
+    return ", ".join([commonest, *others])
+
+
+def show_value(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return f"[{','.join(map(show_value, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,164 @@
+"""What there is to choose: the groups of `conf/` with their options, and every key of the schema.
+
+Read from the files themselves, without Hydra and without torch, so that help and typo checks are instant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from spec_lab.config import SCHEMAS, CacheConfig, RunConfig
+
+OTHER_HYDRA_ROOTS = {"train"}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One YAML of a group. `schema` is None for an experiment or a debug setting, which only set other keys."""
+
+    name: str
+    command: str
+    description: str
+    schema: type | None
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A folder of `conf/`. `default` is None where nothing is chosen by default."""
+
+    name: str
+    explanation: str
+    default: str | None
+    options: dict[str, Option]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that can be set, in dotted form.
+
+    Attributes:
+        schemas: the dataclasses that have it: several for a group whose options differ.
+        defaults: its value by option, or under the empty name for a key that belongs to no group.
+    """
+
+    name: str
+    explanation: str
+    type_name: str
+    schemas: tuple[type, ...]
+    defaults: dict[str, Any]
+
+
+def conf_folder() -> Path:
+    """`conf/`: installed as the package spec_lab.conf, or beside the package in a raw checkout."""
+    spec = find_spec("spec_lab.conf")
+    if spec is not None and spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(__file__).parents[2] / "conf"
+
+
+@cache
+def read_groups() -> dict[str, Group]:
+    """The groups in the order of conf/config.yaml's defaults list."""
+    conf = conf_folder()
+    explanations = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
+    explanations |= {
+        "experiment": "a ready-made study: sets other keys, often a sweep",
+        "debug": "cheap settings to try things out",
+    }
+    groups = {}
+    for name, default in _chosen_by_default(conf).items():
+        files = sorted((conf / name).glob("*.yaml"), key=lambda file: (file.stem != default, file.stem))
+        options = {file.stem: read_option(file) for file in files}
+        groups[name] = Group(name, explanations[name], default, options)
+    return groups
+
+
+def read_option(file: Path) -> Option:
+    """An option from its YAML, whose opening comment is the command that uses it and, below, what it is.
+
+    Raises:
+        ValueError: the file does not open so, or names a schema that does not exist.
+    """
+    text = file.read_text(encoding="utf-8")
+    comments = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
+    comments = [line for line in comments if not line.startswith("@package")]
+    if len(comments) < 2:
+        raise ValueError(f"{file} must open with two comment lines: the command that uses it, and what it is")
+    values = yaml.safe_load(text)
+    return Option(file.stem, comments[0], comments[1], _schema_of(file, values.pop("defaults", [])), values)
+
+
+@cache
+def read_keys() -> dict[str, Key]:
+    """Every key of a run by its dotted name; `GROUP.name`, which the option sets, is not among them."""
+    groups = read_groups()
+    keys = {}
+    for group in groups.values():
+        keys |= {key.name: key for key in _keys_of_group(group)}
+    for prefix, schema in (("", RunConfig), ("cache.", CacheConfig)):
+        for field in dataclasses.fields(schema):
+            if field.name not in groups and field.name != "cache":
+                keys[prefix + field.name] = _key(prefix + field.name, field, (schema,), {"": default_of(field)})
+    return keys
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _keys_of_group(group: Group) -> list[Key]:
+    owners: dict[str, dict[str, Option]] = {}
+    for option in group.options.values():
+        for field in dataclasses.fields(option.schema) if option.schema else ():
+            if field.name != "name":
+                owners.setdefault(field.name, {})[option.name] = option
+    keys = []
+    for name, options in owners.items():
+        schemas = tuple(dict.fromkeys(option.schema for option in options.values() if option.schema))
+        fields = [_field(schema, name) for schema in schemas]
+        defaults = {
+            option.name: option.values.get(name, default_of(_field(option.schema, name)))
+            for option in options.values()
+            if option.schema
+        }
+        keys.append(_key(f"{group.name}.{name}", fields[0], schemas, defaults))
+    return keys
+
+
+def _key(name: str, field: dataclasses.Field[Any], schemas: tuple[type, ...], defaults: dict[str, Any]) -> Key:
+    return Key(name, field.metadata["help"], str(field.type).replace(" | None", " or null"), schemas, defaults)
+
+
+def _field(schema: type, name: str) -> dataclasses.Field[Any]:
+    return next(field for field in dataclasses.fields(schema) if field.name == name)
+
+
+def _chosen_by_default(conf: Path) -> dict[str, str | None]:
+    """The groups of the defaults list; what starts with a slash or `override` is no group of ours."""
+    entries = yaml.safe_load((conf / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    chosen = {}
+    for entry in entries:
+        if isinstance(entry, dict):
+            [(name, option)] = entry.items()
+            if not name.startswith("override "):
+                chosen[name] = option
+    return chosen
+
+
+def _schema_of(file: Path, defaults: list[Any]) -> type | None:
+    prefix, suffix = "/schema/", "@_here_"
+    for entry in defaults:
+        if isinstance(entry, str) and entry.startswith(prefix):
+            name = entry.removeprefix(prefix).removesuffix(suffix)
+            if name not in SCHEMAS:
+                raise ValueError(f"{file} names the schema {name}; spec_lab/config.py has {', '.join(SCHEMAS)}")
+            return SCHEMAS[name]
+    return None

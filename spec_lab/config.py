@@ -1,0 +1,214 @@
+"""The schema of a run: one dataclass per Hydra option, with the type, the default and the explanation of every key.
+
+Values only. A YAML under `conf/` names its schema in its defaults list and sets what that option changes. What may be
+combined with what stands in `spec_lab.compatibility`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+
+def knob(default: Any, explanation: str) -> Any:
+    """A dataclass field with the line that `--help` prints for it. A list is copied for every instance."""
+    metadata = {"help": explanation}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class TargetConfig:
+    """target=pocket (shipped) or target=hf target.path=DIR."""
+
+    name: str = MISSING
+    path: str | None = knob(None, "folder of a Hugging Face checkpoint (Llama, Qwen2 or Qwen3 family); target=hf only")
+
+
+@dataclass
+class DrafterConfig:
+    """What every drafter has."""
+
+    name: str = MISSING
+    num_draft_tokens: int = knob(3, "draft tokens a round, K; a round verifies K + 1 rows a request")
+
+
+@dataclass
+class NoDrafterConfig(DrafterConfig):
+    """drafter=none: plain decoding."""
+
+    name: str = "none"
+    num_draft_tokens: int = knob(0, "0: nothing is drafted")
+
+
+@dataclass
+class RandomDrafterConfig(DrafterConfig):
+    """drafter=random: uniform tokens, the lower bound."""
+
+    name: str = "random"
+
+
+@dataclass
+class OracleDrafterConfig(DrafterConfig):
+    """drafter=oracle: replays a plain continuation recorded before the timed part, the upper bound. Strict greedy only."""
+
+    name: str = "oracle"
+
+
+@dataclass
+class NgramDrafterConfig(DrafterConfig):
+    """drafter=ngram: prompt lookup; the longest suffix of max_ngram..min_ngram tokens seen before, continued."""
+
+    name: str = "ngram"
+    max_ngram: int = knob(4, "longest suffix of the text that is looked up, in tokens")
+    min_ngram: int = knob(2, "shortest suffix of the text that is looked up, in tokens")
+
+
+@dataclass
+class Eagle3DrafterConfig(DrafterConfig):
+    """drafter=eagle3: a one-layer EAGLE-3 head."""
+
+    name: str = "eagle3"
+    path: str | None = knob(None, "folder of the draft head; null is the head shipped for the target")
+
+
+@dataclass
+class AcceptanceConfig:
+    """What every acceptance rule has."""
+
+    name: str = MISSING
+
+
+@dataclass
+class StrictAcceptanceConfig(AcceptanceConfig):
+    """acceptance=strict: longest prefix equal to the target's argmax, plus one token."""
+
+    name: str = "strict"
+
+
+@dataclass
+class PruneConfig:
+    """prune=none|prefill|post_attention|catchup, or the two knobs by hand."""
+
+    name: str = MISSING
+    prefill: str = knob("all_rows", "prompt rows that go on past the KV write: all_rows, last_row")
+    catchup: str = knob("none", "where the catch-up step drops its dead rows: none, post_attention, pre_attention")
+
+
+@dataclass
+class GraphConfig:
+    """graph=eager."""
+
+    name: str = "eager"
+
+
+@dataclass
+class AttentionConfig:
+    """attention=torch: the reference backend, any device."""
+
+    name: str = "torch"
+
+
+@dataclass
+class CacheConfig:
+    """The paged KV cache."""
+
+    page_size: int = knob(16, "tokens a page")
+    max_seq_len: int | None = knob(None, "longest sequence, in tokens; null is what the workload needs")
+    num_pages: int | None = knob(None, "pages in all; null is enough for batch_size requests of the longest length")
+    prefill_chunk: int = knob(512, "prompt rows a forward")
+
+
+@dataclass
+class WorkloadConfig:
+    """workload=pocket (shipped prompts), jsonl, spec_bench, fixed_length, random_ids."""
+
+    name: str = MISSING
+    limit: int | None = knob(None, "prompts a run, taken in turn from the categories; null is all of them")
+    categories: list[str] | None = knob(None, "categories to take prompts from; null is all of them")
+    path: str | None = knob(None, "JSON Lines file with the prompts; workload=jsonl and spec_bench only")
+    prompt_tokens: int | None = knob(None, "tokens a prompt; workload=fixed_length and random_ids only")
+    num_requests: int | None = knob(None, "how many requests; workload=fixed_length and random_ids only")
+    ignore_eos: bool = knob(False, "decode on past the end-of-sequence token, up to max_new_tokens")
+
+
+@dataclass
+class SamplingConfig:
+    """temperature 0 is greedy."""
+
+    temperature: float = knob(0.0, "0 is greedy decoding")
+    top_k: int | None = knob(None, "sample from the top_k likeliest tokens; null is all of them")
+    top_p: float | None = knob(None, "sample from the smallest set of tokens with this probability; null is all of them")
+
+
+@dataclass
+class LoggerConfig:
+    """logger=jsonl (files only) or wandb (files, and W&B online or offline)."""
+
+    name: str = MISSING
+    project: str = knob("spec_lab", "W&B project; logger=wandb only")
+    entity: str | None = knob(None, "W&B user or team; null is the one of the key; logger=wandb only")
+    mode: str = knob("auto", "auto (online with a key, else offline), online, offline; logger=wandb only")
+    group: str | None = knob(None, "W&B group; null is the sweep's name; logger=wandb only")
+
+
+@dataclass
+class RunConfig:
+    """A whole run. `experiment` and `debug` only set other keys, so they are no part of it."""
+
+    target: TargetConfig = knob(MISSING, "the model whose decoding is to become faster")
+    drafter: DrafterConfig = knob(MISSING, "what proposes the draft tokens")
+    acceptance: AcceptanceConfig = knob(MISSING, "which draft tokens the target accepts")
+    prune: PruneConfig = knob(MISSING, "which rows of the drafter go on after their KV is written")
+    graph: GraphConfig = knob(MISSING, "what of a round is captured and replayed")
+    attention: AttentionConfig = knob(MISSING, "the attention backend")
+    workload: WorkloadConfig = knob(MISSING, "the prompts")
+    sampling: SamplingConfig = knob(MISSING, "how the target samples")
+    logger: LoggerConfig = knob(MISSING, "where the records go")
+    cache: CacheConfig = field(default_factory=CacheConfig, metadata={"help": "the paged KV cache"})
+    name: str = knob("run", "first part of the name of the run's folder")
+    seed: int = knob(0, "seed of everything random")
+    device: str = knob("auto", "auto (CUDA where there is one), cpu, cuda, cuda:1")
+    dtype: str = knob("auto", "auto (float32 on a CPU, else bfloat16), float32, bfloat16, float16")
+    batch_size: int = knob(1, "requests decoded together")
+    max_new_tokens: int = knob(192, "longest output of a request, in tokens")
+    references: list[str] = knob(
+        ["plain", "unpruned"], "measured beside the run: plain (no drafter), unpruned (no pruning); [] turns them off"
+    )
+    repeats: int = knob(3, "timed repeats, interleaved with the references")
+    warmup_requests: int = knob(2, "requests decoded before anything is timed")
+    profile_rounds: int = knob(16, "rounds profiled after the timed part for the table of kernels; 0 turns it off")
+    num_threads: int | None = knob(None, "CPU threads of torch; null leaves torch's choice")
+    output_dir: str = knob("outputs", "folder in which the run makes its own folder")
+    dry_run: bool = knob(False, "print the composed parts and what would be refused, run nothing; also --dry-run")
+
+
+SCHEMAS: dict[str, type] = {
+    "run": RunConfig,
+    "target": TargetConfig,
+    "drafter/none": NoDrafterConfig,
+    "drafter/eagle3": Eagle3DrafterConfig,
+    "drafter/ngram": NgramDrafterConfig,
+    "drafter/oracle": OracleDrafterConfig,
+    "drafter/random": RandomDrafterConfig,
+    "acceptance/strict": StrictAcceptanceConfig,
+    "prune": PruneConfig,
+    "graph": GraphConfig,
+    "attention": AttentionConfig,
+    "workload": WorkloadConfig,
+    "sampling": SamplingConfig,
+    "logger": LoggerConfig,
+}
+
+
+def register_schemas() -> None:
+    """Make every schema known to Hydra as `/schema/NAME`, a group of its own so that none shows up as an option."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    for path, schema in SCHEMAS.items():
+        group, _, name = f"schema/{path}".rpartition("/")
+        store.store(group=group, name=name, node=schema)

@@ -1,0 +1,1 @@
+"""Types and protocols shared by every part; imports torch only."""

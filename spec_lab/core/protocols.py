@@ -1,0 +1,237 @@
+"""What each part promises. Implementations live in the package that the protocol is named after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from spec_lab.core.types import (
+    AttentionMetadata,
+    FeatureSpec,
+    GraphCounts,
+    PromptChunk,
+    Request,
+    TargetOutput,
+    Verification,
+    VerifiedRound,
+)
+from spec_lab.engine.kv_cache import LayerCache, PagedKVCache
+
+
+class AttentionBackend(Protocol):
+    """Attention over a paged KV cache.
+
+    Attributes:
+        prewrite: whether K and V may be written before attention, so that dead query rows can be dropped in between
+            (tokenspeed's `support_kv_cache_prewrite`).
+        supports_in_place_update: whether `advance` leaves exactly what `build` would make at the next position
+            (vLLM #46849's `supports_draft_decode_metadata_update`).
+    """
+
+    prewrite: bool
+    supports_in_place_update: bool
+
+    def build(
+        self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
+    ) -> AttentionMetadata:
+        """Metadata for query rows at `positions` [batch, num_queries] of requests with `seq_lens` [batch] keys."""
+        ...
+
+    def advance(self, metadata: AttentionMetadata) -> None:
+        """Move one-row metadata to the next position, in place."""
+        ...
+
+    def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write [rows, num_kv_heads, head_dim] keys and values to `metadata.slot_mapping`."""
+        ...
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        window: int | None,
+        scale: float,
+    ) -> torch.Tensor:
+        """Attention of [rows, num_heads, head_dim] queries; returns [rows, num_heads * head_dim]."""
+        ...
+
+
+class RowSelection(Protocol):
+    """Which rows of a layer go on past its KV write, and where the others are dropped.
+
+    Attributes:
+        is_empty: no row goes on; the layer only writes KV.
+    """
+
+    is_empty: bool
+
+    def queries(
+        self, queries: torch.Tensor, metadata: AttentionMetadata
+    ) -> tuple[torch.Tensor, AttentionMetadata]:
+        """Rows that attend, and the metadata that fits them."""
+        ...
+
+    def attended(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of the attention output that go on."""
+        ...
+
+    def residual(self, rows: torch.Tensor) -> torch.Tensor:
+        """The residual rows that meet them."""
+        ...
+
+    def live(self, rows: torch.Tensor) -> torch.Tensor:
+        """The live rows of the layer's output, for selections that dropped nothing inside it."""
+        ...
+
+
+class Target(Protocol):
+    """The model whose distribution the output must follow."""
+
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_ids: frozenset[int]
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        cache: PagedKVCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+        features: FeatureSpec,
+    ) -> TargetOutput:
+        """Run [rows] tokens; write their KV; in the last layer only the selected rows go on.
+
+        Features are of all rows, except `final_hidden`, for which the caller must select all rows.
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden_size] after the final norm to [rows, vocab_size]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterRequirements:
+    """What a drafter needs of the rest.
+
+    Attributes:
+        features: the target's hidden states it reads.
+        catches_up: whether it has a catch-up step over N rows, so that `prune.catchup` has something to prune.
+        continuations: whether it replays plain continuations, recorded beforehand.
+    """
+
+    features: FeatureSpec = FeatureSpec()
+    catches_up: bool = False
+    continuations: bool = False
+
+
+class DraftState(Protocol):
+    """State of a draft between the steps of one round. `tokens` [batch]: the newest draft, in target ids."""
+
+    tokens: torch.Tensor
+
+
+State = TypeVar("State", bound=DraftState)
+
+
+class Drafter(Protocol[State]):
+    """Proposes `num_draft_tokens` tokens a round: `seed` gives the first, each `step` one more."""
+
+    num_draft_tokens: int
+    requirements: DrafterRequirements
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Clear what an earlier request left in `slot`."""
+        ...
+
+    def ingest(self, chunk: PromptChunk) -> State | None:
+        """Take a stretch of a prompt; on its last chunk, return the state with the first draft."""
+        ...
+
+    def seed(self, verified: VerifiedRound) -> State:
+        """Take a verified round (the catch-up step, or the seed step of a drafter without a cache); give draft 1."""
+        ...
+
+    def step(self, state: State, index: int) -> None:
+        """Replace `state.tokens` by draft `index + 1`, for index 1..num_draft_tokens - 1."""
+        ...
+
+
+class AcceptanceRule(Protocol):
+    """A pure function of tensors; no model in it."""
+
+    def accept(self, logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor) -> Verification:
+        """logits [batch, N, vocab], draft_tokens [batch, num_draft_tokens], active [batch] bool."""
+        ...
+
+
+class PromptPruning(Protocol):
+    """Which rows of the prompt pass go on (`prune.prefill`).
+
+    `live_attention` is metadata of one query at the prompt's last position, None in the middle of a chunked prompt.
+    """
+
+    def target_selection(
+        self, num_rows: int, live_attention: AttentionMetadata | None, features: FeatureSpec
+    ) -> RowSelection:
+        """Rows of the chunk that go on past the KV write of the target's last layer."""
+        ...
+
+    def logit_rows(self, hidden: torch.Tensor, is_last: bool) -> torch.Tensor:
+        """The rows of `hidden` [kept rows, hidden_size] for which logits are computed."""
+        ...
+
+    def drafter_selection(self, num_rows: int, live_attention: AttentionMetadata | None) -> RowSelection:
+        """Rows of the chunk that go on past the KV write of the drafter's layer."""
+        ...
+
+
+class CatchupPruning(Protocol):
+    """Which rows of the drafter's catch-up step go on (`prune.catchup`)."""
+
+    def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
+        """`live_rows` [batch] flat row indices; `live_attention` metadata of one query each, at the trimmed length."""
+        ...
+
+    def num_computed(self, num_requests: int, num_rows: int) -> int:
+        """How many of `num_requests * num_rows` rows are computed past the KV write."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PrunePolicy:
+    """The two knobs together."""
+
+    prompt: PromptPruning
+    catchup: CatchupPruning
+
+
+class GraphMode(Protocol):
+    """Runs a round directly, or by capture and replay."""
+
+    counts: GraphCounts
+
+    def padded_size(self, num_requests: int) -> int:
+        """Rows of a round of `num_requests`: the bucket of a captured mode."""
+        ...
+
+
+class StageTimer(Protocol):
+    """Measures named spans. `collect` returns seconds by name since the last call and forgets them."""
+
+    def span(self, name: str) -> AbstractContextManager[None]: ...
+
+    def collect(self) -> dict[str, float]: ...
+
+
+class Tokenizer(Protocol):
+    """What the lab needs of a tokenizer."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Iterable[int]) -> str: ...

@@ -1,0 +1,277 @@
+"""The dataclasses that pass between parts.
+
+Three kinds, never mixed: host state (`Request`, `Sequence`), device state (`RoundBatch`, `PromptChunk`,
+`AttentionMetadata`, `TargetOutput`, `Verification`) and results (`RoundRecord`, `PrefillRecord`, `RequestRecord`,
+`GenerationResult`), which hold plain Python values only.
+
+Notation used in shapes: batch = rows of a round, N = num_draft_tokens + 1, L = committed KV length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+
+
+class FinishReason(str, Enum):
+    """Why a request ended."""
+
+    EOS = "eos"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a user asks for. `answer` is the checkable answer, None where there is none."""
+
+    request_id: str
+    category: str
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    answer: str | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(slots=True)
+class Sequence:
+    """Host state of a running request. Between rounds `len(tokens) == kv_len + 1`: the last token is pending."""
+
+    request: Request
+    slot: int
+    pages: list[int]
+    arrived_at: float
+    tokens: list[int]
+    kv_len: int = 0
+    num_prefilled: int = 0
+    accepted_per_round: list[int] = field(default_factory=list)
+    emitted_per_round: list[int] = field(default_factory=list)
+    emitted_at: list[float] = field(default_factory=list)
+    truncated: bool = False
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_prefilled < len(self.request.prompt_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpec:
+    """Which hidden states of the target a drafter reads, concatenated in this order.
+
+    Attributes:
+        layer_inputs: residual stream entering these layers (0-based, before any norm), ascending. EAGLE-3's taps.
+        final_hidden: also append the last hidden state, after the final norm.
+    """
+
+    layer_inputs: tuple[int, ...] = ()
+    final_hidden: bool = False
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """What attention needs to know of one forward with `num_queries` query rows a request.
+
+    Query row j of a request sees the keys at positions `[max(0, end - window), end)` with
+    `end = seq_lens - (num_queries - 1 - j)`: the usual causal alignment to the end of the sequence.
+
+    Attributes:
+        positions: [batch * num_queries] RoPE position of each row, clamped into the cache.
+        slot_mapping: [batch * num_queries] cache slot each row's K and V are written to.
+        seq_lens: [batch] keys the last query row sees, at least 1.
+        page_table: [batch, num_pages + 1] cache pages of each request; unused columns and the last one hold the scratch page.
+        num_queries: query rows a request.
+        max_seq_len: upper bound of `seq_lens` known to the host, so that no kernel needs to ask the device.
+        read_slots: [batch, max_seq_len] derived by backends that gather: slot of each key position, the null slot past the end.
+        masks: additive masks by window, derived when first needed and shared by all layers.
+    """
+
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    seq_lens: torch.Tensor
+    page_table: torch.Tensor
+    num_queries: int
+    max_seq_len: int
+    read_slots: torch.Tensor | None = None
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TargetOutput:
+    """hidden: [kept rows, hidden_size] after the final norm; features: [all rows, feature_size], None when not asked for."""
+
+    hidden: torch.Tensor
+    features: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class RoundBatch:
+    """Device state of one round, a row a request. Padded rows have `active` False and use the scratch slot.
+
+    Attributes:
+        slot_ids: [batch] slot of each row.
+        active: [batch] bool.
+        kv_lens: [batch] L at the start of the round.
+        input_ids: [batch, N] the pending token and the drafts.
+        page_table: [batch, num_pages + 1].
+        max_kv_len: upper bound of `kv_lens` known to the host.
+    """
+
+    slot_ids: torch.Tensor
+    active: torch.Tensor
+    kv_lens: torch.Tensor
+    input_ids: torch.Tensor
+    page_table: torch.Tensor
+    max_kv_len: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.input_ids.shape[0]
+
+    @property
+    def draft_tokens(self) -> torch.Tensor:
+        """[batch, num_draft_tokens]"""
+        return self.input_ids[:, 1:]
+
+
+@dataclass(slots=True)
+class Verification:
+    """tokens: [batch, N] emitted tokens, junk from column n on; num_emitted: [batch] n, 0 for inactive rows."""
+
+    tokens: torch.Tensor
+    num_emitted: torch.Tensor
+
+
+@dataclass(slots=True)
+class VerifiedRound:
+    """What a drafter sees after accept: the round, its verification, and the target's features [batch * N, feature_size]."""
+
+    batch: RoundBatch
+    verification: Verification
+    features: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class PromptChunk:
+    """A stretch of one prompt just run through the target, for the drafter to ingest.
+
+    Attributes:
+        slot: the request's slot.
+        start: position of the first row.
+        next_token_ids: [rows] token at position p + 1 for the row at position p; the last one is the sampled token
+            on the final chunk and the next prompt token before that.
+        features: [rows, feature_size] of the target, None when the drafter asked for none.
+        attention: the target's metadata of this chunk (same positions and slots).
+        live_attention: metadata of one query at the prompt's last position, with room for the draft steps; None
+            before the final chunk, when no draft is wanted.
+    """
+
+    slot: int
+    start: int
+    next_token_ids: torch.Tensor
+    features: torch.Tensor | None
+    attention: AttentionMetadata
+    live_attention: AttentionMetadata | None
+
+    @property
+    def num_rows(self) -> int:
+        return self.next_token_ids.shape[0]
+
+
+@dataclass(slots=True)
+class RowCounts:
+    """Rows that went on past the KV write, counted on the host.
+
+    Attributes:
+        catchup_computed: rows the drafter's catch-up step carried past the KV write.
+        catchup_live: rows of the catch-up step whose output anybody reads (one an active request).
+        prefill_hidden: prompt rows for which the target handed features to the drafter.
+        prefill_logits: prompt rows for which the target computed logits.
+    """
+
+    catchup_computed: int = 0
+    catchup_live: int = 0
+    prefill_hidden: int = 0
+    prefill_logits: int = 0
+
+    def add(self, other: RowCounts) -> None:
+        self.catchup_computed += other.catchup_computed
+        self.catchup_live += other.catchup_live
+        self.prefill_hidden += other.prefill_hidden
+        self.prefill_logits += other.prefill_logits
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """One round as the sinks see it. `stage_seconds` has a key for each stage that could be told apart."""
+
+    index: int
+    request_ids: list[str]
+    accepted: list[int]
+    emitted: list[int]
+    truncated: list[bool]
+    seconds: float
+    stage_seconds: dict[str, float]
+    rows: RowCounts
+
+
+@dataclass(slots=True)
+class PrefillRecord:
+    """The prompt pass of one request: all its chunks, the first sampled token and the first drafts."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_chunks: int
+    seconds: float
+    rows: RowCounts
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One finished request. Times in seconds, relative to the start of the generation call.
+
+    Attributes:
+        accepted_per_round: draft tokens the rule accepted, before any cut by EOS or a limit.
+        emitted_per_round: tokens really emitted; the prefill's token is not in it.
+        truncated: the last round was cut by EOS or the length limit.
+        emitted_at: time of the prefill token, then of each round's tokens.
+    """
+
+    request_id: str
+    category: str
+    prompt_ids: list[int]
+    output_ids: list[int]
+    answer: str | None
+    accepted_per_round: list[int]
+    emitted_per_round: list[int]
+    truncated: bool
+    finish_reason: FinishReason
+    arrived_at: float
+    emitted_at: list[float]
+
+
+@dataclass(slots=True)
+class GraphCounts:
+    """How often the graph mode captured, replayed, and fell back to eager."""
+
+    mode: str = "eager"
+    captures: int = 0
+    replays: int = 0
+    fallbacks: int = 0
+
+
+@dataclass(slots=True)
+class GenerationResult:
+    """Everything one pass over a workload produced."""
+
+    requests: list[RequestRecord]
+    rounds: list[RoundRecord]
+    prefills: list[PrefillRecord]
+    graph: GraphCounts
+    num_draft_tokens: int
+    seconds: float

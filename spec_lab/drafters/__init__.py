@@ -1,0 +1,1 @@
+"""Drafters: each proposes the next tokens of a round."""

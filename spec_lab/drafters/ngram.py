@@ -1,0 +1,73 @@
+"""Prompt lookup: the continuation of the latest earlier occurrence of the longest matching suffix.
+
+The idea is prompt-lookup decoding (apoorvumang 2023; vLLM's `ngram`); ours is a tensor search over the token history,
+so that it needs no host copy of the tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from spec_lab.core.protocols import DrafterRequirements
+from spec_lab.core.types import PromptChunk, Request, VerifiedRound
+from spec_lab.drafters.history import LookupState, TokenHistory
+
+
+class NgramDrafter:
+    """See `Drafter`. Where nothing matches, or a match runs into the end, it drafts token 0, which counts as a rejection."""
+
+    requirements = DrafterRequirements()
+
+    def __init__(self, num_draft_tokens: int, max_ngram: int, min_ngram: int, history: TokenHistory) -> None:
+        self.num_draft_tokens = num_draft_tokens
+        self._sizes = range(max_ngram, min_ngram - 1, -1)
+        self._history = history
+
+    def admit(self, slot: int, request: Request) -> None:
+        self._history.reset(slot, request.prompt_ids)
+
+    def ingest(self, chunk: PromptChunk) -> LookupState | None:
+        if chunk.live_attention is None:
+            return None
+        length = chunk.start + chunk.num_rows
+        self._history.tokens[chunk.slot, length] = chunk.next_token_ids[-1]
+        slot_ids = torch.tensor([chunk.slot], device=chunk.next_token_ids.device)
+        return self._propose(slot_ids, chunk.live_attention.seq_lens + 1)
+
+    def seed(self, verified: VerifiedRound) -> LookupState:
+        self._history.append(verified)
+        lengths = verified.batch.kv_lens + verified.verification.num_emitted + 1
+        return self._propose(verified.batch.slot_ids, lengths)
+
+    def step(self, state: LookupState, index: int) -> None:
+        state.advance(index)
+
+    def _propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> LookupState:
+        """Drafts after the `lengths` [batch] known tokens of each slot."""
+        tokens = self._history.tokens.index_select(0, slot_ids)
+        start = torch.full_like(lengths, -1)
+        for size in self._sizes:
+            found = latest_match(tokens, lengths, size)
+            start = torch.where(start < 0, found, start)
+        proposals = self._history.gather(slot_ids, start, self.num_draft_tokens)
+        offsets = torch.arange(self.num_draft_tokens, device=start.device)
+        known = (start.unsqueeze(1) >= 0) & (start.unsqueeze(1) + offsets < lengths.unsqueeze(1))
+        proposals = torch.where(known, proposals, 0)
+        return LookupState(proposals[:, 0], proposals)
+
+
+def latest_match(tokens: torch.Tensor, lengths: torch.Tensor, size: int) -> torch.Tensor:
+    """Position after the latest earlier occurrence of each row's last `size` tokens, -1 where there is none.
+
+    Args:
+        tokens: [batch, capacity]; lengths: [batch] known tokens of each row.
+    """
+    if tokens.shape[1] <= size:
+        return torch.full_like(lengths, -1)
+    windows = tokens.unfold(1, size, 1)
+    suffix_positions = (lengths - size).unsqueeze(1) + torch.arange(size, device=tokens.device)
+    suffix = tokens.gather(1, suffix_positions.clamp(min=0, max=tokens.shape[1] - 1))
+    starts = torch.arange(windows.shape[1], device=tokens.device)
+    # The suffix itself starts at length - size: an earlier occurrence starts before it.
+    matches = (windows == suffix.unsqueeze(1)).all(-1) & (starts < (lengths - size).unsqueeze(1))
+    return torch.where(matches, starts + size, -1).amax(dim=1)

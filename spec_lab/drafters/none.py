@@ -1,0 +1,34 @@
+"""No drafter: a round of one row, which is plain decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.core.protocols import DrafterRequirements
+from spec_lab.core.types import PromptChunk, Request, VerifiedRound
+
+
+@dataclass(slots=True)
+class NoDraftState:
+    tokens: torch.Tensor
+
+
+class NoDrafter:
+    """See `Drafter`."""
+
+    num_draft_tokens = 0
+    requirements = DrafterRequirements()
+
+    def admit(self, slot: int, request: Request) -> None:
+        pass
+
+    def ingest(self, chunk: PromptChunk) -> NoDraftState:
+        return NoDraftState(chunk.next_token_ids[-1:])
+
+    def seed(self, verified: VerifiedRound) -> NoDraftState:
+        return NoDraftState(verified.verification.tokens[:, 0])
+
+    def step(self, state: NoDraftState, index: int) -> None:
+        raise AssertionError("a drafter without drafts takes no step")

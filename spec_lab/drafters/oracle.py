@@ -1,0 +1,46 @@
+"""The upper bound: replays a plain continuation recorded before. Strict greedy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from spec_lab.core.protocols import DrafterRequirements
+from spec_lab.core.types import PromptChunk, Request, VerifiedRound
+from spec_lab.drafters.history import LookupState, TokenHistory
+
+
+class OracleDrafter:
+    """See `Drafter`. Knows each request's whole text; past its end it drafts token 0."""
+
+    requirements = DrafterRequirements(continuations=True)
+
+    def __init__(self, num_draft_tokens: int, history: TokenHistory) -> None:
+        self.num_draft_tokens = num_draft_tokens
+        self._history = history
+        self._continuations: Mapping[str, Sequence[int]] = {}
+
+    def learn(self, continuations: Mapping[str, Sequence[int]]) -> None:
+        """Output tokens by request id, from plain decoding."""
+        self._continuations = continuations
+
+    def admit(self, slot: int, request: Request) -> None:
+        self._history.reset(slot, (*request.prompt_ids, *self._continuations[request.request_id]))
+
+    def ingest(self, chunk: PromptChunk) -> LookupState | None:
+        if chunk.live_attention is None:
+            return None
+        slot_ids = torch.tensor([chunk.slot], device=chunk.next_token_ids.device)
+        return self._propose(slot_ids, chunk.live_attention.seq_lens + 1)
+
+    def seed(self, verified: VerifiedRound) -> LookupState:
+        lengths = verified.batch.kv_lens + verified.verification.num_emitted + 1
+        return self._propose(verified.batch.slot_ids, lengths)
+
+    def step(self, state: LookupState, index: int) -> None:
+        state.advance(index)
+
+    def _propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> LookupState:
+        proposals = self._history.gather(slot_ids, lengths, self.num_draft_tokens)
+        return LookupState(proposals[:, 0], proposals)

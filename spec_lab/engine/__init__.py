@@ -1,0 +1,1 @@
+"""The decode round, its scheduler, KV cache and timing."""

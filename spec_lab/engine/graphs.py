@@ -1,0 +1,15 @@
+"""Graph modes: how a round is run on the device."""
+
+from __future__ import annotations
+
+from spec_lab.core.types import GraphCounts
+
+
+class EagerGraph:
+    """graph=eager: every operation is launched from Python, batches are not padded."""
+
+    def __init__(self) -> None:
+        self.counts = GraphCounts(mode="eager")
+
+    def padded_size(self, num_requests: int) -> int:
+        return num_requests

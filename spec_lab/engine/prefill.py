@@ -1,0 +1,68 @@
+"""The prompt pass: chunks of one prompt through the target and the drafter, then the first token and its drafts."""
+
+from __future__ import annotations
+
+import torch
+
+from spec_lab.core.protocols import PrunePolicy
+from spec_lab.core.types import AttentionMetadata, PromptChunk, RowCounts, Sequence
+from spec_lab.engine.round import Parts, collect_drafts
+
+
+class PromptPass:
+    """Runs one chunk of one prompt at a time; prompt rows and verify rows never share a forward."""
+
+    def __init__(self, parts: Parts, prune: PrunePolicy, chunk_size: int) -> None:
+        self._parts = parts
+        self._prune = prune
+        self._chunk_size = chunk_size
+
+    def run_chunk(self, sequence: Sequence) -> RowCounts:
+        """The next chunk; after the last one the sampled token is appended and the slot is ready for rounds."""
+        prompt = sequence.request.prompt_ids
+        start = sequence.num_prefilled
+        end = min(start + self._chunk_size, len(prompt))
+        is_last = end == len(prompt)
+        attention, live_attention = self._attention(sequence.slot, start, end, is_last)
+        sampled, features, counts = self._run_target(prompt[start:end], attention, live_attention)
+        following = torch.tensor(prompt[start + 1 : end + 1], dtype=torch.int64, device=attention.positions.device)
+        next_token_ids = torch.cat((following, sampled))
+        chunk = PromptChunk(sequence.slot, start, next_token_ids, features, attention, live_attention)
+        state = self._parts.drafter.ingest(chunk)
+        sequence.num_prefilled = sequence.kv_len = end
+        if is_last:
+            assert state is not None
+            self._parts.slots.start(sequence.slot, end, sampled, collect_drafts(self._parts.drafter, state))
+            sequence.tokens.append(int(sampled))
+        return counts
+
+    def _attention(
+        self, slot: int, start: int, end: int, is_last: bool
+    ) -> tuple[AttentionMetadata, AttentionMetadata | None]:
+        """Metadata of the chunk's rows, and on the last chunk of one query at its last position."""
+        parts = self._parts
+        page_table = parts.slots.table.pages[slot : slot + 1]
+        seq_lens = torch.tensor([end], device=page_table.device)
+        positions = torch.arange(start, end, device=page_table.device).unsqueeze(0)
+        attention = parts.backend.build(positions, seq_lens, page_table, end)
+        if not is_last:
+            return attention, None
+        max_draft_len = end + parts.drafter.num_draft_tokens
+        return attention, parts.backend.build(positions[:, -1:], seq_lens.clone(), page_table, max_draft_len)
+
+    def _run_target(
+        self, token_ids: tuple[int, ...], attention: AttentionMetadata, live_attention: AttentionMetadata | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, RowCounts]:
+        """The sampled token [1] ([0] before the last chunk), the drafter's features, and what was computed."""
+        parts = self._parts
+        features = parts.drafter.requirements.features
+        num_rows = len(token_ids)
+        selection = self._prune.prompt.target_selection(num_rows, live_attention, features)
+        ids = torch.tensor(token_ids, dtype=torch.int64, device=attention.positions.device)
+        output = parts.target.forward(ids, parts.cache, attention, selection, features)
+        rows = self._prune.prompt.logit_rows(output.hidden, live_attention is not None)
+        counts = RowCounts(prefill_logits=rows.shape[0])
+        if output.features is not None:
+            counts.prefill_hidden = output.features.shape[0]
+        sampled = parts.target.logits(rows).argmax(dim=-1) if rows.shape[0] else ids[:0]
+        return sampled[-1:] if live_attention is not None else sampled[:0], output.features, counts

@@ -1,0 +1,108 @@
+"""Host state: which requests wait, which hold a slot, and what each round's tokens did to them. Touches no tensor."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from spec_lab.core.types import FinishReason, Request, Sequence
+from spec_lab.engine.kv_cache import PageAllocator
+
+
+class Scheduler:
+    """First come, first served. A request is admitted when a slot and all the pages it can ever need are free."""
+
+    def __init__(self, num_slots: int, allocator: PageAllocator, page_size: int, max_seq_len: int, margin: int) -> None:
+        """`margin`: positions a round may write past the last token (2K: the drafter writes up to L + 2K - 1)."""
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._allocator = allocator
+        self._page_size = page_size
+        self._max_seq_len = max_seq_len
+        self._margin = margin
+        self._waiting: deque[Request] = deque()
+        self.running: list[Sequence] = []
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Queue requests; ValueError for one that could never run."""
+        for request in requests:
+            self._check(request)
+            self._waiting.append(request)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self.running)
+
+    def admit(self, now: float) -> list[Sequence]:
+        """Move waiting requests into free slots."""
+        admitted = []
+        while self._waiting and self._free_slots:
+            num_pages = self._num_pages(self._waiting[0])
+            if num_pages > self._allocator.num_free:
+                break
+            request = self._waiting.popleft()
+            slot, pages = self._free_slots.pop(), self._allocator.take(num_pages)
+            admitted.append(Sequence(request, slot, pages, arrived_at=now, tokens=list(request.prompt_ids)))
+        self.running.extend(admitted)
+        return admitted
+
+    def release(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._free_slots.append(sequence.slot)
+        self._allocator.give_back(sequence.pages)
+
+    def abort(self) -> None:
+        """Drop everything, so that the engine can be used again after an error."""
+        self._waiting.clear()
+        for sequence in list(self.running):
+            self.release(sequence)
+
+    def _num_pages(self, request: Request) -> int:
+        longest = len(request.prompt_ids) + request.max_new_tokens + self._margin
+        return -(-longest // self._page_size)
+
+    def _check(self, request: Request) -> None:
+        longest = len(request.prompt_ids) + request.max_new_tokens
+        if not request.prompt_ids:
+            raise ValueError(f"request {request.request_id} has an empty prompt")
+        if longest > self._max_seq_len:
+            raise ValueError(
+                f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens and "
+                f"max_new_tokens={request.max_new_tokens} need {longest} positions, the cache has "
+                f"{self._max_seq_len}; raise cache.max_seq_len or lower max_new_tokens"
+            )
+        if self._num_pages(request) > self._allocator.num_total:
+            raise ValueError(
+                f"request {request.request_id} needs {self._num_pages(request)} pages of {self._page_size}, the cache "
+                f"has {self._allocator.num_total}; raise cache.num_pages"
+            )
+
+
+def emit_first(sequence: Sequence, eos_token_ids: frozenset[int], now: float) -> None:
+    """Account for the prompt pass's token."""
+    sequence.emitted_at.append(now)
+    _finish(sequence, eos_token_ids)
+
+
+def emit_round(sequence: Sequence, tokens: list[int], eos_token_ids: frozenset[int], now: float) -> None:
+    """Account for one round's n = len(tokens) tokens: append up to EOS or the limit, and commit n KV rows."""
+    assert tokens, "an active request emits at least one token"
+    kept: list[int] = []
+    for token in tokens[: sequence.request.max_new_tokens - sequence.num_output_tokens]:
+        kept.append(token)
+        if token in eos_token_ids and not sequence.request.ignore_eos:
+            break
+    sequence.tokens.extend(kept)
+    sequence.kv_len += len(tokens)
+    sequence.accepted_per_round.append(len(tokens) - 1)
+    sequence.emitted_per_round.append(len(kept))
+    sequence.emitted_at.append(now)
+    sequence.truncated = len(kept) < len(tokens)
+    _finish(sequence, eos_token_ids)
+    assert sequence.finish_reason is not None or len(sequence.tokens) == sequence.kv_len + 1
+
+
+def _finish(sequence: Sequence, eos_token_ids: frozenset[int]) -> None:
+    if sequence.tokens[-1] in eos_token_ids and not sequence.request.ignore_eos:
+        sequence.finish_reason = FinishReason.EOS
+    elif sequence.num_output_tokens >= sequence.request.max_new_tokens:
+        sequence.finish_reason = FinishReason.LENGTH

@@ -1,0 +1,56 @@
+"""Device state of the request slots, and the view of it that one round works on."""
+
+from __future__ import annotations
+
+import torch
+
+from spec_lab.core.types import RoundBatch, Verification
+from spec_lab.engine.kv_cache import PageTable
+
+
+class SlotState:
+    """Per-slot tensors at fixed addresses; the last row belongs to the scratch slot of padded rows.
+
+    Attributes:
+        kv_lens: [num_slots + 1] committed KV length L.
+        input_ids: [num_slots + 1, N] the pending token and the drafts of the next round.
+        table: pages of each slot.
+    """
+
+    def __init__(self, num_slots: int, num_draft_tokens: int, table: PageTable) -> None:
+        device = table.pages.device
+        self.table = table
+        self.kv_lens = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        self.input_ids = torch.zeros((num_slots + 1, num_draft_tokens + 1), dtype=torch.int64, device=device)
+
+    def batch(self, slots: list[int], padded_size: int, max_kv_len: int) -> RoundBatch:
+        """The rows of `slots`, padded with the scratch slot."""
+        num_padding = padded_size - len(slots)
+        device = self.kv_lens.device
+        slot_ids = torch.tensor(slots + [self.table.scratch_slot] * num_padding, device=device)
+        return RoundBatch(
+            slot_ids=slot_ids,
+            active=slot_ids != self.table.scratch_slot,
+            kv_lens=self.kv_lens.index_select(0, slot_ids),
+            input_ids=self.input_ids.index_select(0, slot_ids),
+            page_table=self.table.pages.index_select(0, slot_ids),
+            max_kv_len=max_kv_len,
+        )
+
+    def commit(self, batch: RoundBatch, verification: Verification, draft_tokens: torch.Tensor) -> None:
+        """L += n; the last emitted token becomes pending. Inactive rows emit 0, so their L stays."""
+        last = (verification.num_emitted - 1).clamp(min=0).unsqueeze(1)
+        pending = verification.tokens.gather(1, last)
+        self.kv_lens.index_add_(0, batch.slot_ids, verification.num_emitted)
+        self.input_ids.index_copy_(0, batch.slot_ids, torch.cat((pending, draft_tokens), dim=1))
+
+    def start(self, slot: int, kv_len: int, pending_token: torch.Tensor, draft_tokens: torch.Tensor) -> None:
+        """After the prompt pass: pending_token [1], draft_tokens [1, num_draft_tokens]."""
+        self.kv_lens[slot] = kv_len
+        self.input_ids[slot] = torch.cat((pending_token, draft_tokens[0]))
+
+    def clear(self, slot: int) -> None:
+        """Forget what an earlier request left."""
+        self.kv_lens[slot] = 0
+        self.input_ids[slot].zero_()
+        self.table.clear(slot)

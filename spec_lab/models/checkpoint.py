@@ -1,0 +1,225 @@
+"""Reading the safetensors of a Hugging Face folder: single or sharded, every name and shape checked before any is read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from spec_lab.models.config import ModelConfig, read_json
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies on disk; `dtype` is the safetensors code, as BF16."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def decoder_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a whole decoder in the Hugging Face layout; no `lm_head.weight` where it is tied."""
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for index in range(config.num_layers):
+        layer = layer_tensor_shapes(config, attention_input_size=hidden)
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    return shapes
+
+
+def layer_tensor_shapes(config: ModelConfig, attention_input_size: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of one layer, without prefix. An EAGLE-3 head's attention reads 2 * hidden_size channels."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = {
+        "q_proj": (query_size, attention_input_size),
+        "k_proj": (kv_size, attention_input_size),
+        "v_proj": (kv_size, attention_input_size),
+        "o_proj": (hidden, query_size),
+    }
+    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    for name, shape in attention.items():
+        shapes[f"self_attn.{name}.weight"] = shape
+        if config.o_bias if name == "o_proj" else config.qkv_bias:
+            shapes[f"self_attn.{name}.bias"] = shape[:1]
+    if config.qk_norm:
+        shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+    for name, shape in mlp.items():
+        shapes[f"mlp.{name}.weight"] = shape
+        if config.mlp_bias:
+            shapes[f"mlp.{name}.bias"] = shape[:1]
+    return shapes
+
+
+def load_tensors(
+    folder: Path,
+    wanted: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    optional: Collection[str] = (),
+) -> dict[str, torch.Tensor]:
+    """Read the wanted tensors of a checkpoint, cast to `dtype`, in the order of `wanted`.
+
+    Ignored without a word: rotary buffers of old exports, and an `lm_head.weight` equal to the embedding it is tied to.
+
+    Args:
+        wanted: name -> shape of every tensor the model has.
+        optional: names among `wanted` that the checkpoint may lack; they are then absent from the result.
+
+    Raises:
+        ValueError: a missing, unreadable or incomplete file, or tensors missing, of another shape or not expected.
+    """
+    stored = stored_tensors(folder)
+    tied_head = None if "lm_head.weight" in wanted else stored.pop("lm_head.weight", None)
+    check_tensors(stored, wanted, optional, str(folder))
+    check_floating(stored, str(folder))
+    tensors = read_tensors({name: stored[name] for name in wanted if name in stored}, dtype, device)
+    if tied_head is not None:
+        _check_tied_head(tied_head, stored.get("model.embed_tokens.weight"))
+    return tensors
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a checkpoint folder, from the file headers alone; rotary buffers of old exports left out."""
+    stored: dict[str, StoredTensor] = {}
+    for file, indexed_names in _checkpoint_files(folder).items():
+        in_file = _tensors_of(file)
+        absent = [name for name in indexed_names if name not in in_file]
+        if absent:
+            raise ValueError(f"{file}: lacks {few(absent)} that {INDEX_FILE} places there; fetch the checkpoint again")
+        stored |= in_file
+    return {name: tensor for name, tensor in stored.items() if not name.endswith("rotary_emb.inv_freq")}
+
+
+def check_tensors(
+    stored: Mapping[str, StoredTensor], wanted: Mapping[str, tuple[int, ...]], optional: Collection[str], source: str
+) -> None:
+    """Refuse a checkpoint whose tensors are not the wanted ones, in one line with everything that is wrong.
+
+    A tensor nobody wants is refused as well: in a supported family it means that the model was misread.
+    """
+    missing = [name for name in wanted if name not in stored and name not in optional]
+    unexpected = [name for name in stored if name not in wanted]
+    reshaped = [
+        f"{name} is {list(stored[name].shape)}, config.json says {list(shape)}"
+        for name, shape in wanted.items()
+        if name in stored and stored[name].shape != shape
+    ]
+    complaints = [("missing", missing), ("of another shape", reshaped), ("not expected", unexpected)]
+    found = [f"{len(names)} {kind}: {few(names)}" for kind, names in complaints if names]
+    if found:
+        raise ValueError(
+            f"{source}: the tensors do not fit config.json ({'; '.join(found)}); "
+            "take both from the same checkpoint of a supported architecture"
+        )
+
+
+def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
+    """Refuse weights that are not plain floating point: a quantized checkpoint would be read as wrong numbers."""
+    packed = [f"{tensor.name} is {tensor.dtype}" for tensor in stored.values() if tensor.dtype not in FLOAT_DTYPES]
+    if packed:
+        raise ValueError(
+            f"{source}: quantized weights are not supported ({few(packed)}); use the float16, bfloat16 or float32 checkpoint"
+        )
+
+
+def read_tensors(
+    stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: torch.device | str
+) -> dict[str, torch.Tensor]:
+    """Read tensors from disk, each file opened once; floating tensors are cast to `dtype`, others keep theirs.
+
+    Every tensor is copied: one that stays mapped to its file would change, or fault, when training rewrites the file.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for file in dict.fromkeys(tensor.file for tensor in stored.values()):
+        with _opened(file) as handle:
+            for key, tensor in stored.items():
+                if tensor.file == file:
+                    value = handle.get_tensor(tensor.name)
+                    kept_dtype = dtype if value.is_floating_point() else value.dtype
+                    tensors[key] = value.to(device=device, dtype=kept_dtype, copy=True)
+    return {key: tensors[key] for key in stored}
+
+
+def few(names: Iterable[str], limit: int = 4) -> str:
+    """The first names of a list, and how many more there are, for an error of one line."""
+    listed = list(names)
+    more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
+    return ", ".join(listed[:limit]) + more
+
+
+def _checkpoint_files(folder: Path) -> dict[Path, list[str]]:
+    """The files of a checkpoint, each with the names the index places in it (none for a single file)."""
+    if (folder / SINGLE_FILE).exists():
+        return {folder / SINGLE_FILE: []}
+    index = folder / INDEX_FILE
+    if not index.exists():
+        raise ValueError(_no_weights(folder))
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index}: has no weight_map; fetch the file again")
+    files: dict[Path, list[str]] = {}
+    for name, file in weight_map.items():
+        files.setdefault(folder / str(file), []).append(name)
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise ValueError(f"{index}: names shards that are not there ({few(missing)}); fetch them into {folder}")
+    return files
+
+
+def _no_weights(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder}: no such folder; give one with config.json and {SINGLE_FILE}"
+    if any(folder.glob("pytorch_model*.bin")):
+        return (
+            f"{folder}: holds pytorch_model.bin only; convert it to {SINGLE_FILE} "
+            "(torch.load(..., weights_only=True), then safetensors.torch.save_file)"
+        )
+    others = sorted(file.name for file in folder.glob("*.safetensors"))
+    if others:
+        return f"{folder}: has {few(others)}, but neither {SINGLE_FILE} nor {INDEX_FILE}; rename the file or fetch the index"
+    return f"{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}; fetch the weights in safetensors format"
+
+
+def _tensors_of(file: Path) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    with _opened(file) as handle:
+        for name in sorted(handle.keys()):
+            part = handle.get_slice(name)
+            tensors[name] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
+    return tensors
+
+
+def _opened(file: Path) -> safe_open:
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{file}: truncated, corrupt or no safetensors file ({reason}); fetch it again") from error
+
+
+def _check_tied_head(head: StoredTensor, embedding: StoredTensor | None) -> None:
+    """transformers 4 ties over a stored head, transformers 5 keeps one that differs: refuse rather than choose."""
+    stored = {"head": head} | ({"embedding": embedding} if embedding else {})
+    tensors = read_tensors(stored, torch.float32, "cpu")
+    if embedding is None or not torch.equal(tensors["head"], tensors["embedding"]):
+        raise ValueError(
+            f"{head.file.parent}: config.json ties lm_head to the embedding, but the checkpoint has another lm_head.weight; "
+            "set tie_word_embeddings to false there, or drop the tensor"
+        )

@@ -1,0 +1,147 @@
+"""Targets of the Llama, Qwen2 and Qwen3 families: lean inference code over Hugging Face weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.core.protocols import AttentionBackend, RowSelection
+from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
+from spec_lab.engine.kv_cache import LayerCache, PagedKVCache
+from spec_lab.models.config import ModelConfig
+from spec_lab.models.layers import Attention, GatedMLP, RMSNorm, RotaryRows, RotaryTable, fused_linear, per_head_norm
+from spec_lab.models.linear import make_linear
+from spec_lab.models.rope import rope_tables
+from spec_lab.pruning.selection import AllRows
+
+
+def build_attention(
+    config: ModelConfig, tensors: Mapping[str, torch.Tensor], prefix: str, window: int | None, backend: AttentionBackend
+) -> Attention:
+    """Attention from Hugging Face names below `prefix` (ending in `self_attn.`)."""
+    projections = ("q_proj", "k_proj", "v_proj")
+    qk_norm = None
+    if config.qk_norm:
+        weights = tensors[f"{prefix}q_norm.weight"], tensors[f"{prefix}k_norm.weight"]
+        qk_norm = per_head_norm(*weights, config.num_heads, config.num_kv_heads, config.rms_norm_eps)
+    return Attention(
+        qkv=fused_linear(
+            [tensors[f"{prefix}{name}.weight"] for name in projections],
+            [tensors[f"{prefix}{name}.bias"] for name in projections] if config.qkv_bias else None,
+        ),
+        o=make_linear(tensors[f"{prefix}o_proj.weight"], tensors.get(f"{prefix}o_proj.bias")),
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        backend=backend,
+        window=window,
+        qk_norm=qk_norm,
+    )
+
+
+def build_mlp(tensors: Mapping[str, torch.Tensor], prefix: str, bias: bool) -> GatedMLP:
+    """MLP from Hugging Face names below `prefix` (ending in `mlp.`)."""
+    names = ("gate_proj", "up_proj")
+    return GatedMLP(
+        gate_up=fused_linear(
+            [tensors[f"{prefix}{name}.weight"] for name in names],
+            [tensors[f"{prefix}{name}.bias"] for name in names] if bias else None,
+        ),
+        down=make_linear(tensors[f"{prefix}down_proj.weight"], tensors.get(f"{prefix}down_proj.bias")),
+    )
+
+
+class DecoderLayer:
+    """Pre-norm residual block. All rows write KV; the selected ones go on."""
+
+    __slots__ = ("_attention", "_attention_norm", "_mlp", "_mlp_norm")
+
+    def __init__(self, attention: Attention, mlp: GatedMLP, attention_norm: RMSNorm, mlp_norm: RMSNorm) -> None:
+        self._attention = attention
+        self._mlp = mlp
+        self._attention_norm = attention_norm
+        self._mlp_norm = mlp_norm
+
+    def __call__(
+        self,
+        stream: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor | None:
+        """[rows, hidden_size] residual stream to [kept rows, hidden_size], None when no row goes on."""
+        attended = self._attention(self._attention_norm(stream), rotary, cache, metadata, selection)
+        if attended is None:
+            return None
+        stream = selection.residual(stream) + attended
+        return stream + self._mlp(self._mlp_norm(stream))
+
+
+class DecoderTarget:
+    """See `Target`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, torch.Tensor],
+        backend: AttentionBackend,
+        max_positions: int | None = None,
+    ) -> None:
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.max_position_embeddings = config.max_position_embeddings
+        self.eos_token_ids = frozenset(config.eos_token_ids)
+        self.embedding = tensors["model.embed_tokens.weight"]
+        head = self.embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
+        self.head_weight = head
+        self._head = make_linear(head)
+        self._norm = RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps)
+        self._layers = [self._build_layer(config, tensors, index, backend) for index in range(config.num_layers)]
+        self.num_positions = max_positions or config.max_position_embeddings
+        cos, sin = rope_tables(config, self.num_positions, self.embedding.dtype, self.embedding.device)
+        self._rotary = RotaryTable(cos, sin)
+
+    @staticmethod
+    def _build_layer(
+        config: ModelConfig, tensors: Mapping[str, torch.Tensor], index: int, backend: AttentionBackend
+    ) -> DecoderLayer:
+        prefix = f"model.layers.{index}."
+        eps = config.rms_norm_eps
+        return DecoderLayer(
+            build_attention(config, tensors, f"{prefix}self_attn.", config.layer_windows[index], backend),
+            build_mlp(tensors, f"{prefix}mlp.", config.mlp_bias),
+            RMSNorm(tensors[f"{prefix}input_layernorm.weight"], eps),
+            RMSNorm(tensors[f"{prefix}post_attention_layernorm.weight"], eps),
+        )
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        cache: PagedKVCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+        features: FeatureSpec,
+    ) -> TargetOutput:
+        stream: torch.Tensor | None = F.embedding(token_ids, self.embedding)
+        assert stream is not None
+        rotary = self._rotary.rows(attention.positions)
+        taps: list[torch.Tensor] = []
+        last_layer = len(self._layers) - 1
+        all_rows = AllRows()
+        for index, layer in enumerate(self._layers):
+            if index in features.layer_inputs:
+                taps.append(stream)
+            kept = selection if index == last_layer else all_rows
+            stream_or_none = layer(stream, rotary, cache.layers[index], attention, kept)
+            stream = stream[:0] if stream_or_none is None else stream_or_none
+        hidden = self._norm(stream)
+        if features.final_hidden:
+            assert hidden.shape[0] == token_ids.shape[0], "final_hidden needs every row: select all rows"
+            taps.append(hidden)
+        return TargetOutput(hidden, torch.cat(taps, dim=-1) if taps else None)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head(hidden)

@@ -1,0 +1,275 @@
+"""Reading EAGLE-3 draft heads: SafeAILab's layout, which vLLM and SGLang read too, and that of vLLM's speculators.
+
+EAGLE-3: Li et al. 2025, arXiv 2503.01840. Whatever the layout, tensors come back under SafeAILab's names (`fc.weight`,
+`midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d`, `embed_tokens.weight`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spec_lab.models.checkpoint import (
+    StoredTensor,
+    check_floating,
+    check_tensors,
+    layer_tensor_shapes,
+    read_tensors,
+    stored_tensors,
+)
+from spec_lab.models.config import ConfigFields, ModelConfig, read_config_json
+
+logger = logging.getLogger(__name__)
+
+KNOB = "drafter.path"
+LAYER_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+EAGLE31_OPTIONS = ("norm_before_fc", "fc_norm", "norm_output")
+EAGLE31_TENSORS = ("input_norm.", "fc_norm.")
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """An EAGLE-3 head of one layer.
+
+    Attributes:
+        layer: sizes, rope (the head's own) and qk_norm of the layer; `max_position_embeddings` raised to the target's.
+        tap_layer_inputs: the target's layers whose inputs the head reads, ascending; None means
+            `default_tap_layer_inputs` of the target.
+        norm_before_residual: the layer's residual is the normed feature, not the raw output of `fc`.
+    """
+
+    layer: ModelConfig
+    target_hidden_size: int
+    draft_vocab_size: int
+    target_vocab_size: int
+    tap_layer_inputs: tuple[int, int, int] | None
+    norm_before_residual: bool
+
+
+def default_tap_layer_inputs(num_layers: int) -> tuple[int, int, int]:
+    """The layers whose inputs EAGLE-3 heads read unless their config says otherwise.
+
+    Raises:
+        ValueError: a target with fewer than 7 layers, where two of the three coincide.
+    """
+    taps = (2, num_layers // 2, num_layers - 3)
+    if not taps[0] < taps[1] < taps[2]:
+        raise ValueError(
+            f"drafter=eagle3 reads the inputs of three layers; a target of {num_layers} layers is too shallow"
+        )
+    return taps
+
+
+def read_eagle3_config(folder: Path, target: ModelConfig) -> Eagle3Config:
+    """Read a head's config.json and check that the head belongs to the target.
+
+    Raises:
+        ValueError: another kind of head, an option that is not supported, or a head for another target.
+    """
+    config = read_config_json(folder, KNOB)
+    source = str(folder / "config.json")
+    _refuse_eagle31(config, source)
+    layer = _layer_config(config, source)
+    fields = ConfigFields(config, source)
+    if "speculators_model_type" in config and config.get("norm_before_residual") is None:
+        raise ValueError(
+            f"{source}: norm_before_residual is missing, and the defaults of speculators differ (class false, training "
+            "command true); add it as the head was trained"
+        )
+    head = Eagle3Config(
+        layer=replace(
+            layer, max_position_embeddings=max(layer.max_position_embeddings, target.max_position_embeddings)
+        ),
+        target_hidden_size=fields.integer("target_hidden_size", layer.hidden_size),
+        draft_vocab_size=fields.integer("draft_vocab_size", layer.vocab_size),
+        target_vocab_size=layer.vocab_size,
+        tap_layer_inputs=_tap_layer_inputs(config, target.num_layers, source),
+        norm_before_residual=fields.flag("norm_before_residual"),
+    )
+    _refuse_other_target(head, target, source)
+    return head
+
+
+def load_eagle3(
+    folder: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device | str
+) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
+    """Read a head for a target: its config, and its tensors under SafeAILab's names.
+
+    Weights are cast to `dtype`. `d2t` is [draft_vocab_size] int64, the offset from draft id to target id; `t2d` is
+    [target_vocab_size] bool. Left out where the file has none: `embed_tokens.weight` and, without a draft vocabulary,
+    `lm_head.weight` (the target's serve instead), `d2t` (draft ids are target ids) and `t2d`.
+
+    Raises:
+        ValueError: what `read_eagle3_config` refuses; tensors missing, of another shape or not expected; a vocabulary
+            map that is out of range or contradicts itself.
+    """
+    config = read_eagle3_config(folder, target)
+    stored = _canonical_names(stored_tensors(folder), str(folder))
+    maps: dict[str, StoredTensor] = {name: stored.pop(name) for name in ("d2t", "t2d") if name in stored}
+    wanted = eagle3_tensor_shapes(config)
+    optional = _optional_tensors(config, target)
+    check_tensors(stored, wanted, optional, str(folder))
+    check_floating(stored, str(folder))
+    tensors = read_tensors({name: stored[name] for name in wanted if name in stored}, dtype, device)
+    vocabulary = _checked_vocabulary(read_tensors(maps, dtype, "cpu"), config, str(folder))
+    return config, tensors | {name: tensor.to(device) for name, tensor in vocabulary.items()}
+
+
+def eagle3_tensor_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a head's weights; the vocabulary maps are not among them."""
+    hidden = config.layer.hidden_size
+    layer = layer_tensor_shapes(config.layer, attention_input_size=2 * hidden)
+    return {
+        "fc.weight": (hidden, 3 * config.target_hidden_size),
+        "midlayer.hidden_norm.weight": (hidden,),
+        **{f"midlayer.{name}": shape for name, shape in layer.items()},
+        "norm.weight": (hidden,),
+        "lm_head.weight": (config.draft_vocab_size, hidden),
+        "embed_tokens.weight": (config.target_vocab_size, hidden),
+    }
+
+
+def _optional_tensors(config: Eagle3Config, target: ModelConfig) -> set[str]:
+    """Weights that the target's can stand in for."""
+    if config.layer.hidden_size != target.hidden_size:
+        return set()
+    whole_vocabulary = config.draft_vocab_size == config.target_vocab_size
+    return {"embed_tokens.weight"} | ({"lm_head.weight"} if whole_vocabulary else set())
+
+
+def _refuse_eagle31(config: Mapping[str, Any], source: str) -> None:
+    for option in EAGLE31_OPTIONS:
+        if config.get(option):
+            raise ValueError(
+                f"{source}: EAGLE-3.1 option {option} arrives with a later version; set {KNOB} to a head without it"
+            )
+
+
+def _layer_config(config: dict[str, Any], source: str) -> ModelConfig:
+    """The one layer of the head, read as a decoder of its family."""
+    kind = config.get("speculators_model_type", "eagle3")
+    if kind != "eagle3":
+        raise ValueError(f"{source}: speculators_model_type {kind!r} is not supported; set {KNOB} to an eagle3 head")
+    if (config.get("eagle_config") or {}).get("use_aux_hidden_state") is False:
+        raise ValueError(f"{source}: use_aux_hidden_state is false, so this is no EAGLE-3 head; set {KNOB} to one")
+    layer = config.get("transformer_layer_config") if "speculators_model_type" in config else config
+    if not isinstance(layer, dict):
+        raise ValueError(
+            f"{source}: transformer_layer_config is missing; {KNOB} must name a whole speculators checkpoint"
+        )
+    family = layer.get("model_type", "llama")
+    if family not in LAYER_ARCHITECTURES:
+        supported = ", ".join(LAYER_ARCHITECTURES)
+        raise ValueError(f"{source}: a head of model_type {family!r} is not supported; supported are {supported}")
+    if (layer.get("num_hidden_layers") or 1) != 1:
+        raise ValueError(
+            f"{source}: a head of {layer['num_hidden_layers']} layers is not supported; supported is one layer"
+        )
+    decoder = layer | {"architectures": [LAYER_ARCHITECTURES[family]], "num_hidden_layers": 1}
+    layer_config = ModelConfig.from_dict(decoder, source)
+    if layer_config.layer_windows != (None,):
+        raise ValueError(f"{source}: a head with a sliding window is not supported; set {KNOB} to a full-attention head")
+    return layer_config
+
+
+def _refuse_other_target(head: Eagle3Config, target: ModelConfig, source: str) -> None:
+    pairs = {
+        "target_hidden_size": (head.target_hidden_size, target.hidden_size),
+        "vocab_size": (head.target_vocab_size, target.vocab_size),
+    }
+    differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
+    if differing:
+        raise ValueError(
+            f"{source}: a head for another target ({'; '.join(differing)}); set {KNOB} to a head trained for this target"
+        )
+    if head.draft_vocab_size > head.target_vocab_size:
+        raise ValueError(
+            f"{source}: draft_vocab_size {head.draft_vocab_size} exceeds the vocab_size of {head.target_vocab_size}; "
+            f"set {KNOB} to a head trained for this target"
+        )
+
+
+def _tap_layer_inputs(config: Mapping[str, Any], num_layers: int, source: str) -> tuple[int, int, int] | None:
+    """Tapped layers in the sense "input of layer k".
+
+    The same key has two meanings: SGLang reads it inside `eagle_config` only, as the output of layer k; vLLM reads it
+    at the top level only, as the input of layer k.
+    """
+    nested = (config.get("eagle_config") or {}).get(LAYER_IDS)
+    top_level = config.get(LAYER_IDS)
+    from_nested = _checked_taps(nested, 1, num_layers, source) if nested else None
+    from_top_level = _checked_taps(top_level, 0, num_layers, source) if top_level else None
+    if from_nested and from_top_level and from_nested != from_top_level:
+        logger.warning(
+            "%s: %s means the inputs of layers %s inside eagle_config (SGLang: outputs) but %s at the top level "
+            "(vLLM: inputs); the former are used, which the acceptance length should confirm",
+            source,
+            LAYER_IDS,
+            from_nested,
+            from_top_level,
+        )
+    return from_nested or from_top_level
+
+
+def _checked_taps(layer_ids: Any, offset: int, num_layers: int, source: str) -> tuple[int, int, int]:
+    valid = isinstance(layer_ids, list) and len(layer_ids) == 3 and all(isinstance(layer, int) for layer in layer_ids)
+    taps = sorted(layer + offset for layer in layer_ids) if valid else []
+    if not taps or len(set(taps)) < 3 or taps[0] < 0 or taps[-1] >= num_layers:
+        raise ValueError(
+            f"{source}: {LAYER_IDS} must name three different layers of the target, which has {num_layers} layers, "
+            f"but is {layer_ids}; set {KNOB} to a head trained for this target"
+        )
+    return taps[0], taps[1], taps[2]
+
+
+def _canonical_names(stored: Mapping[str, StoredTensor], source: str) -> dict[str, StoredTensor]:
+    renamed: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        canonical = name.removeprefix("model.")
+        if canonical.startswith("layers.0."):
+            canonical = canonical.replace("layers.0.", "midlayer.", 1)
+        if canonical.startswith(EAGLE31_TENSORS):
+            raise ValueError(
+                f"{source}: EAGLE-3.1 tensor {name} arrives with a later version; set {KNOB} to a head without it"
+            )
+        if canonical in renamed:
+            raise ValueError(f"{source}: {renamed[canonical].name} and {name} are the same tensor; keep one of them")
+        renamed[canonical] = tensor
+    return renamed
+
+
+def _checked_vocabulary(maps: Mapping[str, torch.Tensor], config: Eagle3Config, source: str) -> dict[str, torch.Tensor]:
+    """`d2t` as int64 and `t2d` as bool, where the file has them, once they agree with the config and each other."""
+    draft_size, target_size = config.draft_vocab_size, config.target_vocab_size
+    if "d2t" not in maps:
+        if draft_size == target_size:
+            return {}
+        raise ValueError(
+            f"{source}: d2t is missing, and the draft vocabulary of {draft_size} is a part of the target's {target_size}; "
+            f"set {KNOB} to a whole checkpoint"
+        )
+    for name, size in (("d2t", draft_size), ("t2d", target_size)):
+        if name in maps and maps[name].shape != (size,):
+            raise ValueError(f"{source}: {name} has shape {list(maps[name].shape)}, config.json says [{size}]")
+    d2t = maps["d2t"].to(torch.int64)
+    target_ids = torch.arange(draft_size) + d2t
+    outside = target_ids[(target_ids < 0) | (target_ids >= target_size)]
+    if len(outside):
+        raise ValueError(
+            f"{source}: d2t names target id {outside[0].item()}, outside the target's vocabulary of {target_size}; "
+            f"set {KNOB} to a head trained for this target"
+        )
+    if len(target_ids.unique()) < draft_size:
+        raise ValueError(f"{source}: d2t gives one target id to two draft ids; set {KNOB} to an intact checkpoint")
+    if "t2d" not in maps:
+        return {"d2t": d2t}
+    t2d = maps["t2d"].to(torch.bool)
+    if not torch.equal(torch.zeros_like(t2d).index_fill(0, target_ids, True), t2d):
+        raise ValueError(f"{source}: d2t and t2d name different target ids; set {KNOB} to an intact checkpoint")
+    return {"d2t": d2t, "t2d": t2d}

@@ -1,0 +1,127 @@
+"""The pieces of a decoder layer, for targets and draft heads alike: norm, RoPE, attention, MLP.
+
+Projections that read the same rows are fused (q, k and v; gate and up). Everything works on flat rows
+[batch * num_queries, width].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.core.protocols import AttentionBackend, RowSelection
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.engine.kv_cache import LayerCache
+from spec_lab.models.linear import Linear, make_linear
+
+
+@dataclass(slots=True)
+class RMSNorm:
+    """x / rms(x) * weight over the last dimension."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(rows, rows.shape[-1:], None, self.eps) * self.weight
+
+
+@dataclass(slots=True)
+class RotaryRows:
+    """cos and signed sin [rows, 1, head_dim] of the rows of one forward, gathered once for all layers."""
+
+    cos: torch.Tensor
+    signed_sin: torch.Tensor
+
+    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
+        """Rotate [rows, num_heads, head_dim]. With sin negated in its first half, swapping halves is one roll."""
+        swapped = torch.roll(heads, heads.shape[-1] // 2, -1)
+        return torch.addcmul(heads * self.cos, swapped, self.signed_sin)
+
+
+class RotaryTable:
+    """cos and sin of every position, in the rotate-half layout [max_positions, head_dim]."""
+
+    def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        half = sin.shape[-1] // 2
+        self._table = torch.stack((cos, torch.cat((-sin[:, :half], sin[:, half:]), dim=1)), dim=1)
+
+    def rows(self, positions: torch.Tensor) -> RotaryRows:
+        """Rows for `positions` [rows]."""
+        cos, signed_sin = self._table.index_select(0, positions).unsqueeze(2).unbind(1)
+        return RotaryRows(cos, signed_sin)
+
+
+class Attention:
+    """Grouped-query attention over the paged cache, with optional biases and per-head q and k norms (Qwen3)."""
+
+    __slots__ = ("_backend", "_eps", "_head_dim", "_num_heads", "_num_kv_heads", "_o", "_qk_norm", "_qkv", "_scale", "_window")
+
+    def __init__(
+        self,
+        qkv: Linear,
+        o: Linear,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        backend: AttentionBackend,
+        window: int | None = None,
+        qk_norm: RMSNorm | None = None,
+    ) -> None:
+        self._qkv = qkv
+        self._o = o
+        self._num_heads = num_heads
+        self._num_kv_heads = num_kv_heads
+        self._head_dim = head_dim
+        self._scale = head_dim**-0.5
+        self._backend = backend
+        self._window = window
+        self._qk_norm = qk_norm
+
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor | None:
+        """Write the KV of all rows; return [kept rows, hidden_size], None when no row goes on."""
+        num_qk_heads = self._num_heads + self._num_kv_heads
+        heads = self._qkv(rows).view(-1, num_qk_heads + self._num_kv_heads, self._head_dim)
+        qk, values = heads[:, :num_qk_heads], heads[:, num_qk_heads:]
+        if self._qk_norm is not None:
+            qk = self._qk_norm(qk)
+        qk = rotary(qk)
+        self._backend.write(cache, metadata, qk[:, self._num_heads :], values)
+        if selection.is_empty:
+            return None
+        queries, metadata = selection.queries(qk[:, : self._num_heads], metadata)
+        out = self._backend.attend(queries, cache, metadata, self._window, self._scale)
+        return self._o(selection.attended(out))
+
+
+class GatedMLP:
+    """down(silu(gate(x)) * up(x)), gate and up fused."""
+
+    __slots__ = ("_down", "_gate_up")
+
+    def __init__(self, gate_up: Linear, down: Linear) -> None:
+        self._gate_up = gate_up
+        self._down = down
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        gate, up = self._gate_up(rows).chunk(2, dim=-1)
+        return self._down(F.silu(gate) * up)
+
+
+def fused_linear(weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None) -> Linear:
+    """One product for several projections of the same rows; weights are stacked along the output."""
+    return make_linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+
+def per_head_norm(q_weight: torch.Tensor, k_weight: torch.Tensor, num_heads: int, num_kv_heads: int, eps: float) -> RMSNorm:
+    """One RMSNorm over query and key heads together: weight [num_heads + num_kv_heads, head_dim]."""
+    return RMSNorm(torch.cat((q_weight.expand(num_heads, -1), k_weight.expand(num_kv_heads, -1))), eps)

@@ -1,0 +1,48 @@
+"""Rotary position embedding tables in the rotate-half layout of the Hugging Face checkpoints.
+
+Sources: RoFormer (Su et al. 2021); linear position interpolation (Chen et al. 2023); the frequency-dependent scaling
+of Llama 3.1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from spec_lab.models.config import ModelConfig, RopeConfig
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """Radians a position turns each pair of channels by: [head_dim / 2] float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / (rope.theta**exponents)
+    match rope.scaling:
+        case "none":
+            return frequencies
+        case "linear":
+            return frequencies / rope.factor
+        case "llama3":
+            return _llama3_frequencies(frequencies, rope)
+
+
+def _llama3_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+    """Slow frequencies are divided by `factor`, fast ones kept, those between are blended by wavelength."""
+    wavelengths = 2 * math.pi / frequencies
+    turns = rope.original_max_position_embeddings / wavelengths
+    kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / rope.factor + kept * frequencies
+
+
+def rope_tables(
+    config: ModelConfig, max_positions: int, dtype: torch.dtype, device: torch.device | str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of the positions 0..max_positions - 1, each [max_positions, head_dim].
+
+    Channel i and channel i + head_dim / 2 are one pair and hold the same angle. Angles are computed in float32 on the
+    CPU whatever `dtype` and `device`, so that every device reads the same table.
+    """
+    positions = torch.arange(max_positions, dtype=torch.float32)
+    angles = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim)).repeat(1, 2)
+    return angles.cos().to(device=device, dtype=dtype), angles.sin().to(device=device, dtype=dtype)

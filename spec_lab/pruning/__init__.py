@@ -1,0 +1,1 @@
+"""Which rows go on past the KV write."""

@@ -1,0 +1,119 @@
+"""Where a number comes from: versions, revision, machine.
+
+Nothing secret is taken, so nothing needs to be redacted: no environment, no host or user name, no command line, no path.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "hydra-core",
+    "omegaconf",
+    "wandb",
+)
+GIT_TIMEOUT_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a run stood on. `device_name` is the accelerator's, or the CPU's where the run was on the CPU.
+
+    Before anything is loaded (a refused run) the device, dtype and threads are unknown: None.
+    """
+
+    versions: dict[str, str | None]
+    git_revision: str | None
+    cpu_model: str
+    device: str | None
+    device_name: str | None
+    dtype: str | None
+    num_threads: int | None
+
+
+def collect_provenance(
+    device: str | None = None, dtype: str | None = None, num_threads: int | None = None
+) -> Provenance:
+    """Look at this process and machine; no network. `device` as torch spells it, such as `cpu` or `cuda:0`."""
+    return Provenance(
+        versions=package_versions(),
+        git_revision=git_revision(),
+        cpu_model=cpu_model(),
+        device=device,
+        device_name=None if device is None else device_name(device),
+        dtype=dtype,
+        num_threads=num_threads,
+    )
+
+
+def package_versions() -> dict[str, str | None]:
+    """Version by distribution, null where it is not installed; beside them Python, the platform and spec_lab."""
+    from spec_lab import __version__
+
+    versions: dict[str, str | None] = {
+        "spec_lab": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return versions
+
+
+def git_revision(folder: Path | None = None) -> str | None:
+    """Commit of the checkout that `folder` (default: this package) is tracked in, with `+dirty` for local changes.
+
+    None outside a checkout. An installed package may lie in the virtual environment of an unrelated repository, hence
+    the question whether it is tracked.
+    """
+    folder = folder or Path(__file__).resolve().parents[1]
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = _git(folder, "rev-parse", "HEAD")
+    changes = _git(folder, "status", "--porcelain", "--", ":/")
+    return None if commit is None else commit + ("+dirty" if changes else "")
+
+
+def cpu_model() -> str:
+    """The processor's name as the system gives it; its architecture where it gives none."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def device_name(device: str) -> str:
+    """The name of the accelerator behind a torch device, or of the CPU."""
+    if not device.startswith("cuda"):
+        return cpu_model()
+    import torch
+
+    return torch.cuda.get_device_name(torch.device(device))
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    # A hook that runs us sets GIT_DIR and GIT_INDEX_FILE, which would answer for another repository.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=GIT_TIMEOUT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

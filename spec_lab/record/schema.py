@@ -1,0 +1,200 @@
+"""The layout of `summary.json` and of the JSON Lines beside it, schema version 1. Keys may be added, never changed."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+SCHEMA_VERSION = 1
+
+Status = Literal["finished", "failed", "refused", "interrupted"]
+DivergenceKind = Literal["near_tie", "bug", "lossy"]
+
+
+class PositionRates(TypedDict):
+    """One entry a draft position, K in all."""
+
+    unconditional: list[float | None]
+    conditional: list[float | None]
+    reached: list[int]
+
+
+class Ratio(TypedDict):
+    """Median, lowest and highest of a ratio over paired repeats."""
+
+    value: float
+    low: float
+    high: float
+    over: str
+
+
+class Latency(TypedDict):
+    mean: float | None
+    p50: float | None
+    p99: float | None
+
+
+class LatencyMs(TypedDict):
+    ttft: Latency
+    tpot: Latency
+    itl: Latency
+    e2e: Latency
+
+
+class Rows(TypedDict):
+    catchup_computed: int
+    catchup_live: int
+    prefill_hidden: int
+    prefill_logits: int
+
+
+class Graph(TypedDict):
+    mode: str | None
+    captures: int
+    replays: int
+    fallbacks: int
+
+
+class Accuracy(TypedDict):
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+
+class Kernel(TypedDict):
+    name: str
+    calls_per_round: float
+    us_per_round: float
+
+
+class DivergenceCounts(TypedDict):
+    requests: int
+    diverged: int
+    near_ties: int
+    bugs: int
+
+
+class Repeat(TypedDict):
+    """One timed pass over the workload."""
+
+    decode_tokens_per_second: float | None
+    end_to_end_tokens_per_second: float | None
+    round_ms: float | None
+    seconds: float
+
+
+class Reference(TypedDict):
+    """A configuration measured beside the main one, interleaved with it."""
+
+    decode_tokens_per_second: float | None
+    end_to_end_tokens_per_second: float | None
+    graph: Graph
+    acceptance_length: float | None
+    round_ms: float | None
+    stage_ms_per_round: dict[str, float | None]
+    prefill_ms_per_request: float | None
+    rows: Rows
+    accuracy: Accuracy
+    repeats: list[Repeat]
+
+
+class CategorySummary(TypedDict):
+    num_requests: int
+    rounds: int
+    output_tokens: int
+    acceptance_length: float | None
+    acceptance_rate_by_position: PositionRates
+    accuracy: Accuracy
+
+
+class Summary(TypedDict):
+    """`summary.json`. A run that has no results has the same keys, with nulls, zeros and empty lists."""
+
+    schema_version: int
+    status: Status
+    reason: str | None
+    verdict: str
+    name: str
+    choices: dict[str, str]
+    started_at: str
+    seconds: float
+    config: dict[str, Any]
+    versions: dict[str, str | None]
+    git_revision: str | None
+    device: str | None
+    device_name: str | None
+    cpu_model: str | None
+    dtype: str | None
+    num_threads: int | None
+    num_draft_tokens: int | None
+    num_requests: int
+    acceptance_length: float | None
+    acceptance_length_all: float | None
+    acceptance_imposed: bool
+    acceptance_rate_by_position: PositionRates
+    accepted_histogram: list[int]
+    emitted_histogram: list[int]
+    rounds: int
+    verify_calls: int
+    emitted_tokens: int
+    output_tokens: int
+    decode_tokens_per_second: float | None
+    end_to_end_tokens_per_second: float | None
+    repeats: list[Repeat]
+    repeats_identical: bool | None
+    references: dict[str, Reference]
+    speedup: Ratio | None
+    pruning_speedup: Ratio | None
+    break_even_acceptance_length: float | None
+    round_ms: float | None
+    stage_ms_per_round: dict[str, float | None]
+    prefill_ms_per_request: float | None
+    latency_ms: LatencyMs
+    kernels: list[Kernel]
+    rows: Rows
+    graph: Graph
+    accuracy: Accuracy
+    by_category: dict[str, CategorySummary]
+    divergence: DivergenceCounts | None
+    definitions: dict[str, str]
+
+
+class RequestDivergence(TypedDict):
+    """Where a request first differs from plain decoding: index into `output_ids`, and plain's top-2 logit margin."""
+
+    index: int
+    margin: float | None
+    kind: DivergenceKind
+
+
+class RequestRow(TypedDict):
+    """A line of `requests.jsonl`, from the first timed repeat. Times in seconds from the start of that repeat."""
+
+    id: str
+    category: str
+    prompt_ids: list[int]
+    output_ids: list[int]
+    text: str
+    accepted_per_round: list[int]
+    emitted_per_round: list[int]
+    truncated: bool
+    finish_reason: str
+    arrived_at: float
+    emitted_at: list[float]
+    answer: str | None
+    correct: bool | None
+    divergence: RequestDivergence | None
+
+
+class RoundRow(TypedDict):
+    """A line of `rounds.jsonl`: one round of the main configuration, lists with an entry a request."""
+
+    repeat: int
+    index: int
+    request_ids: list[str]
+    accepted: list[int]
+    emitted: list[int]
+    truncated: list[bool]
+    seconds: float
+    stage_seconds: dict[str, float]
+    rows: Rows

@@ -1,0 +1,1 @@
+"""Training of the pocket target and its draft heads."""

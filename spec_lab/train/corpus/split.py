@@ -1,0 +1,16 @@
+"""Which side of the train / eval border a problem or a file is on, decided by its key alone."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Literal
+
+Split = Literal["train", "eval"]
+
+PROBLEMS_PER_EVAL_PROBLEM = 50
+FILES_PER_EVAL_FILE = 20  # there are only some hundred files, and 96 prompts of a category should not come from ten
+
+
+def split_of(key: str, one_in: int = PROBLEMS_PER_EVAL_PROBLEM) -> Split:
+    """The split of `key`: the same on every machine and Python version, one key in `one_in` goes to eval."""
+    return "eval" if zlib.crc32(key.encode("utf-8")) % one_in == 0 else "train"

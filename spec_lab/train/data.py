@@ -1,0 +1,137 @@
+"""Text to token rows: the corpus is generated, tokenised and packed by one process a core."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spec_lab.workloads.example import END_OF_TEXT, Example, render_example
+
+IGNORED_LABEL = -100
+
+
+def pack_documents(documents: list[np.ndarray], row_length: int, pad_id: int) -> np.ndarray:
+    """Packs whole documents into rows `[num_rows, row_length]` of uint16, each into the fullest row it fits.
+
+    No document is split, since its second half without its question would teach guessing (best-fit packing: Ding et al.,
+    2024, "Fewer Truncations Improve Language Modeling"). A document longer than a row loses its end.
+    """
+    rows: list[list[np.ndarray]] = []
+    rows_with_room: list[list[int]] = [[] for _ in range(row_length + 1)]
+    for document in documents:
+        document = document[:row_length]
+        room = next((room for room in range(len(document), row_length) if rows_with_room[room]), row_length)
+        if room < row_length:
+            row = rows_with_room[room].pop()
+        else:
+            row = len(rows)
+            rows.append([])
+        rows[row].append(document)
+        rows_with_room[room - len(document)].append(row)
+    packed = np.full((len(rows), row_length), pad_id, dtype=np.uint16)
+    for index, parts in enumerate(rows):
+        joined = np.concatenate(parts)
+        packed[index, : len(joined)] = joined
+    return packed
+
+
+def next_token_labels(rows: Tensor, pad_id: int) -> Tensor:
+    """Labels `[batch, length - 1]` for tokens `[batch, length]`; padding behind padding is ignored."""
+    labels = rows[:, 1:].clone()
+    labels[(rows[:, 1:] == pad_id) & (rows[:, :-1] == pad_id)] = IGNORED_LABEL
+    return labels
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What one process generates: examples of every chat category, from seeds of its own."""
+
+    tokenizer_file: str
+    categories: tuple[str, ...]
+    seed: int
+    num_examples_per_category: int
+    row_length: int
+
+
+def generate_examples(category: str, seed: int, num_examples: int) -> list[Example]:
+    """Examples of the training split; another seed gives others."""
+    from spec_lab.train import corpus
+
+    return list(islice(corpus.generate(category, "train", seed), num_examples))
+
+
+def build_shard(shard: Shard) -> np.ndarray:
+    """The packed rows of one shard, categories mixed."""
+    from tokenizers import Tokenizer
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    tokenizer = Tokenizer.from_file(shard.tokenizer_file)
+    examples: list[Example] = []
+    for category in shard.categories:
+        examples += generate_examples(category, shard.seed, shard.num_examples_per_category)
+    random.Random(shard.seed).shuffle(examples)
+    encodings = tokenizer.encode_batch([render_example(example) for example in examples])
+    documents = [np.array(encoding.ids, dtype=np.uint16) for encoding in encodings]
+    return pack_documents(documents, shard.row_length, tokenizer.token_to_id(END_OF_TEXT))
+
+
+def map_in_processes(function, jobs: list, num_workers: int) -> Iterator:  # type: ignore[type-arg, no-untyped-def]
+    """`map(function, jobs)` in order, over spawned processes: a forked one would inherit CUDA and tokenizer threads."""
+    if num_workers == 1:
+        yield from map(function, jobs)
+        return
+    with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(function, jobs)
+
+
+def tokenise_natural_text(tokenizer_file: str, documents: list[str]) -> np.ndarray:
+    """One stream of uint16, every document opened by `<|endoftext|>`."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(tokenizer_file)
+    encodings = tokenizer.encode_batch([END_OF_TEXT + document for document in documents])
+    return np.concatenate([np.array(encoding.ids, dtype=np.uint16) for encoding in encodings])
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTokens:
+    """The token files of one run, on the training device.
+
+    `rows` are packed examples `[num_rows, row_length]`; `natural` is one long stream, read at random offsets, so that
+    its few million tokens meet the model in ever other windows.
+    """
+
+    rows: Tensor
+    natural: Tensor
+    natural_fraction: float
+    end_of_text_id: int
+
+    @classmethod
+    def load(cls, folder: Path, natural_fraction: float, end_of_text_id: int, device: torch.device) -> TrainingTokens:
+        """From `rows.npy` and `natural.npy`. Tokens are kept as int16: ids stay under 32768."""
+        rows, natural = (
+            torch.from_numpy(np.load(folder / name).astype(np.int16)).to(device) for name in ("rows.npy", "natural.npy")
+        )
+        return cls(rows, natural, natural_fraction, end_of_text_id)
+
+    def batch(self, step: int, batch_size: int, seed: int) -> Tensor:
+        """Token rows `[batch_size, row_length]` (int64) that depend on seed and step alone."""
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        row_length = self.rows.shape[1]
+        num_natural = round(batch_size * self.natural_fraction)
+        picked = torch.randint(len(self.rows), (batch_size - num_natural,), generator=generator)
+        starts = torch.randint(len(self.natural) - row_length, (num_natural, 1), generator=generator)
+        windows = self.natural[(starts + torch.arange(row_length)).to(self.natural.device)]
+        # A prompt to continue opens with the marker too, so that a window must look like the start of a text.
+        windows[:, 0] = self.end_of_text_id
+        return torch.cat([self.rows[picked.to(self.rows.device)], windows]).long()

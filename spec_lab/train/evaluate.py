@@ -1,0 +1,261 @@
+"""Measures the pair on the shipped evaluation prompts: is it good enough, and is it unsaturated?
+
+Everything is computed in float32 from the bf16 weights, as the runtime does on a CPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from spec_lab.train.drafter import DraftMatcher
+from spec_lab.train.generate import Continuation, generate
+from spec_lab.train.generations import Generations
+from spec_lab.train.rounds import RoundCounts
+from spec_lab.train.target import features_and_logits
+from spec_lab.workloads.checker import is_correct
+from spec_lab.workloads.example import THINK_END, THINK_START, render_prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+PROMPTS_FOLDER = Path(__file__).parents[1] / "workloads" / "prompts"
+UNCERTAIN_BELOW = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPrompt:
+    """A line of `spec_lab/workloads/prompts/CATEGORY.jsonl`; `answer` is None where nothing can be checked."""
+
+    id: str
+    category: str
+    text: str
+    answer: str | None
+
+
+def load_prompts(limit_per_category: int | None) -> list[EvaluationPrompt]:
+    """The shipped prompts, the first of every category if limited."""
+    prompts = []
+    for file in sorted(PROMPTS_FOLDER.glob("*.jsonl")):
+        for line in file.read_text(encoding="utf-8").splitlines()[:limit_per_category]:
+            row = json.loads(line)
+            text = render_prompt(row["form"], row["prompt"])
+            prompts.append(EvaluationPrompt(row["id"], row["category"], text, row["answer"]))
+    return prompts
+
+
+@dataclass(slots=True)
+class RowCounts:
+    """Rows of the target's greedy text, one a written token: how sure was it?"""
+
+    num_rows: int = 0
+    num_uncertain: int = 0
+    sum_entropy: float = 0.0
+
+    def add(self, top_probability: Tensor, entropy: Tensor) -> None:
+        """Counts rows given as two vectors of one length; entropy in nats."""
+        self.num_rows += len(top_probability)
+        self.num_uncertain += int((top_probability < UNCERTAIN_BELOW).sum())
+        self.sum_entropy += float(entropy.sum())
+
+    def pool(self, other: RowCounts) -> None:
+        self.num_rows += other.num_rows
+        self.num_uncertain += other.num_uncertain
+        self.sum_entropy += other.sum_entropy
+
+    def report(self) -> dict[str, float | int | None]:
+        share, entropy = (
+            (total / self.num_rows if self.num_rows else None) for total in (self.num_uncertain, self.sum_entropy)
+        )
+        return {"rows": self.num_rows, "uncertain_share": share, "mean_entropy": entropy}
+
+
+@dataclass(slots=True)
+class CategoryCounts:
+    """What is counted for one category, or pooled over several."""
+
+    rounds: RoundCounts
+    thinking_rows: RowCounts = field(default_factory=RowCounts)
+    other_rows: RowCounts = field(default_factory=RowCounts)
+    num_prompts: int = 0
+    num_finished: int = 0
+    num_written: int = 0
+    num_checkable: int = 0
+    num_correct: int = 0
+
+    def pool(self, other: CategoryCounts) -> None:
+        self.rounds.add(other.rounds)
+        self.thinking_rows.pool(other.thinking_rows)
+        self.other_rows.pool(other.other_rows)
+        self.num_prompts += other.num_prompts
+        self.num_finished += other.num_finished
+        self.num_written += other.num_written
+        self.num_checkable += other.num_checkable
+        self.num_correct += other.num_correct
+
+    def report(self) -> dict[str, object]:
+        """Rates; None where a rate has nothing to count."""
+        return {
+            "prompts": self.num_prompts,
+            "accuracy": self.num_correct / self.num_checkable if self.num_checkable else None,
+            "acceptance_length": self.rounds.acceptance_length,
+            "acceptance_rates": self.rounds.acceptance_rates,
+            "rounds": self.rounds.num_rounds,
+            "truncated_rounds": self.rounds.num_truncated_rounds,
+            "thinking": self.thinking_rows.report(),
+            "other": self.other_rows.report(),
+            "thinking_tokens": self.thinking_rows.num_rows / self.num_prompts,
+            "written_tokens": self.num_written / self.num_prompts,
+            "finished_share": self.num_finished / self.num_prompts,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One prompt with what the target wrote, to be read by a person."""
+
+    id: str
+    prompt: str
+    written: str
+    answer: str | None
+    correct: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRecipe:
+    """`num_draft_tokens` is K; texts end at `max_new_tokens`."""
+
+    num_draft_tokens: int
+    max_new_tokens: int
+    batch_size: int
+    rows_per_forward: int
+    limit_per_category: int | None
+    samples_per_category: int
+
+    def run(
+        self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, match: DraftMatcher | None
+    ) -> tuple[dict[str, object], list[Sample]]:
+        """The report by category and pooled, and a few texts. Without a drafter the rounds stay empty."""
+        prompts = load_prompts(self.limit_per_category)
+        prompt_ids = tokenizer([prompt.text for prompt in prompts])["input_ids"]
+        continuations = generate(model, prompt_ids, self.max_new_tokens, self.batch_size)
+        counts: dict[str, CategoryCounts] = {}
+        samples: list[Sample] = []
+        phases = ThinkingMarkers(*tokenizer.convert_tokens_to_ids([THINK_START, THINK_END]))
+        for index, rows in self._measured_rows(model, continuations, match):
+            prompt, continuation = prompts[index], continuations[index]
+            category = counts.setdefault(prompt.category, CategoryCounts(RoundCounts(self.num_draft_tokens)))
+            text = tokenizer.decode(continuation.written)
+            correct = None if prompt.answer is None else is_correct(prompt.answer, text)
+            _count(category, continuation, correct, rows, phases)
+            if category.num_prompts <= self.samples_per_category:
+                samples.append(Sample(prompt.id, prompt.text, text, prompt.answer, correct))
+        pooled = CategoryCounts(RoundCounts(self.num_draft_tokens))
+        for category in counts.values():
+            pooled.pool(category)
+        report = {
+            "num_draft_tokens": self.num_draft_tokens,
+            "max_new_tokens": self.max_new_tokens,
+            "uncertain_below": UNCERTAIN_BELOW,
+            "pooled": pooled.report(),
+            "by_category": {name: category.report() for name, category in counts.items()},
+        }
+        return report, samples
+
+    def _measured_rows(
+        self, model: Qwen3ForCausalLM, continuations: list[Continuation], match: DraftMatcher | None
+    ) -> Iterator[tuple[int, MeasuredRows]]:
+        """Index and measurements of every continuation, a few rows a forward."""
+        width = max(len(c.prompt) + len(c.written) for c in continuations)
+        for start in range(0, len(continuations), self.rows_per_forward):
+            part = continuations[start : start + self.rows_per_forward]
+            tokens = Generations.of(part, width, pad_id=0).tokens.long().to(model.device)
+            log_probabilities = features_and_logits(model, tokens)[1].float().log_softmax(-1)
+            top_probability = log_probabilities.amax(-1).exp().cpu()
+            entropy = -(log_probabilities.exp() * log_probabilities).sum(-1).cpu()
+            num_matches = None
+            if match is not None:
+                num_matches = match(tokens, self.num_draft_tokens).int().cumprod(-1).sum(-1).cpu()
+            for row in range(len(part)):
+                matches = None if num_matches is None else num_matches[row].tolist()
+                yield start + row, MeasuredRows(top_probability[row], entropy[row], matches)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRows:
+    """Of one text, by position: the top probability and entropy of the next token, and how many drafts agree."""
+
+    top_probability: Tensor
+    entropy: Tensor
+    num_matches: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingMarkers:
+    """The ids that open and close the thinking."""
+
+    start_id: int
+    end_id: int
+
+    def thinking_mask(self, written: list[int]) -> Tensor:
+        """`[written]`, True for tokens behind the opening marker, up to the closing one, which ends the thinking."""
+        mask = torch.zeros(len(written), dtype=torch.bool)
+        is_thinking = False
+        for index, token in enumerate(written):
+            mask[index] = is_thinking
+            is_thinking = (is_thinking or token == self.start_id) and token != self.end_id
+        return mask
+
+
+def _count(
+    counts: CategoryCounts, continuation: Continuation, correct: bool | None, rows: MeasuredRows, phases: ThinkingMarkers
+) -> None:
+    prompt_length, num_written = len(continuation.prompt), len(continuation.written)
+    counts.num_prompts += 1
+    counts.num_finished += continuation.finished
+    counts.num_written += num_written
+    counts.num_checkable += correct is not None
+    counts.num_correct += correct is True
+    # The row at position p says what stands at p+1.
+    predicting = slice(prompt_length - 1, prompt_length - 1 + num_written)
+    top_probability, entropy = rows.top_probability[predicting], rows.entropy[predicting]
+    thinking = phases.thinking_mask(continuation.written)
+    counts.thinking_rows.add(top_probability[thinking], entropy[thinking])
+    counts.other_rows.add(top_probability[~thinking], entropy[~thinking])
+    if rows.num_matches is not None:
+        counts.rounds.walk(rows.num_matches, prompt_length, prompt_length + num_written)
+
+
+def format_table(report: dict) -> str:  # type: ignore[type-arg]
+    """The report as a Markdown table, a row a category."""
+    lines = [
+        "| category | accuracy | acceptance length | rate by position | thinking rows < .6 | other rows < .6 "
+        "| thinking tokens | written | finished |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in [*report["by_category"].items(), ("all", report["pooled"])]:
+        rates = " ".join(f"{rate:.2f}" for rate in row["acceptance_rates"])
+        lines.append(
+            f"| {name} | {_cell(row['accuracy'], '.3f')} | {_cell(row['acceptance_length'], '.2f')} | {rates} "
+            f"| {_cell(row['thinking']['uncertain_share'], '.3f')} | {_cell(row['other']['uncertain_share'], '.3f')} "
+            f"| {row['thinking_tokens']:.0f} | {row['written_tokens']:.0f} | {row['finished_share']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, spec: str) -> str:
+    return "-" if value is None else format(value, spec)
+
+
+def save_report(report: dict[str, object], samples: list[Sample], folder: Path) -> None:
+    """`evaluation.json` and `samples.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "evaluation.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    texts = json.dumps([asdict(sample) for sample in samples], indent=2, ensure_ascii=False)
+    (folder / "samples.json").write_text(texts + "\n", encoding="utf-8")

@@ -1,0 +1,107 @@
+"""The target's own texts, which drafters are trained on: what it writes after fresh prompts of every category."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from spec_lab.train.data import generate_examples, map_in_processes
+from spec_lab.train.generate import Continuation, generate
+from spec_lab.workloads.example import render_prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+FIRST_SEED = 1_000_000
+"""Seeds from here on are drawn for prompts, those under it for the target's training text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generations:
+    """Rows of prompt and continuation, padded on the right.
+
+    `tokens` `[rows, length]` int16; `prompt_lengths` and `lengths` `[rows]` int32, in tokens.
+    """
+
+    tokens: Tensor
+    prompt_lengths: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, continuations: list[Continuation], row_length: int, pad_id: int) -> Generations:
+        """Continuations cut to `row_length`."""
+        tokens = torch.full((len(continuations), row_length), pad_id, dtype=torch.int16)
+        for row, continuation in enumerate(continuations):
+            text = (continuation.prompt + continuation.written)[:row_length]
+            tokens[row, : len(text)] = torch.tensor(text, dtype=torch.int16)
+        prompt_lengths = [len(continuation.prompt) for continuation in continuations]
+        lengths = [min(len(c.prompt) + len(c.written), row_length) for c in continuations]
+        return cls(
+            tokens, torch.tensor(prompt_lengths, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32)
+        )
+
+    def save(self, file: Path) -> None:
+        save_file({"tokens": self.tokens, "prompt_lengths": self.prompt_lengths, "lengths": self.lengths}, file)
+
+    @classmethod
+    def load(cls, file: Path) -> Generations:
+        return cls(**load_file(file))
+
+    def to(self, device: torch.device) -> Generations:
+        return Generations(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device))
+
+    def batch(self, step: int, batch_size: int, seed: int) -> Generations:
+        """Rows that depend on seed and step alone."""
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        picked = torch.randint(len(self.tokens), (batch_size,), generator=generator).to(self.tokens.device)
+        return Generations(self.tokens[picked], self.prompt_lengths[picked], self.lengths[picked])
+
+    def count_written_tokens(self, vocab_size: int) -> Tensor:
+        """`[vocab_size]`: how often each token stands behind a prompt."""
+        column = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        is_written = (column >= self.prompt_lengths[:, None]) & (column < self.lengths[:, None])
+        return torch.bincount(self.tokens[is_written].long(), minlength=vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationsRecipe:
+    """How many prompts a category, and how they are continued; the last `sampled_fraction` of them by sampling."""
+
+    num_prompts_per_category: int
+    max_new_tokens: int
+    row_length: int
+    batch_size: int
+    sampled_fraction: float
+    temperature: float
+
+    def run(
+        self,
+        model: Qwen3ForCausalLM,
+        tokenizer: PreTrainedTokenizerFast,
+        categories: tuple[str, ...],
+        seed: int,
+        num_workers: int,
+    ) -> Generations:
+        """Continues fresh prompts of the training split with the model in bf16 on a GPU, in float32 elsewhere."""
+        jobs = [(category, FIRST_SEED + seed, self.num_prompts_per_category) for category in categories]
+        texts = [text for part in map_in_processes(render_training_prompts, jobs, num_workers) for text in part]
+        prompts: list[list[int]] = tokenizer(texts)["input_ids"]
+        prompts = [prompt for prompt in prompts if len(prompt) < self.row_length]
+        torch.manual_seed(seed)
+        order = torch.randperm(len(prompts)).tolist()
+        num_sampled = round(len(prompts) * self.sampled_fraction)
+        greedy = [prompts[index] for index in order[num_sampled:]]
+        sampled = [prompts[index] for index in order[:num_sampled]]
+        continuations = generate(model, greedy, self.max_new_tokens, self.batch_size)
+        continuations += generate(model, sampled, self.max_new_tokens, self.batch_size, self.temperature)
+        return Generations.of(continuations, self.row_length, tokenizer.pad_token_id)
+
+
+def render_training_prompts(job: tuple[str, int, int]) -> list[str]:
+    """Prompt texts of (category, seed, number)."""
+    return [render_prompt(example.form, example.prompt) for example in generate_examples(*job)]

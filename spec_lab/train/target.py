@@ -1,0 +1,130 @@
+"""The pocket target: a small Qwen3 in transformers' own code, trained on packed rows, saved in bf16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spec_lab.train.data import IGNORED_LABEL, TrainingTokens, next_token_labels
+from spec_lab.train.loop import CurvePoint, Optimisation, train
+from spec_lab.train.tokenizer import MAX_LENGTH
+from spec_lab.workloads.example import END_OF_TEXT, END_OF_TURN
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRecipe:
+    """Size and training of the target. `natural_fraction` of each batch is natural text, the rest generated examples."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    natural_fraction: float
+    optimisation: Optimisation
+
+    def model_config(self, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+        """Tied embeddings; ends at the end of a turn or of a text."""
+        from transformers import Qwen3Config
+
+        return Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            max_position_embeddings=MAX_LENGTH,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TURN),
+            pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
+        )
+
+    def train(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        corpus: Path,
+        folder: Path,
+        checkpoint: Path,
+        seed: int,
+        device: torch.device,
+    ) -> list[CurvePoint]:
+        """Trains on the token files in `corpus` and saves model and tokenizer to `folder`; returns the loss curve."""
+        from transformers import Qwen3ForCausalLM
+
+        torch.manual_seed(seed)
+        end_of_text_id = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+        tokens = TrainingTokens.load(corpus, self.natural_fraction, end_of_text_id, device)
+        model = Qwen3ForCausalLM(self.model_config(tokenizer))
+
+        def batch_of(step: int) -> tuple[Tensor, Tensor]:
+            rows = tokens.batch(step, self.optimisation.batch_size, seed)
+            return rows, next_token_labels(rows, end_of_text_id)
+
+        curve = train(NextTokenLoss(model), batch_of, self.optimisation, checkpoint, device)
+        save_target(model, tokenizer, folder)
+        return curve
+
+
+class NextTokenLoss(nn.Module):
+    """Mean cross-entropy of the next token over rows `[batch, length]` and labels `[batch, length - 1]`."""
+
+    def __init__(self, model: Qwen3ForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, rows: Tensor, labels: Tensor) -> Tensor:
+        # A ready mapping of masks keeps transformers from building one: plain causal attention needs none.
+        logits = self.model(input_ids=rows, attention_mask={"full_attention": None}, use_cache=False).logits
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL)
+
+
+def save_target(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Weights in bf16, tokenizer and generation settings, as AutoModelForCausalLM and AutoTokenizer load them."""
+    from transformers import GenerationConfig
+
+    model.generation_config = GenerationConfig(
+        eos_token_id=[tokenizer.convert_tokens_to_ids(END_OF_TURN), tokenizer.convert_tokens_to_ids(END_OF_TEXT)],
+        pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
+        do_sample=False,
+    )
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def load_target(folder: Path, device: torch.device) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """The saved target, its bf16 weights held in float32, and its tokenizer; frozen."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval().requires_grad_(False)
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+def tapped_layers(num_layers: int) -> tuple[int, int, int]:
+    """The layers whose inputs an EAGLE-3 head reads when its config names none (vLLM's and SGLang's default)."""
+    taps = (2, num_layers // 2, num_layers - 3)
+    if not taps[0] < taps[1] < taps[2]:
+        raise ValueError(f"num_layers={num_layers} leaves the head fewer than three different taps; use 8 or more")
+    return taps
+
+
+@torch.no_grad()
+def features_and_logits(model: Qwen3ForCausalLM, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Of rows `[batch, length]`: the tapped layer inputs side by side `[batch, length, 3 * hidden]`, and the logits."""
+    output = model(
+        input_ids=tokens, attention_mask={"full_attention": None}, use_cache=False, output_hidden_states=True
+    )
+    taps = tapped_layers(model.config.num_hidden_layers)
+    # hidden_states[i] is the input of layer i; entry 0 is the embedding.
+    return torch.cat([output.hidden_states[layer] for layer in taps], dim=-1), output.logits

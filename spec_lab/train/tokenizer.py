@@ -1,0 +1,62 @@
+"""The pocket tokenizer: byte-level BPE with single digits, the chat markers and a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from spec_lab.workloads.example import (
+    ASSISTANT,
+    END_OF_TEXT,
+    END_OF_TURN,
+    SPECIAL_TOKENS,
+    THINK_END,
+    THINK_START,
+    USER,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    f"{{{{ ('{USER}' if message['role'] == 'user' else '{ASSISTANT}') + '\\n' + message['content'] + '{END_OF_TURN}\\n' }}}}"
+    "{% endfor %}"
+    f"{{% if add_generation_prompt %}}{{{{ '{ASSISTANT}\\n' }}}}{{% endif %}}"
+)
+MAX_LENGTH = 2048
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """BPE over `texts` with `vocab_size` entries, markers included.
+
+    Every digit is a token of its own, so that a number's length is its number of digits. The thinking markers are plain
+    added tokens, as in Qwen3: decoding without special tokens keeps them, and with them the phase of a text.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    thinking_markers = (THINK_START, THINK_END)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(thinking_markers),
+        special_tokens=[marker for marker in SPECIAL_TOKENS if marker not in thinking_markers],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([AddedToken(marker, normalized=False, special=False) for marker in thinking_markers])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TURN,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=MAX_LENGTH,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,1 @@
+"""Prompt sets, their rendering, and the checker of their answers."""

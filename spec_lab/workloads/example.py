@@ -1,0 +1,48 @@
+"""One piece of text the pocket model is trained or evaluated on, and how it is written out for the tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+END_OF_TEXT = "<|endoftext|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
+END_OF_TURN = "<|end|>"
+THINK_START = "<think>"
+THINK_END = "</think>"
+SPECIAL_TOKENS = (END_OF_TEXT, USER, ASSISTANT, END_OF_TURN, THINK_START, THINK_END)
+
+ANSWER_MARKER = "Answer:"
+
+Form = Literal["chat", "continue"]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt with what should follow it.
+
+    A `chat` example has one user turn and one assistant turn that thinks before it answers. A `continue` example is raw
+    text cut in two: `answer` is the text after `prompt`, and `thinking` is empty.
+    """
+
+    category: str
+    form: Form
+    prompt: str
+    thinking: str
+    answer: str
+
+
+def render_prompt(form: Form, prompt: str) -> str:
+    """The text a model is given; in a chat it ends where the assistant's turn begins, before `<think>`."""
+    if form == "continue":
+        return f"{END_OF_TEXT}{prompt}"
+    return f"{USER}\n{prompt}{END_OF_TURN}\n{ASSISTANT}\n"
+
+
+def render_example(example: Example) -> str:
+    """The prompt and what the model is trained to write after it."""
+    prompt = render_prompt(example.form, example.prompt)
+    if example.form == "continue":
+        return f"{prompt}{example.answer}"
+    return f"{prompt}{THINK_START}\n{example.thinking}\n{THINK_END}\n{example.answer}{END_OF_TURN}"

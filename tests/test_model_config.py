@@ -1,0 +1,207 @@
+"""config.json of each family in both spellings, against what transformers reads from the same file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_checkpoints import TINY_SIZES, make_tiny_target, refused, rewrite_config, use_hub_spelling
+
+from spec_lab.models.config import Family, ModelConfig, RopeConfig, read_model_config
+
+FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+def read(family: Family = "llama", drop: tuple[str, ...] = (), **changes: Any) -> ModelConfig:
+    config = TINY_SIZES | {"architectures": [ARCHITECTURES[family]], "model_type": family} | changes
+    return ModelConfig.from_dict({key: value for key, value in config.items() if key not in drop}, "folder/config.json")
+
+
+@pytest.mark.parametrize("spelling", ["transformers", "hub"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reads_what_transformers_reads(tmp_path: Path, family: Family, spelling: str) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
+    model = make_tiny_target(tmp_path, family, rope_parameters=rope, tie_word_embeddings=True)
+    if spelling == "hub":
+        use_hub_spelling(tmp_path)
+        assert "rope_parameters" not in json.loads((tmp_path / "config.json").read_text())
+    config, reference = read_model_config(tmp_path), model.config
+    assert config.family == reference.model_type
+    for ours, its in {
+        "vocab_size": "vocab_size",
+        "hidden_size": "hidden_size",
+        "intermediate_size": "intermediate_size",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "num_kv_heads": "num_key_value_heads",
+        "rms_norm_eps": "rms_norm_eps",
+        "max_position_embeddings": "max_position_embeddings",
+        "tie_word_embeddings": "tie_word_embeddings",
+        "bos_token_id": "bos_token_id",
+    }.items():
+        assert getattr(config, ours) == getattr(reference, its), ours
+    assert config.head_dim == model.model.layers[0].self_attn.head_dim == (8 if family == "qwen2" else 16)
+    assert config.rope == RopeConfig(theta=5000.0, scaling="linear", factor=2.0)
+    assert config.eos_token_ids == (2,)
+    assert config.torch_dtype == "float32"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_left_out_keys_have_the_defaults_of_transformers(family: Family) -> None:
+    """Four heads and 32 key-value heads, the default of the Qwen families, do not fit: heads are 32 here."""
+    from transformers import AutoConfig
+
+    optional = ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id")
+    sizes = {key: value for key, value in TINY_SIZES.items() if key not in (*optional, "tie_word_embeddings")}
+    sizes |= {"num_attention_heads": 32, "hidden_size": 64}
+    config = ModelConfig.from_dict(sizes | {"architectures": [ARCHITECTURES[family]]}, "config.json")
+    reference = AutoConfig.for_model(family, **sizes)
+    assert config.num_kv_heads == reference.num_key_value_heads
+    assert config.max_position_embeddings == reference.max_position_embeddings
+    assert config.rms_norm_eps == reference.rms_norm_eps
+    assert config.bos_token_id == reference.bos_token_id
+    assert config.eos_token_ids == (() if reference.eos_token_id is None else (reference.eos_token_id,))
+    assert config.head_dim == (getattr(reference, "head_dim", None) or 2)
+    assert config.rope == RopeConfig(theta=reference.rope_parameters["rope_theta"], scaling="none")
+    assert config.tie_word_embeddings == reference.tie_word_embeddings
+    assert set(config.layer_windows) == {None}
+
+
+def test_biases_and_norms_of_each_family() -> None:
+    assert [(c.qkv_bias, c.o_bias, c.qk_norm) for c in map(read, FAMILIES)] == [
+        (False, False, False),
+        (True, False, False),
+        (False, False, True),
+    ]
+    llama = read("llama", attention_bias=True, mlp_bias=True)
+    assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (True, True, True)
+    qwen2 = read("qwen2", attention_bias=True, mlp_bias=True)
+    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.mlp_bias) == (True, False, False)
+    qwen3 = read("qwen3", attention_bias=True, mlp_bias=True)
+    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.mlp_bias) == (True, True, False)
+
+
+def test_llama3_rope_in_every_spelling() -> None:
+    expected = RopeConfig(500000.0, "llama3", 8.0, 1.0, 4.0, 64)
+    scaling = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
+    assert read(rope_parameters=LLAMA3).rope == expected
+    assert read(rope_theta=500000.0, rope_scaling=scaling).rope == expected
+    assert read("qwen3", rope_parameters={"full_attention": LLAMA3, "sliding_attention": LLAMA3}).rope == expected
+    legacy = {key: value for key, value in scaling.items() if key != "rope_type"} | {"type": "llama3"}
+    assert read(rope_theta=500000.0, rope_scaling=legacy).rope == expected
+
+
+def test_rope_without_scaling_in_every_spelling() -> None:
+    expected = RopeConfig(theta=1e6, scaling="none")
+    assert read(rope_theta=1000000, rope_scaling=None).rope == expected
+    assert read(rope_theta=1e6, rope_scaling={"rope_type": "default"}).rope == expected
+    assert read(rope_parameters={"rope_theta": 1e6, "rope_type": "default"}).rope == expected
+
+
+def test_llama3_rope_falls_back_to_the_models_length() -> None:
+    shortened = {key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"}
+    assert read(rope_parameters=shortened, max_position_embeddings=96).rope.original_max_position_embeddings == 96
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 5},
+        {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 0},
+        {"use_sliding_window": False, "sliding_window": 24, "max_window_layers": 5},
+        {
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"] * 4,
+        },
+    ],
+)
+def test_windows_equal_transformers(tmp_path: Path, family: Family, options: dict[str, Any]) -> None:
+    model = make_tiny_target(tmp_path, family, **options)
+    expected = tuple(layer.self_attn.sliding_window for layer in model.model.layers)
+    assert (24 in expected) == options["use_sliding_window"]
+    assert read_model_config(tmp_path).layer_windows == expected
+    if "layer_types" not in options:
+        use_hub_spelling(tmp_path)
+        rewrite_config(tmp_path, **options)
+        assert read_model_config(tmp_path).layer_windows == expected
+
+
+def test_llama_has_no_windows() -> None:
+    assert read(sliding_window=16, use_sliding_window=True, max_window_layers=0).layer_windows == (None,) * 8
+
+
+def test_stop_tokens_come_from_the_generation_config(tmp_path: Path) -> None:
+    make_tiny_target(tmp_path, "llama", eos_token_id=[5, 6])
+    (tmp_path / "generation_config.json").unlink()
+    assert read_model_config(tmp_path).eos_token_ids == (5, 6)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8, 9]}')
+    assert read_model_config(tmp_path).eos_token_ids == (7, 8, 9)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0}')
+    assert read_model_config(tmp_path).eos_token_ids == (0,)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.5}')
+    assert read_model_config(tmp_path).eos_token_ids == (5, 6)
+
+
+def test_declared_dtype_in_both_spellings() -> None:
+    assert read(dtype="bfloat16").torch_dtype == "bfloat16"
+    assert read(torch_dtype="float16").torch_dtype == "float16"
+    assert read().torch_dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragments"),
+    [
+        ({"architectures": ["GemmaForCausalLM"]}, ("GemmaForCausalLM", "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3")),
+        ({"architectures": None}, ("none named", "supported are")),
+        ({"hidden_act": "gelu"}, ("hidden_act 'gelu'", "silu")),
+        ({"quantization_config": {"quant_method": "fp8"}}, ("quantized",)),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, ("'yarn'", "default, linear, llama3")),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ("'dynamic'", "default, linear, llama3")),
+        ({"rope_scaling": {"type": "linear"}}, ("factor is missing",)),
+        ({"rope_scaling": {"type": "linear", "factor": -1.0}}, ("factor must be a positive number",)),
+        ({"rope_scaling": "linear"}, ("rope parameters must be an object",)),
+        ({"rope_parameters": {"full_attention": LLAMA3, "sliding_attention": {}}}, ("differ by layer type",)),
+        ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor 0.5",)),
+        ({"hidden_size": "wide"}, ("hidden_size must be a positive integer, is 'wide'",)),
+        ({"num_hidden_layers": 0}, ("num_hidden_layers must be a positive integer",)),
+        ({"vocab_size": None}, ("vocab_size is missing",)),
+        ({"num_key_value_heads": 3}, ("no multiple of num_key_value_heads 3",)),
+        ({"head_dim": 7}, ("head_dim 7 is odd",)),
+        ({"tie_word_embeddings": "no"}, ("tie_word_embeddings must be true or false",)),
+        ({"eos_token_id": "</s>"}, ("eos_token_id",)),
+        ({"layer_types": ["full_attention"]}, ("layer_types names 1 layers",)),
+        ({"layer_types": ["linear_attention"] * 8}, ("'linear_attention'", "full_attention, sliding_attention")),
+        ({"layer_types": ["sliding_attention"] * 8}, ("use_sliding_window",)),
+    ],
+)
+def test_refuses_what_the_lean_code_cannot_run(changes: dict[str, Any], fragments: tuple[str, ...]) -> None:
+    with refused("folder/config.json", *fragments):
+        read("llama", **changes)
+
+
+def test_refuses_missing_and_broken_files(tmp_path: Path) -> None:
+    with refused(tmp_path / "nowhere", "no such folder", "target.path"):
+        read_model_config(tmp_path / "nowhere")
+    with refused(tmp_path, "no config.json", "drafter.path"):
+        read_model_config(tmp_path, knob="drafter.path")
+    make_tiny_target(tmp_path, "llama")
+    (tmp_path / "generation_config.json").write_text("[1, 2]")
+    with refused(tmp_path / "generation_config.json", "JSON object"):
+        read_model_config(tmp_path)
+    text = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(text[: len(text) // 2])
+    with refused(tmp_path / "config.json", "cannot be read as JSON"):
+        read_model_config(tmp_path)
