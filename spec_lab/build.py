@@ -192,9 +192,7 @@ def _load_eagle3(config: RunConfig, options: Eagle3DrafterConfig, models: Models
     folder = _head_folder(config, options)
     head_config, tensors = load_eagle3(folder, target.config, models.dtype, models.device)
     taps = head_config.tap_layer_inputs or default_tap_layer_inputs(target.config.num_layers)
-    head = Eagle3Head(
-        head_config, tensors, target.embedding, target.head_weight, models.backend, target.num_positions
-    )
+    head = Eagle3Head(head_config, tensors, target.embedding, target.head_weight, models.backend, target.num_positions)
 
     def make(resources: DrafterResources) -> Drafter:
         cache = build_cache(head_config.layer, 1, resources.limits, models).layers[0]

@@ -53,7 +53,7 @@ class RandomDrafterConfig(DrafterConfig):
 
 @dataclass
 class OracleDrafterConfig(DrafterConfig):
-    """drafter=oracle: replays a plain continuation recorded before the timed part, the upper bound. Strict greedy only."""
+    """drafter=oracle: replays a plain continuation recorded before the timed part, the upper bound. Greedy only."""
 
     name: str = "oracle"
 
@@ -141,7 +141,7 @@ class SamplingConfig:
 
     temperature: float = knob(0.0, "0 is greedy decoding")
     top_k: int | None = knob(None, "sample from the top_k likeliest tokens; null is all of them")
-    top_p: float | None = knob(None, "sample from the smallest set of tokens with this probability; null is all of them")
+    top_p: float | None = knob(None, "sample from the smallest set of tokens this likely; null is all of them")
 
 
 @dataclass

@@ -1,11 +1,14 @@
-"""Small engines on tiny random checkpoints, for tests."""
+"""Small engines on tiny random checkpoints, and what their output is compared with."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 
 from spec_lab import build
@@ -19,7 +22,9 @@ from spec_lab.config import (
     LoggerConfig,
     NgramDrafterConfig,
     NoDrafterConfig,
+    OracleDrafterConfig,
     PruneConfig,
+    RandomDrafterConfig,
     RunConfig,
     SamplingConfig,
     TargetConfig,
@@ -27,6 +32,7 @@ from spec_lab.config import (
 )
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
+from spec_lab.engine.kv_cache import NULL_PAGE
 from spec_lab.models.config import Family, read_model_config
 
 PRUNING = {
@@ -39,9 +45,21 @@ DRAFTERS: dict[str, type[DrafterConfig]] = {
     "none": NoDrafterConfig,
     "eagle3": Eagle3DrafterConfig,
     "ngram": NgramDrafterConfig,
-    "oracle": DrafterConfig,
-    "random": DrafterConfig,
+    "oracle": OracleDrafterConfig,
+    "random": RandomDrafterConfig,
 }
+
+
+NEAR_TIE = 1e-4
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Tiny products are faster on one thread, and two test runs on a machine do not slow each other down."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def make_pair(folder: Path, family: Family = "qwen3", **overrides: Any) -> tuple[Path, Path]:
@@ -98,3 +116,59 @@ def random_requests(
         )
         for index in range(count)
     ]
+
+
+def generate(config: RunConfig, requests: list[Request]) -> dict[str, list[int]]:
+    """Output tokens by request id, from a fresh engine."""
+    return {record.request_id: record.output_ids for record in make_engine(config, requests).generate(requests).requests}
+
+
+def poison(engine: Engine) -> None:
+    """Fill the target's cache with NaN, the null page left out: what is read without being written then shows."""
+    size = engine.parts.slots.table.page_size
+    engine.parts.cache.kv[:, (NULL_PAGE + 1) * size :] = float("nan")
+
+
+class Reference:
+    """The transformers model of a tiny target: its greedy tokens, and how close a decision was."""
+
+    def __init__(self, target: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+
+    def greedy(self, request: Request) -> list[int]:
+        """Output tokens of `transformers.generate`."""
+        stops = None if request.ignore_eos else self.model.generation_config.eos_token_id
+        prompt = torch.tensor([request.prompt_ids])
+        output = self.model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=request.max_new_tokens,
+            eos_token_id=stops,
+            pad_token_id=0,
+        )
+        tokens: list[int] = output[0, prompt.shape[1] :].tolist()
+        return tokens
+
+    @torch.inference_mode()
+    def margin(self, token_ids: list[int]) -> float:
+        """Difference of the two largest logits after `token_ids`."""
+        first, second = self.model(torch.tensor([token_ids])).logits[0, -1].topk(2).values
+        return float(first - second)
+
+    def assert_lossless(
+        self, requests: list[Request], outputs: Mapping[str, list[int]], plain: Mapping[str, list[int]]
+    ) -> None:
+        """Equal token for token, or first different where plain decoding was within NEAR_TIE of another token."""
+        for request in requests:
+            got, expected = outputs[request.request_id], plain[request.request_id]
+            if got == expected:
+                continue
+            same = 0
+            while same < min(len(got), len(expected)) and got[same] == expected[same]:
+                same += 1
+            assert same < min(len(got), len(expected)), f"{request.request_id}: {got} is not as long as {expected}"
+            margin = self.margin([*request.prompt_ids, *expected[:same]])
+            assert margin < NEAR_TIE, f"{request.request_id}: token {same} differs, margin {margin}: {got} {expected}"

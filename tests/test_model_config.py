@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_checkpoints import TINY_SIZES, make_tiny_target, refused, rewrite_config, use_hub_spelling
 
 from spec_lab.models.config import Family, ModelConfig, RopeConfig, read_model_config
+from tests.tiny_checkpoints import TINY_SIZES, make_tiny_target, refused, rewrite_config, use_hub_spelling
 
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
 LLAMA3 = {
@@ -59,7 +59,7 @@ def test_reads_what_transformers_reads(tmp_path: Path, family: Family, spelling:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_left_out_keys_have_the_defaults_of_transformers(family: Family) -> None:
-    """Four heads and 32 key-value heads, the default of the Qwen families, do not fit: heads are 32 here."""
+    """32 heads here, as a left-out num_key_value_heads is 32 in the Qwen families."""
     from transformers import AutoConfig
 
     optional = ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id")

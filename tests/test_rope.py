@@ -69,7 +69,9 @@ def test_llama3_case_has_kept_blended_and_divided_frequencies() -> None:
     rope = read_config(LLAMA3).rope
     ratio = inverse_frequencies(replace(rope, scaling="none"), 64) / inverse_frequencies(rope, 64)
     kept, divided = torch.isclose(ratio, torch.tensor(1.0)), torch.isclose(ratio, torch.tensor(8.0))
-    assert kept.any() and divided.any() and not (kept | divided).all()
+    assert kept.any()
+    assert divided.any()
+    assert not (kept | divided).all()
 
 
 def test_tables_are_cast_after_the_float32_angles() -> None:

@@ -39,8 +39,8 @@ class TorchAttention:
         metadata.seq_lens.add_(1)
         if metadata.read_slots is not None:
             metadata.read_slots.copy_(self._read_slots(metadata))
-        for window, mask in metadata.masks.items():
-            mask.copy_(self._mask(metadata, window, mask.dtype, mask.shape[2] // metadata.num_queries))
+        for (window, group), mask in metadata.masks.items():
+            mask.copy_(self._mask(metadata, window, mask.dtype, group))
 
     def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
         rows = torch.cat((keys, values), dim=1).view(-1, *cache.kv.shape[1:])
@@ -62,15 +62,16 @@ class TorchAttention:
         group = queries.shape[1] // num_kv_heads
         kv = cache.kv.index_select(0, metadata.read_slots.view(-1)).view(batch, num_keys, 2, num_kv_heads, head_dim)
         keys, values = kv.permute(2, 0, 3, 1, 4).unbind(0)
-        if window not in metadata.masks:
-            metadata.masks[window] = self._mask(metadata, window, queries.dtype, group)
+        mask = metadata.masks.get((window, group))
+        if mask is None:
+            mask = metadata.masks[window, group] = self._mask(metadata, window, queries.dtype, group)
         # The query heads that share a KV head become rows of one product: no repeated keys.
         grouped = queries.view(batch, num_queries, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         out = F.scaled_dot_product_attention(
             grouped.reshape(batch, num_kv_heads, group * num_queries, head_dim),
             keys,
             values,
-            attn_mask=metadata.masks[window],
+            attn_mask=mask,
             scale=scale,
         )
         out = out.view(batch, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)

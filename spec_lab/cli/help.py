@@ -29,7 +29,8 @@ def help_text() -> str:
     keys = list(read_keys().values())
     sections = [INTRODUCTION, "Options, GROUP=OPTION (* is the default), and the keys they read, KEY=VALUE [default]"]
     for group in read_groups().values():
-        sections.append(_describe_group(group, [key for key in keys if key.name.startswith(f"{group.name}.")]))
+        keys_of_group = [key for key in keys if key.name.startswith(f"{group.name}.")]
+        sections.append(_describe_group(group, keys_of_group))
     grouped = tuple(f"{name}." for name in read_groups())
     others = [_describe_key(key, "") for key in keys if not key.name.startswith(grouped)]
     sections.append("\n".join(["All other keys, KEY=VALUE [default]", *others]))

@@ -100,7 +100,7 @@ def read_option(file: Path) -> Option:
 def read_keys() -> dict[str, Key]:
     """Every key of a run by its dotted name; `GROUP.name`, which the option sets, is not among them."""
     groups = read_groups()
-    keys = {}
+    keys: dict[str, Key] = {}
     for group in groups.values():
         keys |= {key.name: key for key in _keys_of_group(group)}
     for prefix, schema in (("", RunConfig), ("cache.", CacheConfig)):

@@ -120,7 +120,7 @@ def _parse(parser: OverridesParser, text: str) -> Override:
 
 
 def _check_sign(override: Override) -> None:
-    name, text = override.key_or_group, override.input_line
+    name, text = override.key_or_group, str(override.input_line)
     if override.package is not None:
         raise ValueError(f"{text}: {name} has one place; write {name}=... without {override.package}")
     if override.is_delete():

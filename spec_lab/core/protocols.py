@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -70,9 +69,7 @@ class RowSelection(Protocol):
 
     is_empty: bool
 
-    def queries(
-        self, queries: torch.Tensor, metadata: AttentionMetadata
-    ) -> tuple[torch.Tensor, AttentionMetadata]:
+    def queries(self, queries: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:
         """Rows that attend, and the metadata that fits them."""
         ...
 
@@ -222,16 +219,14 @@ class GraphMode(Protocol):
 
 
 class StageTimer(Protocol):
-    """Measures named spans. `collect` returns seconds by name since the last call and forgets them."""
+    """Measures named spans inside a round."""
+
+    def round(self) -> AbstractContextManager[None]:
+        """Forgets the round before."""
+        ...
 
     def span(self, name: str) -> AbstractContextManager[None]: ...
 
-    def collect(self) -> dict[str, float]: ...
-
-
-class Tokenizer(Protocol):
-    """What the lab needs of a tokenizer."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, token_ids: Iterable[int]) -> str: ...
+    def collect(self) -> dict[str, float]:
+        """Seconds by name of the round just ended."""
+        ...

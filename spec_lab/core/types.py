@@ -88,7 +88,8 @@ class AttentionMetadata:
         num_queries: query rows a request.
         max_seq_len: upper bound of `seq_lens` known to the host, so that no kernel needs to ask the device.
         read_slots: [batch, max_seq_len] derived by backends that gather: slot of each key position, the null slot past the end.
-        masks: additive masks by window, derived when first needed and shared by all layers.
+        masks: additive masks by (window, query heads a KV head), derived when first needed and shared by the layers that
+            have both; a draft head may group its heads in another way than the target.
     """
 
     positions: torch.Tensor
@@ -98,7 +99,7 @@ class AttentionMetadata:
     num_queries: int
     max_seq_len: int
     read_slots: torch.Tensor | None = None
-    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

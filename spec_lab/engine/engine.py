@@ -9,7 +9,15 @@ from time import perf_counter
 import torch
 
 from spec_lab.core.protocols import GraphMode, PrunePolicy
-from spec_lab.core.types import GenerationResult, PrefillRecord, Request, RequestRecord, RoundRecord, RowCounts, Sequence
+from spec_lab.core.types import (
+    GenerationResult,
+    PrefillRecord,
+    Request,
+    RequestRecord,
+    RoundRecord,
+    RowCounts,
+    Sequence,
+)
 from spec_lab.engine.prefill import PromptPass
 from spec_lab.engine.round import DecodeRound, Parts
 from spec_lab.engine.scheduler import Scheduler, emit_first, emit_round
@@ -125,13 +133,13 @@ class _GenerationRun:
 
     def _decode(self, ready: list[Sequence]) -> None:
         engine, parts = self._engine, self._engine.parts
-        parts.timer.collect()
         start = perf_counter()
-        padded_size = engine.graph.padded_size(len(ready))
-        batch = parts.slots.batch([s.slot for s in ready], padded_size, max(s.kv_len for s in ready))
-        verification = engine.round.run(batch)
-        with parts.timer.span("commit"):
-            all_tokens, all_emitted = verification.tokens.tolist(), verification.num_emitted.tolist()
+        with parts.timer.round():
+            padded_size = engine.graph.padded_size(len(ready))
+            batch = parts.slots.batch([s.slot for s in ready], padded_size, max(s.kv_len for s in ready))
+            verification = engine.round.run(batch)
+            with parts.timer.span("commit"):
+                all_tokens, all_emitted = verification.tokens.tolist(), verification.num_emitted.tolist()
         seconds = perf_counter() - start
         now = self._now()
         for sequence, tokens, num_emitted in zip(ready, all_tokens, all_emitted, strict=False):

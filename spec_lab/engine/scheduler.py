@@ -23,10 +23,11 @@ class Scheduler:
         self.running: list[Sequence] = []
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests; ValueError for one that could never run."""
+        """Queue requests; ValueError for one that could never run, and then none is queued."""
+        requests = list(requests)
         for request in requests:
-            self._check(request)
-            self._waiting.append(request)
+            self.check(request)
+        self._waiting.extend(requests)
 
     @property
     def has_work(self) -> bool:
@@ -60,10 +61,13 @@ class Scheduler:
         longest = len(request.prompt_ids) + request.max_new_tokens + self._margin
         return -(-longest // self._page_size)
 
-    def _check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        """ValueError for a request that could never run."""
         longest = len(request.prompt_ids) + request.max_new_tokens
         if not request.prompt_ids:
-            raise ValueError(f"request {request.request_id} has an empty prompt")
+            raise ValueError(f"request {request.request_id} has an empty prompt; give it at least one token")
+        if request.max_new_tokens < 1:
+            raise ValueError(f"request {request.request_id}: max_new_tokens={request.max_new_tokens}; ask for 1 or more")
         if longest > self._max_seq_len:
             raise ValueError(
                 f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens and "

@@ -1,4 +1,4 @@
-"""Stage timers. Spans do not overlap; a stage's time is the sum of its spans."""
+"""Stage timers: spans inside a round. They do not overlap; a stage's time is the sum of its spans."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ class HostTimer:
         self._seconds: dict[str, float] = {}
 
     @contextmanager
+    def round(self) -> Iterator[None]:
+        self._seconds.clear()
+        yield
+
+    @contextmanager
     def span(self, name: str) -> Iterator[None]:
         start = perf_counter()
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + perf_counter() - start
 
     def collect(self) -> dict[str, float]:
-        seconds, self._seconds = self._seconds, {}
-        return seconds
+        return dict(self._seconds)
 
 
 class CudaEventTimer:
@@ -31,6 +35,11 @@ class CudaEventTimer:
 
     def __init__(self) -> None:
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def round(self) -> Iterator[None]:
+        self._events.clear()
+        yield
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -45,20 +54,7 @@ class CudaEventTimer:
         for name, start, end in self._events:
             end.synchronize()
             seconds[name] = seconds.get(name, 0.0) + start.elapsed_time(end) / 1e3
-        self._events.clear()
         return seconds
-
-
-class ProfilerSpans:
-    """Names each span in a torch profiler trace instead of timing it."""
-
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        with torch.profiler.record_function(f"stage:{name}"):
-            yield
-
-    def collect(self) -> dict[str, float]:
-        return {}
 
 
 def make_timer(device: torch.device) -> HostTimer | CudaEventTimer:

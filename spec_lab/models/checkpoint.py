@@ -1,4 +1,4 @@
-"""Reading the safetensors of a Hugging Face folder: single or sharded, every name and shape checked before any is read."""
+"""Reading the safetensors of a Hugging Face folder, single or sharded: names and shapes are checked before any data."""
 
 from __future__ import annotations
 
@@ -135,7 +135,8 @@ def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
     packed = [f"{tensor.name} is {tensor.dtype}" for tensor in stored.values() if tensor.dtype not in FLOAT_DTYPES]
     if packed:
         raise ValueError(
-            f"{source}: quantized weights are not supported ({few(packed)}); use the float16, bfloat16 or float32 checkpoint"
+            f"{source}: quantized weights are not supported ({few(packed)}); "
+            "use the float16, bfloat16 or float32 checkpoint"
         )
 
 
@@ -193,7 +194,7 @@ def _no_weights(folder: Path) -> str:
         )
     others = sorted(file.name for file in folder.glob("*.safetensors"))
     if others:
-        return f"{folder}: has {few(others)}, but neither {SINGLE_FILE} nor {INDEX_FILE}; rename the file or fetch the index"
+        return f"{folder}: has {few(others)}, not {SINGLE_FILE} or {INDEX_FILE}; rename the file or fetch the index"
     return f"{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}; fetch the weights in safetensors format"
 
 
@@ -220,6 +221,6 @@ def _check_tied_head(head: StoredTensor, embedding: StoredTensor | None) -> None
     tensors = read_tensors(stored, torch.float32, "cpu")
     if embedding is None or not torch.equal(tensors["head"], tensors["embedding"]):
         raise ValueError(
-            f"{head.file.parent}: config.json ties lm_head to the embedding, but the checkpoint has another lm_head.weight; "
-            "set tie_word_embeddings to false there, or drop the tensor"
+            f"{head.file.parent}: config.json ties lm_head to the embedding, but the checkpoint has another "
+            "lm_head.weight; set tie_word_embeddings to false there, or drop the tensor"
         )

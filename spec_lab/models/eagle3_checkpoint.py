@@ -174,7 +174,9 @@ def _layer_config(config: dict[str, Any], source: str) -> ModelConfig:
     decoder = layer | {"architectures": [LAYER_ARCHITECTURES[family]], "num_hidden_layers": 1}
     layer_config = ModelConfig.from_dict(decoder, source)
     if layer_config.layer_windows != (None,):
-        raise ValueError(f"{source}: a head with a sliding window is not supported; set {KNOB} to a full-attention head")
+        raise ValueError(
+            f"{source}: a head with a sliding window is not supported; set {KNOB} to a full-attention head"
+        )
     return layer_config
 
 
@@ -186,7 +188,8 @@ def _refuse_other_target(head: Eagle3Config, target: ModelConfig, source: str) -
     differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
     if differing:
         raise ValueError(
-            f"{source}: a head for another target ({'; '.join(differing)}); set {KNOB} to a head trained for this target"
+            f"{source}: a head for another target ({'; '.join(differing)}); "
+            f"set {KNOB} to a head trained for this target"
         )
     if head.draft_vocab_size > head.target_vocab_size:
         raise ValueError(
@@ -251,8 +254,8 @@ def _checked_vocabulary(maps: Mapping[str, torch.Tensor], config: Eagle3Config, 
         if draft_size == target_size:
             return {}
         raise ValueError(
-            f"{source}: d2t is missing, and the draft vocabulary of {draft_size} is a part of the target's {target_size}; "
-            f"set {KNOB} to a whole checkpoint"
+            f"{source}: d2t is missing, and the draft vocabulary of {draft_size} is a part of the target's "
+            f"{target_size}; set {KNOB} to a whole checkpoint"
         )
     for name, size in (("d2t", draft_size), ("t2d", target_size)):
         if name in maps and maps[name].shape != (size,):
@@ -265,7 +268,7 @@ def _checked_vocabulary(maps: Mapping[str, torch.Tensor], config: Eagle3Config, 
             f"{source}: d2t names target id {outside[0].item()}, outside the target's vocabulary of {target_size}; "
             f"set {KNOB} to a head trained for this target"
         )
-    if len(target_ids.unique()) < draft_size:
+    if len(set(target_ids.tolist())) < draft_size:
         raise ValueError(f"{source}: d2t gives one target id to two draft ids; set {KNOB} to an intact checkpoint")
     if "t2d" not in maps:
         return {"d2t": d2t}

@@ -57,7 +57,18 @@ class RotaryTable:
 class Attention:
     """Grouped-query attention over the paged cache, with optional biases and per-head q and k norms (Qwen3)."""
 
-    __slots__ = ("_backend", "_eps", "_head_dim", "_num_heads", "_num_kv_heads", "_o", "_qk_norm", "_qkv", "_scale", "_window")
+    __slots__ = (
+        "_backend",
+        "_eps",
+        "_head_dim",
+        "_num_heads",
+        "_num_kv_heads",
+        "_o",
+        "_qk_norm",
+        "_qkv",
+        "_scale",
+        "_window",
+    )
 
     def __init__(
         self,
@@ -122,6 +133,8 @@ def fused_linear(weights: list[torch.Tensor], biases: list[torch.Tensor] | None 
     return make_linear(torch.cat(weights), torch.cat(biases) if biases else None)
 
 
-def per_head_norm(q_weight: torch.Tensor, k_weight: torch.Tensor, num_heads: int, num_kv_heads: int, eps: float) -> RMSNorm:
+def per_head_norm(
+    q_weight: torch.Tensor, k_weight: torch.Tensor, num_heads: int, num_kv_heads: int, eps: float
+) -> RMSNorm:
     """One RMSNorm over query and key heads together: weight [num_heads + num_kv_heads, head_dim]."""
     return RMSNorm(torch.cat((q_weight.expand(num_heads, -1), k_weight.expand(num_kv_heads, -1))), eps)

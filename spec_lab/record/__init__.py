@@ -1,1 +1,1 @@
-"""What a run records: metric definitions, provenance, sinks, tables and plots. Importing any of it does not load torch."""
+"""What a run records: metric definitions, provenance, sinks, tables and plots. None of it loads torch."""

@@ -150,7 +150,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 def rows(rounds: Iterable[RoundRecord], prefills: Iterable[PrefillRecord]) -> Rows:
     """Rows that went on past the KV write in one pass over the workload."""
     total = Rows(catchup_computed=0, catchup_live=0, prefill_hidden=0, prefill_logits=0)
-    for counts in [record.rows for record in (*rounds, *prefills)]:
+    for counts in [*(record.rows for record in rounds), *(record.rows for record in prefills)]:
         total["catchup_computed"] += counts.catchup_computed
         total["catchup_live"] += counts.catchup_live
         total["prefill_hidden"] += counts.prefill_hidden
@@ -256,7 +256,7 @@ DEFINITIONS: dict[str, str] = {
     "rows.catchup_live": "Rows of the catch-up step whose output anybody reads: one an active request.",
     "rows.prefill_hidden": "Prompt rows for which the target handed features to the drafter.",
     "rows.prefill_logits": "Prompt rows for which the target computed logits.",
-    "graph": "Captures, replays and falls back to eager of the graph mode, over all timed repeats.",
+    "graph": "Captures, replays and fallbacks to eager since the engine was made, warm-up included.",
     "kernels": "Calls and device time of each kernel a round, profiled outside the timed part.",
     "accuracy": _first_paragraph(accuracy),
     "divergence": "Requests compared with plain decoding token by token, and how many differ.",

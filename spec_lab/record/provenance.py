@@ -1,6 +1,6 @@
 """Where a number comes from: versions, revision, machine.
 
-Nothing secret is taken, so nothing needs to be redacted: no environment, no host or user name, no command line, no path.
+Nothing secret is taken, so nothing needs redacting: no environment, no host or user name, no command line, no path.
 """
 
 from __future__ import annotations

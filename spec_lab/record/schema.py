@@ -83,78 +83,78 @@ class Repeat(TypedDict):
     seconds: float
 
 
-class Reference(TypedDict):
-    """A configuration measured beside the main one, interleaved with it."""
+class Speed(TypedDict):
+    """What the clock and the row counters say of one configuration."""
 
     decode_tokens_per_second: float | None
     end_to_end_tokens_per_second: float | None
-    graph: Graph
-    acceptance_length: float | None
+    repeats: list[Repeat]
+    repeats_identical: bool | None
     round_ms: float | None
     stage_ms_per_round: dict[str, float | None]
     prefill_ms_per_request: float | None
     rows: Rows
-    accuracy: Accuracy
-    repeats: list[Repeat]
+    graph: Graph
 
 
-class CategorySummary(TypedDict):
+class Outcome(TypedDict):
+    """What some requests of one configuration came to, whatever the time."""
+
     num_requests: int
     rounds: int
+    emitted_tokens: int
     output_tokens: int
     acceptance_length: float | None
+    acceptance_length_all: float | None
     acceptance_rate_by_position: PositionRates
     accuracy: Accuracy
 
 
-class Summary(TypedDict):
+class Reference(Speed, Outcome):
+    """A configuration measured beside the main one, interleaved with it."""
+
+
+class Origin(TypedDict):
+    """Which run this is and what it stood on."""
+
+    name: str
+    choices: dict[str, str]
+    started_at: str
+    config: dict[str, Any]
+    versions: dict[str, str | None]
+    git_revision: str | None
+    device: str | None
+    device_name: str | None
+    cpu_model: str
+    dtype: str | None
+    num_threads: int | None
+
+
+class Comparison(TypedDict):
+    """The main configuration against its references."""
+
+    references: dict[str, Reference]
+    speedup: Ratio | None
+    pruning_speedup: Ratio | None
+    break_even_acceptance_length: float | None
+
+
+class Summary(Origin, Outcome, Speed, Comparison):
     """`summary.json`. A run that has no results has the same keys, with nulls, zeros and empty lists."""
 
     schema_version: int
     status: Status
     reason: str | None
     verdict: str
-    name: str
-    choices: dict[str, str]
-    started_at: str
     seconds: float
-    config: dict[str, Any]
-    versions: dict[str, str | None]
-    git_revision: str | None
-    device: str | None
-    device_name: str | None
-    cpu_model: str | None
-    dtype: str | None
-    num_threads: int | None
     num_draft_tokens: int | None
-    num_requests: int
-    acceptance_length: float | None
-    acceptance_length_all: float | None
     acceptance_imposed: bool
-    acceptance_rate_by_position: PositionRates
     accepted_histogram: list[int]
     emitted_histogram: list[int]
-    rounds: int
     verify_calls: int
-    emitted_tokens: int
-    output_tokens: int
-    decode_tokens_per_second: float | None
-    end_to_end_tokens_per_second: float | None
-    repeats: list[Repeat]
-    repeats_identical: bool | None
-    references: dict[str, Reference]
-    speedup: Ratio | None
-    pruning_speedup: Ratio | None
-    break_even_acceptance_length: float | None
-    round_ms: float | None
-    stage_ms_per_round: dict[str, float | None]
-    prefill_ms_per_request: float | None
     latency_ms: LatencyMs
     kernels: list[Kernel]
-    rows: Rows
-    graph: Graph
-    accuracy: Accuracy
-    by_category: dict[str, CategorySummary]
+    by_category: dict[str, Outcome]
     divergence: DivergenceCounts | None
     definitions: dict[str, str]
 

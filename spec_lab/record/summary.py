@@ -14,14 +14,18 @@ from spec_lab.record import metrics
 from spec_lab.record.provenance import Provenance
 from spec_lab.record.schema import (
     SCHEMA_VERSION,
-    CategorySummary,
+    Comparison,
     DivergenceCounts,
     DivergenceKind,
     Graph,
     Kernel,
     LatencyMs,
+    Origin,
+    Outcome,
+    Ratio,
     Reference,
     Repeat,
+    Speed,
     Status,
     Summary,
 )
@@ -51,7 +55,7 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One configuration: a result per timed repeat, and by request id whether its answer was right (None: unchecked)."""
+    """One configuration: a result per timed repeat; by request id whether its answer was right (None: unchecked)."""
 
     repeats: Sequence[GenerationResult] = ()
     correct: Mapping[str, bool | None] = field(default_factory=dict)
@@ -103,17 +107,38 @@ def build_summary(
     """
     references = references or {}
     first = main.repeats[0] if main.repeats else None
-    num_draft_tokens = first.num_draft_tokens if first else None
+    num_draft_tokens = first.num_draft_tokens if first else 0
+    summary: Summary = {
+        "schema_version": SCHEMA_VERSION,
+        "status": status,
+        "reason": reason,
+        "verdict": "",
+        **_origin(info),
+        "seconds": seconds,
+        "num_draft_tokens": num_draft_tokens if first else None,
+        **_outcome(main.requests, num_draft_tokens, main.correct),
+        "acceptance_imposed": acceptance_imposed,
+        "accepted_histogram": metrics.accepted_histogram(main.requests, num_draft_tokens),
+        "emitted_histogram": metrics.emitted_histogram(main.requests, num_draft_tokens),
+        "verify_calls": len(first.rounds) if first else 0,
+        **_speed(main.repeats),
+        **_comparison(main, references),
+        "latency_ms": _latency_ms(main.repeats),
+        "kernels": list(kernels),
+        "by_category": _by_category(main, num_draft_tokens),
+        "divergence": None if divergences is None else _count_divergences(len(main.requests), divergences),
+        "definitions": metrics.DEFINITIONS,
+    }
+    summary["verdict"] = verdict(summary)
+    return summary
+
+
+def _origin(info: RunInfo) -> Origin:
     provenance = info.provenance
-    summary = Summary(
-        schema_version=SCHEMA_VERSION,
-        status=status,
-        reason=reason,
-        verdict="",
+    return Origin(
         name=info.name,
         choices=info.choices,
         started_at=info.started_at,
-        seconds=seconds,
         config=info.config,
         versions=provenance.versions,
         git_revision=provenance.git_revision,
@@ -122,73 +147,39 @@ def build_summary(
         cpu_model=provenance.cpu_model,
         dtype=provenance.dtype,
         num_threads=provenance.num_threads,
-        num_draft_tokens=num_draft_tokens,
-        num_requests=len(main.requests),
-        acceptance_length=_acceptance_length(main.requests, num_draft_tokens),
-        acceptance_length_all=metrics.acceptance_length_all(main.requests) if num_draft_tokens else None,
-        acceptance_imposed=acceptance_imposed,
-        acceptance_rate_by_position=metrics.acceptance_rate_by_position(main.requests, num_draft_tokens or 0),
-        accepted_histogram=metrics.accepted_histogram(main.requests, num_draft_tokens or 0),
-        emitted_histogram=metrics.emitted_histogram(main.requests, num_draft_tokens or 0),
-        rounds=metrics.num_request_rounds(main.requests),
-        verify_calls=len(first.rounds) if first else 0,
-        emitted_tokens=metrics.num_emitted_tokens(main.requests),
-        output_tokens=metrics.num_output_tokens(main.requests),
-        decode_tokens_per_second=_decode_rate(main),
-        end_to_end_tokens_per_second=_end_to_end_rate(main),
-        repeats=[_repeat(result) for result in main.repeats],
-        repeats_identical=_repeats_identical(main),
-        references={name: _reference(measured) for name, measured in references.items()},
-        speedup=_ratio_over("plain", main, references),
-        pruning_speedup=_ratio_over("unpruned", main, references),
-        break_even_acceptance_length=_break_even(main, references) if num_draft_tokens else None,
-        round_ms=metrics.median_over_repeats(metrics.round_ms(result.rounds) for result in main.repeats),
-        stage_ms_per_round=_stage_ms(main),
-        prefill_ms_per_request=_prefill_ms(main),
-        latency_ms=_latency_ms(main),
-        kernels=list(kernels),
-        rows=metrics.rows(first.rounds, first.prefills) if first else metrics.rows([], []),
-        graph=_graph(main),
-        accuracy=metrics.accuracy(main.correct.values()),
-        by_category=_by_category(main, num_draft_tokens),
-        divergence=None if divergences is None else _count_divergences(len(main.requests), divergences),
-        definitions=metrics.DEFINITIONS,
     )
-    summary["verdict"] = verdict(summary)
-    return summary
 
 
-def _acceptance_length(requests: Sequence[RequestRecord], num_draft_tokens: int | None) -> float | None:
-    """None without drafts: there is nothing to accept."""
-    return metrics.acceptance_length(requests) if num_draft_tokens else None
+def _outcome(requests: Sequence[RequestRecord], num_draft_tokens: int, correct: Mapping[str, bool | None]) -> Outcome:
+    """Acceptance is None without drafts: there is nothing to accept."""
+    return Outcome(
+        num_requests=len(requests),
+        rounds=metrics.num_request_rounds(requests),
+        emitted_tokens=metrics.num_emitted_tokens(requests),
+        output_tokens=metrics.num_output_tokens(requests),
+        acceptance_length=metrics.acceptance_length(requests) if num_draft_tokens else None,
+        acceptance_length_all=metrics.acceptance_length_all(requests) if num_draft_tokens else None,
+        acceptance_rate_by_position=metrics.acceptance_rate_by_position(requests, num_draft_tokens),
+        accuracy=metrics.accuracy(correct.get(request.request_id) for request in requests),
+    )
 
 
-def _decode_rate(measured: Measured) -> float | None:
-    return metrics.median_over_repeats(metrics.decode_tokens_per_second(result.rounds) for result in measured.repeats)
-
-
-def _end_to_end_rate(measured: Measured) -> float | None:
-    return metrics.median_over_repeats(metrics.end_to_end_tokens_per_second(result) for result in measured.repeats)
-
-
-def _prefill_ms(measured: Measured) -> float | None:
-    return metrics.median_over_repeats(metrics.prefill_ms_per_request(result.prefills) for result in measured.repeats)
-
-
-def _stage_ms(measured: Measured) -> dict[str, float | None]:
-    return {
-        stage: metrics.median_over_repeats(metrics.stage_ms(result.rounds, stage) for result in measured.repeats)
-        for stage in metrics.STAGES
-    }
-
-
-def _latency_ms(measured: Measured) -> LatencyMs:
-    requests = [request for result in measured.repeats for request in result.requests]
-    return LatencyMs(
-        ttft=metrics.latency(metrics.time_to_first_token_ms(requests)),
-        tpot=metrics.latency(metrics.time_per_output_token_ms(requests)),
-        itl=metrics.latency(metrics.inter_token_latency_ms(requests)),
-        e2e=metrics.latency(metrics.end_to_end_latency_ms(requests)),
+def _speed(repeats: Sequence[GenerationResult]) -> Speed:
+    over_repeats = metrics.median_over_repeats
+    first = repeats[0] if repeats else None
+    return Speed(
+        decode_tokens_per_second=over_repeats(metrics.decode_tokens_per_second(result.rounds) for result in repeats),
+        end_to_end_tokens_per_second=over_repeats(metrics.end_to_end_tokens_per_second(result) for result in repeats),
+        repeats=[_repeat(result) for result in repeats],
+        repeats_identical=_repeats_identical(repeats),
+        round_ms=over_repeats(metrics.round_ms(result.rounds) for result in repeats),
+        stage_ms_per_round={
+            stage: over_repeats(metrics.stage_ms(result.rounds, stage) for result in repeats)
+            for stage in metrics.STAGES
+        },
+        prefill_ms_per_request=over_repeats(metrics.prefill_ms_per_request(result.prefills) for result in repeats),
+        rows=metrics.rows(first.rounds, first.prefills) if first else metrics.rows([], []),
+        graph=_graph(repeats),
     )
 
 
@@ -201,41 +192,37 @@ def _repeat(result: GenerationResult) -> Repeat:
     )
 
 
-def _repeats_identical(measured: Measured) -> bool | None:
+def _repeats_identical(repeats: Sequence[GenerationResult]) -> bool | None:
     """Whether every repeat gave the tokens of the first; None with fewer than two."""
-    if len(measured.repeats) < 2:
+    if len(repeats) < 2:
         return None
-    outputs = [{request.request_id: request.output_ids for request in result.requests} for result in measured.repeats]
+    outputs = [{request.request_id: request.output_ids for request in result.requests} for result in repeats]
     return all(output == outputs[0] for output in outputs[1:])
 
 
-def _graph(measured: Measured) -> Graph:
-    counts = [result.graph for result in measured.repeats]
-    return Graph(
-        mode=counts[0].mode if counts else None,
-        captures=sum(count.captures for count in counts),
-        replays=sum(count.replays for count in counts),
-        fallbacks=sum(count.fallbacks for count in counts),
+def _graph(repeats: Sequence[GenerationResult]) -> Graph:
+    """The engine counts on from pass to pass, so the last repeat knows them all."""
+    if not repeats:
+        return Graph(mode=None, captures=0, replays=0, fallbacks=0)
+    counts = repeats[-1].graph
+    return Graph(mode=counts.mode, captures=counts.captures, replays=counts.replays, fallbacks=counts.fallbacks)
+
+
+def _comparison(main: Measured, references: Mapping[str, Measured]) -> Comparison:
+    return Comparison(
+        references={name: _reference(measured) for name, measured in references.items()},
+        speedup=_ratio_over("plain", main, references),
+        pruning_speedup=_ratio_over("unpruned", main, references),
+        break_even_acceptance_length=_break_even(main, references),
     )
 
 
 def _reference(measured: Measured) -> Reference:
-    first = measured.repeats[0]
-    return Reference(
-        decode_tokens_per_second=_decode_rate(measured),
-        end_to_end_tokens_per_second=_end_to_end_rate(measured),
-        graph=_graph(measured),
-        acceptance_length=_acceptance_length(measured.requests, first.num_draft_tokens),
-        round_ms=metrics.median_over_repeats(metrics.round_ms(result.rounds) for result in measured.repeats),
-        stage_ms_per_round=_stage_ms(measured),
-        prefill_ms_per_request=_prefill_ms(measured),
-        rows=metrics.rows(first.rounds, first.prefills),
-        accuracy=metrics.accuracy(measured.correct.values()),
-        repeats=[_repeat(result) for result in measured.repeats],
-    )
+    num_draft_tokens = measured.repeats[0].num_draft_tokens
+    return {**_speed(measured.repeats), **_outcome(measured.requests, num_draft_tokens, measured.correct)}
 
 
-def _ratio_over(name: str, main: Measured, references: Mapping[str, Measured]) -> Any:
+def _ratio_over(name: str, main: Measured, references: Mapping[str, Measured]) -> Ratio | None:
     if name not in references:
         return None
     rates, others = (
@@ -246,7 +233,8 @@ def _ratio_over(name: str, main: Measured, references: Mapping[str, Measured]) -
 
 
 def _break_even(main: Measured, references: Mapping[str, Measured]) -> float | None:
-    if "plain" not in references:
+    """None without drafts: there is nothing that could pay."""
+    if "plain" not in references or not any(result.num_draft_tokens for result in main.repeats):
         return None
     pairs = zip(main.repeats, references["plain"].repeats, strict=True)
     return metrics.median_over_repeats(
@@ -254,21 +242,21 @@ def _break_even(main: Measured, references: Mapping[str, Measured]) -> float | N
     )
 
 
-def _by_category(measured: Measured, num_draft_tokens: int | None) -> dict[str, CategorySummary]:
+def _latency_ms(repeats: Sequence[GenerationResult]) -> LatencyMs:
+    requests = [request for result in repeats for request in result.requests]
+    return LatencyMs(
+        ttft=metrics.latency(metrics.time_to_first_token_ms(requests)),
+        tpot=metrics.latency(metrics.time_per_output_token_ms(requests)),
+        itl=metrics.latency(metrics.inter_token_latency_ms(requests)),
+        e2e=metrics.latency(metrics.end_to_end_latency_ms(requests)),
+    )
+
+
+def _by_category(measured: Measured, num_draft_tokens: int) -> dict[str, Outcome]:
     requests: dict[str, list[RequestRecord]] = {}
     for request in measured.requests:
         requests.setdefault(request.category, []).append(request)
-    return {
-        category: CategorySummary(
-            num_requests=len(part),
-            rounds=metrics.num_request_rounds(part),
-            output_tokens=metrics.num_output_tokens(part),
-            acceptance_length=_acceptance_length(part, num_draft_tokens),
-            acceptance_rate_by_position=metrics.acceptance_rate_by_position(part, num_draft_tokens or 0),
-            accuracy=metrics.accuracy(measured.correct.get(request.request_id) for request in part),
-        )
-        for category, part in sorted(requests.items())
-    }
+    return {category: _outcome(part, num_draft_tokens, measured.correct) for category, part in sorted(requests.items())}
 
 
 def _count_divergences(num_requests: int, divergences: Sequence[Divergence]) -> DivergenceCounts:

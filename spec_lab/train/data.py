@@ -5,11 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from torch import Tensor
 from spec_lab.workloads.example import END_OF_TEXT, Example, render_example
 
 IGNORED_LABEL = -100
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
 def pack_documents(documents: list[np.ndarray], row_length: int, pad_id: int) -> np.ndarray:
@@ -74,7 +78,6 @@ def build_shard(shard: Shard) -> np.ndarray:
     """The packed rows of one shard, categories mixed."""
     from tokenizers import Tokenizer
 
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = Tokenizer.from_file(shard.tokenizer_file)
     examples: list[Example] = []
     for category in shard.categories:
@@ -85,13 +88,19 @@ def build_shard(shard: Shard) -> np.ndarray:
     return pack_documents(documents, shard.row_length, tokenizer.token_to_id(END_OF_TEXT))
 
 
-def map_in_processes(function, jobs: list, num_workers: int) -> Iterator:  # type: ignore[type-arg, no-untyped-def]
+def map_in_processes(function: Callable[[Job], Result], jobs: list[Job], num_workers: int) -> Iterator[Result]:
     """`map(function, jobs)` in order, over spawned processes: a forked one would inherit CUDA and tokenizer threads."""
     if num_workers == 1:
         yield from map(function, jobs)
         return
-    with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_workers, context, initializer=_tokenise_on_one_thread) as pool:
         yield from pool.map(function, jobs)
+
+
+def _tokenise_on_one_thread() -> None:
+    """The processes share the cores already."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def tokenise_natural_text(tokenizer_file: str, documents: list[str]) -> np.ndarray:

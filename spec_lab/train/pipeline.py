@@ -162,7 +162,9 @@ class Pipeline:
 
         tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer)
         checkpoint = folder.checkpoint(folder.target.name)
-        return self.target.train(tokenizer, folder.corpus, output, checkpoint, self.seed, self._device())
+        curve = self.target.train(tokenizer, folder.corpus, output, checkpoint, self.seed, self._device())
+        shutil.copytree(folder.tokenizer, output, dirs_exist_ok=True)
+        return curve
 
     def _generate(self, folder: RunFolder, output: Path) -> None:
         from spec_lab.train import corpus
@@ -183,7 +185,6 @@ class Pipeline:
 
     def _evaluate(self, folder: RunFolder) -> None:
         """Always runs anew: it is short, and the knobs that matter may have changed."""
-        torch.backends.cuda.matmul.allow_tf32 = False
         model, tokenizer = load_target(folder.target, self._device())
         match = None
         if self.drafter is not None:

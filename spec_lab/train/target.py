@@ -60,7 +60,7 @@ class TargetRecipe:
         seed: int,
         device: torch.device,
     ) -> list[CurvePoint]:
-        """Trains on the token files in `corpus` and saves model and tokenizer to `folder`; returns the loss curve."""
+        """Trains on the token files in `corpus` and saves the model to `folder`; returns the loss curve."""
         from transformers import Qwen3ForCausalLM
 
         torch.manual_seed(seed)
@@ -91,7 +91,7 @@ class NextTokenLoss(nn.Module):
 
 
 def save_target(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Weights in bf16, tokenizer and generation settings, as AutoModelForCausalLM and AutoTokenizer load them."""
+    """Weights in bf16 and generation settings, as AutoModelForCausalLM loads them."""
     from transformers import GenerationConfig
 
     model.generation_config = GenerationConfig(
@@ -100,7 +100,6 @@ def save_target(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, fol
         do_sample=False,
     )
     model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def load_target(folder: Path, device: torch.device) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:

@@ -66,7 +66,9 @@ def read_spec_bench(config: WorkloadConfig) -> list[Prompt]:
     return prompts
 
 
-def _text_requests(read: Callable[[WorkloadConfig], list[Prompt]]) -> Callable[[RunConfig, TargetTokenizer], list[Request]]:
+def _text_requests(
+    read: Callable[[WorkloadConfig], list[Prompt]],
+) -> Callable[[RunConfig, TargetTokenizer], list[Request]]:
     """Requests of a prompt set, categories in turn, as many as workload.limit says."""
 
     def load(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
@@ -93,7 +95,9 @@ def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: i
         by_category[prompt.category].append(prompt)
     unknown = sorted(set(categories or ()) - set(by_category))
     if unknown:
-        raise ValueError(f"workload.categories: no category {', '.join(unknown)}; there are {', '.join(sorted(by_category))}")
+        raise ValueError(
+            f"workload.categories: no category {', '.join(unknown)}; there are {', '.join(sorted(by_category))}"
+        )
     chosen = [by_category[name] for name in (categories or sorted(by_category))]
     in_turn = [prompt for prompt in chain.from_iterable(zip_longest(*chosen)) if prompt is not None]
     return in_turn[:limit]
@@ -169,7 +173,13 @@ def _prompt(row: dict[str, Any], path: Path) -> Prompt:
     if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
         raise ValueError(f"{path}: a line needs a text `prompt`, and `form` chat or continue if any: {str(row)[:80]}")
     answer = row.get("answer")
-    return Prompt(str(row["id"]), str(row.get("category", path.stem)), form, row["prompt"], None if answer is None else str(answer))
+    return Prompt(
+        str(row["id"]),
+        str(row.get("category", path.stem)),
+        form,
+        row["prompt"],
+        None if answer is None else str(answer),
+    )
 
 
 def _refuse_duplicates(requests: list[Request]) -> None:

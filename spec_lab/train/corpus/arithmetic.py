@@ -9,7 +9,24 @@ from spec_lab.train.corpus.difficulty import Arithmetic, Difficulty
 from spec_lab.train.corpus.phrasing import Phraser
 from spec_lab.train.corpus.task import draw_between
 
-THINGS = "apples pens cups coins books eggs stamps nails cards shells beads maps keys plums bricks seeds".split()
+THINGS = [
+    "apples",
+    "pens",
+    "cups",
+    "coins",
+    "books",
+    "eggs",
+    "stamps",
+    "nails",
+    "cards",
+    "shells",
+    "beads",
+    "maps",
+    "keys",
+    "plums",
+    "bricks",
+    "seeds",
+]
 
 _EVENT_TEMPLATES = {
     "+": "[{name} [gets|buys|finds|makes|takes]|{friend} [brings|gives|sends|adds]] [{n} more|another {n}|{n} new ones]",

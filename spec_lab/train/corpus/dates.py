@@ -10,9 +10,22 @@ from spec_lab.train.corpus.difficulty import Difficulty
 from spec_lab.train.corpus.phrasing import Phraser
 from spec_lab.train.corpus.task import draw_between
 
-MONTHS = "January February March April May June July August September October November December".split()
-WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-EVENTS = "party meeting match trip test show fair talk wedding race sale feast".split()
+MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
+WEEKDAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
+EVENTS = ["party", "meeting", "match", "trip", "test", "show", "fair", "talk", "wedding", "race", "sale", "feast"]
 
 
 def _spell(day: date) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from spec_lab.train.corpus.generate import CATEGORIES, NATURAL_CATEGORIES, generate
+from spec_lab.train.corpus.categories import CATEGORIES, NATURAL_CATEGORIES, generate
 from spec_lab.train.corpus.natural import natural_text
 from spec_lab.workloads.example import ANSWER_MARKER, Example
 
@@ -26,7 +26,9 @@ def telling_windows(text: str) -> set[str]:
 def unseen_examples(category: str, num_candidates: int) -> Iterator[Example]:
     """Eval examples of a natural category whose prompt shares no telling window with the training files."""
     stream = generate(category, "eval", SEED)
-    windows_of = {example: telling_windows(example.prompt) for example, _ in zip(stream, range(num_candidates))}
+    windows_of = {
+        example: telling_windows(example.prompt) for example, _ in zip(stream, range(num_candidates), strict=False)
+    }
     seen = set().union(*windows_of.values())
     for document in natural_text("train"):
         seen_here = (document[start : start + WINDOW] for start in range(len(document) - WINDOW + 1))

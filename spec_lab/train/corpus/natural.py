@@ -17,10 +17,28 @@ from spec_lab.train.corpus.split import FILES_PER_EVAL_FILE, Split, split_of
 
 # Tests, bundled or third-party code, tables of characters, and what Python 3.12 no longer has.
 _SKIPPED_FOLDERS = frozenset(
-    "test tests idlelib lib2to3 distutils site-packages dist-packages encodings lib-dynload ensurepip turtledemo "
-    "pydoc_data __pycache__ __phello__ msilib idle_test".split()
+    [
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+        "distutils",
+        "site-packages",
+        "dist-packages",
+        "encodings",
+        "lib-dynload",
+        "ensurepip",
+        "turtledemo",
+        "pydoc_data",
+        "__pycache__",
+        "__phello__",
+        "msilib",
+        "idle_test",
+    ]
 )
-_SKIPPED_FILES = frozenset("asynchat.py asyncore.py imp.py smtpd.py _bootsubprocess.py stringprep.py this.py".split())
+_SKIPPED_FILES = frozenset(
+    ["asynchat.py", "asyncore.py", "imp.py", "smtpd.py", "_bootsubprocess.py", "stringprep.py", "this.py"]
+)
 _TOPICS = "pydoc_data/topics.py"
 
 _MIN_DOCUMENT_CHARACTERS = 400
@@ -113,7 +131,7 @@ def _is_prose(piece: str) -> bool:
 def prose_sentences(split: Split) -> tuple[str, ...]:
     """Plain sentences of the split's prose, without quotes, code or numbers, each once."""
     shortest, longest = _SENTENCE_CHARACTERS
-    pattern = re.compile(rf"(?:(?<=[.] )|(?<=\n\n)|^)([A-Z][a-z]*(?:,? [A-Za-z]?[a-z'-]+){{4,}})[.:;](?=\s)")
+    pattern = re.compile(r"(?:(?<=[.] )|(?<=\n\n)|^)([A-Z][a-z]*(?:,? [A-Za-z][a-z'-]*){4,})[.:;](?=\s)")
     found: dict[str, None] = {}
     for document in prose_documents(split):
         for paragraph in document.split("\n\n"):

@@ -9,7 +9,30 @@ from spec_lab.train.corpus.difficulty import Difficulty
 from spec_lab.train.corpus.phrasing import Phraser
 from spec_lab.train.corpus.task import draw_between
 
-PEOPLE = "Ada Bob Cleo Dan Eve Finn Gus Hana Ivan Jill Kurt Lena Max Nell Otto Pia Quinn Rolf Sue Tom Uma Vic".split()
+PEOPLE = [
+    "Ada",
+    "Bob",
+    "Cleo",
+    "Dan",
+    "Eve",
+    "Finn",
+    "Gus",
+    "Hana",
+    "Ivan",
+    "Jill",
+    "Kurt",
+    "Lena",
+    "Max",
+    "Nell",
+    "Otto",
+    "Pia",
+    "Quinn",
+    "Rolf",
+    "Sue",
+    "Tom",
+    "Uma",
+    "Vic",
+]
 # Words for "further to the front", and for the two ends.
 RELATIONS = {
     "older": ("younger", "oldest", "youngest"),
@@ -44,7 +67,11 @@ class OrderTask:
         sentences = []
         for clue, turned in zip(self.clues, self.turned, strict=True):
             left, right = self.people[clue : clue + 2]
-            template = "{right} is [just|one place] {behind} than {left}" if turned else "{left} is [just|one place] {ahead} than {right}"
+            template = (
+                "{right} is [just|one place] {behind} than {left}"
+                if turned
+                else "{left} is [just|one place] {ahead} than {right}"
+            )
             sentences.append(say.sentence(template, left=left, right=right, ahead=self.relation, behind=behind))
         closing = say.say(
             "[From the {front} on|Counting from the {front}|If the {front} is first], who is {place}?",
@@ -74,7 +101,8 @@ class OrderTask:
             ends.reverse()
         joiner = say.say("[, |, then | > | and | before ]")
         line = say.sentence(
-            "{so} [the line|the row|the list|the order] [{state}|{makes}] {line}[|, {check}]", line=joiner.join(self.people)
+            "{so} [the line|the row|the list|the order] [{state}|{makes}] {line}[|, {check}]",
+            line=joiner.join(self.people),
         )
         found = say.sentence("{so} {place} {state} {who}", place=place, who=self.answer)
         return [*ends, line, found]

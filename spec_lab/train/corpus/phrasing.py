@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from random import Random
 
 
@@ -30,7 +30,7 @@ Node = str | Slot | Choice
 Sequence = tuple[Node, ...]
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse(template: str) -> Sequence:
     """The template as literals, slots and choices. Raises ValueError where a bracket is left open."""
     sequence, end = _parse_sequence(template, 0)

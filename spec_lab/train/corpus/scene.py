@@ -6,10 +6,38 @@ from random import Random
 
 from spec_lab.train.corpus.phrasing import Phraser
 
-NAMES = (
-    "Anna Ben Carla David Emma Felix Grace Henry Iris Jack Kate Leo Maria Noah Olga Paul Rosa Sam Tina Victor Wendy Hugo "
-    "Lucy Mark Nina Oscar Peter Ruth Simon Vera"
-).split()
+NAMES = [
+    "Anna",
+    "Ben",
+    "Carla",
+    "David",
+    "Emma",
+    "Felix",
+    "Grace",
+    "Henry",
+    "Iris",
+    "Jack",
+    "Kate",
+    "Leo",
+    "Maria",
+    "Noah",
+    "Olga",
+    "Paul",
+    "Rosa",
+    "Sam",
+    "Tina",
+    "Victor",
+    "Wendy",
+    "Hugo",
+    "Lucy",
+    "Mark",
+    "Nina",
+    "Oscar",
+    "Peter",
+    "Ruth",
+    "Simon",
+    "Vera",
+]
 _FACTS: dict[str, tuple[str, ...]] = {
     "place": ("Rome", "Paris", "Cairo", "Lima", "Oslo", "Delhi", "Bern", "Kyoto", "Boston", "Quito", "Dublin", "Malta"),
     "mood": ("happy", "tired", "calm", "sad", "proud", "angry", "bored", "shy", "glad", "nervous", "hungry", "merry"),

@@ -65,7 +65,9 @@ class TraceTask:
         return str(self._after_branch() + self.rounds()[-1][1])
 
     def question(self, say: Phraser) -> str:
-        opening = say.say("[What does this print?|What will this print?|Run this by hand.|Tell {name} what this prints.]")
+        opening = say.say(
+            "[What does this print?|What will this print?|Run this by hand.|Tell {name} what this prints.]"
+        )
         return f"{opening}\n{self.source}"
 
     def steps(self, say: Phraser) -> list[str]:

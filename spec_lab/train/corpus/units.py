@@ -65,7 +65,9 @@ class UnitsTask:
         amounts = self.amounts()
         for index, factor in enumerate(self.factors):
             quantity = self.quantities[index + 1]
-            extra = say.say("[ and| plus|, then|, add|, with] {quantity}[| more]", quantity=quantity) if quantity else ""
+            extra = (
+                say.say("[ and| plus|, then|, add|, with] {quantity}[| more]", quantity=quantity) if quantity else ""
+            )
             template = (
                 "{so} [{amount} {large} [of|at|by|times|with] {factor}|{factor} [for each of|times|by] {amount} {large}]"
                 "{extra}[ {makes}|, {that} {makes}|, we {have}|, i {have}] {result} {small}[|, {check}]"

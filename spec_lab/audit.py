@@ -1,0 +1,70 @@
+"""The audit of greedy runs: is the output plain decoding's, and where it is not, is that a near-tie or a bug?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from spec_lab.core.types import RequestRecord
+from spec_lab.engine.teacher import TeacherForcing
+from spec_lab.record.summary import Divergence
+
+FLOAT32_TIE = 1e-4
+
+
+def near_tie_tolerance(dtype: torch.dtype, top_logit: float) -> float:
+    """Largest top-2 margin that rounding alone can flip.
+
+    1e-4 in float32: a product of four rows and of one row differ by some 1e-6. In 16-bit types the logits themselves
+    are rounded, to eps * |logit|; eight such steps leave room for the layers before.
+    """
+    return FLOAT32_TIE if dtype == torch.float32 else 8 * torch.finfo(dtype).eps * abs(top_logit)
+
+
+def audit(
+    records: Iterable[RequestRecord],
+    plain_outputs: Mapping[str, Sequence[int]] | None,
+    teacher: TeacherForcing,
+    dtype: torch.dtype,
+) -> list[Divergence]:
+    """The first token of each request that plain decoding would not have emitted.
+
+    Args:
+        plain_outputs: outputs of the plain reference by request id; without one the target scores the text itself by
+            teacher forcing, which by induction says the same.
+    """
+    divergences = (
+        _against_target(record, teacher, dtype)
+        if plain_outputs is None
+        else _against_plain(record, list(plain_outputs[record.request_id]), teacher, dtype)
+        for record in records
+    )
+    return [divergence for divergence in divergences if divergence is not None]
+
+
+def _against_plain(
+    record: RequestRecord, plain: list[int], teacher: TeacherForcing, dtype: torch.dtype
+) -> Divergence | None:
+    if record.output_ids == plain:
+        return None
+    pairs = enumerate(zip(record.output_ids, plain, strict=False))
+    shorter = min(len(record.output_ids), len(plain))
+    index = next((i for i, (ours, theirs) in pairs if ours != theirs), shorter)
+    if index == shorter:  # equal so far, then one ends: no tie explains it
+        return Divergence(record.request_id, index, None, "bug")
+    choice = teacher.greedy_choices(record.prompt_ids, plain[: index + 1])
+    return _judge(record.request_id, index, choice.margins[index], choice.top_logits[index], dtype)
+
+
+def _against_target(record: RequestRecord, teacher: TeacherForcing, dtype: torch.dtype) -> Divergence | None:
+    choice = teacher.greedy_choices(record.prompt_ids, record.output_ids)
+    for index, (ours, theirs) in enumerate(zip(record.output_ids, choice.token_ids, strict=True)):
+        if ours != theirs:
+            return _judge(record.request_id, index, choice.margins[index], choice.top_logits[index], dtype)
+    return None
+
+
+def _judge(request_id: str, index: int, margin: float, top_logit: float, dtype: torch.dtype) -> Divergence:
+    is_tie = margin < near_tie_tolerance(dtype, top_logit)
+    return Divergence(request_id, index, margin, "near_tie" if is_tie else "bug")

@@ -1,0 +1,103 @@
+"""From overrides to a `RunConfig`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from spec_lab.cli.options import conf_folder, read_groups, read_keys
+from spec_lab.cli.overrides import check_overrides
+from spec_lab.config import RunConfig, register_schemas
+
+VERSION_BASE = "1.3"
+
+
+def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str]]:
+    """What `python -m spec_lab OVERRIDES...` would run, and the option taken of each group.
+
+    For tests, notebooks and other programs; a sweep is not expanded and not accepted.
+
+    Raises:
+        ValueError: an override is mistyped or does not fit the options chosen.
+    """
+    check_overrides(overrides)
+    register_schemas()
+    try:
+        with initialize_config_dir(str(conf_folder().absolute()), version_base=VERSION_BASE, job_name="spec_lab"):
+            composed = compose("config", overrides=list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(explain(error)) from error
+    choices = chosen_options(composed.hydra.runtime.choices)
+    with open_dict(composed):
+        del composed["hydra"]
+    return to_run_config(composed), choices
+
+
+def to_run_config(composed: DictConfig) -> RunConfig:
+    """The typed form of a composed configuration.
+
+    Raises:
+        ValueError: a key was forced in that nothing reads, one has no value, or an interpolation leads nowhere.
+    """
+    try:
+        unknown = sorted(_unknown_keys(composed))
+        missing = sorted(OmegaConf.missing_keys(composed))
+        if unknown:
+            raise ValueError(f"{unknown[0]} is not read by the options chosen; {_owners_of(unknown[0])}")
+        if missing:
+            raise ValueError(f"{missing[0]} has no value; set {missing[0]}=...")
+        config = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise ValueError(explain(error)) from error
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def chosen_options(hydra_choices: Mapping[str, str | None]) -> dict[str, str]:
+    """The option of each group in the order of conf/config.yaml; Hydra's own groups and unchosen ones left out."""
+    return {group: option for group in read_groups() if (option := hydra_choices.get(group)) is not None}
+
+
+def explain(error: Exception) -> str:
+    """What Hydra or OmegaConf complains about, in one line with a remedy of ours where we know one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first = lines[0] if lines else type(error).__name__
+    if first.startswith("Could not override '"):
+        key = first.split("'")[1]
+        if key in read_keys():
+            return f"{key} is not read by the options chosen; {_owners_of(key)}"
+    if first.startswith("Ambiguous value for argument"):
+        argument = first.split("'")[1]
+        return f"{argument} gives several values; add -m to run them all"
+    cause = str(error.__cause__ or "").partition("\n")[0]
+    return f"{first.removesuffix('.')}: {cause}" if cause and cause not in first else first
+
+
+def _owners_of(key: str) -> str:
+    group = key.partition(".")[0]
+    known = read_keys().get(key)
+    if known is None or group not in read_groups():
+        return "leave it out"
+    return f"leave it out or choose {group}={'|'.join(known.defaults)}"
+
+
+def _unknown_keys(node: DictConfig, prefix: str = "") -> list[str]:
+    """Keys forced into a typed node, which OmegaConf would drop silently."""
+    schema = OmegaConf.get_type(node)
+    declared = {field.name for field in dataclasses.fields(schema)} if dataclasses.is_dataclass(schema) else set()
+    unknown = []
+    for key in node:
+        name = f"{prefix}{key}"
+        if key not in declared:
+            unknown.append(name)
+        elif not OmegaConf.is_missing(node, key) and not OmegaConf.is_interpolation(node, str(key)):
+            child: Any = node[key]
+            if isinstance(child, DictConfig):
+                unknown += _unknown_keys(child, f"{name}.")
+    return unknown

@@ -1,0 +1,34 @@
+"""What `--dry-run` prints: the composed parts, a line a group, and everything that would be refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from spec_lab.cli.folder import folder_name
+from spec_lab.cli.help import show_value
+from spec_lab.config import RunConfig
+
+
+def describe(config: RunConfig, choices: Mapping[str, str], refused: list[str]) -> str:
+    lines = []
+    for field in dataclasses.fields(config):
+        part = getattr(config, field.name)
+        if dataclasses.is_dataclass(part):
+            values = {key.name: getattr(part, key.name) for key in dataclasses.fields(part) if key.name != "name"}
+            lines.append(_line(field.name, choices.get(field.name, ""), values))
+    rest = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if not dataclasses.is_dataclass(getattr(config, field.name)) and field.name != "dry_run"
+    }
+    lines += [_line(group, choices[group], {}) for group in ("experiment", "debug") if group in choices]
+    lines.append(_line("run", "", rest))
+    lines.append(_line("folder", f"{config.output_dir}/{folder_name(config, choices)}", {}))
+    lines += [f"refused: {message}" for message in refused] or ["nothing is refused"]
+    return "\n".join(lines)
+
+
+def _line(group: str, option: str, values: Mapping[str, object]) -> str:
+    shown = " ".join(f"{key}={show_value(value)}" for key, value in values.items())
+    return f"{group:12}{option:16}{shown}".rstrip()

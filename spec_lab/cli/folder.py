@@ -1,0 +1,80 @@
+"""Names of folders: what ran, and a short hash of the resolved configuration. No clock in them.
+
+The same run again gets the same name with a number behind it, so nothing is ever overwritten.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spec_lab.config import RunConfig
+
+NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
+NOT_PART_OF_THE_RUN = ("output_dir", "dry_run")
+
+
+def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:
+    """`run-pocket-eagle3-strict-catchup-eager-1a2b3c4d`."""
+    values = {key: value for key, value in dataclasses.asdict(config).items() if key not in NOT_PART_OF_THE_RUN}
+    return "-".join([config.name, *(choices[group] for group in NAMED_GROUPS), short_hash(values)])
+
+
+def make_folder(base: Path, name: str) -> Path:
+    """Make `base/name`, or `base/name-2` and so on; safe against other processes that do the same.
+
+    Raises:
+        ValueError: `base` cannot be written.
+    """
+    for candidate in _numbered(name):
+        folder = base / candidate
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ValueError(f"output_dir={base} cannot be written ({error.strerror}); choose another one") from error
+        return folder
+    raise AssertionError("unreachable: the numbers do not end")
+
+
+def sweep_folder(output_dir: str, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> str:
+    """The folder of a multirun, `outputs/run-sweep-1a2b3c4d`; the resolver behind `hydra.sweep.dir`.
+
+    Args:
+        overrides: what was typed; the order does not matter.
+        sweeper: Hydra's sweeper, whose parameters an experiment may set.
+    """
+    stem = f"{name}-sweep-{short_hash([sorted(overrides), _plain(sweeper.get('params'))])}"
+    folders = (Path(output_dir) / candidate for candidate in _numbered(stem))
+    return str(next(folder for folder in folders if not folder.exists()))
+
+
+def discard_empty_sweep(folder: Path) -> None:
+    """Remove the folder of a multirun in which no job recorded anything; Hydra makes it before it checks the jobs."""
+    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
+        (folder / "multirun.yaml").unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def display(folder: Path) -> str:
+    """Relative to the working directory where it is below it."""
+    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
+
+
+def short_hash(values: Any) -> str:
+    """Eight hexadecimal digits of a plain value."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _numbered(name: str) -> itertools.chain[str]:
+    return itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+
+
+def _plain(params: Mapping[str, Any] | None) -> dict[str, str]:
+    return {key: str(value) for key, value in (params or {}).items()}

@@ -1,0 +1,108 @@
+"""One composed run from its checks to its end: what it leaves in its folder, and what the process makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from spec_lab.cli.dry_run import describe
+from spec_lab.cli.folder import folder_name, make_folder
+from spec_lab.compatibility import refusals, refuse
+from spec_lab.config import RunConfig
+from spec_lab.record.provenance import collect_provenance
+from spec_lab.record.recorder import utc_now, write_status
+from spec_lab.record.schema import Status
+from spec_lab.record.sinks import REQUESTS_FILE
+from spec_lab.record.summary import RunInfo
+
+EXIT_CODES: dict[Status, int] = {"finished": 0, "failed": 1, "refused": 2, "interrupted": 130}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended. `folder` is None where nothing was written: a dry run, or a refused run on its own."""
+
+    status: Status
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A composed run.
+
+    Attributes:
+        choices: option taken of each group.
+        base: folder in which the job makes its own.
+        in_sweep: whether it is one of several, so that its refusal has to be on record.
+    """
+
+    config: RunConfig
+    choices: dict[str, str]
+    base: Path
+    in_sweep: bool
+
+
+def run_job(job: Job) -> Outcome:
+    """Check, run and record a job. Its errors end up in the outcome; only Ctrl-C is raised on, to end a sweep too."""
+    if job.config.dry_run:
+        refused = refusals(job.config)
+        print(describe(job.config, job.choices, refused))
+        return Outcome("refused" if refused else "finished")
+    try:
+        refuse(job.config)
+        folder = make_folder(job.base, folder_name(job.config, job.choices))
+    except ValueError as error:
+        return _refused(job, None, error)
+    return _run_in(folder, job)
+
+
+def print_refusal(reason: object) -> None:
+    """One line on stderr, whatever the reason looks like."""
+    print("refused:", *str(reason).split(), file=sys.stderr)
+
+
+def _run_in(folder: Path, job: Job) -> Outcome:
+    _record(folder, job, "interrupted", "it was killed while its models were loaded")
+    try:
+        from spec_lab.runner import run
+
+        run(job.config, job.choices, folder)
+    except KeyboardInterrupt:
+        if not _has_begun(folder):
+            _record(folder, job, "interrupted", "KeyboardInterrupt")
+        raise
+    except Exception as error:
+        if isinstance(error, ValueError) and not _has_begun(folder):
+            return _refused(job, folder, error)
+        traceback.print_exc()
+        if not _has_begun(folder):
+            _record(folder, job, "failed", f"{type(error).__name__}: {error}")
+        return Outcome("failed", folder)
+    return Outcome("finished", folder)
+
+
+def _refused(job: Job, folder: Path | None, error: ValueError) -> Outcome:
+    """A user's mistake: on its own it leaves a line and nothing else, in a sweep a record."""
+    print_refusal(error)
+    if not job.in_sweep:
+        if folder is not None:
+            shutil.rmtree(folder)
+        return Outcome("refused")
+    folder = folder or make_folder(job.base, folder_name(job.config, job.choices))
+    _record(folder, job, "refused", str(error))
+    return Outcome("refused", folder)
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether the run's recorder has started; from then on it keeps the record, whatever happens."""
+    return (folder / REQUESTS_FILE).exists()
+
+
+def _record(folder: Path, job: Job, status: Status, reason: str) -> None:
+    config = dataclasses.asdict(job.config)
+    info = RunInfo(job.config.name, job.choices, config, collect_provenance(), utc_now())
+    write_status(folder, info, status, reason)

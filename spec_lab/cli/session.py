@@ -1,0 +1,95 @@
+"""One call of the command line: hands the arguments to Hydra and collects how its jobs ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from spec_lab.cli.compose import VERSION_BASE, chosen_options, to_run_config
+from spec_lab.cli.folder import discard_empty_sweep, display, sweep_folder
+from spec_lab.cli.job import EXIT_CODES, Job, Outcome, print_refusal, run_job
+from spec_lab.cli.options import conf_folder
+from spec_lab.config import register_schemas
+
+
+class Session:
+    """Runs what the arguments say, in this process and one job after the other, as Hydra's basic launcher does."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self.sweep: Path | None = None
+
+    def run(self, arguments: Sequence[str]) -> None:
+        """Compose and run.
+
+        Raises:
+            HydraException, OmegaConfBaseException, ValueError: the arguments do not compose.
+        """
+        register_schemas()
+        OmegaConf.register_new_resolver("sweep_folder", self._name_sweep, replace=True, use_cache=True)
+        enter = hydra.main(version_base=VERSION_BASE, config_path=str(conf_folder().absolute()), config_name="config")
+        try:
+            with _as_process_arguments(arguments):
+                enter(self._run_one)()
+        finally:
+            if self.sweep is not None:
+                discard_empty_sweep(self.sweep)
+
+    def exit_code(self) -> int:
+        """That of the worst job; a failure is worse than a refusal."""
+        statuses = {outcome.status for outcome in self.outcomes}
+        return next((EXIT_CODES[status] for status in ("failed", "refused") if status in statuses), 0)
+
+    def report(self) -> None:
+        """Print the run's folder, or a sweep's, as the last line."""
+        folders = [outcome.folder for outcome in self.outcomes if outcome.folder is not None]
+        if self.sweep is not None and folders:
+            counts = Counter(outcome.status for outcome in self.outcomes)
+            print(f"{len(self.outcomes)} jobs: {', '.join(f'{count} {status}' for status, count in counts.items())}")
+            print(display(self.sweep.absolute()))
+        elif folders:
+            print(display(folders[0]))
+
+    def _run_one(self, composed: DictConfig) -> None:
+        """Hydra's task: one composed job. Errors become outcomes, so that a sweep goes on."""
+        settings = HydraConfig.get()
+        in_sweep = not OmegaConf.is_missing(settings.job, "num")
+        try:
+            config = to_run_config(composed)
+        except ValueError as error:
+            print_refusal(error)
+            self.outcomes.append(Outcome("refused"))
+            return
+        base = Path(settings.runtime.output_dir)
+        choices = chosen_options(settings.runtime.choices)
+        self.outcomes.append(run_job(Job(config, choices, base if in_sweep else base / config.output_dir, in_sweep)))
+
+    def _name_sweep(self, output_dir: str, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> str:
+        folder = sweep_folder(output_dir, name, overrides, sweeper)
+        self.sweep = Path(folder)
+        return folder
+
+
+@contextmanager
+def _as_process_arguments(arguments: Sequence[str]) -> Iterator[None]:
+    """Hydra reads `sys.argv`, and raises its errors instead of printing pages of them only under HYDRA_FULL_ERROR."""
+    argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [argv[0], *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error

@@ -1,0 +1,140 @@
+"""Turns what the engine produced into rows, and keeps the run's record valid whatever happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from spec_lab.record.schema import RequestDivergence, RequestRow, RoundRow, Rows, Status, Summary
+from spec_lab.record.sinks import CONFIG_FILE, SUMMARY_FILE, FileSink, Sink, write_config, write_json
+from spec_lab.record.summary import Divergence, Measured, RunInfo, build_summary
+
+if TYPE_CHECKING:
+    from spec_lab.core.types import RequestRecord, RoundRecord
+
+STILL_RUNNING = "it still runs, or was killed before its end"
+
+
+class Recorder:
+    """Records one run into its folder: `with Recorder(folder, info) as recorder: ...; recorder.finish(summary)`.
+
+    A provisional `summary.json` with status `interrupted` stands from the first moment, so that a killed process leaves
+    a valid record. An exception makes it `failed`, Ctrl-C `interrupted`, each with its reason; both are raised on.
+    Files come first among the sinks, so that another sink's trouble cannot lose them.
+
+    Args:
+        sinks: further sinks, such as `WandbSink`.
+    """
+
+    def __init__(self, folder: Path, info: RunInfo, sinks: Sequence[Sink] = ()) -> None:
+        self.folder = folder
+        self._info = info
+        self._sinks: list[Sink] = [FileSink(), *sinks]
+        self._started: list[Sink] = []
+        self._started_at = time.perf_counter()
+        self._is_finished = False
+
+    @property
+    def seconds(self) -> float:
+        """Wall time since the recorder was made, for `build_summary`."""
+        return time.perf_counter() - self._started_at
+
+    def __enter__(self) -> Recorder:
+        provisional = self._without_results("interrupted", STILL_RUNNING)
+        try:
+            for sink in self._sinks:
+                sink.start(self.folder, provisional)
+                self._started.append(sink)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is None:
+            assert self._is_finished, "the runner left without recorder.finish(summary)"
+        elif not self._is_finished:
+            self._give_up(error)
+
+    def rounds(self, repeat: int, records: Sequence[RoundRecord]) -> None:
+        """The rounds of one timed repeat of the main configuration."""
+        for record in records:
+            row = round_row(repeat, record)
+            for sink in self._started:
+                sink.round(row)
+
+    def request(self, record: RequestRecord, text: str, correct: bool | None, divergence: Divergence | None) -> None:
+        """A finished request of the first repeat, with its decoded output and what the checks said of it."""
+        row = request_row(record, text, correct, divergence)
+        for sink in self._started:
+            sink.request(row)
+
+    def finish(self, summary: Summary) -> None:
+        """Write the final record, once. The files count: once they are written, the run has ended as they say."""
+        assert not self._is_finished, "a run ends once"
+        for sink in self._started:
+            sink.finish(summary)
+            self._is_finished = True
+
+    def _give_up(self, error: BaseException) -> None:
+        status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        self.finish(self._without_results(status, f"{type(error).__name__}: {error}"))
+
+    def _without_results(self, status: Status, reason: str) -> Summary:
+        return build_summary(self._info, Measured(), seconds=self.seconds, status=status, reason=reason)
+
+
+def write_status(folder: Path, info: RunInfo, status: Status, reason: str) -> Summary:
+    """Record a run that never began, such as a refused one: `summary.json` and `config.yaml`, nothing else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = build_summary(info, Measured(), seconds=0.0, status=status, reason=reason)
+    write_config(folder / CONFIG_FILE, info.config)
+    write_json(folder / SUMMARY_FILE, summary)
+    return summary
+
+
+def utc_now() -> str:
+    """The moment, as `RunInfo.started_at` wants it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def request_row(record: RequestRecord, text: str, correct: bool | None, divergence: Divergence | None) -> RequestRow:
+    """The line of `requests.jsonl` for a request."""
+    return RequestRow(
+        id=record.request_id,
+        category=record.category,
+        prompt_ids=list(record.prompt_ids),
+        output_ids=list(record.output_ids),
+        text=text,
+        accepted_per_round=list(record.accepted_per_round),
+        emitted_per_round=list(record.emitted_per_round),
+        truncated=record.truncated,
+        finish_reason=record.finish_reason.value,
+        arrived_at=record.arrived_at,
+        emitted_at=list(record.emitted_at),
+        answer=record.answer,
+        correct=correct,
+        divergence=None
+        if divergence is None
+        else RequestDivergence(index=divergence.index, margin=divergence.margin, kind=divergence.kind),
+    )
+
+
+def round_row(repeat: int, record: RoundRecord) -> RoundRow:
+    """The line of `rounds.jsonl` for a round."""
+    return RoundRow(
+        repeat=repeat,
+        index=record.index,
+        request_ids=record.request_ids,
+        accepted=record.accepted,
+        emitted=record.emitted,
+        truncated=record.truncated,
+        seconds=record.seconds,
+        stage_seconds=record.stage_seconds,
+        rows=cast(Rows, asdict(record.rows)),
+    )

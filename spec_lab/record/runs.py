@@ -1,0 +1,197 @@
+"""Finds and reads recorded runs: as plain summaries, or as pandas frames for notebooks."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from spec_lab.record.metrics import STAGES
+from spec_lab.record.schema import SCHEMA_VERSION, Summary
+from spec_lab.record.sinks import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Run(NamedTuple):
+    folder: Path
+    summary: Summary
+
+
+def find_runs(folders: Iterable[Path]) -> list[Run]:
+    """All runs in the folders and below them, oldest first.
+
+    A record that cannot be read is left out with a warning, so that one of another version does not hide the rest.
+
+    Raises:
+        ValueError: a folder is missing or has no run.
+    """
+    found: dict[Path, Run] = {}
+    for folder in folders:
+        inside = list(_run_folders(folder))
+        if not inside:
+            raise ValueError(f"{folder}: no {SUMMARY_FILE} in it or below; name a run, or a folder that holds some")
+        for path in inside:
+            try:
+                found[path.resolve()] = Run(path, read_summary(path))
+            except ValueError as error:
+                warnings.warn(f"left out: {error}", stacklevel=2)
+    return sorted(found.values(), key=lambda run: run.summary["started_at"])
+
+
+def newest_run(folder: Path, finished: bool = True) -> Run:
+    """The run started last in `folder` or below, by default among the finished ones."""
+    runs = [run for run in find_runs([folder]) if not finished or run.summary["status"] == "finished"]
+    if not runs:
+        raise ValueError(f"{folder}: no finished run in it; make one with python -m spec_lab")
+    return runs[-1]
+
+
+def read_summary(folder: Path) -> Summary:
+    """The record of the run in `folder`.
+
+    Raises:
+        ValueError: it is no record of ours, or was written in a layout this version does not read.
+    """
+    path = folder / SUMMARY_FILE
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        version = summary["schema_version"]
+    except (json.JSONDecodeError, TypeError, KeyError) as error:
+        raise ValueError(f"{path}: not the record of a run ({error!r})") from error
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"{path}: schema_version is {version}, this spec_lab reads {SCHEMA_VERSION}")
+    return cast(Summary, summary)
+
+
+def load_runs(folders: Path | Sequence[Path]) -> pd.DataFrame:
+    """One row a run, oldest first: its choices, knobs and numbers in flat columns."""
+    import pandas as pd
+
+    folders = [folders] if isinstance(folders, Path) else folders
+    return pd.DataFrame([_run_row(run) for run in find_runs(folders)])
+
+
+def load_requests(folder: Path) -> pd.DataFrame:
+    """`requests.jsonl` of one run, a row a request, with its own acceptance length beside."""
+    import pandas as pd
+
+    frame = pd.DataFrame(list(_read_lines(folder / REQUESTS_FILE)))
+    if not frame.empty:
+        frame["rounds"] = frame["emitted_per_round"].map(len)
+        frame["acceptance_length_all"] = frame["emitted_per_round"].map(sum) / frame["rounds"].where(
+            frame["rounds"] > 0
+        )
+        frame["num_output_tokens"] = frame["output_ids"].map(len)
+    return frame
+
+
+def load_rounds(folder: Path) -> pd.DataFrame:
+    """`rounds.jsonl` of one run, a row a round, each stage's milliseconds in a column of its own."""
+    import pandas as pd
+
+    lines = []
+    for line in _read_lines(folder / ROUNDS_FILE):
+        stages = {f"{stage}_ms": 1e3 * seconds for stage, seconds in line.pop("stage_seconds").items()}
+        lines.append({**line, **line.pop("rows"), "round_ms": 1e3 * line["seconds"], **stages})
+    return pd.DataFrame(lines).drop(columns="rows", errors="ignore")
+
+
+def load_categories(summary: Summary) -> pd.DataFrame:
+    """One row a category of one run, hardest first."""
+    import pandas as pd
+
+    rows = [
+        {
+            "category": category,
+            "num_requests": outcome["num_requests"],
+            "rounds": outcome["rounds"],
+            "acceptance_length": outcome["acceptance_length"],
+            **{f"accuracy_{key}": value for key, value in outcome["accuracy"].items()},
+        }
+        for category, outcome in summary["by_category"].items()
+    ]
+    return pd.DataFrame(rows).sort_values("acceptance_length", ignore_index=True) if rows else pd.DataFrame()
+
+
+def load_positions(summary: Summary) -> pd.DataFrame:
+    """Long form: acceptance rate by category (`all` for the whole run), position (from 1) and kind."""
+    import pandas as pd
+
+    outcomes = {"all": summary["acceptance_rate_by_position"]} | {
+        category: outcome["acceptance_rate_by_position"] for category, outcome in summary["by_category"].items()
+    }
+    return pd.DataFrame(
+        [
+            {"category": category, "position": position, "kind": kind, "rate": rate}
+            for category, rates in outcomes.items()
+            for kind in ("unconditional", "conditional")
+            for position, rate in enumerate(rates[kind], start=1)
+        ],
+        columns=["category", "position", "kind", "rate"],
+    )
+
+
+def load_configurations(summary: Summary) -> pd.DataFrame:
+    """One row a configuration, the main one first: stage times, rows and rates beside its references'."""
+    import pandas as pd
+
+    configurations: dict[str, Any] = {"this run": summary, **summary["references"]}
+    return pd.DataFrame(
+        [
+            {
+                "configuration": name,
+                "decode_tokens_per_second": speed["decode_tokens_per_second"],
+                "round_ms": speed["round_ms"],
+                **{f"{stage}_ms": speed["stage_ms_per_round"][stage] for stage in STAGES},
+                **speed["rows"],
+            }
+            for name, speed in configurations.items()
+        ]
+    )
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    """Folders with a record, nearest first; nothing below one is looked at: its files may hold copies."""
+    for place, folders, files in os.walk(folder):
+        if SUMMARY_FILE in files:
+            folders.clear()
+            yield Path(place)
+        folders.sort()
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        raise ValueError(f"{path}: missing; a run that never began has none")
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def _run_row(run: Run) -> dict[str, Any]:
+    summary = run.summary
+    speedup: Any = summary["speedup"] or {}
+    pruning: Any = summary["pruning_speedup"] or {}
+    plain_keys = (
+        "name", "status", "reason", "started_at", "seconds", "git_revision", "device", "device_name", "dtype",
+        "num_draft_tokens", "num_requests", "acceptance_length", "acceptance_length_all", "acceptance_imposed",
+        "rounds", "emitted_tokens", "output_tokens", "decode_tokens_per_second", "end_to_end_tokens_per_second",
+        "break_even_acceptance_length", "round_ms", "prefill_ms_per_request",
+    )  # fmt: skip
+    return {
+        "folder": str(run.folder),
+        **summary["choices"],
+        **{key: summary[key] for key in plain_keys},  # type: ignore[literal-required]
+        "batch_size": summary["config"].get("batch_size"),
+        "seed": summary["config"].get("seed"),
+        **{f"speedup_{key}": speedup.get(key) for key in ("value", "low", "high")},
+        **{f"pruning_speedup_{key}": pruning.get(key) for key in ("value", "low", "high")},
+        **{f"{stage}_ms": summary["stage_ms_per_round"][stage] for stage in STAGES},
+        **{f"{key}_p50_ms": value["p50"] for key, value in cast(dict[str, Any], summary["latency_ms"]).items()},
+        **{f"accuracy_{key}": value for key, value in summary["accuracy"].items()},
+        **summary["rows"],
+    }

@@ -1,0 +1,102 @@
+"""One sentence that says what a run came to, without a reader having to weigh the table."""
+
+from __future__ import annotations
+
+from spec_lab.record.schema import Ratio, Summary
+from spec_lab.record.table import number, with_range
+
+CPU_CAVEAT = (
+    "on a CPU a small model's step is mostly fixed cost (calling operations, reading weights), which skipping rows "
+    "does not reduce and every draft step pays again, so this machine shows little of what either can save"
+)
+
+
+def verdict(summary: Summary) -> str:
+    """Speedup with range, acceptance length, same tokens or not, what pruning saved, and what the device hides."""
+    if summary["status"] != "finished":
+        return f"The run is {summary['status']}: {summary['reason'] or 'no reason was recorded'}."
+    parts = [_speed(summary), _tokens(summary), _pruning(summary), _caveat(summary)]
+    return "; ".join(part for part in parts if part) + "."
+
+
+def is_noise(ratio: Ratio) -> bool:
+    """Whether the repeats disagree on the direction of a change."""
+    return ratio["low"] <= 1 <= ratio["high"]
+
+
+def _speed(summary: Summary) -> str:
+    drafter = summary["choices"].get("drafter", "the drafter")
+    if not summary["num_draft_tokens"]:
+        return f"Plain decoding gave {number(summary['decode_tokens_per_second'], 1)} tokens/s and drafted nothing"
+    return f"{_speedup(drafter, summary['speedup'], len(summary['repeats']))}, {_acceptance(summary)}"
+
+
+def _speedup(drafter: str, speedup: Ratio | None, num_repeats: int) -> str:
+    if speedup is None:
+        return f"{drafter} was not timed against plain decoding (references has no plain)"
+    if num_repeats < 2:
+        return f"{drafter} decoded {number(speedup['value'])} times as fast as plain decoding in the one repeat made"
+    measured = f"{with_range(speedup['value'], speedup['low'], speedup['high'])} times as fast as plain decoding"
+    if is_noise(speedup):
+        return f"{drafter} decoded {measured}, no difference beyond noise"
+    direction = "faster" if speedup["value"] > 1 else "slower"
+    return f"{drafter} is {direction}: it decoded {measured} over {num_repeats} repeats"
+
+
+def _acceptance(summary: Summary) -> str:
+    num_tokens = (summary["num_draft_tokens"] or 0) + 1
+    if summary["acceptance_length"] is None:
+        return "with no complete round to take an acceptance length from"
+    imposed = " that was imposed, not measured" if summary["acceptance_imposed"] else ""
+    text = f"with an acceptance length of {number(summary['acceptance_length'])} of {num_tokens}{imposed}"
+    if summary["break_even_acceptance_length"] is not None:
+        text += f" (drafting pays from {number(summary['break_even_acceptance_length'])})"
+    return text
+
+
+def _tokens(summary: Summary) -> str:
+    counts = summary["divergence"]
+    if not summary["num_draft_tokens"]:
+        return ""
+    if counts is None:
+        text = "its tokens were not compared with plain decoding"
+    elif counts["bugs"]:
+        text = f"NOT the same tokens as plain decoding in {counts['bugs']} of {counts['requests']} requests: a bug"
+    elif counts["diverged"] > counts["near_ties"]:
+        text = f"other tokens than plain decoding in {counts['diverged']} of {counts['requests']} requests"
+    elif counts["near_ties"]:
+        text = (
+            f"the same tokens as plain decoding but for {counts['near_ties']} of {counts['requests']} requests, "
+            "which part at a near-tie of the target's own logits"
+        )
+    else:
+        text = f"the same tokens as plain decoding in all {counts['requests']} requests"
+    if summary["repeats_identical"] is False:
+        text += ", though the repeats differ from each other"
+    return text
+
+
+def _pruning(summary: Summary) -> str:
+    ratio, unpruned = summary["pruning_speedup"], summary["references"].get("unpruned")
+    if ratio is None or unpruned is None:
+        return ""
+    change = [f"{100 * (value - 1):+.1f}" for value in (ratio["value"], ratio["low"], ratio["high"])]
+    text = f"pruning changed the decode rate by {change[0]} %"
+    if len(summary["repeats"]) > 1:
+        text += f" ({change[1]} to {change[2]} %), {'within' if is_noise(ratio) else 'beyond'} noise"
+    else:
+        text += ", whose noise one repeat cannot tell"
+    return f"{text}, and {_saved_rows(summary)}"
+
+
+def _saved_rows(summary: Summary) -> str:
+    rows, all_rows = summary["rows"], summary["references"]["unpruned"]["rows"]
+    return (
+        f"computed {rows['catchup_computed']:,} of {all_rows['catchup_computed']:,} catch-up rows "
+        f"and {rows['prefill_logits']:,} of {all_rows['prefill_logits']:,} rows of prompt logits"
+    )
+
+
+def _caveat(summary: Summary) -> str:
+    device = summary["device"] or ""
+    return CPU_CAVEAT if device.startswith("cpu") and summary["num_draft_tokens"] else ""

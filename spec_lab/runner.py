@@ -1,0 +1,212 @@
+"""A run from its configuration to its record: load, warm up, time interleaved with the references, audit, profile."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from spec_lab import build
+from spec_lab.audit import audit
+from spec_lab.config import LoggerConfig, PruneConfig, RunConfig
+from spec_lab.core.types import GenerationResult, Request, RequestRecord
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES
+from spec_lab.engine.teacher import TeacherForcing
+from spec_lab.profiling import profile_rounds
+from spec_lab.record.progress import Progress
+from spec_lab.record.provenance import Provenance, collect_provenance
+from spec_lab.record.recorder import Recorder, utc_now
+from spec_lab.record.report import format_run
+from spec_lab.record.schema import Kernel, Summary
+from spec_lab.record.sinks import Sink
+from spec_lab.record.summary import Divergence, Measured, RunInfo, build_summary
+from spec_lab.workloads.checker import is_correct
+from spec_lab.workloads.load import load_requests
+from spec_lab.workloads.tokenizer import TargetTokenizer
+
+MAIN = "this run"
+UNPRUNED = PruneConfig(name="none", prefill="all_rows", catchup="none")
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """Everything loaded for a run.
+
+    Attributes:
+        engines: the run's own under `MAIN`, and its references by name.
+    """
+
+    config: RunConfig
+    models: build.Models
+    tokenizer: TargetTokenizer
+    requests: list[Request]
+    engines: dict[str, Engine]
+    teacher: TeacherForcing
+
+
+def run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
+    """Run and record into `folder`; print the table and the verdict.
+
+    Raises:
+        ValueError: before anything is recorded, when a checkpoint, a prompt set or a size is not what it should be.
+    """
+    lab = load_lab(config)
+    info = RunInfo(config.name, choices, dataclasses.asdict(config), _provenance(lab), utc_now())
+    with Recorder(folder, info, _sinks(config.logger)) as recorder:
+        summary = _measure(lab, info, recorder)
+        recorder.finish(summary)
+    print(format_run(summary))
+    return summary
+
+
+def load_lab(config: RunConfig) -> Lab:
+    """Load prompts, target and drafter, and make the engines."""
+    torch.manual_seed(config.seed)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    tokenizer = TargetTokenizer(build.target_folder(config))
+    requests = load_requests(config, tokenizer)
+    limits = build.engine_limits(config, requests, config.drafter.num_draft_tokens)
+    models = build.load_models(config, limits.max_seq_len)
+    make_drafter = build.load_drafter(config, models)
+    prune = build.build_prune_policy(config.prune)
+    engines = {MAIN: build.build_engine(config, models, make_drafter, prune, limits)}
+    unpruned = build.build_prune_policy(UNPRUNED)
+    if "plain" in config.references and config.drafter.num_draft_tokens > 0:
+        engines["plain"] = build.build_engine(config, models, build.plain_drafter, unpruned, limits)
+    if "unpruned" in config.references and _prunes(config.prune):
+        engines["unpruned"] = build.build_engine(config, models, make_drafter, unpruned, limits)
+    for request in requests:
+        engines[MAIN].scheduler.check(request)
+    return Lab(config, models, tokenizer, requests, engines, _teacher(config, models, limits))
+
+
+def _prunes(prune: PruneConfig) -> bool:
+    return (prune.prefill, prune.catchup) != (UNPRUNED.prefill, UNPRUNED.catchup)
+
+
+def _teacher(config: RunConfig, models: build.Models, limits: build.Limits) -> TeacherForcing:
+    num_pages = -(-limits.max_seq_len // limits.page_size) + NUM_RESERVED_PAGES
+    one_sequence = dataclasses.replace(limits, num_slots=1, num_pages=num_pages)
+    cache = build.build_cache(models.target.config, models.target.config.num_layers, one_sequence, models)
+    return TeacherForcing(models.target, models.backend, cache, limits.page_size, config.cache.prefill_chunk)
+
+
+def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
+    """Warm-up, timed repeats, audit, profile; the finished record."""
+    config = lab.config
+    passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
+    correct: dict[str, dict[str, bool | None]] = {}
+    divergences: list[Divergence] = []
+    with Progress(config.repeats * len(lab.engines) * len(lab.requests), "request") as progress:
+        _warm_up(lab, progress)
+        for repeat in range(config.repeats):
+            for name in _rotated(list(lab.engines), repeat):
+                passes[name].append(_timed_pass(lab, name, repeat, progress))
+            recorder.rounds(repeat, passes[MAIN][-1].rounds)
+            if repeat == 0:
+                correct = {name: _check(lab, results[0].requests) for name, results in passes.items()}
+                divergences = _audit(lab, passes)
+                _record_requests(lab, recorder, passes[MAIN][0].requests, correct[MAIN], divergences)
+        kernels = _profile(lab, recorder.folder, progress)
+    measured = {name: Measured(results, correct[name]) for name, results in passes.items()}
+    return build_summary(
+        info,
+        measured.pop(MAIN),
+        measured,
+        seconds=recorder.seconds,
+        divergences=divergences,
+        kernels=kernels,
+    )
+
+
+def _warm_up(lab: Lab, progress: Progress) -> None:
+    """Untimed: first calls of every operator, and the continuations that an oracle replays."""
+    drafter = lab.engines[MAIN].parts.drafter
+    if drafter.requirements.continuations:
+        progress.stage("recording plain continuations")
+        drafter.learn(_plain_outputs(lab))
+    progress.stage("warm-up")
+    for engine in lab.engines.values():
+        engine.generate(lab.requests[: lab.config.warmup_requests])
+
+
+def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
+    """Outputs of plain decoding, from the reference or an engine made for it."""
+    engine = lab.engines.get("plain")
+    if engine is None:
+        limits = build.engine_limits(lab.config, lab.requests, 0)
+        engine = build.build_engine(
+            lab.config, lab.models, build.plain_drafter, build.build_prune_policy(UNPRUNED), limits
+        )
+    return _outputs(engine.generate(lab.requests).requests)
+
+
+def _rotated(names: list[str], by: int) -> list[str]:
+    """Another order each repeat, so that a machine that slows down does not always hurt the same one."""
+    shift = by % len(names)
+    return names[shift:] + names[:shift]
+
+
+def _timed_pass(lab: Lab, name: str, repeat: int, progress: Progress) -> GenerationResult:
+    progress.stage(f"{name}, repeat {repeat + 1} of {lab.config.repeats}")
+    gc.collect()
+    return lab.engines[name].generate(lab.requests, on_finish=lambda _: progress.advance())
+
+
+def _check(lab: Lab, records: Iterable[RequestRecord]) -> dict[str, bool | None]:
+    """Whether each answer is right, None where there is none to check."""
+    return {
+        record.request_id: None
+        if record.answer is None
+        else is_correct(record.answer, lab.tokenizer.decode(record.output_ids))
+        for record in records
+    }
+
+
+def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]]) -> list[Divergence]:
+    plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
+    return audit(passes[MAIN][0].requests, plain, lab.teacher, lab.models.dtype)
+
+
+def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:
+    return {record.request_id: record.output_ids for record in records}
+
+
+def _record_requests(
+    lab: Lab,
+    recorder: Recorder,
+    records: Iterable[RequestRecord],
+    correct: Mapping[str, bool | None],
+    divergences: Iterable[Divergence],
+) -> None:
+    by_request = {divergence.request_id: divergence for divergence in divergences}
+    for record in records:
+        text = lab.tokenizer.decode(record.output_ids)
+        recorder.request(record, text, correct[record.request_id], by_request.get(record.request_id))
+
+
+def _profile(lab: Lab, folder: Path, progress: Progress) -> list[Kernel]:
+    if lab.config.profile_rounds == 0:
+        return []
+    progress.stage("profiling")
+    batch = lab.requests[: lab.config.batch_size]
+    return profile_rounds(lab.engines[MAIN], batch, lab.config.profile_rounds, folder)
+
+
+def _provenance(lab: Lab) -> Provenance:
+    dtype = str(lab.models.dtype).removeprefix("torch.")
+    return collect_provenance(str(lab.models.device), dtype, torch.get_num_threads())
+
+
+def _sinks(config: LoggerConfig) -> list[Sink]:
+    if config.name == "jsonl":
+        return []
+    from spec_lab.record.wandb_sink import WandbSink
+
+    return [WandbSink(config.project, config.entity, config.mode, config.group)]

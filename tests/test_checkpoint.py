@@ -1,0 +1,191 @@
+"""Tensors of random tiny checkpoints that transformers wrote, and every kind of broken folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
+from spec_lab.models.config import Family, read_model_config
+from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
+
+KINDS: dict[str, tuple[Family, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama_tied": ("llama", {"tie_word_embeddings": True}),
+    "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "qwen3_tied_biases": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+}
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return load_tensors(folder, decoder_tensor_shapes(read_model_config(folder)), dtype, "cpu")
+
+
+@pytest.mark.parametrize("max_shard_size", ["5GB", "30KB"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_equal_the_ones_transformers_saved(tmp_path: Path, kind: str, max_shard_size: str) -> None:
+    family, options = KINDS[kind]
+    model = make_tiny_target(tmp_path, family, max_shard_size=max_shard_size, **options)
+    assert (tmp_path / "model.safetensors").exists() == (max_shard_size == "5GB")
+    expected = dict(model.state_dict())
+    if options.get("tie_word_embeddings"):
+        del expected["lm_head.weight"]
+    tensors = load(tmp_path)
+    assert list(tensors) == list(decoder_tensor_shapes(read_model_config(tmp_path)))
+    assert set(tensors) == set(expected)
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
+def test_casts_to_the_asked_dtype(tmp_path: Path) -> None:
+    model = make_tiny_target(tmp_path, "qwen3", max_shard_size="30KB")
+    tensors = load(tmp_path, torch.bfloat16)
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    weight = model.state_dict()["model.norm.weight"]
+    assert torch.equal(tensors["model.norm.weight"], weight.to(torch.bfloat16))
+
+
+def test_tensors_outlive_a_rewritten_file(tmp_path: Path) -> None:
+    """In place, as a training stage does: a tensor still mapped to the file would read zeros."""
+    model = make_tiny_target(tmp_path, "llama")
+    tensors = load(tmp_path)
+    file = tmp_path / "model.safetensors"
+    with file.open("r+b") as handle:
+        handle.seek(file.stat().st_size // 2)
+        handle.write(bytes(file.stat().st_size // 2))
+    assert all(torch.equal(tensors[name], weight) for name, weight in model.state_dict().items())
+
+
+def test_optional_tensors_may_be_absent(tmp_path: Path) -> None:
+    make_tiny_target(tmp_path, "llama")
+    rewrite_tensors(tmp_path, {}, drop=("lm_head.weight",))
+    wanted = decoder_tensor_shapes(read_model_config(tmp_path))
+    tensors = load_tensors(tmp_path, wanted, torch.float32, "cpu", optional=("lm_head.weight", "model.norm.weight"))
+    assert set(wanted) - set(tensors) == {"lm_head.weight"}
+
+
+def test_old_exports_rotary_buffers_and_stored_tied_head_are_ignored(tmp_path: Path) -> None:
+    model = make_tiny_target(tmp_path, "llama", tie_word_embeddings=True)
+    buffer = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rewrite_tensors(tmp_path, {buffer: torch.ones(8), "lm_head.weight": model.lm_head.weight.detach()})
+    assert {buffer, "lm_head.weight"} <= set(load_file(tmp_path / "model.safetensors"))
+    assert buffer not in load(tmp_path)
+    assert "lm_head.weight" not in load(tmp_path)
+
+
+def test_refuses_a_tied_head_that_differs(tmp_path: Path) -> None:
+    model = make_tiny_target(tmp_path, "llama", tie_word_embeddings=True)
+    rewrite_tensors(tmp_path, {"lm_head.weight": model.lm_head.weight.detach() + 1})
+    with refused(tmp_path, "ties lm_head", "tie_word_embeddings to false"):
+        load(tmp_path)
+
+
+def test_refuses_tensors_that_do_not_fit_in_one_line(tmp_path: Path) -> None:
+    make_tiny_target(tmp_path, "qwen3")
+    changes = {
+        "model.layers.1.self_attn.k_proj.weight": torch.zeros(48, 32),
+        "model.layers.8.input_layernorm.weight": torch.zeros(32),
+    }
+    rewrite_tensors(tmp_path, changes, drop=("model.norm.weight", "model.layers.7.mlp.up_proj.weight"))
+    with refused(
+        tmp_path,
+        "2 missing: model.layers.7.mlp.up_proj.weight, model.norm.weight",
+        "1 of another shape: model.layers.1.self_attn.k_proj.weight is [48, 32], config.json says [32, 32]",
+        "1 not expected: model.layers.8.input_layernorm.weight",
+    ):
+        load(tmp_path)
+
+
+def test_a_long_list_of_tensors_is_cut(tmp_path: Path) -> None:
+    make_tiny_target(tmp_path, "llama")
+    rewrite_config(tmp_path, num_hidden_layers=9)
+    with refused("9 missing: model.layers.8.input_layernorm.weight", "and 5 more"):
+        load(tmp_path)
+
+
+def test_refuses_a_config_of_another_size(tmp_path: Path) -> None:
+    make_tiny_target(tmp_path, "llama")
+    rewrite_config(tmp_path, vocab_size=161)
+    with refused("2 of another shape", "model.embed_tokens.weight is [160, 32], config.json says [161, 32]"):
+        load(tmp_path)
+
+
+def test_refuses_biases_the_config_does_not_name(tmp_path: Path) -> None:
+    make_tiny_target(tmp_path, "llama", attention_bias=True)
+    rewrite_config(tmp_path, attention_bias=False)
+    with refused("32 not expected: model.layers.0.self_attn.k_proj.bias"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_refuses_quantized_weights(tmp_path: Path, dtype: torch.dtype) -> None:
+    make_tiny_target(tmp_path, "llama")
+    rewrite_tensors(tmp_path, {"model.norm.weight": torch.ones(32).to(dtype)})
+    with refused(tmp_path, "quantized", "model.norm.weight"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("max_shard_size", ["5GB", "30KB"])
+def test_refuses_a_truncated_file(tmp_path: Path, max_shard_size: str) -> None:
+    make_tiny_target(tmp_path, "llama", max_shard_size=max_shard_size)
+    file = max(tmp_path.glob("model*.safetensors"))
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with refused(file, "truncated", "fetch it again"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:12\n", b"\0" * 64])
+def test_refuses_a_file_that_is_no_safetensors(tmp_path: Path, content: bytes) -> None:
+    make_tiny_target(tmp_path, "llama")
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with refused(tmp_path / "model.safetensors", "no safetensors file", "fetch it again"):
+        load(tmp_path)
+
+
+def test_refuses_missing_shards(tmp_path: Path) -> None:
+    make_tiny_target(tmp_path, "llama", max_shard_size="30KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    shards[1].unlink()
+    with refused(tmp_path / "model.safetensors.index.json", shards[1].name, "fetch them"):
+        load(tmp_path)
+
+
+def test_refuses_an_index_that_contradicts_its_shards(tmp_path: Path) -> None:
+    make_tiny_target(tmp_path, "llama", max_shard_size="30KB")
+    index = tmp_path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    shards = sorted(set(content["weight_map"].values()))
+    moved = next(name for name, shard in content["weight_map"].items() if shard == shards[0])
+    content["weight_map"][moved] = shards[1]
+    index.write_text(json.dumps(content))
+    with refused(tmp_path / shards[1], moved):
+        load(tmp_path)
+    index.write_text('{"metadata": {}}')
+    with refused(index, "weight_map"):
+        load(tmp_path)
+    index.write_text("{")
+    with refused(index, "JSON"):
+        load(tmp_path)
+
+
+def test_refuses_folders_without_safetensors(tmp_path: Path) -> None:
+    make_tiny_target(tmp_path, "llama")
+    wanted = decoder_tensor_shapes(read_model_config(tmp_path))
+    (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
+    with refused(tmp_path, "weights.safetensors", "rename"):
+        load(tmp_path)
+    (tmp_path / "weights.safetensors").unlink()
+    with refused(tmp_path, "neither model.safetensors nor", "fetch the weights"):
+        load(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with refused(tmp_path, "pytorch_model.bin only", "convert it to model.safetensors"):
+        load(tmp_path)
+    with refused(tmp_path / "nowhere", "no such folder"):
+        load_tensors(tmp_path / "nowhere", wanted, torch.float32, "cpu")

@@ -1,0 +1,165 @@
+"""The head's unrolled forward against drafting one token after another, and the checkpoint it writes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import Tensor
+
+from spec_lab.train.eagle3 import Eagle3Head, Eagle3Shape
+from spec_lab.train.eagle3_recipe import UnrolledLoss, load_head, save_head
+from spec_lab.train.generations import Generations
+
+SHAPE = Eagle3Shape(
+    hidden_size=12, intermediate_size=20, num_heads=4, num_kv_heads=2, head_dim=6, vocab_size=30, draft_vocab_size=10
+)
+DRAFT_TOKEN_IDS = torch.tensor([0, 1, 4, 5, 9, 11, 12, 20, 21, 29])
+
+
+@pytest.fixture
+def head() -> Eagle3Head:
+    torch.manual_seed(0)
+    head = Eagle3Head(SHAPE, DRAFT_TOKEN_IDS)
+    for name, parameter in head.named_parameters():
+        parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.5)
+    return head.double().requires_grad_(False)
+
+
+def norm(hidden: Tensor, weight: Tensor) -> Tensor:
+    return (hidden.double() / (hidden.double().pow(2).mean() + 1e-6).sqrt()) * weight
+
+
+def rotate(vector: Tensor, position: int) -> Tensor:
+    """Rotates the pairs (i, i + half) of one head's vector as complex numbers."""
+    half = len(vector) // 2
+    angles = position * 10000.0 ** (-torch.arange(half).double() / half)
+    turned = torch.complex(vector[:half].double(), vector[half:].double()) * torch.polar(torch.ones(half).double(), angles)
+    return torch.cat([turned.real, turned.imag])
+
+
+class OneRowDrafter:
+    """A drafter written from the definition: one row at a time, a list of key-value rows, no batch, no mask."""
+
+    def __init__(self, head: Eagle3Head) -> None:
+        self.head = head
+        self.rows: list[tuple[Tensor, Tensor]] = []
+
+    def row(self, embedding: Tensor, hidden: Tensor, position: int) -> Tensor:
+        """Appends a row and returns the hidden state it leaves."""
+        layer, attention = self.head.midlayer, self.head.midlayer.self_attn
+        wide = torch.cat([norm(embedding, layer.input_layernorm.weight), norm(hidden, layer.hidden_norm.weight)])
+        keys = [rotate(key, position) for key in (attention.k_proj.weight @ wide).split(SHAPE.head_dim)]
+        self.rows.append((torch.stack(keys), (attention.v_proj.weight @ wide).view(-1, SHAPE.head_dim)))
+        outputs = []
+        for index, query in enumerate((attention.q_proj.weight @ wide).split(SHAPE.head_dim)):
+            group = index // (SHAPE.num_heads // SHAPE.num_kv_heads)
+            scores = torch.stack([rotate(query, position) @ key[group] for key, _ in self.rows])
+            weights = (scores / SHAPE.head_dim**0.5).softmax(0)
+            outputs.append(sum(weight * value[group] for weight, (_, value) in zip(weights, self.rows, strict=True)))
+        hidden = hidden + attention.o_proj.weight @ torch.cat(outputs)
+        inner = norm(hidden, layer.post_attention_layernorm.weight)
+        gated = F.silu(layer.mlp.gate_proj.weight @ inner) * (layer.mlp.up_proj.weight @ inner)
+        return hidden + layer.mlp.down_proj.weight @ gated
+
+
+def test_unrolled_rows_equal_drafting_step_by_step(head: Eagle3Head) -> None:
+    num_rows, num_steps = 9, 4
+    embeddings = torch.randn(num_rows, SHAPE.hidden_size, dtype=torch.float64)
+    features = torch.randn(num_rows, 3 * SHAPE.hidden_size, dtype=torch.float64)
+    states = head.unroll(embeddings[None], features[None], num_steps)
+    for anchor in range(num_rows):
+        drafter = OneRowDrafter(head)
+        for position in range(anchor + 1):
+            hidden = drafter.row(embeddings[position], head.fc.weight @ features[position], position)
+        for step in range(min(num_steps, num_rows - anchor)):
+            if step > 0:
+                hidden = drafter.row(embeddings[anchor + step], hidden, anchor + step)
+            # The unrolling keeps norms and rotations in float32.
+            torch.testing.assert_close(states[step][0, anchor + step].double(), hidden, rtol=1e-4, atol=1e-4)
+
+
+def test_loss_counts_only_steps_anchored_behind_the_prompt_and_ending_in_the_text(head: Eagle3Head) -> None:
+    num_rows, prompt_length, length = 7, 3, 7
+    torch.manual_seed(1)
+    embeddings = torch.randn(1, num_rows, SHAPE.hidden_size)
+    features = torch.randn(1, num_rows, 3 * SHAPE.hidden_size)
+    probabilities = torch.rand(1, num_rows, SHAPE.draft_vocab_size)
+    row = torch.arange(num_rows)[None]
+    head = head.float()
+    loss = UnrolledLoss(head, num_steps=2, step_loss_decay=0.5)(
+        embeddings, features, probabilities, row + 2 < length, row - (prompt_length - 1)
+    )
+    states = head.unroll(embeddings, features, 2)
+    by_step = []
+    # Drafted are tokens 4, 5 and 6 from anchors 2, 3 and 4; a second step ends in tokens 5 and 6.
+    for step, rows in enumerate([[2, 3, 4], [3, 4]]):
+        log_q = head.draft_logits(states[step])[0].log_softmax(-1)
+        by_step.append(torch.stack([-(probabilities[0, r] * log_q[r]).sum() for r in rows]).mean())
+    torch.testing.assert_close(loss, (by_step[0] + 0.5 * by_step[1]) / 1.5)
+
+
+def test_checkpoint_has_the_names_and_config_that_engines_load(head: Eagle3Head, tmp_path) -> None:
+    save_head(head, 2048, tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    layer = "midlayer."
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "fc.weight": (12, 36),
+        layer + "input_layernorm.weight": (12,),
+        layer + "hidden_norm.weight": (12,),
+        layer + "post_attention_layernorm.weight": (12,),
+        layer + "self_attn.q_proj.weight": (24, 24),
+        layer + "self_attn.k_proj.weight": (12, 24),
+        layer + "self_attn.v_proj.weight": (12, 24),
+        layer + "self_attn.o_proj.weight": (12, 24),
+        layer + "mlp.gate_proj.weight": (20, 12),
+        layer + "mlp.up_proj.weight": (20, 12),
+        layer + "mlp.down_proj.weight": (12, 20),
+        "norm.weight": (12,),
+        "lm_head.weight": (10, 12),
+        "d2t": (10,),
+        "t2d": (30,),
+    }
+    assert tensors["d2t"].dtype == torch.int64 and tensors["t2d"].dtype == torch.bool
+    assert (torch.arange(10) + tensors["d2t"]).tolist() == DRAFT_TOKEN_IDS.tolist()
+    assert tensors["t2d"].nonzero().flatten().tolist() == DRAFT_TOKEN_IDS.tolist()
+    assert {tensor.dtype for name, tensor in tensors.items() if name not in ("d2t", "t2d")} == {torch.bfloat16}
+    config = json.loads((tmp_path / "config.json").read_text())
+    expected = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "vocab_size": 30,
+        "draft_vocab_size": 10,
+        "head_dim": 6,
+        "rope_theta": 10000.0,
+        "norm_before_residual": False,
+        "tie_word_embeddings": False,
+    }
+    assert expected.items() <= config.items()
+    assert not {"eagle_config", "eagle_aux_hidden_state_layer_ids"} & config.keys()
+
+
+def test_saved_head_loads_again(head: Eagle3Head, tmp_path) -> None:
+    head = head.bfloat16().float()
+    save_head(head, 2048, tmp_path)
+    loaded = load_head(tmp_path)
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_draft_vocabulary_is_what_the_target_writes_and_the_markers() -> None:
+    from spec_lab.train.eagle3_recipe import most_frequent_tokens
+
+    generations = Generations(
+        tokens=torch.tensor([[7, 7, 7, 3, 3, 5, 0], [7, 2, 3, 5, 5, 2, 9]], dtype=torch.int16),
+        prompt_lengths=torch.tensor([3, 1]),
+        lengths=torch.tensor([6, 6]),
+    )
+    # Written: 3 3 5 and 2 3 5 5 2; the prompts' sevens and the nine behind the end do not count.
+    assert most_frequent_tokens(generations, 10, 3, always_drafted=[8]).tolist() == [3, 5, 8]
+    with pytest.raises(ValueError, match="draft_vocab_size=11"):
+        most_frequent_tokens(generations, 10, 11, [8])
