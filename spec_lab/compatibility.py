@@ -18,7 +18,7 @@ CATCHUP_PRUNING = ("none", "post_attention", "pre_attention")
 REFERENCES = ("plain", "unpruned")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-LOGGER_MODES = ("auto", "online", "offline")
+LOGGER_MODES = ("auto", "online", "offline", "disabled")
 WORKLOADS_FROM_A_FILE = ("jsonl", "spec_bench")
 WORKLOADS_OF_ONE_LENGTH = ("fixed_length", "random_ids")
 
@@ -187,7 +187,7 @@ def cache_holds_a_request(config: RunConfig) -> str | None:
         )
     if cache.num_pages is not None and cache.page_size > 0 and cache.num_pages * cache.page_size < needed:
         return (
-            f"cache.num_pages={cache.num_pages} of {cache.page_size} tokens do not hold the {needed} tokens of a request; "
+            f"cache.num_pages={cache.num_pages} of {cache.page_size} tokens do not hold a request of {needed} tokens; "
             "use cache.num_pages=null"
         )
     return None

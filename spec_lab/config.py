@@ -151,7 +151,7 @@ class LoggerConfig:
     name: str = MISSING
     project: str = knob("spec_lab", "W&B project; logger=wandb only")
     entity: str | None = knob(None, "W&B user or team; null is the one of the key; logger=wandb only")
-    mode: str = knob("auto", "auto (online with a key, else offline), online, offline; logger=wandb only")
+    mode: str = knob("auto", "auto (online with a key, else offline), online, offline, disabled; logger=wandb only")
     group: str | None = knob(None, "W&B group; null is the sweep's name; logger=wandb only")
 
 

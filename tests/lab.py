@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +50,6 @@ DRAFTERS: dict[str, type[DrafterConfig]] = {
 
 
 NEAR_TIE = 1e-4
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Tiny products are faster on one thread, and two test runs on a machine do not slow each other down."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_pair(folder: Path, family: Family = "qwen3", **overrides: Any) -> tuple[Path, Path]:

@@ -92,11 +92,11 @@ def _unknown_keys(node: DictConfig, prefix: str = "") -> list[str]:
     schema = OmegaConf.get_type(node)
     declared = {field.name for field in dataclasses.fields(schema)} if dataclasses.is_dataclass(schema) else set()
     unknown = []
-    for key in node:
-        name = f"{prefix}{key}"
+    for key in map(str, node):
+        name = prefix + key
         if key not in declared:
             unknown.append(name)
-        elif not OmegaConf.is_missing(node, key) and not OmegaConf.is_interpolation(node, str(key)):
+        elif not OmegaConf.is_missing(node, key) and not OmegaConf.is_interpolation(node, key):
             child: Any = node[key]
             if isinstance(child, DictConfig):
                 unknown += _unknown_keys(child, f"{name}.")

@@ -16,7 +16,7 @@ from typing import Any
 from spec_lab.config import RunConfig
 
 NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
-NOT_PART_OF_THE_RUN = ("output_dir", "dry_run")
+NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "logger")
 
 
 def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:

@@ -70,8 +70,12 @@ class Session:
             self.outcomes.append(Outcome("refused"))
             return
         base = Path(settings.runtime.output_dir)
+        if not in_sweep:
+            base = base / config.output_dir
+        elif config.logger.group is None:
+            config.logger.group = base.name
         choices = chosen_options(settings.runtime.choices)
-        self.outcomes.append(run_job(Job(config, choices, base if in_sweep else base / config.output_dir, in_sweep)))
+        self.outcomes.append(run_job(Job(config, choices, base, in_sweep)))
 
     def _name_sweep(self, output_dir: str, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> str:
         folder = sweep_folder(output_dir, name, overrides, sweeper)

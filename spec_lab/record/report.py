@@ -10,7 +10,7 @@ from spec_lab.record.runs import Run
 from spec_lab.record.schema import Accuracy, Ratio, Speed, Summary
 from spec_lab.record.table import ABSENT, format_table, number, percent, with_range
 
-WIDTH = 110
+WIDTH = 120
 THIS_RUN = "this run"
 
 
@@ -23,7 +23,7 @@ def format_run(summary: Summary) -> str:
 
 
 def format_runs(runs: Sequence[Run]) -> str:
-    """Several runs: a line each, then their stages, then why some did not finish."""
+    """A line a run, then the stages of several, then why some did not finish."""
     header = [
         "#", "drafter", "prune", "K", "batch", "acceptance length", "decode tok/s", "speedup over plain", "accuracy",
         "status", "folder",
@@ -34,7 +34,7 @@ def format_runs(runs: Sequence[Run]) -> str:
         parts.append("* the acceptance was imposed, not measured")
     summaries = {f"#{index}": run.summary for index, run in enumerate(runs, start=1)}
     finished = {key: summary for key, summary in summaries.items() if summary["status"] == "finished"}
-    if finished:
+    if len(finished) > 1:
         parts.append(_stage_table(finished))
     unfinished = [summary for summary in summaries.items() if summary[1]["status"] != "finished"]
     if unfinished:
@@ -68,7 +68,7 @@ def format_definitions() -> str:
     """What every number means, one paragraph each."""
     width = max(len(name) for name in DEFINITIONS) + 2
     lines = [
-        textwrap.fill(definition, WIDTH + width, initial_indent=name.ljust(width), subsequent_indent=" " * width)
+        textwrap.fill(definition, WIDTH, initial_indent=name.ljust(width), subsequent_indent=" " * width)
         for name, definition in DEFINITIONS.items()
     ]
     return "\n".join(["Definitions", *lines])

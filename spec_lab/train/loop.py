@@ -49,7 +49,7 @@ class Optimisation:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Mean loss over the `log_every` steps that end at `step`."""
+    """Mean loss of the steps since the point before, `step` the last of them (since then, where a run was resumed)."""
 
     step: int
     loss: float
@@ -71,7 +71,7 @@ def train(
     optimiser = _adamw(loss_module, optimisation, device)
     first_step, curve = _resume(checkpoint, loss_module, optimiser, device)
     compute_loss = torch.compile(loss_module) if device.type == "cuda" else loss_module
-    running_loss = torch.zeros((), device=device)
+    running_loss, num_summed = torch.zeros((), device=device), 0
     started = time.perf_counter()
     for step in range(first_step, optimisation.num_steps):
         batch = batch_of(step)
@@ -83,11 +83,11 @@ def train(
         loss.backward()
         nn.utils.clip_grad_norm_(loss_module.parameters(), optimisation.max_grad_norm)
         optimiser.step()
-        running_loss += loss.detach()
+        running_loss, num_summed = running_loss + loss.detach(), num_summed + 1
         done = step + 1
         if done % optimisation.log_every == 0:
-            curve.append(CurvePoint(done, running_loss.item() / optimisation.log_every))
-            running_loss.zero_()
+            curve.append(CurvePoint(done, running_loss.item() / num_summed))
+            running_loss, num_summed = torch.zeros_like(running_loss), 0
             log.info("step %d loss %.4f, %.0f s", done, curve[-1].loss, time.perf_counter() - started)
         if done % optimisation.checkpoint_every == 0:
             _save(checkpoint, loss_module, optimiser, done, curve)

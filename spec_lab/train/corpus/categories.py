@@ -29,12 +29,13 @@ TASKS: dict[str, DrawTask] = {
     "order": draw_order,
     "lookup": draw_lookup,
 }
+DEFAULT_DIFFICULTY = Difficulty()
 CHECKABLE_CATEGORIES: tuple[str, ...] = tuple(TASKS)
 NATURAL_CATEGORIES: tuple[str, ...] = ("code", "prose")
 CATEGORIES: tuple[str, ...] = CHECKABLE_CATEGORIES + NATURAL_CATEGORIES
 
 
-def generate(category: str, split: Split, seed: int, difficulty: Difficulty = Difficulty()) -> Iterator[Example]:
+def generate(category: str, split: Split, seed: int, difficulty: Difficulty = DEFAULT_DIFFICULTY) -> Iterator[Example]:
     """Examples of `category` without end. Raises ValueError for a category that does not exist.
 
     A checkable problem belongs to the split that its key hashes to, whatever the seed, wording or difficulty.

@@ -27,6 +27,11 @@ MONTHS = [
 WEEKDAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 EVENTS = ["party", "meeting", "match", "trip", "test", "show", "fair", "talk", "wedding", "race", "sale", "feast"]
 
+_MOVED = (
+    "{so} [from|after|with|past] {start} "
+    "[{that} {makes}|we {have}|it falls on|we get to|it must be] {end}[|, {check}]"
+)
+
 
 def _spell(day: date) -> str:
     return f"{day.day} {MONTHS[day.month - 1]}"
@@ -74,13 +79,13 @@ class DatesTask:
             direction="plus" if shift >= 0 else "minus",
         )
         weekday = say.sentence(
-            "{so} [from|after|with|past] {weekday} [{that} {makes}|we {have}|it falls on|we get to|it must be] {end}[|, {check}]",
-            weekday=WEEKDAYS[self.start.weekday()],
+            _MOVED,
+            start=WEEKDAYS[self.start.weekday()],
             end=WEEKDAYS[self.end.weekday()],
         )
         day = say.sentence(
-            "{so} [from|after|with|past] {day} [{that} {makes}|we {have}|it falls on|we get to|it must be] {end}[|, {check}]",
-            day=_spell(self.start),
+            _MOVED,
+            start=_spell(self.start),
             end=_spell(self.end),
         )
         later_steps = [weekday, day]

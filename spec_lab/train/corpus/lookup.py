@@ -99,9 +99,9 @@ class LookupTask:
 def draw_lookup(random: Random, difficulty: Difficulty) -> LookupTask:
     knobs = difficulty.lookup
     num_rows = draw_between(random, knobs.num_rows)
-    columns = [random.sample(values, num_rows) for values in COLUMNS.values()]
+    names, colours, animals = (random.sample(values, num_rows) for values in COLUMNS.values())
     prices = random.sample(range(11, knobs.largest_number + 1), num_rows)
-    rows = tuple(Row(*cells, price) for *cells, price in zip(*columns, prices, strict=True))
+    rows = tuple(Row(*cells) for cells in zip(names, colours, animals, prices, strict=True))
     first, second = random.sample(range(num_rows), 2)
     combination = random.choice(COMBINATIONS)
     if combination == COMBINATIONS[-1] and 2 * rows[first].price < rows[second].price:

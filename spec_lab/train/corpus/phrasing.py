@@ -125,6 +125,6 @@ class Phraser:
                 words.append(self.facts[node.name])
             else:
                 choice = self.rules[node.name] if isinstance(node, Slot) else node
-                alternatives = choice.alternatives  # type: ignore[union-attr]
+                alternatives = choice.alternatives
                 # `random.choice` costs four times as much, and this line runs a hundred times an example.
                 self._write(alternatives[int(self.random.random() * len(alternatives))], values, words)

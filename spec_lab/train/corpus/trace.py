@@ -14,7 +14,7 @@ VARIABLES = "abcdkmnpqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class TraceTask:
-    """`x = (x * factor + y) % modulus` in a loop in which y moves by `stride`; then a branch, then one number printed."""
+    """`x = (x * factor + y) % modulus` in a loop that moves y by `stride`; then a branch, then one printed number."""
 
     x_name: str
     y_name: str

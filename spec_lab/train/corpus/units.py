@@ -28,7 +28,7 @@ CHAINS: tuple[tuple[tuple[str, ...], tuple[int | None, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class UnitsTask:
-    """`quantities[i]` of unit i are given, `factors[i]` of unit i + 1 make one of unit i; the last unit is asked for."""
+    """`quantities[i]` of unit i are given, `factors[i]` of unit i + 1 make one of unit i; the last is asked for."""
 
     units: tuple[str, ...]
     factors: tuple[int, ...]

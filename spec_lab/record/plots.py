@@ -1,0 +1,155 @@
+"""Figures of one run. Each takes its `summary.json` and returns a matplotlib Figure of its own, outside pyplot's list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.record.metrics import STAGES
+from spec_lab.record.runs import load_categories, load_configurations, load_positions
+from spec_lab.record.schema import Summary
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PALETTE = "colorblind"
+REST_COLOUR = "0.85"
+ROW_LABELS = {
+    "catchup_computed": "catch-up, computed",
+    "catchup_live": "catch-up, live",
+    "prefill_hidden": "prompt, hidden for the drafter",
+    "prefill_logits": "prompt, logits",
+}
+
+
+def acceptance_by_category(summary: Summary, requests: pd.DataFrame | None = None) -> Figure:
+    """Pooled acceptance length a category, hardest on top; with `requests`, each of them as a dot.
+
+    Lines mark the whole run, and the acceptance length from which drafting pays.
+    """
+    import seaborn as sns
+
+    categories = load_categories(summary)
+    with _figure(height=1.2 + 0.38 * max(len(categories), 1)) as (figure, axes):
+        colour, line, other_line = sns.color_palette(PALETTE, 3)
+        if not categories.empty:
+            order = list(categories["category"])
+            sns.barplot(categories, x="acceptance_length", y="category", order=order, color=colour, alpha=0.6, ax=axes)
+            if requests is not None and not requests.empty:
+                dots = {"color": "0.25", "size": 3, "alpha": 0.6, "jitter": 0.25}
+                sns.stripplot(requests, x="acceptance_length_all", y="category", order=order, ax=axes, **dots)
+                axes.plot([], [], "o", color="0.25", markersize=4, label="a request")
+        _mark(axes, summary["acceptance_length"], "whole run", line, "-")
+        _mark(axes, summary["break_even_acceptance_length"], "drafting pays from here", other_line, "--")
+        imposed = " (imposed)" if summary["acceptance_imposed"] else ""
+        axes.set(xlabel=f"acceptance length{imposed}: tokens emitted a round", ylabel="")
+        axes.set_xlim(1, (summary["num_draft_tokens"] or 0) + 1.05)
+        axes.set_title(f"Acceptance length by category, at most {(summary['num_draft_tokens'] or 0) + 1}", loc="left")
+        _legend_below(axes)
+    return figure
+
+
+def acceptance_by_position(summary: Summary) -> Figure:
+    """Acceptance rate at each draft position: a line for the whole run, a paler one a category.
+
+    Unconditional on the left, over all rounds; conditional on the right, over the drafts that reached the position.
+    """
+    import seaborn as sns
+
+    positions = load_positions(summary)
+    with _figure(columns=2, height=4.0, width=9.0) as (figure, both):
+        for axes, kind in zip(both, ("unconditional", "conditional"), strict=True):
+            part = positions[positions["kind"] == kind]
+            single = part[part["category"] != "all"]
+            colours = sns.color_palette("husl", single["category"].nunique())
+            sns.lineplot(single, x="position", y="rate", hue="category", palette=colours, marker="o", alpha=0.7, ax=axes)
+            whole = part[part["category"] == "all"]
+            sns.lineplot(whole, x="position", y="rate", color="black", linewidth=2.5, marker="o", label="all", ax=axes)
+            axes.set(xlabel="draft position", ylabel="share accepted" if kind == "unconditional" else "", ylim=(0, 1.02))
+            axes.set_xticks(sorted(part["position"].unique()))
+            axes.set_title(kind, loc="left")
+            _drop_legend(axes)
+        handles, labels = both[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right center", frameon=False)
+        figure.suptitle("Draft tokens accepted, by position", x=0.01, ha="left")
+    return figure
+
+
+def stage_times(summary: Summary) -> Figure:
+    """Where a round's time goes, a bar a configuration. What no stage accounts for is grey."""
+    import seaborn as sns
+
+    frame = load_configurations(summary)
+    with _figure(height=1.6 + 0.45 * len(frame)) as (figure, axes):
+        left = [0.0] * len(frame)
+        for stage, colour in zip(STAGES, sns.color_palette(PALETTE, len(STAGES)), strict=True):
+            widths = list(frame[f"{stage}_ms"].astype(float).fillna(0.0))
+            axes.barh(frame["configuration"], widths, left=left, label=stage, color=colour, height=0.65)
+            left = [start + width for start, width in zip(left, widths, strict=True)]
+        rounds = list(frame["round_ms"].astype(float).fillna(0.0))
+        rest = [max(0.0, total - start) for total, start in zip(rounds, left, strict=True)]
+        axes.barh(frame["configuration"], rest, left=left, label="not in a stage", color=REST_COLOUR, height=0.65)
+        for row, total in enumerate(rounds):
+            axes.annotate(f" {total:.2f}", (max(total, left[row]), row), va="center", fontsize="small")
+        axes.invert_yaxis()
+        axes.margins(x=0.1)
+        axes.set(xlabel="milliseconds a round", ylabel="")
+        axes.set_title("Stage times", loc="left")
+        axes.grid(visible=False, axis="y")
+        _legend_below(axes)
+    return figure
+
+
+def row_counts(summary: Summary) -> Figure:
+    """Rows that went on past the KV write, by kind and configuration: what pruning leaves out."""
+    import seaborn as sns
+
+    frame = load_configurations(summary)
+    frame = frame[frame["configuration"] != "plain"]
+    long = frame.melt(id_vars="configuration", value_vars=list(ROW_LABELS), var_name="kind", value_name="rows")
+    long["kind"] = long["kind"].map(ROW_LABELS)
+    with _figure(height=3.4) as (figure, axes):
+        colours = sns.color_palette(PALETTE, frame["configuration"].nunique())
+        sns.barplot(long, x="rows", y="kind", hue="configuration", palette=colours, ax=axes)
+        for bars in axes.containers:
+            axes.bar_label(bars, labels=[f" {int(bar.get_width()):,}" for bar in bars], fontsize="small")
+        axes.margins(x=0.12)
+        axes.set(xlabel="rows in one pass over the workload", ylabel="")
+        axes.set_title("Rows computed past the KV write", loc="left")
+        _legend_below(axes)
+    return figure
+
+
+@contextmanager
+def _figure(height: float, width: float = 7.5, columns: int = 1) -> Iterator[tuple[Figure, Any]]:
+    import seaborn as sns
+    from matplotlib.figure import Figure
+
+    with sns.axes_style("whitegrid"):
+        figure = Figure(figsize=(width, height), layout="constrained", dpi=110)
+        axes = figure.subplots(1, columns, sharey=columns > 1)
+        yield figure, axes
+        sns.despine(figure, left=True)
+
+
+def _mark(axes: Axes, value: float | None, label: str, colour: Any, style: str) -> None:
+    if value is not None:
+        axes.axvline(value, color=colour, linestyle=style, linewidth=1.8, label=f"{label}: {value:.2f}")
+
+
+def _legend_below(axes: Axes) -> None:
+    _drop_legend(axes)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
+
+
+def _drop_legend(axes: Axes) -> None:
+    legend = axes.get_legend()
+    if legend is not None:
+        legend.remove()

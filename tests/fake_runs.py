@@ -1,0 +1,190 @@
+"""Generation results made by hand, and run folders made from them by the real recorder."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spec_lab.core.types import (
+    FinishReason,
+    GenerationResult,
+    GraphCounts,
+    PrefillRecord,
+    RequestRecord,
+    RoundRecord,
+    RowCounts,
+)
+from spec_lab.record.provenance import Provenance
+from spec_lab.record.recorder import Recorder
+from spec_lab.record.schema import Kernel, Summary
+from spec_lab.record.sinks import Sink
+from spec_lab.record.summary import Divergence, Measured, RunInfo, build_summary
+
+CHOICES = {"target": "pocket", "drafter": "eagle3", "acceptance": "strict", "prune": "catchup", "graph": "eager"}
+PROVENANCE = Provenance(
+    versions={"spec_lab": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "triton": None},
+    git_revision="0123abc+dirty",
+    cpu_model="a test CPU",
+    device="cpu",
+    device_name="a test CPU",
+    dtype="float32",
+    num_threads=2,
+)
+SURVIVAL = {"code": 0.9, "dates": 0.75, "prose": 0.5}
+"""Chance that a draft token is accepted where the earlier ones were, by category."""
+
+
+def make_request(
+    request_id: str = "r0",
+    accepted: Sequence[int] = (),
+    emitted: Sequence[int] | None = None,
+    *,
+    truncated: bool = False,
+    category: str = "code",
+    arrived_at: float = 0.0,
+    emitted_at: Sequence[float] | None = None,
+) -> RequestRecord:
+    """A request of which each round emitted what it accepted and one more, unless `emitted` says otherwise."""
+    emitted = [m + 1 for m in accepted] if emitted is None else list(emitted)
+    return RequestRecord(
+        request_id=request_id,
+        category=category,
+        prompt_ids=[1, 2, 3],
+        output_ids=list(range(100, 101 + sum(emitted))),
+        answer="7",
+        accepted_per_round=list(accepted),
+        emitted_per_round=emitted,
+        truncated=truncated,
+        finish_reason=FinishReason.LENGTH if truncated else FinishReason.EOS,
+        arrived_at=arrived_at,
+        emitted_at=[float(index) for index in range(len(emitted) + 1)] if emitted_at is None else list(emitted_at),
+    )
+
+
+def make_round(
+    emitted: Sequence[int],
+    seconds: float,
+    stage_seconds: dict[str, float] | None = None,
+    rows: RowCounts | None = None,
+    index: int = 0,
+) -> RoundRecord:
+    """A round over requests r0, r1, ..., none of them cut short."""
+    return RoundRecord(
+        index=index,
+        request_ids=[f"r{i}" for i in range(len(emitted))],
+        accepted=[n - 1 for n in emitted],
+        emitted=list(emitted),
+        truncated=[False] * len(emitted),
+        seconds=seconds,
+        stage_seconds=stage_seconds or {},
+        rows=rows or RowCounts(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FakeEngine:
+    """Decodes one request after the other, with a made-up clock.
+
+    Attributes:
+        stage_ms: milliseconds of each stage that can be told apart.
+        computed_rows: catch-up rows carried past the KV write, a round.
+    """
+
+    num_draft_tokens: int
+    stage_ms: dict[str, float]
+    computed_rows: int = 0
+    logit_rows: int = 3
+    max_new_tokens: int = 24
+
+    def generate(self, num_requests: int = 12, seed: int = 0, slowdown: float = 1.0) -> GenerationResult:
+        """The tokens follow from `seed`; `slowdown` stretches all times."""
+        rng = random.Random(seed)
+        clock = 0.0
+        requests, rounds, prefills = [], [], []
+        for number in range(num_requests):
+            category = list(SURVIVAL)[number % len(SURVIVAL)]
+            clock += 0.002 * slowdown
+            rows = RowCounts(prefill_hidden=3, prefill_logits=self.logit_rows)
+            prefills.append(PrefillRecord(f"r{number}", 3, 1, 0.002 * slowdown, rows))
+            record = make_request(f"r{number}", category=category, emitted_at=[clock])
+            self._decode(record, rounds, rng, slowdown)
+            clock = record.emitted_at[-1]
+            requests.append(record)
+        return GenerationResult(requests, rounds, prefills, GraphCounts(), self.num_draft_tokens, clock)
+
+    def _decode(self, record: RequestRecord, rounds: list[RoundRecord], rng: random.Random, slowdown: float) -> None:
+        while len(record.output_ids) < self.max_new_tokens:
+            accepted = 0
+            while accepted < self.num_draft_tokens and rng.random() < SURVIVAL[record.category]:
+                accepted += 1
+            emitted = min(accepted + 1, self.max_new_tokens - len(record.output_ids))
+            record.truncated = emitted < accepted + 1
+            record.finish_reason = FinishReason.LENGTH
+            record.accepted_per_round.append(accepted)
+            record.emitted_per_round.append(emitted)
+            record.output_ids += [rng.randrange(1000) for _ in range(emitted)]
+            stages = {name: slowdown * ms / 1e3 for name, ms in self.stage_ms.items()}
+            seconds = sum(stages.values()) + 2e-5
+            record.emitted_at.append(record.emitted_at[-1] + seconds)
+            rows = RowCounts(catchup_computed=self.computed_rows, catchup_live=1 if self.num_draft_tokens else 0)
+            rounds.append(
+                RoundRecord(
+                    index=len(rounds),
+                    request_ids=[record.request_id],
+                    accepted=[accepted],
+                    emitted=[emitted],
+                    truncated=[record.truncated],
+                    seconds=seconds,
+                    stage_seconds=stages,
+                    rows=rows,
+                )
+            )
+
+
+MAIN = FakeEngine(3, {"verify": 2.4, "accept": 0.1, "catchup": 0.4, "recur": 0.7, "commit": 0.05}, 1, logit_rows=1)
+UNPRUNED = FakeEngine(3, {"verify": 2.4, "accept": 0.1, "catchup": 0.45, "recur": 0.7, "commit": 0.05}, 4)
+PLAIN = FakeEngine(0, {"verify": 2.1, "accept": 0.05, "commit": 0.05})
+
+
+def measure(engine: FakeEngine, slowdowns: Sequence[float] = (1.0, 1.02, 0.99), seed: int = 0) -> Measured:
+    """One repeat for each entry of `slowdowns`."""
+    repeats = [engine.generate(seed=seed, slowdown=slowdown) for slowdown in slowdowns]
+    correct = {r.request_id: index % 4 != 0 for index, r in enumerate(repeats[0].requests) if r.category != "prose"}
+    return Measured(repeats, dict(correct))
+
+
+def make_info(config: dict[str, Any] | None = None, started_at: str = "2026-01-02T03:04:05+00:00") -> RunInfo:
+    config = config or {"batch_size": 1, "seed": 0, "drafter": {"name": "eagle3", "num_draft_tokens": 3}}
+    return RunInfo("run", dict(CHOICES), config, PROVENANCE, started_at)
+
+
+def make_summary(**changes: Any) -> Summary:
+    """Of a finished run with both references; `changes` are arguments of `build_summary`."""
+    arguments: dict[str, Any] = {
+        "info": make_info(),
+        "main": measure(MAIN),
+        "references": {"plain": measure(PLAIN, (1.01, 1.0, 1.03)), "unpruned": measure(UNPRUNED, (1.0, 1.0, 1.0))},
+        "seconds": 12.5,
+        "divergences": [],
+        "kernels": [Kernel(name="gemm", calls_per_round=40.0, us_per_round=900.0)],
+    }
+    return build_summary(**{**arguments, **changes})
+
+
+def record_run(folder: Path, sinks: Sequence[Sink] = (), info: RunInfo | None = None, **changes: Any) -> Summary:
+    """What the runner does with its results."""
+    info = info or make_info()
+    summary = make_summary(info=info, **changes)
+    divergence = Divergence("r1", 5, 3e-5, "near_tie")
+    main = measure(MAIN)
+    with Recorder(folder, info, sinks) as recorder:
+        for index, result in enumerate(main.repeats):
+            recorder.rounds(index, result.rounds)
+        for record in main.requests:
+            found = divergence if record.request_id == divergence.request_id else None
+            recorder.request(record, f"text of {record.request_id}", main.correct.get(record.request_id), found)
+        recorder.finish(summary)
+    return summary

@@ -1,0 +1,267 @@
+"""`python -m spec_lab` as a user sees it: exit codes, messages, folders. The run itself is a fake unless said otherwise."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from spec_lab.__main__ import main
+from spec_lab.config import RunConfig
+from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
+
+Run = Callable[[RunConfig, dict[str, str], Path], dict[str, Any]]
+
+
+class FakeRunner:
+    """Stands in for spec_lab.runner: remembers what it was given, writes a finished record, fails where told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[RunConfig, dict[str, str], Path]] = []
+        self.error: BaseException | None = None
+        self.begins = True
+
+    def run(self, config: RunConfig, choices: dict[str, str], folder: Path) -> dict[str, Any]:
+        self.calls.append((config, choices, folder))
+        if self.begins:
+            (folder / REQUESTS_FILE).touch()
+        if self.error is not None:
+            raise self.error
+        (folder / SUMMARY_FILE).write_text(json.dumps({"status": "finished"}))
+        return {"status": "finished"}
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
+    fake = FakeRunner()
+    module = ModuleType("spec_lab.runner")
+    module.run = fake.run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "spec_lab.runner", module)
+    return fake
+
+
+def summaries(folder: Path) -> dict[str, dict[str, Any]]:
+    return {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.rglob(SUMMARY_FILE))}
+
+
+def last_line(text: str) -> str:
+    return text.rstrip("\n").rpartition("\n")[2]
+
+
+def test_run_ends_with_its_folder(runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drafter=ngram", "prune=catchup"]) == 0
+    [(config, choices, folder)] = runner.calls
+    assert config.drafter.name == "ngram"
+    assert choices["prune"] == "catchup"
+    assert folder.parent == empty_folder / "outputs"
+    assert folder.name.startswith("run-pocket-ngram-strict-catchup-eager-")
+    assert last_line(capsys.readouterr().out) == f"outputs/{folder.name}"
+
+
+def test_same_run_again_gets_a_folder_of_its_own(runner: FakeRunner, empty_folder: Path) -> None:
+    assert [main([]), main([]), main([])] == [0, 0, 0]
+    names = [folder.name for _, _, folder in runner.calls]
+    assert names == [names[0], f"{names[0]}-2", f"{names[0]}-3"]
+    assert len(summaries(empty_folder / "outputs")) == 3
+
+
+def test_absolute_output_dir_is_taken_as_it_is(
+    runner: FakeRunner, empty_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    assert main([f"output_dir={elsewhere}"]) == 0
+    assert runner.calls[0][2].parent == elsewhere
+    assert not list(empty_folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["drafter.num_draft_tokens=0"], "use drafter=none or drafter.num_draft_tokens=3"),
+        (["batch_size=0"], "use batch_size=1"),
+        (["batchsize=3"], "did you mean batch_size?"),
+        (["+batchsize=3"], "did you mean batch_size?"),
+        (["batch_size=two"], "batch_size takes a whole number"),
+        (["drafter=none", "drafter.max_ngram=3"], "leave it out or choose drafter=ngram"),
+        (["drafter=eagle3,ngram"], "add -m to run them all"),
+        (["batch_size=???"], "set batch_size="),
+        (["batch_size=${nope}"], "Interpolation key 'nope' not found"),
+        (["hydra.nope=3"], "hydra.nope"),
+        (["--run", "-m"], "Only one of --run, --multirun"),
+        (["-m", "batch_size=1,two"], "batch_size takes a whole number"),
+        (["-m", "drafter=ngram,eagle3", "drafter.max_ngram=3"], "leave it out or choose drafter=ngram"),
+    ],
+)
+def test_refused_run_leaves_one_line_and_nothing_else(
+    arguments: list[str],
+    message: str,
+    runner: FakeRunner,
+    empty_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(arguments) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("refused: ")
+    assert message in line
+    assert not [path for path in empty_folder.rglob("*") if path.is_file()]
+    assert not runner.calls
+
+
+def test_mistake_found_while_loading_leaves_one_line_and_nothing_else(
+    runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner.begins, runner.error = False, ValueError("the head is for hidden size 256;\nuse drafter.path=...")
+    assert main([]) == 2
+    assert capsys.readouterr().err == "refused: the head is for hidden size 256; use drafter.path=...\n"
+    assert not summaries(empty_folder)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_failed_run_shows_its_traceback_and_keeps_a_record(
+    begins: bool, runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner.begins, runner.error = begins, RuntimeError("out of luck")
+    assert main([]) == 1
+    captured = capsys.readouterr()
+    assert "Traceback" in captured.err
+    assert "RuntimeError: out of luck" in captured.err
+    [(name, summary)] = summaries(empty_folder).items()
+    assert last_line(captured.out) == f"outputs/{name}"
+    if not begins:
+        assert (summary["status"], summary["reason"]) == ("failed", "RuntimeError: out of luck")
+
+
+def test_value_error_in_the_middle_of_a_run_is_a_failure(runner: FakeRunner, empty_folder: Path) -> None:
+    runner.error = ValueError("a bug, not a wrong knob")
+    assert main([]) == 1
+
+
+def test_killed_run_leaves_a_record_that_says_so(runner: FakeRunner, empty_folder: Path) -> None:
+    runner.begins, runner.error = False, KeyboardInterrupt()
+    assert main([]) == 130
+    [summary] = summaries(empty_folder).values()
+    assert (summary["status"], summary["reason"]) == ("interrupted", "KeyboardInterrupt")
+    assert summary["config"]["drafter"]["name"] == "eagle3"
+
+
+def test_record_is_valid_before_the_models_are_loaded(runner: FakeRunner, empty_folder: Path) -> None:
+    seen: list[str] = []
+
+    def run(config: RunConfig, choices: dict[str, str], folder: Path) -> dict[str, Any]:
+        seen.append(json.loads((folder / SUMMARY_FILE).read_text())["status"])
+        return {}
+
+    sys.modules["spec_lab.runner"].run = run  # type: ignore[attr-defined]
+    main([])
+    assert seen == ["interrupted"]
+
+
+def test_sweep_records_a_refused_job_and_goes_on(
+    runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", "drafter=none,ngram", "drafter.num_draft_tokens=3"]) == 2
+    captured = capsys.readouterr()
+    [line] = captured.err.splitlines()
+    assert "drafter=none" in line
+    sweep = empty_folder / last_line(captured.out)
+    assert sweep.parent == empty_folder / "outputs"
+    assert "2 jobs: 1 refused, 1 finished" in captured.out
+    found = summaries(sweep)
+    assert sorted(summary["status"] for summary in found.values()) == ["finished", "refused"]
+    [refused] = [summary for summary in found.values() if summary["status"] == "refused"]
+    assert refused["choices"]["drafter"] == "none"
+    assert refused["reason"] in line
+
+
+def test_sweep_goes_on_past_a_failed_job(runner: FakeRunner, empty_folder: Path) -> None:
+    runner.error = RuntimeError("out of luck")
+    assert main(["-m", "seed=1,2,3"]) == 1
+    assert [config.seed for config, _, _ in runner.calls] == [1, 2, 3]
+
+
+def test_interrupt_ends_a_sweep(runner: FakeRunner, empty_folder: Path) -> None:
+    runner.error = KeyboardInterrupt()
+    assert main(["-m", "seed=1,2,3"]) == 130
+    assert len(runner.calls) == 1
+
+
+def test_jobs_of_a_sweep_share_its_folder_and_group(runner: FakeRunner, empty_folder: Path) -> None:
+    assert main(["-m", "seed=1,2"]) == 0
+    assert main(["-m", "seed=1,2"]) == 0
+    sweeps = [folder.parent for _, _, folder in runner.calls]
+    assert sweeps[0] == sweeps[1] != sweeps[2] == sweeps[3]
+    assert sweeps[2].name == f"{sweeps[0].name}-2"
+    assert [config.logger.group for config, _, _ in runner.calls] == [sweep.name for sweep in sweeps]
+    assert len({folder for _, _, folder in runner.calls}) == 4
+
+
+def test_experiment_is_a_sweep_of_its_own(runner: FakeRunner, empty_folder: Path) -> None:
+    assert main(["experiment=drafters_quick"]) == 0
+    drafters = [choices["drafter"] for _, choices, _ in runner.calls]
+    assert drafters == ["random", "ngram", "eagle3", "oracle"]
+
+
+@pytest.mark.parametrize("argument", ["--dry-run", "dry_run=true"])
+def test_dry_run_prints_the_parts_and_writes_nothing(
+    argument: str, runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["drafter=ngram", "prune=catchup", argument]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "max_ngram=4" in lines["drafter"]
+    assert "catchup=pre_attention" in lines["prune"]
+    assert "batch_size=1" in lines["run"]
+    assert lines["nothing"] == "nothing is refused"
+    assert not list(empty_folder.iterdir())
+    assert not runner.calls
+
+
+def test_dry_run_lists_every_refusal(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--dry-run", "repeats=0", "references=[x]"]) == 2
+    refused = [line for line in capsys.readouterr().out.splitlines() if line.startswith("refused: ")]
+    assert len(refused) == 2
+
+
+def test_dry_run_of_a_sweep_leaves_no_record(runner: FakeRunner, empty_folder: Path) -> None:
+    assert main(["-m", "--dry-run", "seed=1,2"]) == 0
+    assert not [path for path in empty_folder.rglob("*") if path.is_file()]
+    assert not runner.calls
+
+
+def test_help_needs_no_hydra(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drafter=ngram", "--help"]) == 0
+    assert capsys.readouterr().out.count("python -m spec_lab ") >= 2
+
+
+def test_hydras_own_flags_work(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "--package", "drafter", "drafter=ngram"]) == 0
+    assert "max_ngram: 4" in capsys.readouterr().out
+
+
+def test_arguments_of_the_process_are_restored(runner: FakeRunner, empty_folder: Path) -> None:
+    before = list(sys.argv)
+    main(["batchsize=3"])
+    main(["seed=3"])
+    assert sys.argv == before
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--dry-run"], ["-m", "batch_size=0,-1"]])
+def test_help_composing_and_refusing_never_import_torch(arguments: list[str], empty_folder: Path) -> None:
+    code = (
+        "import sys; from spec_lab.__main__ import main; main(sys.argv[1:]);"
+        "print([name for name in ('torch', 'transformers', 'wandb', 'pandas') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert last_line(done.stdout) == "[]"
+
+
+def test_module_exits_with_the_code_of_main(empty_folder: Path) -> None:
+    command = [sys.executable, "-m", "spec_lab", "batchsize=3"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "refused: batchsize=3: there is no key batchsize; did you mean batch_size?\n"

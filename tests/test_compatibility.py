@@ -1,0 +1,161 @@
+"""What cannot work is refused with the knob and the remedy; what can, is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from spec_lab import compatibility
+from spec_lab.cli.compose import compose_run
+from spec_lab.cli.overrides import check_overrides
+from spec_lab.compatibility import refusals, refuse
+from spec_lab.config import RunConfig
+
+HF = ["target=hf", "target.path=.", "drafter=ngram"]
+
+# overrides, the knob that must be named, the remedy that must be named
+FORBIDDEN = [
+    (["drafter.num_draft_tokens=0"], "drafter.num_draft_tokens=0", "drafter=none"),
+    (["drafter=oracle", "drafter.num_draft_tokens=0"], "drafter=oracle", "drafter.num_draft_tokens=3"),
+    (["drafter.num_draft_tokens=-1"], "drafter.num_draft_tokens=-1", "drafter.num_draft_tokens=3"),
+    (["drafter.num_draft_tokens=17"], "drafter.num_draft_tokens=17", "drafter.num_draft_tokens=3"),
+    (["drafter=none", "drafter.num_draft_tokens=3"], "drafter.num_draft_tokens=3", "drafter=eagle3"),
+    (["drafter=ngram", "drafter.min_ngram=5"], "drafter.min_ngram=5", "drafter.max_ngram=4"),
+    (["drafter=ngram", "drafter.min_ngram=0"], "drafter.min_ngram=0", "drafter.min_ngram=2"),
+    (["drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
+    (["target=hf", "drafter=none"], "target=hf", "target.path=FOLDER"),
+    (["target=hf", "target.path=nowhere", "drafter=none"], "target.path=nowhere", "folder"),
+    (["target=hf", "target.path=."], "target=hf", "drafter.path=FOLDER"),
+    (["target.path=."], "target.path=.", "target=hf"),
+    (["sampling.temperature=0.7"], "sampling.temperature=0.7", "sampling.temperature=0"),
+    (["drafter=oracle", "sampling.temperature=1"], "sampling.temperature=1", "sampling.temperature=0"),
+    (["sampling.temperature=-1"], "sampling.temperature=-1", "sampling.temperature=0"),
+    (["sampling.top_k=5"], "sampling.top_k=5", "leave out sampling.top_k"),
+    (["sampling.top_p=0.9"], "sampling.top_p=0.9", "leave out sampling.top_p"),
+    (["sampling.top_k=0"], "sampling.top_k=0", "sampling.top_k=null"),
+    (["sampling.top_p=1.5"], "sampling.top_p=1.5", "sampling.top_p=null"),
+    (["prune.prefill=first_row"], "prune.prefill=first_row", "last_row"),
+    (["prune.catchup=last_row"], "prune.catchup=last_row", "pre_attention"),
+    (["references=[plane]"], "references", "references=[plain,unpruned]"),
+    (["batch_size=0"], "batch_size=0", "batch_size=1"),
+    (["batch_size=-2"], "batch_size=-2", "batch_size=1"),
+    (["max_new_tokens=0"], "max_new_tokens=0", "max_new_tokens=192"),
+    (["repeats=0"], "repeats=0", "repeats=3"),
+    (["warmup_requests=-1"], "warmup_requests=-1", "warmup_requests=0"),
+    (["profile_rounds=-1"], "profile_rounds=-1", "profile_rounds=0"),
+    (["num_threads=0"], "num_threads=0", "num_threads=null"),
+    (["cache.page_size=0"], "cache.page_size=0", "cache.page_size=16"),
+    (["cache.prefill_chunk=0"], "cache.prefill_chunk=0", "cache.prefill_chunk=512"),
+    (["cache.num_pages=0"], "cache.num_pages=0", "cache.num_pages=null"),
+    (["cache.num_pages=2"], "cache.num_pages=2", "cache.num_pages=null"),
+    (["cache.max_seq_len=192"], "cache.max_seq_len=192", "max_new_tokens"),
+    (["workload=random_ids", "cache.max_seq_len=255"], "cache.max_seq_len=255", "cache.max_seq_len=null"),
+    (["device=gpu"], "device=gpu", "cuda"),
+    (["device=cpu:1"], "device=cpu:1", "cpu"),
+    (["dtype=fp16"], "dtype=fp16", "float16"),
+    (["dtype=float16", "device=cpu"], "dtype=float16", "dtype=float32"),
+    (["workload=jsonl"], "workload=jsonl", "workload.path=FILE"),
+    (["workload=spec_bench", "workload.path=nowhere.jsonl"], "workload.path=nowhere.jsonl", "JSON Lines"),
+    (["workload.path=mine.jsonl"], "workload.path=mine.jsonl", "workload=jsonl"),
+    (["workload.limit=0"], "workload.limit=0", "workload.limit=null"),
+    (["workload=fixed_length", "workload.prompt_tokens=null"], "workload.prompt_tokens", "add workload.prompt_tokens"),
+    (["workload=random_ids", "workload.num_requests=0"], "workload.num_requests=0", "workload.num_requests=8"),
+    (["workload.prompt_tokens=64"], "workload.prompt_tokens=64", "workload=fixed_length"),
+    (["workload.categories=[]"], "workload.categories=[]", "workload.categories=null"),
+    (["workload=random_ids", "workload.categories=[dates]"], "workload.categories", "leave it out"),
+    (["logger.mode=sometimes"], "logger.mode=sometimes", "offline"),
+    (["name=a/b"], "name='a/b'", "name=run"),
+    (["name=..", "seed=1"], "name='..'", "name=run"),
+    (["name=''"], "name=''", "name=run"),
+]
+
+ALLOWED = [
+    [],
+    ["drafter=ngram", "prune=catchup"],
+    ["drafter=none", "prune=catchup"],
+    ["drafter.num_draft_tokens=16"],
+    ["references=[]"],
+    ["references=[plain]"],
+    ["device=cuda:1", "dtype=float16"],
+    ["cache.max_seq_len=193"],
+    ["workload=fixed_length", "cache.max_seq_len=256"],
+    ["profile_rounds=0", "warmup_requests=0"],
+    HF,
+]
+
+
+@cache
+def compose(*overrides: str) -> RunConfig:
+    return compose_run(overrides)[0]
+
+
+@pytest.mark.parametrize(("overrides", "knob", "remedy"), FORBIDDEN)
+def test_forbidden_is_refused_in_one_line_with_knob_and_remedy(
+    overrides: list[str], knob: str, remedy: str, empty_folder: Path
+) -> None:
+    config = compose(*overrides)
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as refused:
+        refuse(config)
+    assert knob in str(refused.value)
+    assert remedy in str(refused.value)
+
+
+@pytest.mark.parametrize("overrides", ALLOWED)
+def test_allowed_is_not_refused(overrides: list[str], empty_folder: Path) -> None:
+    assert refusals(compose(*overrides)) == []
+
+
+def test_a_file_of_prompts_is_accepted(empty_folder: Path) -> None:
+    (empty_folder / "mine.jsonl").write_text("{}\n")
+    assert refusals(compose("workload=jsonl", "workload.path=mine.jsonl")) == []
+
+
+def test_every_check_has_a_forbidden_example(empty_folder: Path) -> None:
+    found = set()
+    for overrides, _, _ in FORBIDDEN:
+        found |= {check for check in compatibility.CHECKS if check(compose(*overrides)) is not None}
+    assert found == set(compatibility.CHECKS)
+
+
+def test_all_refusals_are_listed_and_the_first_is_raised() -> None:
+    config = compose("batch_size=0", "name=a/b", "references=[x]")
+    assert len(refusals(config)) == 3
+    with pytest.raises(ValueError, match=r"name='a/b'.*and 2 more.*--dry-run"):
+        refuse(config)
+
+
+def test_remedies_of_one_override_are_themselves_valid() -> None:
+    """A remedy such as `use repeats=3` must be typed as it stands."""
+    config = compose()
+    for field in dataclasses.fields(RunConfig):
+        value = getattr(config, field.name)
+        if type(value) is int:
+            message = compatibility.sizes(dataclasses.replace(config, **{field.name: -1}))
+            if message is not None:
+                check_overrides([message.rpartition("use ")[2]])
+
+
+def test_the_knobs_of_pruning_are_those_that_can_be_built() -> None:
+    policy = pytest.importorskip("spec_lab.pruning.policy")
+    assert set(compatibility.PREFILL_PRUNING) == set(policy.PROMPT_PRUNING)
+    assert set(compatibility.CATCHUP_PRUNING) == set(policy.CATCHUP_PRUNING)
+
+
+def test_what_can_be_chosen_can_be_built() -> None:
+    """The tables of the build module hold exactly the options of `conf/`."""
+    build = pytest.importorskip("spec_lab.build")
+    load = pytest.importorskip("spec_lab.workloads.load")
+    from spec_lab.cli.options import read_groups
+
+    tables = {
+        "drafter": build.DRAFTERS,
+        "acceptance": build.ACCEPTANCE,
+        "attention": build.ATTENTION,
+        "graph": build.GRAPH,
+        "workload": load.WORKLOADS,
+    }
+    for group, table in tables.items():
+        assert set(table) == set(read_groups()[group].options), group

@@ -1,0 +1,145 @@
+"""Every option of every group composes into the schema, and everything that can be chosen is explained."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import yaml
+
+from spec_lab.cli.compose import compose_run
+from spec_lab.cli.folder import folder_name
+from spec_lab.cli.help import help_text
+from spec_lab.cli.options import OTHER_HYDRA_ROOTS, conf_folder, read_groups, read_keys
+from spec_lab.config import SCHEMAS, RunConfig
+
+SCHEMA_GROUPS = [group for group in read_groups().values() if group.name not in ("experiment", "debug")]
+OPTIONS = [(group.name, option) for group in read_groups().values() for option in group.options]
+SCHEMA_OPTIONS = [(group.name, option) for group in SCHEMA_GROUPS for option in group.options]
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_composes(group: str, option: str) -> None:
+    config, choices = compose_run([f"{group}={option}"])
+    assert isinstance(config, RunConfig)
+    assert choices[group] == option
+
+
+@pytest.mark.parametrize(("group", "option"), SCHEMA_OPTIONS)
+def test_option_has_the_schema_and_the_values_of_its_file(group: str, option: str) -> None:
+    config, _ = compose_run([f"{group}={option}"])
+    part, source = getattr(config, group), read_groups()[group].options[option]
+    assert type(part) is source.schema
+    assert {key: getattr(part, key) for key in source.values} == source.values
+    if group != "sampling":
+        assert part.name == option
+
+
+def test_defaults_are_those_of_the_design() -> None:
+    config, choices = compose_run()
+    assert choices == {
+        "target": "pocket",
+        "drafter": "eagle3",
+        "acceptance": "strict",
+        "prune": "none",
+        "graph": "eager",
+        "attention": "torch",
+        "workload": "pocket",
+        "sampling": "greedy",
+        "logger": "jsonl",
+    }
+    assert config.drafter.num_draft_tokens == 3
+    assert config.workload.limit == 18
+    assert config.references == ["plain", "unpruned"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "prefill", "catchup"),
+    [
+        ("none", "all_rows", "none"),
+        ("prefill", "last_row", "none"),
+        ("post_attention", "last_row", "post_attention"),
+        ("catchup", "last_row", "pre_attention"),
+    ],
+)
+def test_prune_presets_set_both_knobs(preset: str, prefill: str, catchup: str) -> None:
+    config, _ = compose_run([f"prune={preset}"])
+    assert (config.prune.prefill, config.prune.catchup) == (prefill, catchup)
+
+
+def test_debug_smoke_is_cheap_and_leaves_what_was_chosen() -> None:
+    config, choices = compose_run(["debug=smoke", "drafter=ngram", "repeats=2"])
+    assert (config.workload.limit, config.max_new_tokens, config.repeats) == (2, 16, 2)
+    assert choices["drafter"] == "ngram"
+
+
+def test_every_group_folder_is_a_group() -> None:
+    folders = {path.name for path in conf_folder().iterdir() if path.is_dir()} - OTHER_HYDRA_ROOTS - {"__pycache__"}
+    assert folders == set(read_groups())
+
+
+def test_every_schema_is_used_by_an_option() -> None:
+    used = {option.schema for group in SCHEMA_GROUPS for option in group.options.values()}
+    assert used | {RunConfig} == set(SCHEMAS.values())
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_file_opens_with_the_command_that_uses_it(group: str, option: str) -> None:
+    command = read_groups()[group].options[option].command
+    program, *overrides = command.removeprefix("python -m ").split()
+    assert program == "spec_lab"
+    assert f"{group}={option}" in overrides
+    compose_run(overrides)
+
+
+def test_every_field_of_the_schema_has_a_known_key() -> None:
+    groups = {group.name for group in SCHEMA_GROUPS}
+    expected = {field.name for field in dataclasses.fields(RunConfig)} - groups - {"cache"}
+    expected |= {f"cache.{field.name}" for field in dataclasses.fields(SCHEMAS["run"]().cache)}
+    for group in SCHEMA_GROUPS:
+        for option in group.options.values():
+            assert option.schema is not None
+            names = {field.name for field in dataclasses.fields(option.schema)} - {"name"}
+            expected |= {f"{group.name}.{name}" for name in names}
+    assert set(read_keys()) == expected
+
+
+def test_help_explains_every_option_and_every_key_in_a_line() -> None:
+    lines = {line.strip("* ").split()[0]: line for line in help_text().splitlines() if line.strip()}
+    for group, option in OPTIONS:
+        source = read_groups()[group].options[option]
+        assert source.description in lines[f"{group}={option}"]
+    for key in read_keys().values():
+        assert key.explanation in lines[key.name]
+
+
+def test_help_shows_the_default_of_each_option_where_they_differ() -> None:
+    [limit] = [line for line in help_text().splitlines() if line.strip().startswith("workload.limit")]
+    assert limit.endswith("[null, pocket: 18]")
+
+
+def test_folder_name_has_the_choices_and_a_hash_of_the_rest() -> None:
+    config, choices = compose_run(["prune=catchup", "name=mine"])
+    name = folder_name(config, choices)
+    stem, _, digest = name.rpartition("-")
+    assert stem == "mine-pocket-eagle3-strict-catchup-eager"
+    assert len(digest) == 8
+    assert int(digest, 16) >= 0
+
+
+def test_hash_follows_what_runs_and_not_where_it_is_written() -> None:
+    names = {}
+    for override in ("seed=0", "seed=1", "output_dir=elsewhere", "logger=wandb", "batch_size=2"):
+        config, choices = compose_run([override])
+        names[override] = folder_name(config, choices)
+    assert names["seed=0"] == names["output_dir=elsewhere"] == names["logger=wandb"]
+    assert len({names["seed=0"], names["seed=1"], names["batch_size=2"]}) == 3
+
+
+def test_experiments_sweep_over_options_that_exist() -> None:
+    for option in read_groups()["experiment"].options:
+        text = (conf_folder() / "experiment" / f"{option}.yaml").read_text()
+        params = yaml.safe_load(text).get("hydra", {}).get("sweeper", {}).get("params", {})
+        for key, values in params.items():
+            for value in str(values).split(","):
+                compose_run([f"experiment={option}", f"{key}={value}"])

@@ -1,0 +1,72 @@
+"""Every notebook is stored without outputs and runs on a run folder made here by the real recorder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from tests.fake_runs import record_run
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def read_notebook(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def set_parameters(notebook: Any, **parameters: Any) -> None:
+    """Put a cell behind the one tagged `parameters`, as papermill does."""
+    [index] = [i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])]
+    source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+    notebook.cells.insert(index + 1, nbformat.v4.new_code_cell(source))
+
+
+def execute(notebook: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}")
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+
+
+def test_there_is_a_notebook() -> None:
+    assert NOTEBOOKS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_stored_without_outputs(path: Path) -> None:
+    notebook = read_notebook(path)
+    nbformat.validate(notebook)
+    for cell in code_cells(notebook):
+        assert cell.outputs == []
+        assert cell.execution_count is None
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_is_thin(path: Path) -> None:
+    """Loads, calls the library, shows: what computes belongs where it can be tested."""
+    for cell in code_cells(read_notebook(path)):
+        assert "def " not in cell.source
+        assert "for " not in cell.source.replace("for the", "")
+
+
+def test_first_run_shows_a_recorded_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "outputs" / "a-run"
+    record_run(folder)
+    notebook = read_notebook(ROOT / "notebooks" / "first_run.ipynb")
+    set_parameters(notebook, outputs=str(tmp_path / "outputs"))
+
+    execute(notebook, tmp_path, monkeypatch)
+
+    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
+    images = [output for output in outputs if "image/png" in output.get("data", {})]
+    text = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
+    assert len(images) == 4
+    assert str(folder) in text
+    assert "times as fast as plain decoding" in text
+    assert "acceptance_length_all" in text

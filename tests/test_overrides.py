@@ -1,0 +1,109 @@
+"""Typos are refused with the nearest name, whatever stands before them; what exists goes through unchanged."""
+
+from __future__ import annotations
+
+import pytest
+from hydra._internal.utils import get_args_parser
+
+from spec_lab.cli import overrides
+from spec_lab.cli.overrides import check_arguments
+
+REFUSED = [
+    ("batchsize=3", "did you mean batch_size?"),
+    ("+batchsize=3", "did you mean batch_size?"),
+    ("++batchsize=3", "did you mean batch_size?"),
+    ("~batchsize", "did you mean batch_size?"),
+    ("+batch_size=3", "write batch_size=3"),
+    ("++drafter.max_ngram=3", "write drafter.max_ngram=3"),
+    ("~batch_size", "set batch_size="),
+    ("~drafter", "choose another option with drafter="),
+    ("~drafter=eagle3", "choose another option with drafter="),
+    ("+experiment=drafters_quick", "write experiment=drafters_quick"),
+    ("dafter=eagle3", "did you mean drafter?"),
+    ("drafter=eagel3", "did you mean eagle3?"),
+    ("drafter=eagle3,ngran", "did you mean ngram?"),
+    ("experiment=drafter_quick", "did you mean drafters_quick?"),
+    ("debug=smok", "did you mean smoke?"),
+    ("drafter=nothing_like_it", "it takes one of eagle3, ngram, none, oracle, random"),
+    ("drafter=null", "drafter takes one of"),
+    ("drafter=[none,ngram]", "drafter takes one of"),
+    ("drafter@target=eagle3", "write drafter=... without target"),
+    ("drafter.num_draft_token=3", "did you mean drafter.num_draft_tokens?"),
+    ("num_draft_tokens=3", "did you mean drafter.num_draft_tokens?"),
+    ("limit=3", "did you mean workload.limit?"),
+    ("drafter.name=ngram", "write drafter=..."),
+    ("cache=3", "cache.page_size"),
+    ("cache.pagesize=3", "did you mean cache.page_size?"),
+    ("xyzzy=1", "there is no key xyzzy; see --help"),
+    ("catchup", "did you mean prune=catchup?"),
+    ("drafer", "did you mean drafter?"),
+    ("a.b:c=3", "not of the form KEY=VALUE"),
+    ("batch_size=two", "batch_size takes a whole number, not 'two'"),
+    ("batch_size=1,two", "batch_size takes a whole number, not 'two'"),
+    ("batch_size=3.5", "batch_size takes a whole number, not 3.5"),
+    ("batch_size=null", "batch_size takes a whole number, not None"),
+    ("num_threads=many", "num_threads takes a whole number or null, not 'many'"),
+    ("sampling.temperature=warm", "sampling.temperature takes a number, not 'warm'"),
+    ("dry_run=perhaps", "dry_run takes true or false, not 'perhaps'"),
+    ("references=plain", "references takes a list like [a,b], not 'plain'"),
+    ("name=[a]", "name takes a text"),
+    ("--dryrun", "did you mean --dry-run?"),
+    ("--mulitrun", "did you mean --multirun?"),
+]
+
+PASSED = [
+    "batch_size=3",
+    "batch_size=1,8",
+    "batch_size=range(1,4)",
+    "drafter=eagle3,ngram",
+    "drafter=glob(*)",
+    "drafter.max_ngram=3",
+    "workload.limit=null",
+    "name='a,b'",
+    "name=run_${drafter.name}",
+    "references=[]",
+    "hydra.mode=MULTIRUN",
+    "hydra/launcher=basic",
+    "+hydra.anything=3",
+    "-m drafter=eagle3,ngram",
+    "--cfg job",
+    "--cfg=job --package drafter",
+    "--info searchpath",
+    "--info batch_size=3",
+    "--config-dir mine drafter=mine",
+    "hydra.searchpath=[file:///mine] drafter=mine",
+]
+
+
+@pytest.mark.parametrize(("argument", "message"), REFUSED)
+def test_mistakes_are_refused_in_one_line(argument: str, message: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as refused:
+        check_arguments([argument])
+    assert str(refused.value).startswith(argument.partition("=")[0])
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("line", PASSED)
+def test_what_exists_is_left_as_it_is(line: str) -> None:
+    assert check_arguments(line.split()) == line.split()
+
+
+def test_typo_after_a_flag_with_a_value_is_seen() -> None:
+    with pytest.raises(ValueError, match="did you mean batch_size"):
+        check_arguments(["--cfg", "job", "batchsize=3"])
+    with pytest.raises(ValueError, match="did you mean batch_size"):
+        check_arguments(["--info", "batchsize=3"])
+
+
+def test_dry_run_flag_becomes_an_override() -> None:
+    assert check_arguments(["drafter=ngram", "--dry-run"]) == ["drafter=ngram", "dry_run=true"]
+
+
+def test_flags_are_hydras_and_dry_run() -> None:
+    known = {*overrides.FLAGS, *overrides.FLAGS_WITH_VALUE, *overrides.FLAGS_WITH_OPTIONAL_VALUE}
+    actions = get_args_parser()._actions
+    assert known - {overrides.DRY_RUN_FLAG} == {flag for action in actions for flag in action.option_strings}
+    takes_one = {flag for action in actions if action.nargs is None for flag in action.option_strings}
+    assert takes_one == set(overrides.FLAGS_WITH_VALUE)
+    [info] = [action for action in actions if "--info" in action.option_strings]
+    assert set(info.choices or ()) == set(overrides.INFO_TOPICS)

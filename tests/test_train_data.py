@@ -1,0 +1,101 @@
+"""The tokenizer, the packing of documents, and the counting of rounds."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from spec_lab.train import corpus
+from spec_lab.train.data import IGNORED_LABEL, TrainingTokens, next_token_labels, pack_documents
+from spec_lab.train.rounds import RoundCounts
+from spec_lab.train.tokenizer import train_tokenizer
+from spec_lab.workloads.example import SPECIAL_TOKENS, render_example, render_prompt
+
+VOCAB_SIZE = 600
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    examples = list(islice(corpus.generate("lists", "train", 0), 60))
+    return train_tokenizer([render_example(example) for example in examples], VOCAB_SIZE)
+
+
+def test_tokenizer_gives_any_text_back(tokenizer) -> None:
+    example = next(iter(corpus.generate("lists", "train", 1)))
+    for text in (render_example(example), "tab\tnew\n\n  ünïcode 測試 🙂", "<|user|>\nx<|end|>"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert len(tokenizer) == VOCAB_SIZE
+
+
+def test_markers_are_one_token_each_and_digits_stand_alone(tokenizer) -> None:
+    for marker in SPECIAL_TOKENS:
+        assert len(tokenizer(marker)["input_ids"]) == 1
+    assert tokenizer.tokenize("2026")[-4:] == ["2", "0", "2", "6"]
+    multi_digit = [token for token in tokenizer.get_vocab() if sum(c.isdigit() for c in token) > 0 and len(token) > 1]
+    assert multi_digit == []
+
+
+def test_chat_template_writes_the_prompt_of_the_workloads(tokenizer) -> None:
+    messages = [{"role": "user", "content": "How many?"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == render_prompt("chat", "How many?")
+
+
+def test_thinking_markers_survive_decoding_without_special_tokens(tokenizer) -> None:
+    ids = tokenizer("<|assistant|><think>a</think><|end|>")["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>a</think>"
+
+
+def test_packing_splits_nothing_and_loses_nothing() -> None:
+    random = np.random.default_rng(0)
+    documents = [np.full(random.integers(2, 9), value, dtype=np.uint16) for value in range(1, 41)]
+    rows = pack_documents(documents, row_length=12, pad_id=0)
+    for value, document in enumerate(documents, start=1):
+        row, columns = np.nonzero(rows == value)
+        assert len(set(row)) == 1 and len(columns) == len(document)
+        assert columns.tolist() == list(range(columns[0], columns[0] + len(document)))
+    assert len(rows) < 1.2 * sum(map(len, documents)) / 12
+
+
+def test_a_document_longer_than_a_row_is_cut_to_it() -> None:
+    rows = pack_documents([np.arange(1, 9, dtype=np.uint16), np.array([9], dtype=np.uint16)], row_length=5, pad_id=0)
+    assert rows.tolist() == [[1, 2, 3, 4, 5], [9, 0, 0, 0, 0]]
+
+
+def test_padding_is_learnt_once_and_then_ignored() -> None:
+    labels = next_token_labels(torch.tensor([[5, 6, 0, 0, 0], [0, 7, 8, 9, 5]]), pad_id=0)
+    assert labels.tolist() == [[6, 0, IGNORED_LABEL, IGNORED_LABEL], [7, 8, 9, 5]]
+
+
+def test_batches_depend_on_the_step_alone_and_mix_as_told() -> None:
+    rows = torch.full((10, 6), 3, dtype=torch.int16)
+    tokens = TrainingTokens(rows, torch.arange(100, 200, dtype=torch.int16), 0.25, end_of_text_id=1)
+    batch = tokens.batch(step=5, batch_size=8, seed=0)
+    assert torch.equal(batch, tokens.batch(5, 8, 0)) and not torch.equal(batch, tokens.batch(6, 8, 0))
+    assert (batch[:6] == 3).all() and (batch[6:, 0] == 1).all()
+    assert (batch[6:, 1:].diff() == 1).all() and (batch[6:, 1:] > 100).all()
+
+
+def test_rounds_of_a_text_counted_by_hand() -> None:
+    # Prompt tokens 0..2, written 3..9. Token 3 comes from the prefill; the first drafts start from position 2.
+    num_matches = [0] * 10
+    num_matches[2] = 1  # emits 4 5, so 5 tokens are committed
+    num_matches[4] = 0  # emits 6
+    num_matches[5] = 2  # emits 7 8 9: the text ends with this round, nothing is cut
+    counts = RoundCounts(num_draft_tokens=3)
+    counts.walk(num_matches, prompt_length=3, length=10)
+    assert (counts.num_rounds, counts.num_emitted, counts.num_truncated_rounds) == (3, 6, 0)
+    assert counts.acceptance_length == 2.0
+    assert counts.acceptance_rates == [2 / 3, 1 / 3, 0.0]
+
+
+def test_a_round_that_runs_into_the_end_of_the_text_is_kept_apart() -> None:
+    num_matches = [0, 0, 3, 0, 0, 0, 1, 0, 0]
+    counts = RoundCounts(num_draft_tokens=3)
+    # The first round emits 4 5 6 7. Of the second only token 8 exists: it agrees, and no bonus follows.
+    counts.walk(num_matches, prompt_length=3, length=9)
+    assert (counts.num_rounds, counts.num_emitted, counts.num_truncated_rounds) == (1, 4, 1)
+    assert counts.acceptance_rates == [1.0, 1.0, 1.0]

@@ -1,0 +1,90 @@
+"""`python -m spec_lab.train debug=smoke`: every stage end to end on a CPU, loaded again, and skipped the second time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from spec_lab.train.__main__ import config_folder
+from spec_lab.train.evaluate import ThinkingMarkers
+from spec_lab.train.pipeline import Pipeline, RunFolder, finished_folder
+
+
+def smoke_pipeline(output_dir: Path, *overrides: str) -> Pipeline:
+    with initialize_config_dir(config_folder(), version_base="1.3"):
+        config = compose("config", ["debug=smoke", f"output_dir={output_dir}", *overrides])
+    return instantiate(config, _convert_="all")
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return smoke_pipeline(tmp_path_factory.mktemp("train")).run()
+
+
+def test_the_target_loads_as_any_checkpoint_does(run_folder: RunFolder) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(run_folder.target)
+    model = AutoModelForCausalLM.from_pretrained(run_folder.target)
+    assert model.config.model_type == "qwen3" and model.dtype == torch.bfloat16
+    assert model.config.tie_word_embeddings and model.config.vocab_size == len(tokenizer)
+    stops = tokenizer.convert_tokens_to_ids(["<|end|>", "<|endoftext|>"])
+    assert model.generation_config.eos_token_id == stops
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "2 + 2?"}], add_generation_prompt=True)
+    assert tokenizer.decode(ids["input_ids"]) == "<|user|>\n2 + 2?<|end|>\n<|assistant|>\n"
+
+
+def test_the_head_fits_its_target(run_folder: RunFolder) -> None:
+    target = json.loads((run_folder.target / "config.json").read_text())
+    head = json.loads((run_folder.drafter("eagle3") / "config.json").read_text())
+    assert head["hidden_size"] == target["hidden_size"] and head["vocab_size"] == target["vocab_size"]
+    assert head["draft_vocab_size"] < head["vocab_size"]
+
+
+def test_the_evaluation_reports_every_category(run_folder: RunFolder) -> None:
+    report = json.loads((run_folder.records / "evaluation.json").read_text())
+    assert set(report["by_category"]) >= {"arithmetic", "lists", "trace", "dates", "units", "order", "lookup", "code"}
+    assert report["pooled"]["acceptance_length"] >= 1.0
+    assert report["by_category"]["code"]["accuracy"] is None
+    curve = json.loads((run_folder.records / "pocket.json").read_text())["curve"]
+    assert [point["step"] for point in curve] == [2, 4, 6]
+
+
+def test_finished_stages_are_skipped_and_a_missing_one_is_built_again(run_folder: RunFolder) -> None:
+    target = run_folder.target / "model.safetensors"
+    head = run_folder.drafter("eagle3") / "model.safetensors"
+    before, weights = target.stat().st_mtime_ns, head.read_bytes()
+    for file in run_folder.drafter("eagle3").iterdir():
+        file.unlink()
+    run_folder.drafter("eagle3").rmdir()
+    smoke_pipeline(run_folder.root).run()
+    assert target.stat().st_mtime_ns == before
+    assert head.read_bytes() == weights
+
+
+def test_a_stage_that_fails_leaves_no_output(tmp_path: Path) -> None:
+    output = tmp_path / "stage"
+    with pytest.raises(OSError), finished_folder(output) as unfinished:
+        (unfinished / "half").write_text("x")
+        raise OSError("disk full")
+    assert not output.exists()
+    with finished_folder(output) as unfinished:
+        assert list(unfinished.iterdir()) == []
+    assert output.is_dir()
+
+
+def test_without_a_drafter_only_the_target_is_described(tmp_path: Path) -> None:
+    with initialize_config_dir(config_folder(), version_base="1.3"):
+        config = compose("config", ["drafter=none", f"output_dir={tmp_path}"])
+    assert instantiate(config, _convert_="all").drafter is None
+
+
+def test_thinking_is_what_stands_behind_the_opening_marker_up_to_the_closing_one() -> None:
+    markers = ThinkingMarkers(start_id=8, end_id=9)
+    assert markers.thinking_mask([1, 8, 2, 3, 9, 4]).tolist() == [False, False, True, True, True, False]
+    assert markers.thinking_mask([1, 2]).tolist() == [False, False]
