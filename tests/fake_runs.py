@@ -127,7 +127,7 @@ class FakeEngine:
             record.emitted_per_round.append(emitted)
             record.output_ids += [rng.randrange(1000) for _ in range(emitted)]
             stages = {name: slowdown * ms / 1e3 for name, ms in self.stage_ms.items()}
-            seconds = sum(stages.values()) + 2e-5
+            seconds = sum(stages.values()) + 2e-5 * slowdown
             record.emitted_at.append(record.emitted_at[-1] + seconds)
             rows = RowCounts(catchup_computed=self.computed_rows, catchup_live=1 if self.num_draft_tokens else 0)
             rounds.append(

@@ -18,6 +18,7 @@ from spec_lab.workloads.example import Example, render_example, render_prompt
         ("<think>\n</think>\nAnswer: Monday,  22 May<|end|>", "monday, 22 may"),
         ("<think>\nit is 42. Answer: 42", None),  # cut off inside the thinking
         ("Answer: 42", None),
+        ("<think>a</think>\nAnswer: 41\n<think>b</think>\n", None),  # an earlier turn's answer is not this one's
         ("<think>\nAnswer: 42\n</think>\n42<|end|>", None),  # the only marker is in the thinking
         ("<think>\n42\n</think>\nAnswer:", None),  # cut off before the answer
         ("<think>\n42\n</think>\nAnswer:\n42", None),

@@ -1,4 +1,4 @@
-"""`python -m spec_lab` as a user sees it: exit codes, messages, folders. The run itself is a fake unless said otherwise."""
+"""`python -m spec_lab` as a user sees it: exit codes, messages, folders. The run itself is a fake."""
 
 from __future__ import annotations
 

@@ -6,13 +6,15 @@ import dataclasses
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
-from spec_lab.cli.compose import compose_run
+from spec_lab.cli.compose import compose_run, to_run_config
 from spec_lab.cli.folder import folder_name
 from spec_lab.cli.help import help_text
-from spec_lab.cli.options import OTHER_HYDRA_ROOTS, conf_folder, read_groups, read_keys
+from spec_lab.cli.options import conf_folder, read_groups, read_keys
 from spec_lab.config import SCHEMAS, RunConfig
 
+OTHER_HYDRA_ROOTS = {"train"}
 SCHEMA_GROUPS = [group for group in read_groups().values() if group.name not in ("experiment", "debug")]
 OPTIONS = [(group.name, option) for group in read_groups().values() for option in group.options]
 SCHEMA_OPTIONS = [(group.name, option) for group in SCHEMA_GROUPS for option in group.options]
@@ -134,6 +136,18 @@ def test_hash_follows_what_runs_and_not_where_it_is_written() -> None:
         names[override] = folder_name(config, choices)
     assert names["seed=0"] == names["output_dir=elsewhere"] == names["logger=wandb"]
     assert len({names["seed=0"], names["seed=1"], names["batch_size=2"]}) == 3
+
+
+def test_a_key_forced_in_is_refused_not_dropped() -> None:
+    """OmegaConf's own conversion drops it silently; a sweep's parameters can smuggle one in past the command line."""
+    config, _ = compose_run(["drafter=none"])
+    composed = OmegaConf.structured(config)
+    OmegaConf.update(composed, "drafter.max_ngram", 3, force_add=True)
+    with pytest.raises(ValueError, match=r"drafter\.max_ngram is not read.*choose drafter=ngram"):
+        to_run_config(composed)
+    OmegaConf.update(composed, "batchsize", 3, force_add=True)
+    with pytest.raises(ValueError, match=r"batchsize is not read.*leave it out"):
+        to_run_config(composed)
 
 
 def test_experiments_sweep_over_options_that_exist() -> None:

@@ -64,10 +64,15 @@ def test_nine_categories_ship() -> None:
     assert {path.stem for path in PROMPTS_FOLDER.glob("*.jsonl")} == set(CATEGORIES)
 
 
+def test_the_split_of_a_key_never_changes() -> None:
+    """Pinned: a salted or different hash would move problems across the border that shipped prompts rely on."""
+    in_eval = [number for number in range(300) if split_of(f"key {number}") == "eval"]
+    assert in_eval == [75, 96, 196, 226, 264, 266, 291]
+
+
 @pytest.mark.parametrize("category", CHECKABLE_CATEGORIES)
 def test_a_problem_is_on_one_side_only(category: str) -> None:
     """By construction: the split is a function of the key. So is the question but for the scene and the wording."""
-    assert split_of("arithmetic: 1+1") == split_of("arithmetic: 1+1") == "train"  # crc32, not the salted hash()
     random = Random(0)
     tasks = [TASKS[category](random, Difficulty()) for _ in range(2000)]
     eval_keys = {task.key for task in tasks if split_of(f"{category}: {task.key}") == "eval"}
@@ -83,7 +88,7 @@ def test_generated_problems_carry_keys_of_their_split(category: str, monkeypatch
     monkeypatch.setattr("spec_lab.train.corpus.categories.tell", lambda _category, task, *_: told.append(task.key))
     for split in ("train", "eval"):
         told.clear()
-        list(itertools.islice(generate(category, split, seed=5), 60))  # type: ignore[arg-type]
+        list(itertools.islice(generate(category, split, seed=5), 60))
         assert {split_of(f"{category}: {key}") for key in told} == {split}
 
 
@@ -262,7 +267,6 @@ def test_lists_answers() -> None:
         "the sum of the first two": lambda n: sum(n[:2]),
         "the sum of the two ends": lambda n: n[0] + n[-1],
         "the largest less the smallest": lambda n: max(n) - min(n),
-        "the sum of all": sum,
     }
     for example in examples("lists"):
         match = re.search(r"(\d+(?:, \d+)+)\. (.*?)\. (?:What is|Tell me|Give me|Find) (.*)[.?]$", example.prompt)

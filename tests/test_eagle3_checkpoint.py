@@ -197,6 +197,13 @@ def test_refuses_tensors_that_do_not_fit(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_refuses_quantized_weights(tmp_path: Path) -> None:
+    make_tiny_eagle3(tmp_path, TARGET)
+    rewrite_tensors(tmp_path, {"fc.weight": torch.ones(32, 96, dtype=torch.int8)})
+    with refused(tmp_path, "quantized", "fc.weight is I8"):
+        load(tmp_path)
+
+
 def test_refuses_eagle31_tensors_the_config_keeps_quiet_about(tmp_path: Path) -> None:
     make_tiny_eagle3(tmp_path, TARGET)
     rewrite_tensors(tmp_path, {"fc_norm.0.weight": torch.ones(32)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hydra._internal.utils import get_args_parser
 
-from spec_lab.cli import overrides
+from spec_lab.cli import flags
 from spec_lab.cli.overrides import check_arguments
 
 REFUSED = [
@@ -67,9 +67,7 @@ PASSED = [
     "+hydra.anything=3",
     "-m drafter=eagle3,ngram",
     "--cfg job",
-    "--cfg=job --package drafter",
     "--info searchpath",
-    "--info batch_size=3",
     "--config-dir mine drafter=mine",
     "hydra.searchpath=[file:///mine] drafter=mine",
 ]
@@ -95,15 +93,22 @@ def test_typo_after_a_flag_with_a_value_is_seen() -> None:
         check_arguments(["--info", "batchsize=3"])
 
 
+def test_flags_come_first_with_their_values() -> None:
+    """Hydra's parser refuses overrides on both sides of a flag."""
+    arguments = ["batch_size=1,8", "-m", "seed=1", "--info", "repeats=2", "--cfg=job", "drafter=ngram", "-i", "plugins"]
+    flags_first = ["-m", "--info", "all", "--cfg", "job", "-i", "plugins"]
+    assert check_arguments(arguments) == [*flags_first, "batch_size=1,8", "seed=1", "repeats=2", "drafter=ngram"]
+
+
 def test_dry_run_flag_becomes_an_override() -> None:
     assert check_arguments(["drafter=ngram", "--dry-run"]) == ["drafter=ngram", "dry_run=true"]
 
 
 def test_flags_are_hydras_and_dry_run() -> None:
-    known = {*overrides.FLAGS, *overrides.FLAGS_WITH_VALUE, *overrides.FLAGS_WITH_OPTIONAL_VALUE}
+    known = {*flags.FLAGS, *flags.FLAGS_WITH_VALUE, *flags.FLAGS_WITH_OPTIONAL_VALUE}
     actions = get_args_parser()._actions
-    assert known - {overrides.DRY_RUN_FLAG} == {flag for action in actions for flag in action.option_strings}
+    assert known - {flags.DRY_RUN_FLAG} == {flag for action in actions for flag in action.option_strings}
     takes_one = {flag for action in actions if action.nargs is None for flag in action.option_strings}
-    assert takes_one == set(overrides.FLAGS_WITH_VALUE)
+    assert takes_one == set(flags.FLAGS_WITH_VALUE)
     [info] = [action for action in actions if "--info" in action.option_strings]
-    assert set(info.choices or ()) == set(overrides.INFO_TOPICS)
+    assert set(info.choices or ()) == set(flags.INFO_TOPICS)

@@ -16,8 +16,6 @@ import yaml
 
 from spec_lab.config import SCHEMAS, CacheConfig, RunConfig
 
-OTHER_HYDRA_ROOTS = {"train"}
-
 
 @dataclass(frozen=True, slots=True)
 class Option:

@@ -1,15 +1,13 @@
 """Refuses typos before Hydra sees them.
 
 Hydra answers `batchsize=3` with the advice to type `+batchsize=3`, which it then accepts and nobody reads. So a key or
-an option that does not exist is refused here, with the nearest name, whatever sign stands before it. Hydra's own flags
-and keys (`--cfg`, `hydra.mode=...`, `hydra/launcher=...`) are left to Hydra.
+an option that does not exist is refused here, with the nearest name, whatever sign stands before it. Hydra's own keys
+(`hydra.mode=...`, `hydra/launcher=...`) are left to Hydra.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
-from itertools import chain
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,32 +16,21 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from spec_lab.cli.flags import DRY_RUN_FLAG, FLAGS_THAT_ADD_OPTIONS, split_flags
+from spec_lab.cli.nearest import hint, nearest
 from spec_lab.cli.options import Group, Key, read_groups, read_keys
-
-DRY_RUN_FLAG = "--dry-run"
-FLAGS = (
-    *("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"),
-    *("--shell-completion", "-sc", DRY_RUN_FLAG),
-)
-FLAGS_WITH_VALUE = (
-    *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
-    "--experimental-rerun",
-)
-FLAGS_WITH_OPTIONAL_VALUE = ("--info", "-i")
-INFO_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-FLAGS_THAT_ADD_OPTIONS = ("--config-path", "-cp", "--config-dir", "-cd")
 
 
 def check_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments for Hydra, `--dry-run` spelled as the override it stands for.
+    """The arguments as Hydra wants them: flags first, `--dry-run` spelled as the override it stands for.
 
     Raises:
         ValueError: an argument names something that does not exist, or gives a key a value of another type.
     """
-    flags, overrides = _split(arguments)
-    may_add_options = any(flag in FLAGS_THAT_ADD_OPTIONS for flag in flags)
-    check_overrides(overrides, may_add_options)
-    return ["dry_run=true" if argument == DRY_RUN_FLAG else argument for argument in arguments]
+    flags, overrides = split_flags(arguments)
+    check_overrides(overrides, may_add_options=any(flag in FLAGS_THAT_ADD_OPTIONS for flag in flags))
+    dry_run = ["dry_run=true"] if DRY_RUN_FLAG in flags else []
+    return [*(flag for flag in flags if flag != DRY_RUN_FLAG), *overrides, *dry_run]
 
 
 def check_overrides(overrides: Iterable[str], may_add_options: bool = False) -> None:
@@ -70,48 +57,11 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False) -> 
             raise ValueError(f"{override.input_line}: {_explain_unknown(name)}")
 
 
-def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The name most like `word`: one that ends in it (`limit` for workload.limit), else a spelling close to it."""
-    names = list(names)
-    for name in names:
-        if name.rpartition(".")[2] == word:
-            return name
-    close = get_close_matches(word, names, n=1)
-    if close:
-        return close[0]
-    leaves = {name.rpartition(".")[2]: name for name in names}
-    close = get_close_matches(word, leaves, n=1)
-    return leaves[close[0]] if close else None
-
-
-def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Flags, and what is left when the values of the flags are gone too: the overrides."""
-    flags, overrides = [], []
-    pending: Iterator[str] = iter(arguments)
-    while (argument := next(pending, None)) is not None:
-        if not argument.startswith("-"):
-            overrides.append(argument)
-            continue
-        flag, has_value, _ = argument.partition("=")
-        flags.append(flag)
-        if flag in FLAGS_WITH_VALUE:
-            if not has_value:
-                next(pending, None)
-        elif flag in FLAGS_WITH_OPTIONAL_VALUE:
-            following = next(pending, None)
-            if following is not None and following not in INFO_TOPICS:
-                pending = chain([following], pending)
-        elif flag not in FLAGS:
-            hint = _hint(nearest(flag, [*FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE]))
-            raise ValueError(f"{flag}: there is no such flag{hint}")
-    return flags, overrides
-
-
 def _parse(parser: OverridesParser, text: str) -> Override:
     if "=" not in text and not text.startswith("~"):
         owners = [f"{group.name}={text}" for group in read_groups().values() if text in group.options]
-        hint = _hint(" or ".join(owners) or nearest(text, [*read_groups(), *read_keys()]))
-        raise ValueError(f"{text}: not of the form KEY=VALUE{hint}")
+        suggestion = hint(" or ".join(owners) or nearest(text, [*read_groups(), *read_keys()]))
+        raise ValueError(f"{text}: not of the form KEY=VALUE{suggestion}")
     try:
         return parser.parse_override(text)
     except HydraException as error:
@@ -136,8 +86,8 @@ def _check_option(override: Override, group: Group, may_add_options: bool) -> No
             raise ValueError(f"{override.input_line}: {group.name} takes one of {', '.join(group.options)}")
         if option not in group.options and not may_add_options:
             near = nearest(option, group.options)
-            hint = _hint(near) if near else f"; it takes one of {', '.join(group.options)}"
-            raise ValueError(f"{override.input_line}: {group.name} has no option {option}{hint}")
+            suggestion = hint(near) if near else f"; it takes one of {', '.join(group.options)}"
+            raise ValueError(f"{override.input_line}: {group.name} has no option {option}{suggestion}")
 
 
 def _check_value(override: Override, key: Key) -> None:
@@ -169,11 +119,7 @@ def _explain_unknown(name: str) -> str:
     below = [key for key in read_keys() if key.startswith(f"{name}.")]
     if below:
         return f"{name} is no key, but a set of keys: {', '.join(below)}"
-    return f"there is no key {name}{_hint(nearest(name, [*read_groups(), *read_keys()]))}"
-
-
-def _hint(near: str | None) -> str:
-    return f"; did you mean {near}?" if near else "; see --help"
+    return f"there is no key {name}{hint(nearest(name, [*read_groups(), *read_keys()]))}"
 
 
 def _in_words(type_name: str) -> str:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 Family = Literal["llama", "qwen2", "qwen3"]
 RopeScaling = Literal["none", "linear", "llama3"]
@@ -278,6 +278,3 @@ def _token_ids(value: Any, source: str) -> tuple[int, ...]:
 def _dtype_name(config: Mapping[str, Any]) -> str:
     name = config.get("dtype") or config.get("torch_dtype") or "float32"
     return str(name).removeprefix("torch.")
-
-
-assert set(ARCHITECTURES.values()) == set(get_args(Family))

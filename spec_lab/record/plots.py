@@ -63,11 +63,12 @@ def acceptance_by_position(summary: Summary) -> Figure:
     with _figure(columns=2, height=4.0, width=9.0) as (figure, both):
         for axes, kind in zip(both, ("unconditional", "conditional"), strict=True):
             part = positions[positions["kind"] == kind]
-            single = part[part["category"] != "all"]
-            colours = sns.color_palette("husl", single["category"].nunique())
-            sns.lineplot(single, x="position", y="rate", hue="category", palette=colours, marker="o", alpha=0.7, ax=axes)
-            whole = part[part["category"] == "all"]
-            sns.lineplot(whole, x="position", y="rate", color="black", linewidth=2.5, marker="o", label="all", ax=axes)
+            single, whole = part[part["category"] != "all"], part[part["category"] == "all"]
+            if not part.empty:
+                colours = sns.color_palette("husl", single["category"].nunique())
+                lines = {"x": "position", "y": "rate", "marker": "o", "ax": axes}
+                sns.lineplot(single, hue="category", palette=colours, alpha=0.7, **lines)
+                sns.lineplot(whole, color="black", linewidth=2.5, label="all", **lines)
             axes.set(xlabel="draft position", ylabel="share accepted" if kind == "unconditional" else "", ylim=(0, 1.02))
             axes.set_xticks(sorted(part["position"].unique()))
             axes.set_title(kind, loc="left")

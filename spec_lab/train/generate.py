@@ -1,17 +1,21 @@
-"""Batched continuation of many prompts by the target."""
+"""Batched continuation of many prompts by the target: a cache of fixed size, and one CUDA graph a batch."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
 log = logging.getLogger(__name__)
+
+STEPS_BETWEEN_CHECKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +36,123 @@ def generate(
 ) -> list[Continuation]:
     """Continues every prompt until a stop token or `max_new_tokens`; temperature 0 is greedy. In the prompts' order.
 
-    Batches hold prompts of like length, padded on the left. Sampling draws from torch's global generator.
+    Batches hold prompts of like length. Sampling draws from torch's global generator.
     """
-    from transformers import GenerationConfig
-
-    settings = model.generation_config
-    stop_ids = settings.eos_token_id
-    config = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        eos_token_id=stop_ids,
-        pad_token_id=settings.pad_token_id,
-        **({"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}),
-    )
     continuations: dict[int, Continuation] = {}
     by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     for start in range(0, len(by_length), batch_size):
         indices = by_length[start : start + batch_size]
-        width = max(len(prompts[index]) for index in indices)
-        tokens = torch.full((len(indices), width), settings.pad_token_id)
-        mask = torch.zeros(len(indices), width, dtype=torch.long)
-        for row, index in enumerate(indices):
-            tokens[row, width - len(prompts[index]) :] = torch.tensor(prompts[index])
-            mask[row, width - len(prompts[index]) :] = 1
-        output = model.generate(
-            input_ids=tokens.to(model.device), attention_mask=mask.to(model.device), generation_config=config
-        )
-        for index, written in zip(indices, output[:, width:].tolist(), strict=True):
-            stop = next((at for at, token in enumerate(written) if token in stop_ids), None)
-            written = written if stop is None else written[: stop + 1]
-            continuations[index] = Continuation(prompts[index], written, stop is not None)
+        part = _continue_batch(model, [prompts[index] for index in indices], max_new_tokens, temperature)
+        continuations.update(zip(indices, part, strict=True))
         log.info("continued %d of %d prompts", len(continuations), len(prompts))
     return [continuations[index] for index in range(len(prompts))]
+
+
+@torch.inference_mode()
+def _continue_batch(
+    model: Qwen3ForCausalLM, prompts: list[list[int]], max_new_tokens: int, temperature: float
+) -> list[Continuation]:
+    batch = Batch.of(model, prompts, max_new_tokens)
+    stop_ids = torch.tensor(model.generation_config.eos_token_id, device=model.device)
+    batch.prefill(model, temperature)
+    step = _repeatable(lambda: batch.step(model, temperature, stop_ids), model.device)
+    for count in range(1, max_new_tokens):
+        step()
+        if count % STEPS_BETWEEN_CHECKS == 0 and bool(batch.finished.all()):
+            break
+    return [_cut(prompt, row, max_new_tokens, stop_ids.tolist()) for prompt, row in zip(prompts, batch.tokens.tolist())]
+
+
+def _cut(prompt: list[int], row: list[int], max_new_tokens: int, stop_ids: list[int]) -> Continuation:
+    """What stands behind the prompt, up to the first stop token."""
+    written = row[len(prompt) : len(prompt) + max_new_tokens]
+    stop = next((index for index, token in enumerate(written) if token in stop_ids), None)
+    return Continuation(prompt, written if stop is None else written[: stop + 1], stop is not None)
+
+
+def _repeatable(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """`step` as a CUDA graph, or itself elsewhere. It runs twice before: what it changes must not depend on that."""
+    if device.type != "cuda":
+        return step
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+class FixedCache:
+    """Keys and values `[layers][batch, kv_heads, length, head_dim]`, written at each row's own positions.
+
+    Stands in for transformers' caches, whose decoder layers only call `update`: a cache that grows is copied at every
+    step, and cannot be captured.
+    """
+
+    def __init__(self, config: Qwen3Config, batch_size: int, length: int, like: Tensor) -> None:
+        shape = (config.num_hidden_layers, batch_size, config.num_key_value_heads, length, config.head_dim)
+        self.keys = like.new_zeros(shape)
+        self.values = like.new_zeros(shape)
+        self.positions = torch.zeros(batch_size, 1, dtype=torch.long, device=like.device)
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Writes `[batch, kv_heads, rows, head_dim]` at `positions` `[batch, rows]`; returns the whole layer."""
+        index = self.positions[:, None, :, None].expand_as(key)
+        self.keys[layer].scatter_(2, index, key)
+        self.values[layer].scatter_(2, index, value)
+        return self.keys[layer], self.values[layer]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows being continued. `tokens` `[batch, length]`, padded on the right; `last` `[batch]`: where each row ends."""
+
+    tokens: Tensor
+    last: Tensor
+    finished: Tensor
+    cache: FixedCache
+
+    @classmethod
+    def of(cls, model: Qwen3ForCausalLM, prompts: list[list[int]], max_new_tokens: int) -> Batch:
+        # Attention kernels want a mask whose rows are aligned to 8.
+        length = -(-(max(map(len, prompts)) + max_new_tokens) // 8) * 8
+        tokens = torch.zeros(len(prompts), length, dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(prompt)] = torch.tensor(prompt)
+        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=model.device)
+        finished = torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
+        cache = FixedCache(model.config, len(prompts), length, model.lm_head.weight)
+        return cls(tokens.to(model.device), last, finished, cache)
+
+    def prefill(self, model: Qwen3ForCausalLM, temperature: float) -> None:
+        """Runs the prompts, padding included (nothing looks at it), and appends a token to every row."""
+        width = int(self.last.max()) + 1
+        positions = torch.arange(width, device=self.last.device).expand(len(self.last), width)
+        hidden = self._forward(model, positions)
+        self._append(model, hidden[torch.arange(len(self.last)), self.last], temperature)
+
+    def step(self, model: Qwen3ForCausalLM, temperature: float, stop_ids: Tensor) -> None:
+        """Runs every row's last token and appends the next one. Nothing here waits for the device."""
+        last_tokens = self.tokens.gather(1, self.last[:, None])
+        self.finished |= torch.isin(last_tokens[:, 0], stop_ids)
+        self._append(model, self._forward(model, self.last[:, None])[:, 0], temperature)
+
+    def _forward(self, model: Qwen3ForCausalLM, positions: Tensor) -> Tensor:
+        """Hidden states `[batch, rows, hidden]` of the tokens at `positions` `[batch, rows]`."""
+        self.cache.positions = positions
+        column = torch.arange(self.tokens.shape[1], device=positions.device)
+        mask = column <= positions[:, None, :, None]
+        return model.model(
+            input_ids=self.tokens.gather(1, positions),
+            attention_mask={"full_attention": mask},
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state
+
+    def _append(self, model: Qwen3ForCausalLM, hidden: Tensor, temperature: float) -> None:
+        logits = model.lm_head(hidden).float()
+        if temperature > 0:
+            chosen = torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1)
+        else:
+            chosen = logits.argmax(-1, keepdim=True)
+        self.last += 1
+        self.tokens.scatter_(1, self.last[:, None], chosen)

@@ -29,7 +29,7 @@ THINGS = [
 ]
 
 _EVENT_TEMPLATES = {
-    "+": "[{name} [gets|buys|finds|makes|takes]|{friend} [brings|gives|sends|adds]] [{n} more|another {n}|{n} new ones]",
+    "+": "[{name} [gets|finds|makes|wins]|{friend} [brings|gives|sends|adds]] [{n} more|another {n}|{n} new ones]",
     "-": "[{name} [sells|loses|breaks|gives away|drops]|{friend} [takes|steals|buys|borrows]] {n}[| of them]",
     "*": "[the {label} grows to|then there are|now there are|it becomes] {n} times as many",
     "/": "[the {label} is cut|all is split|it is shared|they are put] into {n} equal parts and one [is kept|stays]",
@@ -95,7 +95,7 @@ class ArithmeticTask:
             for event in events:
                 amount = event.apply(amount)
             template = (
-                "{so} [{before} {moves}|{with} {before}, {moves}|the {label} [{state}|of] {before}, {moves}]"
+                "{so} [{before} {moves}|{with} {before}, {moves}|the {label} [{is}|of] {before}, {moves}]"
                 "[ {makes}|, {that} {makes}|, we {have}|, i {have}] {amount}[|, {check}]"
             )
             sentences.append(say.sentence(template, before=before, moves=moves, amount=amount))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from calendar import monthrange
 from dataclasses import dataclass
 from datetime import date, timedelta
 from random import Random
@@ -26,11 +27,6 @@ MONTHS = [
 ]
 WEEKDAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 EVENTS = ["party", "meeting", "match", "trip", "test", "show", "fair", "talk", "wedding", "race", "sale", "feast"]
-
-_MOVED = (
-    "{so} [from|after|with|past] {start} "
-    "[{that} {makes}|we {have}|it falls on|we get to|it must be] {end}[|, {check}]"
-)
 
 
 def _spell(day: date) -> str:
@@ -72,25 +68,43 @@ class DatesTask:
         shift = self.later_by - self.earlier_by
         net = say.sentence(
             "{so} {later} days [forth|on|later|ahead] [and|but|then|less] {earlier} [back|earlier] {makes} "
-            "{direction} {shift}[| days]",
+            "{shift}[| days]",
             later=self.later_by,
             earlier=self.earlier_by,
-            shift=abs(shift),
-            direction="plus" if shift >= 0 else "minus",
+            shift=shift,
         )
+        weeks, days = divmod(shift, 7)
         weekday = say.sentence(
-            _MOVED,
+            "{so} {shift} {is} {weeks} weeks [and|with|plus] {days}[| days| more], [so|and|thus|hence] "
+            "[from|after|with|past] {start} "
+            "[{that} {makes}|we {have}|it falls on|we get to|it must be] {end}[|, {check}]",
+            shift=shift,
+            weeks=weeks,
+            days=days,
             start=WEEKDAYS[self.start.weekday()],
             end=WEEKDAYS[self.end.weekday()],
         )
-        day = say.sentence(
-            _MOVED,
-            start=_spell(self.start),
-            end=_spell(self.end),
-        )
+        day = self._count_days(say)
         later_steps = [weekday, day]
         say.random.shuffle(later_steps)
         return [net, *later_steps]
+
+    def _count_days(self, say: Phraser) -> str:
+        """The day of the month with the shift added, then less the length of each month that it runs past."""
+        shift = (self.end - self.start).days
+        year, month, day = self.start.year, self.start.month, self.start.day + shift
+        told = say.say(
+            "{so} [from|after|with|past] {start}, {before} {add} {shift} {makes} {day}",
+            start=_spell(self.start),
+            before=self.start.day,
+            shift=shift,
+            day=day,
+        )
+        while day > (length := monthrange(year, month)[1]):
+            day -= length
+            year, month = (year, month + 1) if month < 12 else (year + 1, 1)
+            told += say.say(", {drop} {length} {makes} {day}", length=length, day=day)
+        return say.sentence("{told}, [so|and|thus|hence|that is] {end}[|, {check}]", told=told, end=_spell(self.end))
 
 
 def draw_dates(random: Random, difficulty: Difficulty) -> DatesTask:

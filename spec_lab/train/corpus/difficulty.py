@@ -14,15 +14,15 @@ class Prose:
     """Text around the work. Ranges are inclusive and drawn evenly."""
 
     num_scene_facts: tuple[int, int] = (2, 3)  # sentences of the prompt that state the scene
-    num_remarks: tuple[int, int] = (2, 4)  # sentences of the thinking drawn from the grammar
-    note_probability: float = 0.6  # a half-finished natural sentence in the prompt, completed in the thinking
+    num_remarks: tuple[int, int] = (1, 2)  # sentences of the thinking drawn from the grammar
+    note_probability: float = 0.4  # a half-finished natural sentence in the prompt, completed in the thinking
     note_opening_words: tuple[int, int] = (2, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    num_events: tuple[int, int] = (3, 5)
-    events_per_result: int = 2  # how many events one spoken result covers: the others are done in the head
+    num_events: tuple[int, int] = (3, 4)
+    events_per_result: int = 1  # how many events one spoken result covers: the others are done in the head
     largest_step: int = 89  # of what is added or taken away
     largest_factor: int = 7
     largest_amount: int = 999
@@ -30,40 +30,42 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    length: tuple[int, int] = (5, 6)
+    length: tuple[int, int] = (5, 5)  # 5 or more: three operations may drop one each, and two must remain
     num_operations: tuple[int, int] = (2, 3)
     largest_element: int = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    num_rounds: tuple[int, int] = (2, 3)
-    modulus: tuple[int, int] = (11, 23)
-    largest_factor: int = 4
+    num_rounds: tuple[int, int] = (2, 2)
+    largest_start: int = 9
+    modulus: tuple[int, int] = (7, 13)
+    largest_factor: int = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Dates:
     years: tuple[int, int] = (1990, 2039)
-    later_by: tuple[int, int] = (15, 75)  # days
-    earlier_by: tuple[int, int] = (5, 40)
+    later_by: tuple[int, int] = (25, 60)  # days; more than is taken back, so that the day moves on
+    earlier_by: tuple[int, int] = (2, 20)
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
     largest_quantity: int = 12
     largest_factor: int = 9
-    num_units: tuple[int, int] = (3, 4)
+    num_units: tuple[int, int] = (3, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    num_people: tuple[int, int] = (5, 6)
+    num_people: tuple[int, int] = (4, 5)
+    turned_clue_probability: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    num_rows: tuple[int, int] = (4, 5)
+    num_rows: tuple[int, int] = (3, 4)
     largest_number: int = 89
 
 
@@ -72,7 +74,7 @@ class Difficulty:
     """The knobs of every checkable category. `lists` is kept plain on purpose: it is the easy end of the scale."""
 
     prose: Prose = Prose()
-    lists_prose: Prose = Prose(num_scene_facts=(1, 2), num_remarks=(0, 1), note_probability=0.0)
+    lists_prose: Prose = Prose(num_scene_facts=(0, 1), num_remarks=(0, 1), note_probability=0.0)
     arithmetic: Arithmetic = Arithmetic()
     lists: Lists = Lists()
     trace: Trace = Trace()

@@ -21,32 +21,26 @@ RULES = compile_rules(
         "drop": "drop | minus | less | take off | lose | without | cut | remove | take out",
         "first": "first | to begin | at the start | as a start | before all | to open",
         "last": "last | to end | at the end | to close | as a last step | to finish",
-        # Free prose between the steps.
-        "person": "{name} | {friend} | the {role} | my {kin} | a {role} | the {adj} {role} | somebody | an old {role}",
-        "role": "cook | guard | child | nurse | baker | driver | king | judge | singer | farmer | clerk | doctor",
-        "kin": "mother | father | sister | brother | uncle | aunt | cousin | son | friend | boss",
-        "adj": "old | new | small | big | red | cold | warm | quiet | round | long | dark | clean | plain | odd | soft | wet",
-        "noun": "door | lamp | table | book | road | river | cup | clock | window | boat | stone | tree | bag | bell | coat "
-        "| wall | song | letter | garden | train | key | box | chair | map",
-        "does": "opens | moves | holds | likes | sees | paints | finds | drops | wants | cleans | hides | keeps | sells "
-        "| draws | fixes | leaves",
-        "state": "is | looks | seems | feels | was | stays | turns | remains",
-        "near": "near | by | under | behind | over | beside | in | on | past | below | across from | next to",
-        "how": "slowly | again | today | at last | for now | too | as ever | once more | in peace | at night | in time",
-        "spot": "the {noun} | a {adj} {noun} | the {adj} {noun} | this {noun} | {place} | my {noun}",
+        # Small words of the remarks.
+        "is": "is | looks | seems | feels | was | stays | turns | remains",
+        "likes": "likes | wants | sees | keeps | takes | moves | needs | loves | finds",
+        "near": "near | by | under | behind | over | beside | in | on | past | below | next to",
         "think": "think | guess | bet | hope | know | fear | hear | say | feel | doubt",
-        "when": "today | now | later | again | at noon | at night | in spring | for once | soon | still | each day | tonight",
-        "remark": "the {adj} {noun} {near} {spot} {state} {adj} {when} | {person} {does} {spot} {how} "
-        "| i {think} {person} {does} the {noun} {near} {spot} | {when} {person} {does} {spot} and {does} a {noun} "
-        "| {person} {does} the {adj} {noun} and {person} {does} the {noun} {how} "
-        "| {near} {spot} the {noun} {state} {adj} | the {noun} {state} {adj} and the {noun} {state} {adj} "
-        "| {person} {state} {mood} {near} {spot}",
-        # What the prompt said about the scene, taken up again.
-        "recall": "{name} [is|feels|seems|stays|was] {mood} [so|and|but|as|while] {friend} [wants|likes|asks for|gets|needs] "
-        "[the|some|more|a cup of] {drink} "
-        "| [the {pet}|a {pet}|that {pet}] {state} [{near} {spot}|{adj} {when}|{adj} and {adj}] "
-        "| {friend} [said|thinks|hopes|knows|feels|sees] [it is|we have|there is] {weather} [{near} {spot}|{when}|in {place}] "
-        "| in {place} [it is|we get|there is|they have] {weather} {when} [and|but|so|while] {person} {state} {mood} "
-        "| [some|more|a little|cold|warm|good] {drink} for {name} [and|or|but not|not] {friend} {how}",
+        "again": " | again | today | at last | for now | too | as ever | once more | at night | in time | still",
     }
+)
+
+# Every remark is about what the prompt stated: so a greedy thought follows its own prompt, instead of saying the most
+# likely sentence of the corpus again and again (it did, when nouns and adjectives were drawn freely).
+REMARKS = (
+    "the {item} {is} {look}[| {again}]",
+    "the {other_item} {is} {other_look}[ but not {look}| and not {look}|, i {think}|]",
+    "{friend} {likes} the {look} {item}[| {again}]",
+    "{name} {likes} the {item} {near} the {other_item}[| {again}]",
+    "i {think} {name} {likes} the {other_look} {other_item}",
+    "{name} {is} {mood}[| {again}] [so|and|but|as|while] {friend} {likes} [the|some|more|a cup of] {drink}",
+    "[the|a|that|this] {pet} {is} [{near} the {item}|{look}|{other_look}]",
+    "{friend} [said|thinks|hopes|knows|feels|sees] [it is|we have|there is] {weather} in {place}",
+    "in {place} [it is|we get|there is|they have] {weather} [and|but|so|while] {name} {is} {mood}",
+    "[some|more|a little|cold|warm|good] {drink} for {name} [and|or|but not|not] {friend} {again}",
 )

@@ -32,7 +32,6 @@ QUESTIONS: dict[str, Callable[[Numbers], int]] = {
     "the sum of the first two": lambda numbers: numbers[0] + numbers[1],
     "the sum of the two ends": lambda numbers: numbers[0] + numbers[-1],
     "the largest less the smallest": lambda numbers: max(numbers) - min(numbers),
-    "the sum of all": sum,
 }
 
 

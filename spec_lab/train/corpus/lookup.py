@@ -72,9 +72,8 @@ class LookupTask:
         for index, column in self.picks:
             row = self.rows[index]
             others = [row.cell(other) for other in COLUMNS if other != column]
-            say.random.shuffle(others)
             template = (
-                "{so} [{cell} {state} [{near} {others}|with {others}]|the row {with} {cell} {state} {others}]"
+                "{so} [{cell} {is} [{near} {others}|with {others}]|the row {with} {cell} {is} {others}]"
                 "[, {that} {makes}| and {makes}|, we {have}| at|, price|, worth] {price}[|, {check}]"
             )
             spelled = say.say("[ and |, | with | plus ]").join(others)

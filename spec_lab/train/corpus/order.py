@@ -46,7 +46,7 @@ PLACES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
 
 @dataclass(frozen=True, slots=True)
 class OrderTask:
-    """`clues` are indices of neighbours (i, i + 1) in the order of the prompt; `turned` of them are told from behind."""
+    """`clues` are places i of neighbours (i, i + 1), in the order told; `turned` ones are told from behind."""
 
     people: tuple[str, ...]
     relation: str
@@ -67,12 +67,9 @@ class OrderTask:
         sentences = []
         for clue, turned in zip(self.clues, self.turned, strict=True):
             left, right = self.people[clue : clue + 2]
-            template = (
-                "{right} is [just|one place] {behind} than {left}"
-                if turned
-                else "{left} is [just|one place] {ahead} than {right}"
-            )
-            sentences.append(say.sentence(template, left=left, right=right, ahead=self.relation, behind=behind))
+            told_from_front = f"{left} is [just|one place] {self.relation} than {right}"
+            told_from_back = f"{right} is [just|one place] {behind} than {left}"
+            sentences.append(say.sentence(told_from_back if turned else told_from_front))
         closing = say.say(
             "[From the {front} on|Counting from the {front}|If the {front} is first], who is {place}?",
             front=front_word,
@@ -101,10 +98,10 @@ class OrderTask:
             ends.reverse()
         joiner = say.say("[, |, then | > | and | before ]")
         line = say.sentence(
-            "{so} [the line|the row|the list|the order] [{state}|{makes}] {line}[|, {check}]",
+            "{so} [the line|the row|the list|the order] [{is}|{makes}] {line}[|, {check}]",
             line=joiner.join(self.people),
         )
-        found = say.sentence("{so} {place} {state} {who}", place=place, who=self.answer)
+        found = say.sentence("{so} {place} {is} {who}", place=place, who=self.answer)
         return [*ends, line, found]
 
 
@@ -114,6 +111,6 @@ def draw_order(random: Random, difficulty: Difficulty) -> OrderTask:
         people=tuple(random.sample(PEOPLE, num_people)),
         relation=random.choice(list(RELATIONS)),
         clues=tuple(random.sample(range(num_people - 1), num_people - 1)),
-        turned=tuple(random.random() < 0.5 for _ in range(num_people - 1)),
+        turned=tuple(random.random() < difficulty.order.turned_clue_probability for _ in range(num_people - 1)),
         place=draw_between(random, (1, num_people - 2)),
     )

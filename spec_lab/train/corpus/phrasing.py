@@ -117,14 +117,17 @@ class Phraser:
 
     def _write(self, sequence: Sequence, values: Mapping[str, object], words: list[str]) -> None:
         for node in sequence:
-            if node.__class__ is str:
-                words.append(node)  # type: ignore[arg-type]
-            elif isinstance(node, Slot) and node.name in values:
-                words.append(str(values[node.name]))
-            elif isinstance(node, Slot) and node.name in self.facts:
-                words.append(self.facts[node.name])
-            else:
-                choice = self.rules[node.name] if isinstance(node, Slot) else node
-                alternatives = choice.alternatives
-                # `random.choice` costs four times as much, and this line runs a hundred times an example.
-                self._write(alternatives[int(self.random.random() * len(alternatives))], values, words)
+            if isinstance(node, Slot):
+                if node.name in values:
+                    words.append(str(values[node.name]))
+                    continue
+                if node.name in self.facts:
+                    words.append(self.facts[node.name])
+                    continue
+                node = self.rules[node.name]
+            if isinstance(node, str):
+                words.append(node)
+                continue
+            # `random.choice` costs four times as much, and this line runs a hundred times an example.
+            alternative = node.alternatives[int(self.random.random() * len(node.alternatives))]
+            self._write(alternative, values, words)

@@ -44,8 +44,15 @@ _FACTS: dict[str, tuple[str, ...]] = {
     "drink": ("tea", "milk", "juice", "water", "coffee", "soup", "wine", "cider", "cocoa", "beer"),
     "pet": ("cat", "dog", "goat", "horse", "parrot", "rabbit", "duck", "snake", "turtle", "mouse", "crow", "pig"),
     "weather": ("rain", "snow", "sun", "fog", "wind", "frost", "storm", "hail", "heat", "ice", "mist", "thunder"),
+    "item": ("door", "lamp", "table", "cup", "clock", "boat", "stone", "tree", "bell", "coat", "song", "train", "key"),
+    "other_item": ("road", "river", "window", "bag", "wall", "letter", "garden", "box", "chair", "map", "book", "hat"),
+    "look": ("grey", "new", "small", "big", "red", "cold", "warm", "quiet", "round", "long", "dark", "clean", "plain"),
+    "other_look": ("pale", "soft", "wet", "dry", "blue", "fast", "slow", "flat", "high", "low", "green", "thin"),
     "label": ("total", "count", "stock", "sum", "heap", "score", "load", "pile", "tally", "store", "mark", "level"),
 }
+_POSSESSIONS = (
+    "[{name} has|there is|we see|{friend} gets] a {look} {item} [and|with|near|by] a {other_look} {other_item}"
+)
 _STATEMENTS = (
     "{name} [lives|works|stays|is] in {place}",
     "{name} is {mood}[| today| again]",
@@ -63,5 +70,5 @@ def draw_facts(random: Random) -> dict[str, str]:
 
 
 def opening_sentences(say: Phraser, num_statements: int) -> list[str]:
-    """`num_statements` facts of the scene, in random order, as sentences for the prompt."""
-    return [say.sentence(statement) for statement in say.random.sample(_STATEMENTS, num_statements)]
+    """What there is, and `num_statements` facts of the scene in random order, as sentences for the prompt."""
+    return [say.sentence(statement) for statement in (_POSSESSIONS, *say.random.sample(_STATEMENTS, num_statements))]

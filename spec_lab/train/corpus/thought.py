@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from spec_lab.train.corpus.difficulty import Prose
-from spec_lab.train.corpus.grammar import RULES
+from spec_lab.train.corpus.grammar import REMARKS, RULES
 from spec_lab.train.corpus.phrasing import Phraser
 from spec_lab.train.corpus.scene import draw_facts, opening_sentences
 from spec_lab.train.corpus.task import Task, draw_between
@@ -23,10 +23,7 @@ def tell(category: str, task: Task, prose: Prose, sentences: tuple[str, ...], ra
     """
     say = Phraser(random, RULES, draw_facts(random))
     scene = opening_sentences(say, draw_between(random, prose.num_scene_facts))
-    asides = [
-        say.sentence("{recall}" if random.random() < 0.4 else "{remark}")
-        for _ in range(draw_between(random, prose.num_remarks))
-    ]
+    asides = [say.sentence(remark) for remark in random.sample(REMARKS, draw_between(random, prose.num_remarks))]
     if random.random() < prose.note_probability:
         note = sentences[int(random.random() * len(sentences))]
         opening = " ".join(note.split()[: draw_between(random, prose.note_opening_words)])

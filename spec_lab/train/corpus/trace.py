@@ -74,24 +74,45 @@ class TraceTask:
         names = {"x": self.x_name, "y": self.y_name}
         sentences = [
             say.sentence(
-                "[{start}|{first}] {x} {state} {x_value} and {y} {state} {y_value}",
+                "[{start}|{first}] {x} {is} {x_value} and {y} {is} {y_value}",
                 x_value=self.x,
                 y_value=self.y,
                 **names,
             )
         ]
+        before, y_before = self.x, self.y
         for number, (x, y) in enumerate(self.rounds(), start=1):
             template = (
-                "[{so}|round {number}|turn {number}|loop {number}] "
-                "[{x} {makes} {x_value}, {y} {x_y}{y_value}|we {have} {x} {x_value} {x_y}{y} {y_value}][|, {check}]"
+                "[{so}|round {number}|turn {number}|loop {number}] {x} times {factor} {add} {y_value} {makes} {raw}, "
+                "[mod|past|over] {modulus} [that|it|this] [is|leaves|gives] {x_value}"
+                "[,| and|, then|, now] {y} {y_next}[|, {check}]"
             )
-            joiner = say.say("[|and |now |with |then ]")
-            sentences.append(say.sentence(template, number=number, x_value=x, y_value=y, x_y=joiner, **names))
+            sentences.append(
+                say.sentence(
+                    template,
+                    number=number,
+                    factor=self.factor,
+                    raw=before * self.factor + y_before,
+                    modulus=self.modulus,
+                    x_value=x,
+                    y_value=y_before,
+                    y_next=y,
+                    x=before,
+                    y=self.y_name,
+                )
+            )
+            before, y_before = x, y
         x, y = self.rounds()[-1]
         relation = "less" if x < y else "not less"
-        template = "{so} {x} {state} {relation} than {y}, [so|and|then|thus|now] {x} {makes} {x_value}"
+        template = "{so} {x} {is} {relation} than {y}, [so|and|then|thus|now] {x} {makes} {x_value}"
         sentences.append(say.sentence(template, relation=relation, x_value=self._after_branch(), **names))
-        return sentences
+        total = say.sentence(
+            "{so} {x_value} {add} {y_value} {makes} {answer}",
+            x_value=self._after_branch(),
+            y_value=y,
+            answer=self.answer,
+        )
+        return [*sentences, total]
 
 
 def draw_trace(random: Random, difficulty: Difficulty) -> TraceTask:
@@ -100,8 +121,8 @@ def draw_trace(random: Random, difficulty: Difficulty) -> TraceTask:
     return TraceTask(
         x_name=x_name,
         y_name=y_name,
-        x=draw_between(random, (2, 19)),
-        y=draw_between(random, (2, 19)),
+        x=draw_between(random, (2, knobs.largest_start)),
+        y=draw_between(random, (2, knobs.largest_start)),
         factor=draw_between(random, (2, knobs.largest_factor)),
         modulus=draw_between(random, knobs.modulus),
         stride=draw_between(random, (1, 5)),

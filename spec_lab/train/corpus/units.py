@@ -65,12 +65,12 @@ class UnitsTask:
         amounts = self.amounts()
         for index, factor in enumerate(self.factors):
             quantity = self.quantities[index + 1]
-            extra = (
-                say.say("[ and| plus|, then|, add|, with] {quantity}[| more]", quantity=quantity) if quantity else ""
-            )
+            result = amounts[index + 1]
+            extra = ", [and |then |]{add} {n}[| more] {makes} {result}" if quantity else ""
+            extra = say.say(extra, n=quantity, result=result)
             template = (
-                "{so} [{amount} {large} [of|at|by|times|with] {factor}|{factor} [for each of|times|by] {amount} {large}]"
-                "{extra}[ {makes}|, {that} {makes}|, we {have}|, i {have}] {result} {small}[|, {check}]"
+                "{so} [{amount} {large} [of|at|by|times] {factor}|{factor} [for each of|times|by] {amount} {large}]"
+                "[ {makes}|, {that} {makes}|, we {have}|, i {have}] {product}{extra} {small}[|, {check}]"
             )
             sentences.append(
                 say.sentence(
@@ -79,7 +79,7 @@ class UnitsTask:
                     large=self.units[index],
                     factor=factor,
                     extra=extra,
-                    result=amounts[index + 1],
+                    product=amounts[index] * factor,
                     small=self.units[index + 1],
                 )
             )

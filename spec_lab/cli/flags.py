@@ -1,0 +1,56 @@
+"""The flags of the command line: Hydra's, and `--dry-run`.
+
+Hydra gives up on flags between overrides (`batch_size=1,8 -m drafter=eagle3`), so they are moved to the front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spec_lab.cli.nearest import hint, nearest
+
+DRY_RUN_FLAG = "--dry-run"
+FLAGS = (
+    *("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"),
+    *("--shell-completion", "-sc", DRY_RUN_FLAG),
+)
+FLAGS_WITH_VALUE = (
+    *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
+    "--experimental-rerun",
+)
+FLAGS_WITH_OPTIONAL_VALUE = ("--info", "-i")
+INFO_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+FLAGS_THAT_ADD_OPTIONS = ("--config-path", "-cp", "--config-dir", "-cd")
+
+
+def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Flags with their values, each a list item, and the overrides.
+
+    Raises:
+        ValueError: there is no such flag.
+    """
+    flags: list[str] = []
+    overrides: list[str] = []
+    pending = list(reversed(arguments))
+    while pending:
+        argument = pending.pop()
+        if argument.startswith("-"):
+            flags += _take_flag(argument, pending)
+        else:
+            overrides.append(argument)
+    return flags, overrides
+
+
+def _take_flag(argument: str, pending: list[str]) -> list[str]:
+    """`argument` and its value, which is taken off the end of `pending` where it stands there."""
+    flag, has_value, value = argument.partition("=")
+    known = (*FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE)
+    if flag not in known:
+        raise ValueError(f"{flag}: there is no such flag{hint(nearest(flag, known))}")
+    if has_value:
+        return [flag, value]
+    if flag in FLAGS_WITH_VALUE and pending:
+        return [flag, pending.pop()]
+    if flag in FLAGS_WITH_OPTIONAL_VALUE:
+        return [flag, pending.pop() if pending and pending[-1] in INFO_TOPICS else "all"]
+    return [flag]

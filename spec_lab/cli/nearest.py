@@ -1,0 +1,24 @@
+"""The name somebody may have meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """The name most like `word`: one that ends in it (`limit` for workload.limit), else a spelling close to it."""
+    names = list(names)
+    leaves = {name.rpartition(".")[2]: name for name in reversed(names)}
+    if word in leaves:
+        return leaves[word]
+    for candidates in ({name: name for name in names}, leaves):
+        close = get_close_matches(word, candidates, n=1)
+        if close:
+            return candidates[close[0]]
+    return None
+
+
+def hint(near: str | None) -> str:
+    """The end of a sentence that refuses a name."""
+    return f"; did you mean {near}?" if near else "; see --help"

@@ -1,0 +1,280 @@
+"""Targets against transformers in float32: every family, prompts in one piece or in chunks, one row or N rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.tiny_checkpoints import make_tiny_target, use_hub_spelling
+
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.protocols import RowSelection
+from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
+from spec_lab.engine.kv_cache import NULL_PAGE, PagedKVCache, PageTable
+from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
+from spec_lab.models.config import Family, read_model_config
+from spec_lab.models.decoder import DecoderTarget
+from spec_lab.models.linear import DenseLinear, can_pack, make_linear
+from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+SLIDING = {"use_sliding_window": True, "sliding_window": 6}
+KINDS: dict[str, tuple[Family, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama_tied": ("llama", {"tie_word_embeddings": True}),
+    "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_llama3_rope": ("llama", {"rope_parameters": LLAMA3}),
+    "llama_linear_rope": ("llama", {"rope_parameters": LINEAR}),
+    "llama_one_kv_head": ("llama", {"num_key_value_heads": 1, "head_dim": 24}),
+    "llama_sharded": ("llama", {"max_shard_size": "20KB"}),
+    "qwen2": ("qwen2", {}),
+    "qwen2_tied_all_kv_heads": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "qwen2_sliding": ("qwen2", SLIDING | {"max_window_layers": 3}),
+    "qwen3": ("qwen3", {}),
+    "qwen3_tied_biases": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+    "qwen3_sliding": ("qwen3", SLIDING | {"max_window_layers": 0, "rope_parameters": LINEAR}),
+}
+LENGTH, PAGE_SIZE, VOCAB = 27, 4, 160
+PARTS = {
+    "whole": [27],
+    "chunks_of_5": [5, 5, 5, 5, 5, 2],
+    "one_row": [9] + [1] * 18,
+    "rows_of_4": [3] + [4] * 6,
+}
+
+
+@dataclass
+class Lane:
+    """A target with a cache for some requests, all NaN where nothing was written."""
+
+    target: DecoderTarget
+    backend: TorchAttention
+    cache: PagedKVCache
+    table: PageTable
+
+    def run(
+        self,
+        token_ids: torch.Tensor,
+        starts: list[int],
+        features: FeatureSpec,
+        selection: RowSelection | None = None,
+        first_slot: int = 0,
+    ) -> TargetOutput:
+        """Rows [batch, num_queries] at `starts`, of the slots from `first_slot` on."""
+        attention = self.metadata(token_ids.shape[1], starts, first_slot)
+        return self.target.forward(token_ids.flatten(), self.cache, attention, selection or AllRows(), features)
+
+    def metadata(self, num_queries: int, starts: list[int], first_slot: int = 0) -> AttentionMetadata:
+        first = torch.tensor(starts)
+        positions = first.unsqueeze(1) + torch.arange(num_queries)
+        pages = self.table.pages[first_slot : first_slot + len(starts)]
+        return self.backend.build(positions, first + num_queries, pages, max(starts) + num_queries)
+
+
+def make_lane(folder: Path, num_requests: int = 1) -> Lane:
+    config = read_model_config(folder)
+    backend = TorchAttention(PAGE_SIZE, config.max_position_embeddings)
+    tensors = load_tensors(folder, decoder_tensor_shapes(config), torch.float32, "cpu")
+    device = torch.device("cpu")
+    columns = -(-LENGTH // PAGE_SIZE)
+    table = PageTable(num_requests, LENGTH, PAGE_SIZE, device)
+    num_pages = 2 + columns * num_requests
+    for slot in range(num_requests):
+        table.assign(slot, list(range(2 + slot, num_pages, num_requests))[::-1])
+    cache = PagedKVCache(
+        config.num_layers, num_pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, torch.float32, device
+    )
+    cache.kv[:, (NULL_PAGE + 1) * PAGE_SIZE :] = float("nan")
+    return Lane(DecoderTarget(config, tensors, backend), backend, cache, table)
+
+
+def random_tokens(*shape: int) -> torch.Tensor:
+    return torch.randint(3, VOCAB, shape, generator=torch.Generator().manual_seed(5))
+
+
+@dataclass
+class Reference:
+    logits: torch.Tensor
+    features: torch.Tensor
+
+
+ALL_FEATURES = FeatureSpec(layer_inputs=(0, 2, 4, 7), final_hidden=True)
+
+
+@torch.inference_mode()
+def transformers_rows(model: Any, token_ids: torch.Tensor) -> Reference:
+    """Logits [batch, length, vocab]; layer inputs and the final hidden state, which transformers gives after the norm."""
+    output = model(token_ids, output_hidden_states=True)
+    taps = [output.hidden_states[layer] for layer in (*ALL_FEATURES.layer_inputs, -1)]
+    return Reference(output.logits, torch.cat(taps, dim=-1))
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(folder, transformers model) of a kind, made once."""
+
+    @cache
+    def make(kind: str) -> tuple[Path, Any]:
+        family, options = KINDS[kind]
+        folder = tmp_path_factory.mktemp(kind)
+        return folder, make_tiny_target(folder, family, **options)
+
+    return make
+
+
+@pytest.mark.parametrize("spelling", ["transformers", "hub"])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_logits_and_features_equal_transformers(checkpoints: Any, tmp_path: Path, kind: str, spelling: str) -> None:
+    """Sequences longer than the window, over page borders, whole, chunked, one row and N rows at a time."""
+    folder, model = checkpoints(kind)
+    if spelling == "hub":
+        for file in folder.iterdir():
+            (tmp_path / file.name).symlink_to(file)
+        (tmp_path / "config.json").unlink()
+        (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+        use_hub_spelling(tmp_path)
+        folder = tmp_path
+    token_ids = random_tokens(1, LENGTH)
+    reference = transformers_rows(model, token_ids)
+    for parts in PARTS.values() if spelling == "transformers" else [PARTS["whole"]]:
+        lane = make_lane(folder)
+        logits, features, start = [], [], 0
+        for count in parts:
+            output = lane.run(token_ids[:, start : start + count], [start], ALL_FEATURES)
+            logits.append(lane.target.logits(output.hidden))
+            features.append(output.features)
+            start += count
+        assert start == LENGTH
+        torch.testing.assert_close(torch.cat(logits), reference.logits[0], rtol=0, atol=1e-4)
+        torch.testing.assert_close(torch.cat(features), reference.features[0], rtol=0, atol=1e-4)  # type: ignore[arg-type]
+
+
+def test_the_kinds_are_what_they_say(checkpoints: Any) -> None:
+    """Without this the matrix above could run one model thirteen times."""
+    configs = {kind: read_model_config(checkpoints(kind)[0]) for kind in KINDS}
+    assert configs["qwen2"].qkv_bias and configs["qwen3"].qk_norm and configs["llama_tied"].tie_word_embeddings
+    assert configs["llama"].head_dim != configs["llama"].hidden_size // configs["llama"].num_heads
+    assert configs["qwen2_sliding"].layer_windows == (None,) * 3 + (6,) * 5
+    assert configs["qwen3_sliding"].layer_windows == (6,) * 8 and LENGTH > 6
+    assert len(list(checkpoints("llama_sharded")[0].glob("*.safetensors"))) > 1
+    assert configs["llama_llama3_rope"].rope.scaling == "llama3"
+    assert configs["llama_linear_rope"].rope.scaling == "linear"
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2_sliding", "qwen3_sliding"])
+@torch.inference_mode()
+def test_ragged_verify_rows_equal_transformers(checkpoints: Any, kind: str) -> None:
+    """N rows of three requests of different lengths in one forward."""
+    folder, model = checkpoints(kind)
+    token_ids, lens = random_tokens(3, LENGTH), [1, 11, 20]
+    reference = transformers_rows(model, token_ids)
+    lane = make_lane(folder, num_requests=3)
+    for request, length in enumerate(lens):
+        lane.run(token_ids[request : request + 1, :length], [0], ALL_FEATURES, first_slot=request)
+    rows = torch.stack([token_ids[request, length : length + 4] for request, length in enumerate(lens)])
+    output = lane.run(rows, lens, ALL_FEATURES)
+    logits = lane.target.logits(output.hidden).view(3, 4, -1)
+    for request, length in enumerate(lens):
+        torch.testing.assert_close(logits[request], reference.logits[request, length : length + 4], rtol=0, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_rejected_rows_leave_nothing_that_the_next_round_sees(checkpoints: Any) -> None:
+    """Four rows with wrong drafts, then four right ones from the position after the first."""
+    folder, model = checkpoints("qwen3_sliding")
+    token_ids = random_tokens(1, LENGTH)
+    lane = make_lane(folder)
+    lane.run(token_ids[:, :10], [0], ALL_FEATURES)
+    wrong = torch.cat((token_ids[:, 10:11], VOCAB - 1 - token_ids[:, 11:14]), dim=1)
+    lane.run(wrong, [10], ALL_FEATURES)
+    logits = lane.target.logits(lane.run(token_ids[:, 11:15], [11], ALL_FEATURES).hidden)
+    expected = transformers_rows(model, token_ids).logits[0, 11:15]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
+TAPS = FeatureSpec(layer_inputs=(2, 4, 5))
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_sliding"])
+@torch.inference_mode()
+def test_the_last_layer_keeps_the_selected_rows_only(checkpoints: Any, kind: str) -> None:
+    """KV and features of all rows bit-equal, whatever goes on past the last layer's KV write."""
+    folder, _ = checkpoints(kind)
+    token_ids, count = random_tokens(1, LENGTH), 13
+    whole, last, none = (make_lane(folder) for _ in range(3))
+    expected = whole.run(token_ids[:, :count], [0], TAPS)
+    live = BeforeAttention(torch.tensor([count - 1]), last.metadata(1, [count - 1]))
+    kept = last.run(token_ids[:, :count], [0], TAPS, live)
+    empty = none.run(token_ids[:, :count], [0], TAPS, NoRows())
+    assert [len(output.hidden) for output in (expected, kept, empty)] == [count, 1, 0]
+    torch.testing.assert_close(kept.hidden[0], expected.hidden[-1], rtol=1e-5, atol=1e-5)
+    for lane, output in ((last, kept), (none, empty)):
+        assert output.features is not None and expected.features is not None
+        assert torch.equal(output.features, expected.features)
+        assert torch.equal(lane.cache.kv.nan_to_num(7.0), whole.cache.kv.nan_to_num(7.0))
+
+
+@torch.inference_mode()
+def test_the_final_hidden_of_dropped_rows_cannot_be_had(checkpoints: Any) -> None:
+    lane = make_lane(checkpoints("qwen3")[0])
+    live = BeforeAttention(torch.tensor([4]), lane.metadata(1, [4]))
+    with pytest.raises(AssertionError, match="every row"):
+        lane.run(random_tokens(1, 5), [0], FeatureSpec(final_hidden=True), live)
+
+
+@torch.inference_mode()
+def test_no_features_unless_asked_for(checkpoints: Any) -> None:
+    lane = make_lane(checkpoints("qwen3")[0])
+    assert lane.run(random_tokens(1, 5), [0], FeatureSpec()).features is None
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("out_features", "in_features"), [(96, 32), (160, 48), (768, 256)])
+def test_a_product_of_one_row_and_of_many_are_bit_equal_on_a_cpu(
+    out_features: int, in_features: int, bias: bool
+) -> None:
+    """What `models.linear` packs its weights for; F.linear here differs in most numbers."""
+    torch.manual_seed(0)
+    weight, rows = torch.randn(out_features, in_features), torch.randn(64, in_features)
+    linear = make_linear(weight, torch.randn(out_features) if bias else None)
+    if not can_pack(weight):
+        pytest.skip("no packed products in this torch")
+    one = torch.cat([linear(row) for row in rows.split(1)])
+    for count in (2, 3, 4, 6, 8, 16, 64):
+        assert torch.equal(torch.cat([linear(part) for part in rows.split(count)]), one), count
+    torch.testing.assert_close(one, torch.nn.functional.linear(rows, weight, linear.bias), rtol=1e-4, atol=1e-4)  # type: ignore[attr-defined]
+
+
+def test_packing_is_for_float32() -> None:
+    assert isinstance(make_linear(torch.ones(8, 8, dtype=torch.bfloat16)), DenseLinear)
+
+
+@pytest.mark.parametrize("num_rows", [2, 4, 6])
+@torch.inference_mode()
+def test_verifying_n_rows_gives_the_logits_of_decoding_one(checkpoints: Any, num_rows: int) -> None:
+    """To 1e-5, not to the bit: a product of fewer than four query rows takes another path in the attention."""
+    folder, _ = checkpoints("llama")
+    token_ids = random_tokens(1, LENGTH)
+
+    def logits(parts: list[int]) -> torch.Tensor:
+        lane, start, rows = make_lane(folder), 0, []
+        for count in parts:
+            rows.append(lane.target.logits(lane.run(token_ids[:, start : start + count], [start], TAPS).hidden))
+            start += count
+        return torch.cat(rows)
+
+    many, one = logits([3] + [num_rows] * (24 // num_rows)), logits([3] + [1] * 24)
+    torch.testing.assert_close(many, one, rtol=0, atol=1e-5)

@@ -1,0 +1,185 @@
+"""Drafters that look tokens up: n-gram against a slow search, oracle, random."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spec_lab.core.types import AttentionMetadata, PromptChunk, Request, RoundBatch, Verification, VerifiedRound
+from spec_lab.drafters.history import LookupState, TokenHistory
+from spec_lab.drafters.ngram import NgramDrafter, latest_match
+from spec_lab.drafters.oracle import OracleDrafter
+from spec_lab.drafters.random import RandomDrafter
+from spec_lab.engine.round import collect_drafts
+
+CPU = torch.device("cpu")
+JUNK = 999
+
+
+def slow_drafts(known: list[int], num_draft_tokens: int, max_ngram: int, min_ngram: int) -> list[int]:
+    """The latest earlier occurrence of the longest suffix, continued; 0 where nothing is known."""
+    for size in range(max_ngram, min_ngram - 1, -1):
+        suffix = known[-size:]
+        for start in range(len(known) - size - 1, -1, -1):
+            if len(suffix) == size and known[start : start + size] == suffix:
+                found = known[start + size :][:num_draft_tokens]
+                return found + [0] * (num_draft_tokens - len(found))
+    return [0] * num_draft_tokens
+
+
+def verified_round(
+    tokens: list[list[int]],
+    num_emitted: list[int],
+    kv_lens: list[int],
+    num_draft_tokens: int,
+    slot_ids: list[int] | None = None,
+) -> VerifiedRound:
+    batch_size, num_rows = len(num_emitted), num_draft_tokens + 1
+    counts = torch.tensor(num_emitted)
+    padded = [row + [JUNK] * (num_rows - len(row)) for row in tokens]
+    batch = RoundBatch(
+        slot_ids=torch.tensor(slot_ids or list(range(batch_size))),
+        active=counts > 0,
+        kv_lens=torch.tensor(kv_lens),
+        input_ids=torch.zeros(batch_size, num_rows, dtype=torch.int64),
+        page_table=torch.ones(batch_size, 2, dtype=torch.int64),
+        max_kv_len=max(kv_lens),
+    )
+    return VerifiedRound(batch, Verification(torch.tensor(padded), counts), None)
+
+
+def last_chunk(slot: int, prompt: list[int], start: int, sampled: int) -> PromptChunk:
+    seq_lens = torch.tensor([len(prompt)])
+    attention = AttentionMetadata(seq_lens, seq_lens, seq_lens, seq_lens.view(1, 1), 1, len(prompt))
+    return PromptChunk(slot, start, torch.tensor(prompt[start + 1 :] + [sampled]), None, attention, attention)
+
+
+small_tokens = st.lists(st.integers(1, 3), min_size=1, max_size=20)
+
+
+@given(st.lists(small_tokens, min_size=1, max_size=4), st.integers(1, 4))
+def test_latest_match_is_the_latest_earlier_occurrence(texts: list[list[int]], size: int) -> None:
+    capacity = 24
+    tokens = torch.full((len(texts), capacity), 2)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = torch.tensor(text)
+    found = latest_match(tokens, torch.tensor([len(text) for text in texts]), size).tolist()
+    for text, position in zip(texts, found, strict=True):
+        starts = [i for i in range(len(text) - size) if len(text) >= size and text[i : i + size] == text[-size:]]
+        assert position == (starts[-1] + size if starts else -1)
+
+
+@given(
+    prompts=st.lists(small_tokens, min_size=1, max_size=3),
+    blocks=st.lists(st.lists(small_tokens, min_size=3, max_size=3), max_size=4),
+    num_draft_tokens=st.integers(1, 4),
+    sizes=st.sampled_from([(4, 1), (4, 2), (3, 3), (1, 1)]),
+    chunk=st.sampled_from([1, 3, 64]),
+)
+def test_ngram_equals_the_slow_search(
+    prompts: list[list[int]],
+    blocks: list[list[list[int]]],
+    num_draft_tokens: int,
+    sizes: tuple[int, int],
+    chunk: int,
+) -> None:
+    """Prompt passes in chunks, then rounds of other lengths; a padded row and stale tokens of older requests beside."""
+    num_rows, num_slots = num_draft_tokens + 1, len(prompts)
+    history = TokenHistory(num_slots, 64, CPU)
+    history.tokens.fill_(2)
+    drafter = NgramDrafter(num_draft_tokens, *sizes, history)
+    texts = []
+    for slot, prompt in enumerate(prompts):
+        drafter.admit(slot, Request("r", "x", tuple(prompt), 9))
+        for start in range(0, len(prompt), chunk):
+            if start + chunk < len(prompt):
+                middle = last_chunk(slot, prompt[: start + chunk], start, prompt[start + chunk])
+                middle.live_attention = None
+                assert drafter.ingest(middle) is None
+        state = drafter.ingest(last_chunk(slot, prompt, (len(prompt) - 1) // chunk * chunk, sampled=3))
+        assert state is not None
+        texts.append([*prompt, 3])
+        assert collect_drafts(drafter, state).tolist() == [slow_drafts(texts[-1], num_draft_tokens, *sizes)]
+    for block in blocks:
+        emitted = [tokens[:num_rows] for tokens in block[:num_slots]] + [[]]
+        verified = verified_round(
+            emitted,
+            [len(tokens) for tokens in emitted],
+            [len(text) - 1 for text in texts] + [0],
+            num_draft_tokens,
+            [*range(num_slots), num_slots],
+        )
+        for text, tokens in zip(texts, emitted[:-1], strict=True):
+            text.extend(tokens)
+        drafts = collect_drafts(drafter, drafter.seed(verified)).tolist()[:-1]
+        assert drafts == [slow_drafts(text, num_draft_tokens, *sizes) for text in texts]
+
+
+def test_ngram_does_not_find_what_an_earlier_request_left_in_the_slot() -> None:
+    """A slot's history is cleared at admission."""
+    history = TokenHistory(1, 32, CPU)
+    drafter = NgramDrafter(2, 2, 1, history)
+    for prompt, expected in (([5, 6, 7, 8, 5, 6], [7, 8]), ([9, 8, 7], [0, 0])):
+        drafter.admit(0, Request("r", "x", tuple(prompt[:-1]), 9))
+        state = drafter.ingest(last_chunk(0, prompt[:-1], 0, prompt[-1]))
+        assert state is not None
+        assert collect_drafts(drafter, state).tolist() == [expected]
+
+
+def test_history_takes_the_emitted_tokens_at_l_plus_1_to_l_plus_n_and_no_rejected_one() -> None:
+    history = TokenHistory(3, 12, CPU)
+    for slot in range(3):
+        history.reset(slot, [slot + 1] * 4)
+    history.append(verified_round([[11, 12, 13], [14], []], [3, 1, 0], [3, 5, 0], 2, [1, 0, 3]))
+    assert history.tokens[1].tolist() == [2, 2, 2, 2, 11, 12, 13, 0, 0, 0, 0, 0]
+    assert history.tokens[0].tolist() == [1, 1, 1, 1, 0, 0, 14, 0, 0, 0, 0, 0]
+    assert history.tokens[2].tolist() == [3] * 4 + [0] * 8
+    assert not history.tokens[3].any(), "a padded row emitted nothing"
+
+
+def test_history_past_its_end_overwrites_no_token() -> None:
+    history = TokenHistory(1, 8, CPU)
+    history.reset(0, range(1, 8))
+    history.append(verified_round([[11, 12, 13]], [3], [5], 2))
+    assert history.tokens[0, :7].tolist() == [1, 2, 3, 4, 5, 6, 11]
+    assert history.gather(torch.tensor([0]), torch.tensor([6]), 4).tolist() == [[11, 0, 0, 0]]
+
+
+def make_oracle(num_draft_tokens: int = 3) -> OracleDrafter:
+    oracle = OracleDrafter(num_draft_tokens, TokenHistory(2, 16, CPU))
+    oracle.learn({"a": [21, 22, 23, 24, 25], "b": [31]})
+    oracle.admit(0, Request("a", "x", (11, 12), 5))
+    oracle.admit(1, Request("b", "x", (13,), 1))
+    return oracle
+
+
+def test_oracle_replays_the_continuation_after_the_pending_token() -> None:
+    oracle = make_oracle()
+    middle = last_chunk(0, [11, 12], 0, 21)
+    middle.live_attention = None
+    assert oracle.ingest(middle) is None
+    state = oracle.ingest(last_chunk(0, [11, 12], 0, 21))
+    assert isinstance(state, LookupState)
+    assert collect_drafts(oracle, state).tolist() == [[22, 23, 24]]
+    verified = verified_round([[22, 23], [31]], [2, 1], [2, 0], 3)
+    assert collect_drafts(oracle, oracle.seed(verified)).tolist() == [[24, 25, 0], [0, 0, 0]]
+
+
+def test_oracle_needs_the_continuation_of_every_request() -> None:
+    with pytest.raises(KeyError):
+        make_oracle().admit(0, Request("c", "x", (11,), 5))
+
+
+def test_random_drafts_are_seeded_uniform_and_of_the_whole_vocabulary() -> None:
+    def drafts(seed: int) -> torch.Tensor:
+        drafter = RandomDrafter(4, 7, seed, CPU)
+        verified = verified_round([[1]] * 500, [1] * 500, [0] * 500, 4)
+        return collect_drafts(drafter, drafter.seed(verified))
+
+    first = drafts(0)
+    assert torch.equal(first, drafts(0)) and not torch.equal(first, drafts(1))
+    counts = torch.bincount(first.flatten(), minlength=7)
+    assert len(counts) == 7 and counts.min() > 200
+    assert not torch.equal(first[:, 0], first[:, 1])

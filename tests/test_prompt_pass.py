@@ -1,0 +1,164 @@
+"""prune.prefill (llama.cpp #149): the same first token, features, KV and drafts, fewer rows and logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.fake_target import make_fake_engine
+from tests.lab import make_config, make_engine, make_pair
+
+from spec_lab.core.protocols import DrafterRequirements
+from spec_lab.core.types import FeatureSpec, PromptChunk, Request, RowCounts, Sequence, VerifiedRound
+from spec_lab.drafters.history import LookupState
+from spec_lab.engine.engine import Engine
+
+PROMPT = tuple(3 + (11 * i) % 150 for i in range(23))
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen2_sliding"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    if request.param == "qwen3":
+        return make_pair(folder)
+    return make_pair(folder, "qwen2", use_sliding_window=True, sliding_window=6, max_window_layers=4)
+
+
+@dataclass
+class Pass:
+    """What one prompt pass left behind."""
+
+    engine: Engine
+    sampled: int
+    drafts: list[int]
+    chunks: list[PromptChunk]
+    rows: RowCounts
+    target_rows: torch.Tensor
+    drafter_rows: torch.Tensor
+    logit_rows: list[int]
+    hidden_rows: list[int]
+
+
+def run_prompt(pair: tuple[Path, Path], prune: str, chunk: int, prompt: tuple[int, ...] = PROMPT) -> Pass:
+    request = Request("r", "x", prompt, 8)
+    config = make_config(pair, "eagle3", prune=prune, cache={"prefill_chunk": chunk, "page_size": 4})
+    engine = make_engine(config, [request])
+    parts = engine.parts
+    drafter: Any = parts.drafter
+    chunks, logit_rows, hidden_rows = [], [], []
+    ingest, logits, forward = drafter.ingest, parts.target.logits, parts.target.forward
+    drafter.ingest = lambda chunk: (chunks.append(chunk), ingest(chunk))[1]
+    parts.target.logits = lambda hidden: (logit_rows.append(len(hidden)), logits(hidden))[1]  # type: ignore[method-assign]
+
+    def counted(*arguments: Any) -> Any:
+        output = forward(*arguments)
+        hidden_rows.append(len(output.hidden))
+        return output
+
+    parts.target.forward = counted  # type: ignore[method-assign]
+    sequence = Sequence(request, 0, [5, 2, 7, 3, 9, 4, 8, 6][: -(-(len(prompt) + 8 + 6) // 4)], 0.0, list(prompt))
+    assert len(sequence.pages) * 4 >= len(prompt) + 6
+    engine.parts.slots.table.assign(0, sequence.pages)
+    rows = RowCounts()
+    with torch.inference_mode():
+        while sequence.is_prefilling:
+            rows.add(engine.prompt_pass.run_chunk(sequence))
+    assert sequence.kv_len == len(prompt) and sequence.num_output_tokens == 1
+    assert int(parts.slots.kv_lens[0]) == len(prompt)
+    assert int(parts.slots.input_ids[0, 0]) == sequence.tokens[-1]
+    slots = torch.tensor([page * 4 + offset for page in sequence.pages for offset in range(4)])[: len(prompt)]
+    return Pass(
+        engine,
+        sequence.tokens[-1],
+        parts.slots.input_ids[0, 1:].tolist(),
+        chunks,
+        rows,
+        parts.cache.kv[:, slots],
+        drafter._cache.kv[slots],
+        logit_rows,
+        hidden_rows,
+    )
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 512])
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1], PROMPT[:5]], ids=["23_tokens", "1_token", "5_tokens"])
+def test_last_row_equals_all_rows(pair: tuple[Path, Path], chunk: int, prompt: tuple[int, ...]) -> None:
+    """The same first token, features to the bit, KV of target and drafter to the bit, and drafts."""
+    full, pruned = (run_prompt(pair, prune, chunk, prompt) for prune in ("none", "prefill"))
+    assert pruned.sampled == full.sampled
+    assert pruned.drafts == full.drafts and len(pruned.drafts) == 3
+    for ours, theirs in zip(pruned.chunks, full.chunks, strict=True):
+        assert ours.features is not None and theirs.features is not None
+        assert torch.equal(ours.features, theirs.features)
+    assert full.target_rows.abs().sum() > 0 and full.drafter_rows.abs().amax(dim=(1, 2, 3)).min() > 0
+    assert torch.equal(pruned.target_rows, full.target_rows)
+    assert torch.equal(pruned.drafter_rows, full.drafter_rows)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 512])
+def test_rows_and_logits_are_counted_as_they_were_computed(pair: tuple[Path, Path], chunk: int) -> None:
+    full, pruned = (run_prompt(pair, prune, chunk) for prune in ("none", "prefill"))
+    num_chunks = -(-23 // chunk)
+    assert full.rows.prefill_logits == sum(full.logit_rows) == sum(full.hidden_rows) == 23
+    assert pruned.rows.prefill_logits == 1 and pruned.logit_rows == [1], "one row a request, none before the last chunk"
+    assert pruned.hidden_rows == [0] * (num_chunks - 1) + [1], "the last layer keeps the row somebody reads"
+    assert full.rows.prefill_hidden == pruned.rows.prefill_hidden == 23, "the drafter needs every row's feature"
+
+
+def test_the_ingest_pairs_the_next_token_with_the_feature_of_each_position(pair: tuple[Path, Path]) -> None:
+    """Rows 0..T-1, after t[T] is sampled: the chunk's last row takes the next prompt token, the prompt's the sampled."""
+    passed = run_prompt(pair, "prefill", 5)
+    assert [chunk.start for chunk in passed.chunks] == [0, 5, 10, 15, 20]
+    paired = torch.cat([chunk.next_token_ids for chunk in passed.chunks]).tolist()
+    assert paired == [*PROMPT[1:], passed.sampled]
+    positions = torch.cat([chunk.attention.positions for chunk in passed.chunks]).tolist()
+    assert positions == list(range(23))
+    assert [chunk.live_attention is None for chunk in passed.chunks] == [True] * 4 + [False]
+
+
+@dataclass
+class FinalHiddenDrafter:
+    """Asks for the target's final hidden state, as an MTP head does, and keeps what it was given."""
+
+    num_draft_tokens: int = 2
+    requirements: DrafterRequirements = DrafterRequirements(FeatureSpec((0,), final_hidden=True))
+    features: list[torch.Tensor] = field(default_factory=list)
+
+    def admit(self, slot: int, request: Request) -> None:
+        self.features.clear()
+
+    def ingest(self, chunk: PromptChunk) -> LookupState | None:
+        assert chunk.features is not None
+        self.features.append(chunk.features)
+        return None if chunk.live_attention is None else self._drafts(1)
+
+    def seed(self, verified: VerifiedRound) -> LookupState:
+        assert verified.features is not None
+        assert len(verified.features) == verified.batch.num_rows * (self.num_draft_tokens + 1)
+        return self._drafts(verified.batch.num_rows)
+
+    def step(self, state: LookupState, index: int) -> None:
+        state.advance(index)
+
+    def _drafts(self, batch_size: int) -> LookupState:
+        proposals = torch.zeros(batch_size, self.num_draft_tokens, dtype=torch.int64)
+        return LookupState(proposals[:, 0], proposals)
+
+
+@pytest.mark.parametrize("chunk", [4, 512])
+def test_a_drafter_that_reads_the_final_hidden_gets_it_for_every_row(chunk: int) -> None:
+    """Then the target's last layer keeps all rows, but logits are still of one."""
+    drafter = FinalHiddenDrafter()
+    engine, target = make_fake_engine(lambda target: drafter, prefill_chunk=chunk, num_slots=1)
+    request = Request("r", "x", tuple(range(3, 13)), 1)
+    result = engine.generate([request])
+    assert result.requests[0].output_ids == target.expected(request)
+    assert target.kept_rows == target.forward_rows and sum(target.kept_rows) == 10
+    assert sum(target.logit_rows) == 1
+    features = torch.cat(drafter.features)
+    assert features[:, 0].tolist() == list(range(3, 13)) and features[:, 1].tolist() == list(range(10))
+    assert features.shape[1] > 2 and features.isfinite().all()
+    assert result.prefills[0].rows.prefill_hidden == 10

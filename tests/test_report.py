@@ -1,0 +1,311 @@
+"""What a terminal shows of recorded runs, and the sentence that sums a run up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from tests.fake_runs import MAIN, PLAIN, PROVENANCE, UNPRUNED, make_info, make_summary, measure, record_run
+
+from spec_lab.record import plots
+from spec_lab.record.progress import Progress
+from spec_lab.record.recorder import write_status
+from spec_lab.record.report import format_categories, format_run, format_runs
+from spec_lab.record.runs import (
+    Run,
+    find_runs,
+    load_categories,
+    load_configurations,
+    load_positions,
+    load_requests,
+    load_rounds,
+    load_runs,
+    newest_run,
+)
+from spec_lab.record.schema import Summary
+from spec_lab.record.summary import Divergence
+from spec_lab.record.table import format_table, number, with_range
+from spec_lab.report import main
+
+ROOT = Path(__file__).parents[1]
+FAST, SLOW, UNSURE = (1.0, 1.01, 0.99), (2.0, 2.1, 1.9), (1.59, 1.65, 1.5)
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Path:
+    """An old finished run, a sweep with a refused and a failed one, and the newest, finished."""
+    base = tmp_path / "outputs"
+    record_run(base / "old", info=make_info(started_at="2026-01-01T00:00:00+00:00"))
+    refused = make_info(started_at="2026-01-02T00:00:00+00:00")
+    write_status(base / "sweep" / "0", refused, "refused", "drafter=oracle needs temperature 0")
+    failed = make_info(started_at="2026-01-03T00:00:00+00:00")
+    write_status(base / "sweep" / "1", failed, "failed", "RuntimeError: out of memory")
+    record_run(base / "new", info=make_info(started_at="2026-01-04T00:00:00+00:00"))
+    return base
+
+
+def test_table_is_aligned() -> None:
+    text = format_table(["name", "value"], [["a", "1.00"], ["longer", "10,000.00"]], left=["name"])
+    assert text.splitlines() == [
+        "name        value",
+        "------  ---------",
+        "a            1.00",
+        "longer  10,000.00",
+    ]
+    assert number(None) == with_range(None, None, None) == "-"
+    assert with_range(1.416, 1.4, 1.5) == "1.42 (1.40 to 1.50)"
+
+
+def test_report_over_mixed_statuses(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(outputs)]) == 0
+    text = capsys.readouterr().out
+    table = text.split("\n\n")[0].splitlines()
+    assert table[0].split()[:5] == ["#", "drafter", "prune", "K", "batch"]
+    assert [line.split()[-2] for line in table[2:]] == ["finished", "refused", "failed", "finished"]
+    assert "#2 refused: drafter=oracle needs temperature 0" in text
+    assert "#3 failed: RuntimeError: out of memory" in text
+    assert f"The newest finished run, {outputs / 'new'}" in text
+    assert "Emitted tokens / request rounds" in text
+
+
+def test_report_shows_the_newest_of_the_working_directory(
+    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(outputs.parent)
+    assert main(["--last", "1"]) == 0
+    table = capsys.readouterr().out.split("\n\n")[0]
+    assert "outputs/new" in table
+    assert "outputs/old" not in table
+
+
+def test_report_of_named_runs_only(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(outputs / "sweep" / "1"), str(outputs / "old"), str(outputs / "old")]) == 0
+    table = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert len(table) == 2 + 2
+
+
+def test_report_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        assert main([str(folder)]) == 2
+        error = capsys.readouterr().err
+        assert str(folder) in error
+        assert error.count("\n") == 1
+
+
+def test_report_leaves_out_what_it_cannot_read(outputs: Path) -> None:
+    (outputs / "old" / "summary.json").write_text('{"schema_version": 99}')
+    with pytest.warns(UserWarning, match="schema_version is 99"):
+        assert len(find_runs([outputs])) == 3
+
+
+def test_report_does_not_look_below_a_run(outputs: Path) -> None:
+    """W&B keeps copies of the record inside the run's folder."""
+    record_run(outputs / "new" / "wandb" / "record")
+    assert len(find_runs([outputs])) == 4
+
+
+def test_report_as_a_module(outputs: Path) -> None:
+    command = [sys.executable, "-m", "spec_lab.report", str(outputs)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "times as fast as plain decoding" in done.stdout
+
+
+def test_imposed_acceptance_is_marked() -> None:
+    summary = make_summary(acceptance_imposed=True)
+    text = format_runs([Run(Path("run"), summary)])
+    assert "2.67*" in text
+    assert "* the acceptance was imposed, not measured" in text
+    assert "imposed, not measured" in summary["verdict"]
+
+
+def test_run_shows_its_references_and_categories() -> None:
+    text = format_run(make_summary())
+    speed, stages, categories, verdict = text.split("\n\n")
+    assert [line.split()[0] for line in speed.splitlines()[2:]] == ["this", "plain", "unpruned"]
+    assert stages.splitlines()[3].split()[:5] == ["plain", "2.121", "0.050", "-", "-"]
+    assert [line.split()[0] for line in categories.splitlines()[2:]] == ["prose", "dates", "code", "all"]
+    assert " ".join(verdict.split()) == make_summary()["verdict"]
+
+
+def test_a_run_without_results_shows_its_reason_only(tmp_path: Path) -> None:
+    summary = write_status(tmp_path, make_info(), "refused", "K=0 needs drafter=none")
+    assert format_run(summary) == "The run is refused: K=0 needs drafter=none."
+    assert format_categories(summary) == ""
+
+
+@pytest.mark.parametrize(
+    ("plain", "before", "after"),
+    [
+        ((1.0, 1.0, 1.0), "eagle3 is faster: it decoded", "times as fast as plain decoding over 3 repeats"),
+        ((0.5, 0.5, 0.5), "eagle3 is slower: it decoded", "times as fast as plain decoding over 3 repeats"),
+        ((0.63, 0.62, 0.63), "eagle3 decoded", "times as fast as plain decoding, no difference beyond noise"),
+    ],
+)
+def test_verdict_on_speed(plain: tuple[float, ...], before: str, after: str) -> None:
+    summary = make_summary(references={"plain": measure(PLAIN, plain)})
+    speedup, verdict = summary["speedup"], summary["verdict"]
+    assert speedup is not None
+    assert f"{before} {with_range(speedup['value'], speedup['low'], speedup['high'])} {after}" in verdict
+    assert "with an acceptance length of 2.67 of 4 (drafting pays from " in verdict
+    assert verdict.endswith(".")
+    assert verdict.count(". ") == 0, "one sentence"
+
+
+def test_verdict_on_one_repeat_claims_no_range() -> None:
+    verdict = make_summary(
+        main=measure(MAIN, (1.0,)),
+        references={"plain": measure(PLAIN, (1.0,)), "unpruned": measure(UNPRUNED, (1.0,))},
+    )["verdict"]
+    assert "1.58 times as fast as plain decoding in the one repeat made" in verdict
+    assert "whose noise one repeat cannot tell" in verdict
+    assert " to " not in verdict.split(";")[0]
+
+
+def test_verdict_without_references() -> None:
+    verdict = make_summary(references={}, divergences=None)["verdict"]
+    assert "eagle3 was not timed against plain decoding" in verdict
+    assert "not compared with plain decoding" in verdict
+    assert "pruning" not in verdict
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ([], "the same tokens as plain decoding in all 12 requests"),
+        (["near_tie"], "the same tokens as plain decoding but for 1 of 12 requests, which part at a near-tie"),
+        (["near_tie", "bug"], "NOT the same tokens as plain decoding in 1 of 12 requests: a bug"),
+        (["lossy", "lossy"], "other tokens than plain decoding in 2 of 12 requests"),
+    ],
+)
+def test_verdict_on_tokens(kinds: list[str], expected: str) -> None:
+    found = [Divergence(f"r{index}", 3, 1e-5, kind) for index, kind in enumerate(kinds)]  # type: ignore[arg-type]
+    assert expected in make_summary(divergences=found)["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("unpruned", "expected"),
+    [
+        ((1.0, 1.02, 0.99), "pruning changed the decode rate by +1.4 % (+1.4 to +1.4 %), beyond noise"),
+        ((1.0, 1.0, 1.0), "pruning changed the decode rate by +1.4 % (-0.6 to +2.4 %), within noise"),
+    ],
+)
+def test_verdict_on_pruning(unpruned: tuple[float, ...], expected: str) -> None:
+    verdict = make_summary(references={"unpruned": measure(UNPRUNED, unpruned)})["verdict"]
+    assert expected in verdict
+    assert "computed 106 of 424 catch-up rows and 12 of 36 rows of prompt logits" in verdict
+
+
+def test_verdict_explains_the_cpu_and_nothing_else() -> None:
+    assert "on a CPU a small model's step is mostly fixed cost" in make_summary()["verdict"]
+    on_gpu = replace(make_info(), provenance=replace(PROVENANCE, device="cuda"))
+    assert "CPU" not in make_summary(info=on_gpu)["verdict"]
+
+
+def test_verdict_of_plain_decoding() -> None:
+    summary = make_summary(main=measure(PLAIN), references={})
+    rate = number(summary["decode_tokens_per_second"], 1)
+    assert summary["verdict"] == f"Plain decoding gave {rate} tokens/s and drafted nothing."
+
+
+def test_load_runs_has_a_row_a_run(outputs: Path) -> None:
+    frame = load_runs(outputs)
+    assert list(frame["status"]) == ["finished", "refused", "failed", "finished"]
+    assert list(frame["drafter"]) == ["eagle3"] * 4
+    assert frame["acceptance_length"].isna().tolist() == [False, True, True, False]
+    assert frame["speedup_value"].iloc[0] == pytest.approx(1.59, abs=0.01)
+    assert {"batch_size", "verify_ms", "ttft_p50_ms", "accuracy_low", "catchup_computed"} <= set(frame.columns)
+
+
+def test_load_requests_and_rounds(outputs: Path) -> None:
+    summary = newest_run(outputs).summary
+    requests, rounds = load_requests(outputs / "new"), load_rounds(outputs / "new")
+    assert len(requests) == summary["num_requests"]
+    assert requests["rounds"].sum() == summary["rounds"]
+    assert requests["acceptance_length_all"].iloc[0] == 23 / 8
+    assert len(rounds) == 3 * summary["verify_calls"]
+    assert rounds[rounds["repeat"] == 0]["round_ms"].mean() == pytest.approx(summary["round_ms"])
+    assert rounds["catchup_computed"].sum() == 3 * summary["rows"]["catchup_computed"]
+    with pytest.raises(ValueError, match="never began"):
+        load_requests(outputs / "sweep" / "0")
+
+
+def test_newest_run_is_the_newest_finished(outputs: Path) -> None:
+    write_status(outputs / "z", make_info(started_at="2027-01-01T00:00:00+00:00"), "failed", "x")
+    assert newest_run(outputs).folder.name == "new"
+    assert newest_run(outputs, finished=False).folder.name == "z"
+    with pytest.raises(ValueError, match="no finished run"):
+        newest_run(outputs / "sweep")
+
+
+def test_frames_of_one_run() -> None:
+    summary = make_summary()
+    assert list(load_categories(summary)["category"]) == ["prose", "dates", "code"]
+    positions = load_positions(summary)
+    assert len(positions) == 4 * 2 * 3
+    whole = positions[(positions["category"] == "all") & (positions["kind"] == "conditional")]
+    assert list(whole["rate"]) == summary["acceptance_rate_by_position"]["conditional"]
+    assert list(load_configurations(summary)["configuration"]) == ["this run", "plain", "unpruned"]
+
+
+SUMMARIES = {
+    "finished": lambda: make_summary(),
+    "no references": lambda: make_summary(references={}),
+    "plain decoding": lambda: make_summary(main=measure(PLAIN), references={}),
+    "one draft token": lambda: make_summary(main=measure(replace(MAIN, num_draft_tokens=1)), references={}),
+    "no rounds": lambda: make_summary(main=measure(replace(MAIN, max_new_tokens=1)), references={}),
+}
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_every_plot_draws(name: str, tmp_path: Path) -> None:
+    summary: Summary = SUMMARIES[name]()
+    figures = [
+        plots.acceptance_by_category(summary),
+        plots.acceptance_by_position(summary),
+        plots.stage_times(summary),
+        plots.row_counts(summary),
+    ]
+    for figure in figures:
+        assert isinstance(figure, Figure)
+        figure.savefig(tmp_path / "figure.png", dpi=40)
+
+
+def test_stage_bars_add_up_to_the_round() -> None:
+    summary = make_summary()
+    bars = [patch for patch in plots.stage_times(summary).axes[0].patches if patch.get_y() < 0.5]  # type: ignore[attr-defined]
+    assert sum(bar.get_width() for bar in bars) == pytest.approx(summary["round_ms"])  # type: ignore[attr-defined]
+
+
+def test_category_plot_has_a_dot_a_request(tmp_path: Path) -> None:
+    summary = record_run(tmp_path)
+    axes = plots.acceptance_by_category(summary, load_requests(tmp_path)).axes[0]
+    assert sum(len(dots.get_offsets()) for dots in axes.collections) == summary["num_requests"]  # type: ignore[arg-type]
+    assert isinstance(load_requests(tmp_path), pd.DataFrame)
+
+
+def test_progress_off_a_terminal_is_a_line_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(4, "request") as progress:
+        progress.stage("plain, repeat 1 of 2")
+        progress.advance(2)
+        progress.stage("plain, repeat 2 of 2")
+        progress.advance(2)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("] ")[1] for line in lines] == [
+        "0/4 requests: plain, repeat 1 of 2",
+        "2/4 requests: plain, repeat 2 of 2",
+    ]
+
+
+def test_progress_on_a_terminal_is_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Progress(4, "request") as progress:
+        progress.stage("plain")
+        progress.advance(4)
+    error = capsys.readouterr().err
+    assert "\rplain:   0%" in error
+    assert "\n" not in error

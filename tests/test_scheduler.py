@@ -1,0 +1,119 @@
+"""Host state: admission, pages, and what a round's tokens do to a sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spec_lab.core.types import FinishReason, Request, Sequence
+from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES, PageAllocator
+from spec_lab.engine.scheduler import Scheduler, emit_first, emit_round
+
+EOS = frozenset({2, 4})
+
+
+def make_scheduler(num_slots: int = 2, num_pages: int = 20, margin: int = 6) -> Scheduler:
+    return Scheduler(num_slots, PageAllocator(NUM_RESERVED_PAGES + num_pages), 4, max_seq_len=40, margin=margin)
+
+
+def make_sequence(num_output: int = 1, max_new_tokens: int = 10, ignore_eos: bool = False, last: int = 9) -> Sequence:
+    request = Request("r", "x", (7, 8), max_new_tokens, ignore_eos=ignore_eos)
+    tokens = [7, 8] + [9] * (num_output - 1) + [last]
+    return Sequence(request, 0, [], 0.0, tokens=tokens, kv_len=len(tokens) - 1, num_prefilled=2)
+
+
+def test_slots_to_l_plus_2k_are_reserved() -> None:
+    """The drafter writes up to L + 2K - 1, and L is at most prompt + max_new_tokens - 2 when a round starts."""
+    for margin, pages in ((0, 5), (2, 6), (6, 7), (10, 8)):
+        scheduler = make_scheduler(margin=margin)
+        scheduler.submit([Request("r", "x", (5,) * 12, 8)])
+        (sequence,) = scheduler.admit(0.0)
+        assert len(sequence.pages) == pages
+        last_position = (12 + 8 - 2) + margin - 1
+        assert last_position < pages * 4
+
+
+def test_admission_takes_slots_and_pages_and_release_returns_them() -> None:
+    scheduler = make_scheduler(num_slots=2, num_pages=20)
+    scheduler.submit(Request(name, "x", (5,) * 8, 8) for name in "abc")
+    first, second = scheduler.admit(1.5)
+    assert {first.slot, second.slot} == {0, 1}
+    assert not set(first.pages) & set(second.pages)
+    assert first.arrived_at == 1.5 and first.tokens == [5] * 8
+    assert scheduler.admit(2.0) == [] and scheduler.has_work
+    scheduler.release(first)
+    (third,) = scheduler.admit(3.0)
+    assert third.request.request_id == "c" and third.slot == first.slot
+    assert scheduler.running == [second, third]
+
+
+def test_nothing_is_admitted_while_the_pages_are_out() -> None:
+    scheduler = make_scheduler(num_slots=3, num_pages=7)
+    scheduler.submit(Request(name, "x", (5,) * 8, 8) for name in "ab")
+    (first,) = scheduler.admit(0.0)
+    assert scheduler.admit(0.0) == []
+    scheduler.release(first)
+    assert [s.request.request_id for s in scheduler.admit(0.0)] == ["b"]
+
+
+def test_abort_returns_everything() -> None:
+    scheduler = make_scheduler()
+    scheduler.submit(Request(name, "x", (5,) * 8, 8) for name in "abc")
+    scheduler.admit(0.0)
+    scheduler.abort()
+    assert not scheduler.has_work
+    scheduler.submit([Request("d", "x", (5,) * 30, 10)])
+    assert len(scheduler.admit(0.0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "kept", "reason", "truncated"),
+    [
+        ([5, 6, 7], {}, [5, 6, 7], None, False),
+        ([5], {}, [5], None, False),
+        ([5, 2, 7], {}, [5, 2], FinishReason.EOS, True),
+        ([4, 2, 7], {}, [4], FinishReason.EOS, True),
+        ([5, 6, 2], {}, [5, 6, 2], FinishReason.EOS, False),
+        ([5, 2, 7], {"ignore_eos": True}, [5, 2, 7], None, False),
+        ([5, 6, 7], {"max_new_tokens": 3}, [5, 6], FinishReason.LENGTH, True),
+        ([5, 6, 7], {"max_new_tokens": 4}, [5, 6, 7], FinishReason.LENGTH, False),
+        ([5, 6, 2], {"max_new_tokens": 3}, [5, 6], FinishReason.LENGTH, True),
+        ([5, 2, 7], {"max_new_tokens": 3}, [5, 2], FinishReason.EOS, True),
+        ([5, 2, 7], {"max_new_tokens": 3, "ignore_eos": True}, [5, 2], FinishReason.LENGTH, True),
+    ],
+)
+def test_a_round_is_cut_at_eos_and_at_the_limit(
+    tokens: list[int], options: dict[str, Any], kept: list[int], reason: FinishReason | None, truncated: bool
+) -> None:
+    sequence = make_sequence(**options)
+    emit_round(sequence, tokens, EOS, now=2.5)
+    assert sequence.tokens[3:] == kept
+    assert sequence.finish_reason == reason
+    assert sequence.truncated == truncated
+    assert sequence.accepted_per_round == [len(tokens) - 1]
+    assert sequence.emitted_per_round == [len(kept)]
+    assert sequence.emitted_at == [2.5]
+    assert sequence.kv_len == 2 + len(tokens), "the device committed the whole block"
+
+
+@pytest.mark.parametrize(
+    ("last", "options", "reason"),
+    [
+        (9, {}, None),
+        (2, {}, FinishReason.EOS),
+        (2, {"ignore_eos": True}, None),
+        (9, {"max_new_tokens": 1}, FinishReason.LENGTH),
+        (2, {"max_new_tokens": 1}, FinishReason.EOS),
+    ],
+)
+def test_the_prompt_pass_token_can_end_a_request(last: int, options: dict[str, Any], reason: FinishReason | None) -> None:
+    sequence = make_sequence(last=last, **options)
+    emit_first(sequence, EOS, now=1.0)
+    assert sequence.finish_reason == reason
+    assert sequence.emitted_at == [1.0] and sequence.emitted_per_round == []
+
+
+def test_an_active_request_emits_at_least_one_token() -> None:
+    with pytest.raises(AssertionError):
+        emit_round(make_sequence(), [], EOS, now=0.0)

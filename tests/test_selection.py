@@ -1,0 +1,104 @@
+"""Row selections and the two pruning knobs: which rows go on, and where."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spec_lab.core.types import AttentionMetadata, FeatureSpec
+from spec_lab.pruning.policy import CATCHUP_PRUNING, PROMPT_PRUNING
+from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+
+NO_FEATURES, TAPS, FINAL = FeatureSpec(), FeatureSpec(layer_inputs=(2, 4)), FeatureSpec(final_hidden=True)
+
+
+def metadata(num_requests: int, num_queries: int) -> AttentionMetadata:
+    rows = torch.arange(num_requests * num_queries)
+    return AttentionMetadata(rows, rows, torch.ones(num_requests), torch.ones(num_requests, 1), num_queries, 9)
+
+
+@pytest.fixture
+def rows() -> torch.Tensor:
+    return torch.arange(12).view(12, 1)
+
+
+LIVE = torch.tensor([0, 5, 11])
+
+
+def test_all_rows_go_on_and_the_live_ones_are_picked_from_the_output(rows: torch.Tensor) -> None:
+    whole, selection = metadata(3, 4), AllRows(LIVE)
+    assert selection.queries(rows, whole) == (rows, whole)
+    assert selection.attended(rows) is rows and selection.residual(rows) is rows
+    assert selection.live(rows).flatten().tolist() == [0, 5, 11]
+    assert AllRows().live(rows) is rows and not selection.is_empty
+
+
+def test_after_attention_every_row_attends_and_the_live_ones_meet_their_residual(rows: torch.Tensor) -> None:
+    whole, selection = metadata(3, 4), AfterAttention(LIVE)
+    assert selection.queries(rows, whole) == (rows, whole)
+    assert selection.attended(rows).flatten().tolist() == selection.residual(rows).flatten().tolist() == [0, 5, 11]
+    assert selection.live(rows[:3]) is not None and len(selection.live(rows[:3])) == 3
+    assert not selection.is_empty
+
+
+def test_before_attention_the_live_rows_alone_attend_with_metadata_of_one_query(rows: torch.Tensor) -> None:
+    live = metadata(3, 1)
+    selection = BeforeAttention(LIVE, live)
+    queries, attention = selection.queries(rows, metadata(3, 4))
+    assert queries.flatten().tolist() == [0, 5, 11] and attention is live
+    assert selection.residual(rows).flatten().tolist() == [0, 5, 11]
+    assert selection.attended(queries) is queries and selection.live(queries) is queries
+    assert not selection.is_empty
+
+
+def test_no_rows_writes_kv_only() -> None:
+    assert NoRows().is_empty
+
+
+def test_catchup_knob_names_its_selection_and_counts_its_rows() -> None:
+    live = metadata(3, 1)
+    kinds = {"none": AllRows, "post_attention": AfterAttention, "pre_attention": BeforeAttention}
+    counts = {"none": 12, "post_attention": 3, "pre_attention": 3}
+    assert CATCHUP_PRUNING.keys() == kinds.keys()
+    for name, policy in CATCHUP_PRUNING.items():
+        selection = policy().selection(LIVE, live)
+        assert type(selection) is kinds[name]
+        assert torch.equal(selection.live_rows, LIVE)  # type: ignore[union-attr]
+        assert policy().num_computed(3, 4) == counts[name]
+
+
+@pytest.mark.parametrize("features", [NO_FEATURES, TAPS, FINAL])
+def test_all_prompt_rows_go_on_and_have_logits(features: FeatureSpec, rows: torch.Tensor) -> None:
+    policy = PROMPT_PRUNING["all_rows"]()
+    for live in (None, metadata(1, 1)):
+        assert policy.target_selection(12, live, features) == AllRows()
+        assert policy.logit_rows(rows, live is not None) is rows
+        assert not policy.drafter_selection(12, live).is_empty
+    last = policy.drafter_selection(12, metadata(1, 1))
+    assert last.live(rows).flatten().tolist() == [11]
+
+
+@pytest.mark.parametrize("features", [NO_FEATURES, TAPS])
+def test_the_last_prompt_row_alone_goes_on_where_nobody_reads_the_others(
+    features: FeatureSpec, rows: torch.Tensor
+) -> None:
+    policy, live = PROMPT_PRUNING["last_row"](), metadata(1, 1)
+    for selection in (policy.target_selection(12, live, features), policy.drafter_selection(12, live)):
+        assert selection.residual(rows).flatten().tolist() == [11]
+        assert selection.queries(rows, metadata(1, 12))[1] is live
+    assert policy.target_selection(12, None, features).is_empty
+    assert policy.drafter_selection(12, None).is_empty
+
+
+def test_the_targets_last_layer_keeps_every_row_when_the_drafter_reads_the_final_hidden(rows: torch.Tensor) -> None:
+    policy = PROMPT_PRUNING["last_row"]()
+    for live in (None, metadata(1, 1)):
+        selection = policy.target_selection(12, live, FINAL)
+        assert selection.residual(rows) is rows and not selection.is_empty
+
+
+def test_logits_for_one_row_a_request_and_none_in_the_middle_of_a_prompt(rows: torch.Tensor) -> None:
+    policy = PROMPT_PRUNING["last_row"]()
+    assert policy.logit_rows(rows, True).flatten().tolist() == [11]
+    assert policy.logit_rows(rows[11:], True).flatten().tolist() == [11], "the target may have dropped the others"
+    assert len(policy.logit_rows(rows, False)) == 0

@@ -1,0 +1,237 @@
+"""What `logger=wandb` leaves behind offline, read back byte by byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+from tests.fake_runs import make_info, record_run
+
+from spec_lab.record.recorder import Recorder
+from spec_lab.record.runs import read_summary
+from spec_lab.record.schema import Summary
+from spec_lab.record.wandb_sink import WandbSink, has_key, without_user_paths
+from wandb.proto.wandb_internal_pb2 import Record
+
+HOST = "the-host-of-somebody"
+ARGUMENT = "--an-argument-of-somebody"
+BLOCK = 32768
+HEADER = 7
+DISTINCT_CONFIG = {"batch_size": 1, "drafter": {"num_draft_tokens": 3}, "target": {"path": "checkpoints/tiny"}}
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's working directory in their home, on their machine, without a key."""
+    home = tmp_path / "home" / "somebody"
+    work = home / "work"
+    work.mkdir(parents=True)
+    monkeypatch.chdir(work)
+    monkeypatch.setattr(sys, "argv", ["somebodys-program.py", ARGUMENT])
+    monkeypatch.setattr(socket, "gethostname", lambda: HOST)
+    for name in [name for name in os.environ if name.startswith("WANDB_") or name == "NETRC"]:
+        monkeypatch.delenv(name)
+    for name in [name for name in os.environ if name.startswith("XDG_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))
+    wandb.teardown()
+    yield work
+    wandb.teardown()
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a `.wandb` file: LevelDB's log format behind a header of seven bytes."""
+    data, records, part, at = path.read_bytes(), [], b"", HEADER
+    assert data.startswith(b":W&B")
+    while at + HEADER <= len(data):
+        if BLOCK - at % BLOCK < HEADER:
+            at += BLOCK - at % BLOCK
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        part += data[at + HEADER : at + HEADER + length]
+        at += HEADER + length
+        if kind in (1, 4):
+            records.append(Record.FromString(part))
+            part = b""
+    return records
+
+
+def read_offline(folder: Path) -> list[Record]:
+    [path] = folder.glob("wandb/offline-run-*/*.wandb")
+    return read_records(path)
+
+
+def merged(updates: Any) -> dict[str, Any]:
+    """Key and JSON pairs to one nested dict, later ones over earlier ones."""
+    values: dict[str, Any] = {}
+    for item in updates:
+        place = values
+        *parents, last = [item.key] if item.key else item.nested_key
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = json.loads(item.value_json)
+    return values
+
+
+@pytest.fixture
+def recorded(workplace: Path) -> tuple[Path, Summary]:
+    folder = workplace / "outputs" / "run"
+    sink = WandbSink("a_project", group="a_sweep")
+    return folder, record_run(Path("outputs/run"), [sink], make_info(DISTINCT_CONFIG))
+
+
+def test_offline_run_says_the_same_as_the_files(recorded: tuple[Path, Summary]) -> None:
+    folder, summary = recorded
+    records = read_offline(folder)
+
+    found = merged(item for record in records for item in record.summary.update)
+    for key in ("acceptance_length", "decode_tokens_per_second", "speedup", "latency_ms", "by_category", "verdict"):
+        assert found[key] == summary[key]  # type: ignore[literal-required]
+    assert found["requests"]["_type"] == "table-file"
+
+    [run] = [record.run for record in records if record.HasField("run")]
+    config = merged(run.config.update)
+    assert {key: config[key] for key in DISTINCT_CONFIG} == DISTINCT_CONFIG
+    assert config["origin"]["git_revision"] == summary["git_revision"]
+    assert (run.project, run.run_group, run.job_type) == ("a_project", "a_sweep", "bench")
+    assert run.display_name == "run eagle3 catchup"
+    assert {"drafter=eagle3", "prune=catchup", "graph=eager"} <= set(run.tags)
+    assert [record.exit.exit_code for record in records if record.HasField("exit")] == [0]
+
+
+def test_offline_run_has_step_metrics(recorded: tuple[Path, Summary]) -> None:
+    folder, summary = recorded
+    records = read_offline(folder)
+    steps = {record.metric.glob_name: record.metric.step_metric for record in records if record.HasField("metric")}
+    assert steps["request/*"] == "request/index"
+    assert steps["repeat/*"] == "repeat/index"
+    history = [merged(record.history.item) for record in records if record.HasField("history")]
+    assert [row["request/index"] for row in history if "request/index" in row] == [8, 12]
+    assert [row["request/emitted_tokens"] for row in history if "request/index" in row][-1] == summary["emitted_tokens"]
+    rates = [row["repeat/decode_tokens_per_second"] for row in history if "repeat/index" in row]
+    assert rates == pytest.approx([repeat["decode_tokens_per_second"] for repeat in summary["repeats"]])
+
+
+def test_offline_run_has_the_table_and_the_files(recorded: tuple[Path, Summary]) -> None:
+    folder, summary = recorded
+    [table_path] = folder.glob("wandb/offline-run-*/files/media/table/*.json")
+    table = json.loads(table_path.read_text())
+    assert len(table["data"]) == summary["num_requests"]
+    first = dict(zip(table["columns"], table["data"][1], strict=True))
+    assert (first["id"], first["category"], first["divergence"]) == ("r1", "dates", "near_tie")
+    assert first["text"] == "text of r1"
+
+    [artifact] = [record.artifact for record in read_offline(folder) if record.HasField("artifact")]
+    entries = {entry.path: entry.local_path for entry in artifact.manifest.contents}
+    assert set(entries) == {"config.yaml", "requests.jsonl", "rounds.jsonl", "summary.json"}
+    for name, local_path in entries.items():
+        assert not Path(local_path).is_absolute()
+        assert (Path.cwd() / local_path).read_bytes() == (folder / name).read_bytes()
+
+
+def test_nothing_tells_who_and_where(recorded: tuple[Path, Summary], workplace: Path) -> None:
+    folder, _ = recorded
+    files = [path for path in (folder / "wandb").rglob("*") if path.is_file() or path.is_symlink()]
+    assert len(files) >= 6
+    for path in files:
+        assert not path.is_symlink(), "a link names a path"
+        content = path.read_bytes()
+        for private in (HOST, str(workplace), str(workplace.parent), ARGUMENT, "somebody", sys.executable, __file__):
+            assert private.encode() not in content, (private, path)
+
+
+def test_a_users_path_is_cut_to_its_last_part(workplace: Path) -> None:
+    """Also where the run's folder is not below the working directory."""
+    secret = workplace.parent / "models" / "my-llama"
+    folder = workplace.parents[2] / "elsewhere"
+    record_run(folder, [WandbSink("p")], make_info({"target": {"path": str(secret)}}))
+
+    assert read_summary(folder)["config"]["target"]["path"] == str(secret)
+    records = read_offline(folder)
+    [run] = [record.run for record in records if record.HasField("run")]
+    assert merged(run.config.update)["target"] == {"path": "my-llama"}
+    [artifact] = [record.artifact for record in records if record.HasField("artifact")]
+    for entry in artifact.manifest.contents:
+        assert b"somebody" not in (folder / entry.local_path).read_bytes()
+    for path in (folder / "wandb").rglob("*.*"):
+        assert not path.is_file() or str(folder).encode() not in path.read_bytes()
+
+
+def test_paths_inside_text_are_shortened(workplace: Path) -> None:
+    reason = f"FileNotFoundError: {workplace}/a.json and {workplace.parent}/b.json"
+    assert without_user_paths({"reason": reason}) == {"reason": "FileNotFoundError: ./a.json and ~/b.json"}
+    assert without_user_paths([1, None, "eagle3", "a/b", "/x/y/z"]) == [1, None, "eagle3", "a/b", "z"]
+
+
+def test_a_failed_run_ends_as_failed(workplace: Path) -> None:
+    with pytest.raises(RuntimeError), Recorder(Path("run"), make_info(), [WandbSink("p")]):
+        raise RuntimeError("out of memory")
+    records = read_offline(workplace / "run")
+    assert [record.exit.exit_code for record in records if record.HasField("exit")] == [1]
+    assert merged(item for record in records for item in record.summary.update)["status"] == "failed"
+
+
+def test_runs_of_one_process_stay_apart(workplace: Path) -> None:
+    """Jobs of a multirun share a process."""
+    for name in ("one", "two"):
+        record_run(Path(name), [WandbSink("p")])
+    runs = [record.run.run_id for name in ("one", "two") for record in read_offline(Path(name)) if record.run.run_id]
+    assert len(set(runs)) == 2
+
+
+def test_key_without_network_goes_offline_with_one_warning(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unreachable_server(monkeypatch)
+    record_run(Path("run"), [WandbSink("p")])
+    assert read_offline(workplace / "run")
+    error = capsys.readouterr().err
+    assert error.count("warning") == 1
+    assert "logging offline" in error
+    assert "cd " in error.splitlines()[-1]
+
+
+def test_online_without_network_is_refused(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unreachable_server(monkeypatch)
+    with pytest.raises(ValueError, match="use logger.mode=auto or offline"):
+        record_run(Path("run"), [WandbSink("p", mode="online")])
+    assert read_summary(Path("run"))["status"] == "failed"
+
+
+def test_disabled_leaves_the_files_only(workplace: Path) -> None:
+    record_run(Path("run"), [WandbSink("p", mode="disabled")])
+    assert read_summary(Path("run"))["status"] == "finished"
+    assert not list(Path("run").rglob("*.wandb"))
+
+
+def test_environment_decides_in_auto_mode(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    record_run(Path("run"), [WandbSink("p")])
+    assert not list(Path("run").rglob("*.wandb"))
+
+
+def test_has_key(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not has_key()
+    netrc = workplace.parent / ".netrc"
+    netrc.write_text(f"machine api.wandb.ai login user password {'0' * 40}\n")
+    netrc.chmod(0o600)
+    assert has_key()
+    netrc.unlink()
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    wandb.teardown()
+    assert has_key()
+
+
+def unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key, and a server on a port where nothing listens."""
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("spec_lab.record.wandb_sink.INIT_TIMEOUT_SECONDS", 1)
+    wandb.teardown()
