@@ -123,7 +123,12 @@ def report(batch_size: int, turns: list[tuple[float, dict[str, GenerationResult]
     print(format_table(header, [[name, *cells(row)] for name, row in rows.items()], left=["drafter"]))
     categories = by_category({name: turns[0][1][name] for name in DRAFTERS})
     print(format_table(["acceptance length", *DRAFTERS], categories, left=["acceptance length"]))
-    return {"batch_size": batch_size, "transformers": median(theirs), "plain_over_transformers": against, "drafters": rows}
+    return {
+        "batch_size": batch_size,
+        "transformers": median(theirs),
+        "plain_over_transformers": against,
+        "drafters": rows,
+    }
 
 
 def ratios(ours: list[Any], theirs: list[Any]) -> tuple[float, float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -70,7 +71,7 @@ class DrafterResources:
     prune: PrunePolicy
 
 
-DrafterFactory = Callable[[DrafterResources], Drafter]
+DrafterFactory = Callable[[DrafterResources], Drafter[Any]]
 
 
 def target_folder(config: RunConfig) -> Path:
@@ -159,7 +160,7 @@ def build_cache(shape: ModelConfig, num_layers: int, limits: Limits, models: Mod
     )
 
 
-def plain_drafter(resources: DrafterResources) -> Drafter:
+def plain_drafter(resources: DrafterResources) -> Drafter[Any]:
     """The factory of the plain reference."""
     return NoDrafter()
 
@@ -194,7 +195,7 @@ def _load_eagle3(config: RunConfig, options: Eagle3DrafterConfig, models: Models
     taps = head_config.tap_layer_inputs or default_tap_layer_inputs(target.config.num_layers)
     head = Eagle3Head(head_config, tensors, target.embedding, target.head_weight, models.backend, target.num_positions)
 
-    def make(resources: DrafterResources) -> Drafter:
+    def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(head_config.layer, 1, resources.limits, models).layers[0]
         return Eagle3Drafter(options.num_draft_tokens, head, taps, cache, models.backend, resources.prune)
 

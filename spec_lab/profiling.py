@@ -80,5 +80,7 @@ def _kernels(profiler: profile, num_rounds: int, on_gpu: bool) -> list[Kernel]:
         is_kernel = event.device_type == torch.autograd.DeviceType.CUDA if on_gpu else True
         microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         if is_kernel and not event.key.startswith(STAGE_PREFIX) and microseconds > 0:
-            rows.append(Kernel(name=event.key, calls_per_round=event.count / num_rounds, us_per_round=microseconds / num_rounds))
+            rows.append(
+                Kernel(name=event.key, calls_per_round=event.count / num_rounds, us_per_round=microseconds / num_rounds)
+            )
     return sorted(rows, key=lambda row: -row["us_per_round"])

@@ -127,10 +127,10 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
 
 def _warm_up(lab: Lab, progress: Progress) -> None:
     """Untimed: first calls of every operator, and the continuations that an oracle replays."""
-    drafter = lab.engines[MAIN].parts.drafter
-    if drafter.requirements.continuations:
+    learn_continuations = lab.engines[MAIN].parts.drafter.requirements.learn_continuations
+    if learn_continuations is not None:
         progress.stage("recording plain continuations")
-        drafter.learn(_plain_outputs(lab))
+        learn_continuations(_plain_outputs(lab))
     progress.stage("warm-up")
     for engine in lab.engines.values():
         engine.generate(lab.requests[: lab.config.warmup_requests])

@@ -103,7 +103,9 @@ class FakeEngine:
         """The tokens follow from `seed`; `slowdown` stretches all times."""
         rng = random.Random(seed)
         clock = 0.0
-        requests, rounds, prefills = [], [], []
+        requests: list[RequestRecord] = []
+        rounds: list[RoundRecord] = []
+        prefills: list[PrefillRecord] = []
         for number in range(num_requests):
             category = list(SURVIVAL)[number % len(SURVIVAL)]
             clock += 0.002 * slowdown

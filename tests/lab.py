@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 
 from spec_lab import build
 from spec_lab.config import (
@@ -33,6 +32,7 @@ from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.kv_cache import NULL_PAGE
 from spec_lab.models.config import Family, read_model_config
+from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 
 PRUNING = {
     "none": ("all_rows", "none"),
@@ -110,7 +110,9 @@ def random_requests(
 
 def generate(config: RunConfig, requests: list[Request]) -> dict[str, list[int]]:
     """Output tokens by request id, from a fresh engine."""
-    return {record.request_id: record.output_ids for record in make_engine(config, requests).generate(requests).requests}
+    return {
+        record.request_id: record.output_ids for record in make_engine(config, requests).generate(requests).requests
+    }
 
 
 def poison(engine: Engine) -> None:

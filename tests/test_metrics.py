@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.fake_runs import MAIN, PLAIN, make_request, make_round, make_summary
 
 from spec_lab.core.types import GenerationResult, GraphCounts, PrefillRecord, RowCounts
 from spec_lab.record import metrics
 from spec_lab.record.metrics import DEFINITIONS
+from tests.fake_runs import MAIN, PLAIN, make_request, make_round, make_summary
 
 K = 3
 

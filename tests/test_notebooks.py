@@ -9,6 +9,7 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
 from tests.fake_runs import record_run
 
 ROOT = Path(__file__).parents[1]
@@ -16,7 +17,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def read_notebook(path: Path) -> Any:
-    return nbformat.read(path, as_version=4)
+    return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
 
 
 def code_cells(notebook: Any) -> list[Any]:
@@ -27,12 +28,14 @@ def set_parameters(notebook: Any, **parameters: Any) -> None:
     """Put a cell behind the one tagged `parameters`, as papermill does."""
     [index] = [i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])]
     source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
-    notebook.cells.insert(index + 1, nbformat.v4.new_code_cell(source))
+    notebook.cells.insert(index + 1, nbformat.v4.new_code_cell(source))  # type: ignore[no-untyped-call]
 
 
 def execute(notebook: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}")
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    ).execute()
 
 
 def test_there_is_a_notebook() -> None:

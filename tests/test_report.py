@@ -7,10 +7,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from tests.fake_runs import MAIN, PLAIN, PROVENANCE, UNPRUNED, make_info, make_summary, measure, record_run
 
 from spec_lab.record import plots
 from spec_lab.record.progress import Progress
@@ -31,6 +31,7 @@ from spec_lab.record.schema import Summary
 from spec_lab.record.summary import Divergence
 from spec_lab.record.table import format_table, number, with_range
 from spec_lab.report import main
+from tests.fake_runs import MAIN, PLAIN, PROVENANCE, UNPRUNED, make_info, make_summary, measure, record_run
 
 ROOT = Path(__file__).parents[1]
 FAST, SLOW, UNSURE = (1.0, 1.01, 0.99), (2.0, 2.1, 1.9), (1.59, 1.65, 1.5)
@@ -284,7 +285,7 @@ def test_stage_bars_add_up_to_the_round() -> None:
 def test_category_plot_has_a_dot_a_request(tmp_path: Path) -> None:
     summary = record_run(tmp_path)
     axes = plots.acceptance_by_category(summary, load_requests(tmp_path)).axes[0]
-    assert sum(len(dots.get_offsets()) for dots in axes.collections) == summary["num_requests"]  # type: ignore[arg-type]
+    assert sum(np.shape(dots.get_offsets())[0] for dots in axes.collections) == summary["num_requests"]
     assert isinstance(load_requests(tmp_path), pd.DataFrame)
 
 

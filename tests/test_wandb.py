@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import wandb
-from tests.fake_runs import make_info, record_run
+from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.runs import read_summary
 from spec_lab.record.schema import Summary
 from spec_lab.record.wandb_sink import WandbSink, has_key, without_user_paths
-from wandb.proto.wandb_internal_pb2 import Record
+from tests.fake_runs import make_info, record_run
 
 HOST = "the-host-of-somebody"
 ARGUMENT = "--an-argument-of-somebody"
@@ -64,6 +64,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def read_offline(folder: Path) -> list[Record]:
+    wandb.teardown()  # the service may still be writing when finish() returns; this waits for it
     [path] = folder.glob("wandb/offline-run-*/*.wandb")
     return read_records(path)
 
@@ -93,7 +94,7 @@ def test_offline_run_says_the_same_as_the_files(recorded: tuple[Path, Summary]) 
 
     found = merged(item for record in records for item in record.summary.update)
     for key in ("acceptance_length", "decode_tokens_per_second", "speedup", "latency_ms", "by_category", "verdict"):
-        assert found[key] == summary[key]  # type: ignore[literal-required]
+        assert found[key] == summary[key]
     assert found["requests"]["_type"] == "table-file"
 
     [run] = [record.run for record in records if record.HasField("run")]
@@ -138,6 +139,7 @@ def test_offline_run_has_the_table_and_the_files(recorded: tuple[Path, Summary])
 
 def test_nothing_tells_who_and_where(recorded: tuple[Path, Summary], workplace: Path) -> None:
     folder, _ = recorded
+    wandb.teardown()
     files = [path for path in (folder / "wandb").rglob("*") if path.is_file() or path.is_symlink()]
     assert len(files) >= 6
     for path in files:
@@ -200,9 +202,14 @@ def test_key_without_network_goes_offline_with_one_warning(
 
 def test_online_without_network_is_refused(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unreachable_server(monkeypatch)
-    with pytest.raises(ValueError, match="use logger.mode=auto or offline"):
+    with pytest.raises(ValueError, match=r"use logger\.mode=auto or offline"):
         record_run(Path("run"), [WandbSink("p", mode="online")])
     assert read_summary(Path("run"))["status"] == "failed"
+
+
+def test_unknown_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"logger\.mode=onlin is not known; use one of auto, online"):
+        WandbSink("p", mode="onlin")
 
 
 def test_disabled_leaves_the_files_only(workplace: Path) -> None:

@@ -10,7 +10,7 @@ from spec_lab.engine.kv_cache import NULL_PAGE, LayerCache, cache_slots
 
 
 class TorchAttention:
-    """See `AttentionBackend`. Key positions past a sequence's end are read from the null page, never multiplied away."""
+    """See `AttentionBackend`. Keys past a sequence's end are read from the null page, never multiplied away."""
 
     prewrite = True
     supports_in_place_update = True

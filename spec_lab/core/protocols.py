@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 
@@ -67,7 +68,7 @@ class RowSelection(Protocol):
         is_empty: no row goes on; the layer only writes KV.
     """
 
-    is_empty: bool
+    is_empty: ClassVar[bool]
 
     def queries(self, queries: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:
         """Rows that attend, and the metadata that fits them."""
@@ -119,12 +120,13 @@ class DrafterRequirements:
     Attributes:
         features: the target's hidden states it reads.
         catches_up: whether it has a catch-up step over N rows, so that `prune.catchup` has something to prune.
-        continuations: whether it replays plain continuations, recorded beforehand.
+        learn_continuations: takes the plain outputs by request id before anything is timed; None for a drafter that
+            does not replay them.
     """
 
-    features: FeatureSpec = FeatureSpec()
+    features: FeatureSpec = field(default_factory=FeatureSpec)
     catches_up: bool = False
-    continuations: bool = False
+    learn_continuations: Callable[[Mapping[str, Sequence[int]]], None] | None = None
 
 
 class DraftState(Protocol):

@@ -10,12 +10,12 @@ Notation used in shapes: batch = rows of a round, N = num_draft_tokens + 1, L = 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 import torch
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a request ended."""
 
     EOS = "eos"
@@ -84,12 +84,13 @@ class AttentionMetadata:
         positions: [batch * num_queries] RoPE position of each row, clamped into the cache.
         slot_mapping: [batch * num_queries] cache slot each row's K and V are written to.
         seq_lens: [batch] keys the last query row sees, at least 1.
-        page_table: [batch, num_pages + 1] cache pages of each request; unused columns and the last one hold the scratch page.
+        page_table: [batch, num_pages + 1] cache pages; unused columns and the last one hold the scratch page.
         num_queries: query rows a request.
         max_seq_len: upper bound of `seq_lens` known to the host, so that no kernel needs to ask the device.
-        read_slots: [batch, max_seq_len] derived by backends that gather: slot of each key position, the null slot past the end.
-        masks: additive masks by (window, query heads a KV head), derived when first needed and shared by the layers that
-            have both; a draft head may group its heads in another way than the target.
+        read_slots: [batch, max_seq_len] derived by backends that gather: slot of each key position, the null slot past
+            the end.
+        masks: additive masks by (window, query heads a KV head), derived when first needed and shared by the layers
+            that have both; a draft head may group its heads in another way than the target.
     """
 
     positions: torch.Tensor
@@ -104,7 +105,7 @@ class AttentionMetadata:
 
 @dataclass(slots=True)
 class TargetOutput:
-    """hidden: [kept rows, hidden_size] after the final norm; features: [all rows, feature_size], None when not asked for."""
+    """hidden: [kept rows, hidden_size] after the final norm; features: [all rows, feature_size] or None."""
 
     hidden: torch.Tensor
     features: torch.Tensor | None
@@ -150,7 +151,7 @@ class Verification:
 
 @dataclass(slots=True)
 class VerifiedRound:
-    """What a drafter sees after accept: the round, its verification, and the target's features [batch * N, feature_size]."""
+    """What a drafter sees after accept: the round, its verification, the target's features [batch * N, feature_size]."""
 
     batch: RoundBatch
     verification: Verification

@@ -14,7 +14,7 @@ from spec_lab.drafters.history import LookupState, TokenHistory
 
 
 class NgramDrafter:
-    """See `Drafter`. Where nothing matches, or a match runs into the end, it drafts token 0, which counts as a rejection."""
+    """See `Drafter`. Where nothing matches, or a match runs into the end, it drafts token 0: almost surely rejected."""
 
     requirements = DrafterRequirements()
 

@@ -14,10 +14,9 @@ from spec_lab.drafters.history import LookupState, TokenHistory
 class OracleDrafter:
     """See `Drafter`. Knows each request's whole text; past its end it drafts token 0."""
 
-    requirements = DrafterRequirements(continuations=True)
-
     def __init__(self, num_draft_tokens: int, history: TokenHistory) -> None:
         self.num_draft_tokens = num_draft_tokens
+        self.requirements = DrafterRequirements(learn_continuations=self.learn)
         self._history = history
         self._continuations: Mapping[str, Sequence[int]] = {}
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, Drafter, DraftState, StageTimer, Target
+from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, Drafter, StageTimer, State, Target
 from spec_lab.core.types import RoundBatch, TargetOutput, Verification, VerifiedRound
 from spec_lab.engine.kv_cache import PagedKVCache
 from spec_lab.engine.slots import SlotState
@@ -18,7 +19,7 @@ class Parts:
     """Everything a round is made of."""
 
     target: Target
-    drafter: Drafter
+    drafter: Drafter[Any]
     rule: AcceptanceRule
     backend: AttentionBackend
     cache: PagedKVCache
@@ -63,7 +64,7 @@ class DecodeRound:
         return output, parts.target.logits(output.hidden).view(batch_size, num_rows, -1)
 
 
-def collect_drafts(drafter: Drafter, state: DraftState) -> torch.Tensor:
+def collect_drafts(drafter: Drafter[State], state: State) -> torch.Tensor:
     """Draft 1 from `state`, then one recurrent step for each further draft: [batch, num_draft_tokens]."""
     drafts = state.tokens.new_zeros((state.tokens.shape[0], drafter.num_draft_tokens))
     for index in range(drafter.num_draft_tokens):

@@ -67,7 +67,9 @@ class Scheduler:
         if not request.prompt_ids:
             raise ValueError(f"request {request.request_id} has an empty prompt; give it at least one token")
         if request.max_new_tokens < 1:
-            raise ValueError(f"request {request.request_id}: max_new_tokens={request.max_new_tokens}; ask for 1 or more")
+            raise ValueError(
+                f"request {request.request_id}: max_new_tokens={request.max_new_tokens}; ask for 1 or more"
+            )
         if longest > self._max_seq_len:
             raise ValueError(
                 f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens and "

@@ -82,5 +82,5 @@ class Eagle3Head:
 
 
 def draft_to_target_ids(d2t: torch.Tensor | None) -> torch.Tensor | None:
-    """The checkpoint's offsets [draft_vocab] as target ids: id i of the draft vocabulary is i + d2t[i] of the target's."""
+    """The checkpoint's offsets [draft_vocab] as target ids: draft id i is target id i + d2t[i]."""
     return None if d2t is None else torch.arange(d2t.shape[0], device=d2t.device) + d2t

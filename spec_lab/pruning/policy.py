@@ -31,7 +31,7 @@ class AllPromptRows:
 class LastPromptRow:
     """prune.prefill=last_row: hidden rows for the tokens the drafter needs, logits for one row a request (#149).
 
-    In the target's last layer only rows somebody reads go on; that is every row when the drafter reads the final hidden.
+    In the target's last layer only rows somebody reads go on; that is every row if the drafter reads the final hidden.
     """
 
     def target_selection(

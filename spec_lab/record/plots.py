@@ -1,4 +1,4 @@
-"""Figures of one run. Each takes its `summary.json` and returns a matplotlib Figure of its own, outside pyplot's list."""
+"""Figures of one run. Each takes a `summary.json` and returns a matplotlib Figure of its own, outside pyplot's list."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def acceptance_by_position(summary: Summary) -> Figure:
                 lines = {"x": "position", "y": "rate", "marker": "o", "ax": axes}
                 sns.lineplot(single, hue="category", palette=colours, alpha=0.7, **lines)
                 sns.lineplot(whole, color="black", linewidth=2.5, label="all", **lines)
-            axes.set(xlabel="draft position", ylabel="share accepted" if kind == "unconditional" else "", ylim=(0, 1.02))
+            axes.set(xlabel="draft position", ylabel="share accepted", ylim=(0, 1.02))
             axes.set_xticks(sorted(part["position"].unique()))
             axes.set_title(kind, loc="left")
             _drop_legend(axes)

@@ -13,14 +13,13 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from spec_lab.record.schema import RequestRow, RoundRow, Summary
 from spec_lab.record.sinks import CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE, write_config, write_json
 
-Mode = Literal["auto", "online", "offline", "disabled"]
-
+MODES = ("auto", "online", "offline", "disabled")
 INIT_TIMEOUT_SECONDS = 10
 REQUESTS_PER_POINT = 8
 TAGGED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph", "workload")
@@ -37,9 +36,14 @@ class WandbSink:
         mode: `auto` goes online where a key is configured and the server answers in time, else offline; `WANDB_MODE`
             decides if it is set. The other values insist.
         group: of a sweep, None for a single run.
+
+    Raises:
+        ValueError: there is no such mode.
     """
 
-    def __init__(self, project: str, entity: str | None = None, mode: Mode = "auto", group: str | None = None) -> None:
+    def __init__(self, project: str, entity: str | None = None, mode: str = "auto", group: str | None = None) -> None:
+        if mode not in MODES:
+            raise ValueError(f"logger.mode={mode} is not known; use one of {', '.join(MODES)}")
         self._project = project
         self._entity = entity
         self._mode = mode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,9 +56,11 @@ def _continue_batch(
     batch = Batch.of(model, prompts, max_new_tokens)
     stop_ids = torch.tensor(model.generation_config.eos_token_id, device=model.device)
     batch.prefill(model, temperature)
-    step = _repeatable(lambda: batch.step(model, temperature, stop_ids), model.device)
+    step: Callable[[], None] = partial(batch.step, model, temperature, stop_ids)
     for count in range(1, max_new_tokens):
         step()
+        if count == 1 and model.device.type == "cuda":
+            step = captured(step)  # not before one plain call, which sets up what a capture may not
         if count % STEPS_BETWEEN_CHECKS == 0 and bool(batch.finished.all()):
             break
     return [_cut(prompt, row, max_new_tokens, stop_ids.tolist()) for prompt, row in zip(prompts, batch.tokens.tolist())]
@@ -70,10 +73,8 @@ def _cut(prompt: list[int], row: list[int], max_new_tokens: int, stop_ids: list[
     return Continuation(prompt, written if stop is None else written[: stop + 1], stop is not None)
 
 
-def _repeatable(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """`step` as a CUDA graph, or itself elsewhere. It runs twice before: what it changes must not depend on that."""
-    if device.type != "cuda":
-        return step
+def captured(step: Callable[[], None]) -> Callable[[], None]:
+    """`step` as a CUDA graph. Capturing runs nothing."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()

@@ -69,10 +69,24 @@ class Generations:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationsRecipe:
-    """How many prompts a category, and how they are continued; the last `sampled_fraction` of them by sampling."""
+class PromptJob:
+    """Prompts of one category for one process to draw."""
 
-    num_prompts_per_category: int
+    category: str
+    seed: int
+    num_prompts: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationsRecipe:
+    """How many prompts of each checkable and of each natural category, and how they are continued.
+
+    `sampled_fraction` of them are continued by sampling at `temperature`, the others greedily.
+    """
+
+    num_checkable_prompts: int
+    num_natural_prompts: int
+    num_shards: int
     max_new_tokens: int
     row_length: int
     batch_size: int
@@ -80,16 +94,10 @@ class GenerationsRecipe:
     temperature: float
 
     def run(
-        self,
-        model: Qwen3ForCausalLM,
-        tokenizer: PreTrainedTokenizerFast,
-        categories: tuple[str, ...],
-        seed: int,
-        num_workers: int,
+        self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int, num_workers: int
     ) -> Generations:
-        """Continues fresh prompts of the training split with the model in bf16 on a GPU, in float32 elsewhere."""
-        jobs = [(category, FIRST_SEED + seed, self.num_prompts_per_category) for category in categories]
-        texts = [text for part in map_in_processes(render_training_prompts, jobs, num_workers) for text in part]
+        """Continues fresh prompts of the training split, in the model's dtype."""
+        texts = [text for part in map_in_processes(draw_prompts, self._jobs(seed), num_workers) for text in part]
         prompts: list[list[int]] = tokenizer(texts)["input_ids"]
         prompts = [prompt for prompt in prompts if len(prompt) < self.row_length]
         torch.manual_seed(seed)
@@ -101,7 +109,20 @@ class GenerationsRecipe:
         continuations += generate(model, sampled, self.max_new_tokens, self.batch_size, self.temperature)
         return Generations.of(continuations, self.row_length, tokenizer.pad_token_id)
 
+    def _jobs(self, seed: int) -> list[PromptJob]:
+        from spec_lab.train import corpus
 
-def render_training_prompts(job: tuple[str, int, int]) -> list[str]:
-    """Prompt texts of (category, seed, number)."""
-    return [render_prompt(example.form, example.prompt) for example in generate_examples(*job)]
+        numbers = dict.fromkeys(corpus.CHECKABLE_CATEGORIES, self.num_checkable_prompts)
+        numbers |= dict.fromkeys(corpus.NATURAL_CATEGORIES, self.num_natural_prompts)
+        first_seed = FIRST_SEED + seed * self.num_shards
+        return [
+            PromptJob(category, first_seed + shard, -(-number // self.num_shards))
+            for shard in range(self.num_shards)
+            for category, number in numbers.items()
+        ]
+
+
+def draw_prompts(job: PromptJob) -> list[str]:
+    """Prompt texts, rendered."""
+    examples = generate_examples(job.category, job.seed, job.num_prompts)
+    return [render_prompt(example.form, example.prompt) for example in examples]

@@ -167,12 +167,10 @@ class Pipeline:
         return curve
 
     def _generate(self, folder: RunFolder, output: Path) -> None:
-        from spec_lab.train import corpus
-
         model, tokenizer = load_target(folder.target, self._device())
         if self._device().type == "cuda":
             model = model.to(torch.bfloat16)
-        generations = self.generations.run(model, tokenizer, corpus.CATEGORIES, self.seed, self._num_workers())
+        generations = self.generations.run(model, tokenizer, self.seed, self._num_workers())
         generations.save(output / "generations.safetensors")
 
     def _train_drafter(self, folder: RunFolder, output: Path) -> list[CurvePoint]:

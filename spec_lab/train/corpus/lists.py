@@ -26,12 +26,13 @@ OPERATIONS: dict[str, Callable[[Numbers], Numbers]] = {
     "add 7 to each": lambda numbers: tuple(number + 7 for number in numbers),
     "double each": lambda numbers: tuple(2 * number for number in numbers),
 }
-QUESTIONS: dict[str, Callable[[Numbers], int]] = {
-    "the second number": lambda numbers: numbers[1],
-    "the last number": lambda numbers: numbers[-1],
-    "the sum of the first two": lambda numbers: numbers[0] + numbers[1],
-    "the sum of the two ends": lambda numbers: numbers[0] + numbers[-1],
-    "the largest less the smallest": lambda numbers: max(numbers) - min(numbers),
+# What is asked, and the one or two numbers that it takes from the list.
+PICKS: dict[str, Callable[[Numbers], Numbers]] = {
+    "the second number": lambda numbers: numbers[1:2],
+    "the last number": lambda numbers: numbers[-1:],
+    "the sum of the first two": lambda numbers: numbers[:2],
+    "the sum of the two ends": lambda numbers: (numbers[0], numbers[-1]),
+    "the largest less the smallest": lambda numbers: (max(numbers), min(numbers)),
 }
 
 
@@ -59,7 +60,10 @@ class ListsTask:
         numbers = self.numbers
         for operation in self.operations:
             numbers = OPERATIONS[operation](numbers)
-        return str(QUESTIONS[self.wanted](numbers))
+        return str(self._join(PICKS[self.wanted](numbers)))
+
+    def _join(self, picked: Numbers) -> int:
+        return picked[0] - picked[1] if "less" in self.wanted else sum(picked)
 
     def question(self, say: Phraser) -> str:
         opening = say.sentence(
@@ -76,8 +80,11 @@ class ListsTask:
             numbers = OPERATIONS[operation](numbers)
             template = "{so} {operation}: {numbers}"
             sentences.append(say.sentence(template, operation=operation, numbers=_spell(numbers)))
-        result = QUESTIONS[self.wanted](numbers)
-        sentences.append(say.sentence("{so} {wanted} is {result}", wanted=self.wanted, result=result))
+        picked = PICKS[self.wanted](numbers)
+        spelled = say.say("[ less | minus ]" if "less" in self.wanted else "[ plus | and ]").join(map(str, picked))
+        if len(picked) == 2:
+            spelled += say.say("[, which is |, that is |, so |: ]{result}", result=self._join(picked))
+        sentences.append(say.sentence("{so} {wanted} is {spelled}", wanted=self.wanted, spelled=spelled))
         return sentences
 
 
@@ -86,4 +93,4 @@ def draw_lists(random: Random, difficulty: Difficulty) -> ListsTask:
     length = draw_between(random, knobs.length)
     numbers = tuple(random.sample(range(2, knobs.largest_element), length))
     operations = tuple(random.sample(list(OPERATIONS), draw_between(random, knobs.num_operations)))
-    return ListsTask(numbers, operations, random.choice(list(QUESTIONS)))
+    return ListsTask(numbers, operations, random.choice(list(PICKS)))

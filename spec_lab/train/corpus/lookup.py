@@ -15,7 +15,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "colour": ("red", "blue", "green", "black", "white", "brown", "pink", "grey", "gold", "orange"),
     "animal": ("lion", "bear", "wolf", "fox", "owl", "frog", "bee", "deer", "seal", "goose"),
 }
-NUMBER_COLUMN = "price"
+# A row is never asked for by its animal: then the price would not follow the last cell that the thinking reads out,
+# and a small model loses the row (46 % right in a trial).
+ASKED_COLUMNS = ("name", "colour")
 COMBINATIONS = ("sum", "difference", "double the first less the second")
 
 
@@ -105,5 +107,5 @@ def draw_lookup(random: Random, difficulty: Difficulty) -> LookupTask:
     combination = random.choice(COMBINATIONS)
     if combination == COMBINATIONS[-1] and 2 * rows[first].price < rows[second].price:
         first, second = second, first
-    columns_named = random.sample(list(COLUMNS), 2)
+    columns_named = random.sample(ASKED_COLUMNS, 2)
     return LookupTask(rows, ((first, columns_named[0]), (second, columns_named[1])), combination)

@@ -1,0 +1,78 @@
+"""Distributions: temperature, top-k and top-p as every sampling rule applies them, and what sums must not depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_FIXED_POINT = 2.0**52
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """temperature 0 is greedy; None turns `top_k` or `top_p` off."""
+
+    temperature: float
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """[..., vocab] probabilities after temperature, then top-k, then top-p; float32, or float64 for float64 logits.
+
+    At temperature 0 one-hot at the argmax, lowest index first.
+    """
+    if sampling.temperature == 0:
+        return one_hot(logits.argmax(dim=-1), logits.shape[-1], _at_least_float32(logits).dtype)
+    scaled = _at_least_float32(logits) / sampling.temperature
+    return torch.softmax(truncate(scaled, sampling.top_k, sampling.top_p), dim=-1)
+
+
+def truncate(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:
+    """-inf for every token outside the `top_k` likeliest, then outside the smallest set of them with mass `top_p`.
+
+    Exactly `top_k` tokens stay, and of equal ones the lowest index: the sort is stable. The cumulative mass is summed
+    in integers, so that the cut does not depend on the order in which a device adds.
+    """
+    vocab_size = logits.shape[-1]
+    cuts_k = top_k is not None and top_k < vocab_size
+    cuts_p = top_p is not None and top_p < 1
+    if not cuts_k and not cuts_p:
+        return logits
+    ranked, order = torch.sort(logits, dim=-1, descending=True, stable=True)
+    kept = torch.ones_like(ranked, dtype=torch.bool)
+    if cuts_k:
+        kept[..., top_k:] = False
+    if cuts_p:
+        assert top_p is not None
+        mass = _fixed_point(torch.softmax(ranked.masked_fill(~kept, -torch.inf), dim=-1))
+        kept &= mass.cumsum(dim=-1) - mass < round(top_p * _FIXED_POINT)
+    return logits.masked_fill(~torch.zeros_like(kept).scatter(-1, order, kept), -torch.inf)
+
+
+def total(values: torch.Tensor) -> torch.Tensor:
+    """Sum over the last dimension of values in [0, 1], in float64, rounded to 2^-52 each and then added exactly.
+
+    A floating-point sum is split over threads in a way that depends on the batch; this one has one result.
+    """
+    return _fixed_point(values).sum(dim=-1).double() / _FIXED_POINT
+
+
+def one_hot(tokens: torch.Tensor, vocab_size: int, dtype: torch.dtype) -> torch.Tensor:
+    """[...] ids to [..., vocab]."""
+    zeros = torch.zeros((*tokens.shape, vocab_size), dtype=dtype, device=tokens.device)
+    return zeros.scatter_(-1, tokens.unsqueeze(-1), 1)
+
+
+def at_tokens(values: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """[..., vocab] values at [...] ids."""
+    return values.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _fixed_point(values: torch.Tensor) -> torch.Tensor:
+    return (values.double() * _FIXED_POINT).round().long()

@@ -1,0 +1,49 @@
+"""Draft tokens by the drafter's own distribution, and the buffer that keeps it for verification.
+
+Greedy drafts need none of this: their q is one-hot.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from spec_lab.acceptance.noise import Use, race, round_key
+
+
+def sample_draft(
+    logits: torch.Tensor, temperature: float, seeds: torch.Tensor, kv_lens: torch.Tensor, step: torch.Tensor | int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One draft token a request, and the logits of the distribution it was drawn from.
+
+    Args:
+        logits: [batch, vocab] of the drafter in target ids, -inf outside the draft vocabulary.
+        temperature: above 0. Top-k and top-p are for the target; the drafter may propose what it likes.
+        seeds: [batch] request seeds.
+        kv_lens: [batch] L at the start of the round that will verify the draft.
+        step: which draft of the round, from 0; a tensor under a graph that is replayed for each step.
+
+    Returns:
+        tokens [batch], and float32 logits [batch, vocab] with q = softmax(logits): keep these, not the ones given.
+    """
+    assert temperature > 0, "greedy drafts are an argmax"
+    scaled = logits.float() / temperature
+    return race(torch.softmax(scaled, dim=-1), round_key(seeds, kv_lens, step, Use.DRAFT)), scaled
+
+
+class DraftLogits:
+    """[num_slots + 1, K, vocab] float32 logits of the drafts each slot waits to have verified.
+
+    By slot, because requests leave and enter between the round that drafts and the one that verifies. At fixed
+    addresses and written by a step index that is a tensor, so that one captured step can be replayed.
+    """
+
+    def __init__(self, num_slots: int, num_draft_tokens: int, vocab_size: int, device: torch.device) -> None:
+        self._values = torch.zeros((num_slots + 1, num_draft_tokens, vocab_size), device=device)
+
+    def write(self, slot_ids: torch.Tensor, step: torch.Tensor, logits: torch.Tensor) -> None:
+        """slot_ids [batch]; step [1] int64, from 0; logits [batch, vocab] in float32."""
+        self._values.index_put_((slot_ids, step.expand_as(slot_ids)), logits)
+
+    def of(self, slot_ids: torch.Tensor) -> torch.Tensor:
+        """[batch, K, vocab]"""
+        return self._values.index_select(0, slot_ids)

@@ -1,0 +1,174 @@
+"""Where a text is thinking: between a begin and an end marker, and how a relaxed rule makes use of it.
+
+`TokenPhase` is ours: the phase belongs to a token, follows from the last marker before it, and starts from the whole
+prompt. `RoundPhase` is what TensorRT-LLM's relaxed acceptance does (`mtp_relaxed_acceptance_op` and the Python beside
+it, PR #3865), kept for comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingMarkers:
+    """Token ids of the begin and the end marker, from the tokenizer."""
+
+    begin: int
+    end: int
+
+    def leave_open(self, token_ids: Sequence[int]) -> bool:
+        """Whether the last marker of a text is a begin marker."""
+        last = next((token for token in reversed(token_ids) if token in (self.begin, self.end)), self.end)
+        return last == self.begin
+
+    def match(self, tokens: torch.Tensor) -> torch.Tensor:
+        return (tokens == self.begin) | (tokens == self.end)
+
+
+def thinking_mask(prompt_ids: Sequence[int], output_ids: Sequence[int], markers: ThinkingMarkers) -> list[bool]:
+    """For each output token, whether it lies inside thinking; the markers themselves do not. For the reports."""
+    inside, mask = markers.leave_open(prompt_ids), []
+    for token in output_ids:
+        is_marker = token in (markers.begin, markers.end)
+        mask.append(inside and not is_marker)
+        inside = token == markers.begin if is_marker else inside
+    return mask
+
+
+class PhaseState:
+    """Per slot, whether the text so far leaves thinking open: [num_slots + 1] bool, the last one the scratch slot's."""
+
+    def __init__(self, num_slots: int, markers: ThinkingMarkers, device: torch.device) -> None:
+        self._markers = markers
+        self._inside = torch.zeros(num_slots + 1, dtype=torch.bool, device=device)
+
+    def set(self, slot: int, inside: bool) -> None:
+        self._inside[slot] = inside
+
+    def now(self, slot_ids: torch.Tensor) -> torch.Tensor:
+        """[batch]"""
+        return self._inside.index_select(0, slot_ids)
+
+    def before(self, slot_ids: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """[batch, length] tokens to [batch, length + 1]: the phase in front of each token, and behind the last."""
+        columns = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+        changes = torch.where(self._markers.match(tokens), columns, 0)
+        start = torch.zeros_like(slot_ids).unsqueeze(1)
+        latest_change = torch.cat((start, changes), dim=1).cummax(dim=1).values
+        opens = torch.cat((self.now(slot_ids).unsqueeze(1), tokens == self._markers.begin), dim=1)
+        return opens.gather(1, latest_change)
+
+    def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
+        """Take the first `num_emitted` [batch] of `tokens` [batch, N]; a row that emits 0 keeps its phase."""
+        after = self.before(slot_ids, tokens).gather(1, num_emitted.unsqueeze(1)).squeeze(1)
+        self._inside.index_copy_(0, slot_ids, after)
+
+    def advance_one(self, slot: int, token: torch.Tensor) -> None:
+        """Take the prompt pass's token [1]."""
+        slot_ids = torch.full_like(token, slot)
+        self.advance(slot_ids, token.unsqueeze(1), torch.ones_like(token))
+
+    def count(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> torch.Tensor:
+        """[batch] how many of the first `num_emitted` tokens lie inside thinking, without the markers. Call it before
+        `advance`."""
+        emitted = torch.arange(tokens.shape[1], device=tokens.device) < num_emitted.unsqueeze(1)
+        inside = self.before(slot_ids, tokens)[:, :-1] & ~self._markers.match(tokens)
+        return (inside & emitted).sum(dim=1)
+
+
+class RelaxationPhase(Protocol):
+    """When a rule may relax. `thinking` is the phase of the text, `least` what the rule makes of it."""
+
+    thinking: PhaseState
+
+    def admit(self, slot: int, prompt_ids: Sequence[int]) -> None: ...
+
+    def first_token(self, slot: int, token: torch.Tensor) -> None: ...
+
+    def least(
+        self, slot_ids: torch.Tensor, draft_tokens: torch.Tensor, top: torch.Tensor, relaxed: torch.Tensor
+    ) -> torch.Tensor:
+        """The least probability with which a draft token other than the argmax may be accepted.
+
+        Args:
+            draft_tokens: [batch, K].
+            top: [batch, K] the largest probability of each row.
+            relaxed: [batch, K] the threshold where the rule relaxes.
+
+        Returns:
+            [batch, K]; infinite where only the argmax is accepted.
+        """
+        ...
+
+    def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None: ...
+
+
+class TokenPhase:
+    """phase=token: a marker inside the block switches the rule for the positions behind it.
+
+    Never relaxes onto a marker or EOS: a phase must not end or begin, nor a text end, by a token that was not the
+    target's choice.
+    """
+
+    def __init__(
+        self, num_slots: int, markers: ThinkingMarkers, eos_token_ids: Collection[int], device: torch.device
+    ) -> None:
+        self.thinking = PhaseState(num_slots, markers, device)
+        self._markers = markers
+        protected = sorted({markers.begin, markers.end, *eos_token_ids})
+        self._protected = torch.tensor(protected, dtype=torch.int64, device=device)
+
+    def admit(self, slot: int, prompt_ids: Sequence[int]) -> None:
+        self.thinking.set(slot, self._markers.leave_open(prompt_ids))
+
+    def first_token(self, slot: int, token: torch.Tensor) -> None:
+        self.thinking.advance_one(slot, token)
+
+    def least(
+        self, slot_ids: torch.Tensor, draft_tokens: torch.Tensor, top: torch.Tensor, relaxed: torch.Tensor
+    ) -> torch.Tensor:
+        inside = self.thinking.before(slot_ids, draft_tokens)[:, :-1]
+        protected = (draft_tokens.unsqueeze(-1) == self._protected).any(dim=-1)
+        return torch.where(inside & ~protected, relaxed, torch.inf)
+
+    def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
+        self.thinking.advance(slot_ids, tokens, num_emitted)
+
+
+class RoundPhase:
+    """phase=round, TensorRT-LLM to the letter.
+
+    Its pool holds `delta` or 0 for each slot: here a bool. It is read once a round, so markers take effect in the next
+    one. The prompt sets it when its last chunk holds any begin marker, whatever follows it, and clears it otherwise:
+    each chunk overwrites what an earlier one found. Outside thinking delta is 0, which is not strict: a candidate
+    exactly as likely as the argmax is accepted. Markers and EOS are relaxed onto like any token.
+    """
+
+    def __init__(self, num_slots: int, markers: ThinkingMarkers, prefill_chunk: int, device: torch.device) -> None:
+        self.thinking = PhaseState(num_slots, markers, device)
+        self._relaxing = PhaseState(num_slots, markers, device)
+        self._markers = markers
+        self._prefill_chunk = prefill_chunk
+
+    def admit(self, slot: int, prompt_ids: Sequence[int]) -> None:
+        self.thinking.set(slot, self._markers.leave_open(prompt_ids))
+        last_chunk = prompt_ids[(len(prompt_ids) - 1) // self._prefill_chunk * self._prefill_chunk :]
+        self._relaxing.set(slot, self._markers.begin in last_chunk)
+
+    def first_token(self, slot: int, token: torch.Tensor) -> None:
+        self.thinking.advance_one(slot, token)
+        self._relaxing.advance_one(slot, token)
+
+    def least(
+        self, slot_ids: torch.Tensor, draft_tokens: torch.Tensor, top: torch.Tensor, relaxed: torch.Tensor
+    ) -> torch.Tensor:
+        return torch.where(self._relaxing.now(slot_ids).unsqueeze(1), relaxed, top)
+
+    def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
+        self.thinking.advance(slot_ids, tokens, num_emitted)
+        self._relaxing.advance(slot_ids, tokens, num_emitted)

@@ -1,0 +1,93 @@
+"""acceptance=rejection: lossless sampling. Three methods, one rule.
+
+The target's temperature, top-k and top-p come before the ratio, so the output follows the processed target. At
+temperature 0 that is one-hot, and every method becomes strict greedy acceptance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.acceptance.block import block_decision, longest
+from spec_lab.acceptance.distribution import SamplingParams, one_hot, probabilities
+from spec_lab.acceptance.inputs import AcceptanceInputs, RuleTraits, emit, leading
+from spec_lab.acceptance.noise import NoiseKey, SlotSeeds, Use, race, round_key, uniform
+from spec_lab.acceptance.tokenwise import Decision, residual_after, tokenwise_decision
+from spec_lab.core.types import Request, Verification
+
+
+def sampled_proposal(inputs: AcceptanceInputs) -> torch.Tensor:
+    """[batch, K, vocab] q of drafts that were sampled."""
+    assert inputs.draft_logits is not None, "this method reads the drafter's logits"
+    dtype = torch.promote_types(inputs.draft_logits.dtype, torch.float32)
+    return torch.softmax(inputs.draft_logits, dim=-1, dtype=dtype)
+
+
+def one_hot_proposal(inputs: AcceptanceInputs) -> torch.Tensor:
+    """[batch, K, vocab] q of drafts that are given: conditional on the draft, whatever made it, it is certain."""
+    dtype = torch.promote_types(inputs.logits.dtype, torch.float32)
+    return one_hot(inputs.draft_tokens, inputs.logits.shape[-1], dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class RejectionMethod:
+    """One way to verify.
+
+    Attributes:
+        proposal: the probabilities q [batch, K, vocab] of the drafts.
+        decide: thresholds and scales from p, q and the drafts.
+        num_accepted: from passed tests [batch, K] to the number of accepted drafts [batch].
+        reads_draft_logits: whether `proposal` reads the drafter's logits.
+    """
+
+    proposal: Callable[[AcceptanceInputs], torch.Tensor]
+    decide: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Decision]
+    num_accepted: Callable[[torch.Tensor], torch.Tensor]
+    reads_draft_logits: bool
+
+
+METHODS: Mapping[str, RejectionMethod] = {
+    "standard": RejectionMethod(sampled_proposal, tokenwise_decision, leading, reads_draft_logits=True),
+    "one_hot": RejectionMethod(one_hot_proposal, tokenwise_decision, leading, reads_draft_logits=False),
+    "block": RejectionMethod(sampled_proposal, block_decision, longest, reads_draft_logits=True),
+}
+
+
+class RejectionAcceptance:
+    """Accepts drafts by comparing p with q, and draws the last token from what of p the drafts left."""
+
+    def __init__(
+        self,
+        method: RejectionMethod,
+        sampling: SamplingParams,
+        seeds: SlotSeeds,
+        key: NoiseKey = round_key,
+    ) -> None:
+        """`key` makes the key of a draw; any other than `round_key` is there to show what goes wrong with it."""
+        self.traits = RuleTraits(lossless=True, reads_draft_logits=method.reads_draft_logits)
+        self._method = method
+        self._sampling = sampling
+        self._seeds = seeds
+        self._key = key
+
+    def admit(self, slot: int, request: Request) -> None:
+        self._seeds.admit(slot, request)
+
+    def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor:
+        seeds = self._seeds.of_slot(slot)
+        keys = self._key(seeds, torch.full_like(seeds, position), 0, Use.PROMPT)
+        return race(probabilities(logits, self._sampling), keys)
+
+    def accept(self, inputs: AcceptanceInputs) -> Verification:
+        seeds, kv_lens = self._seeds.of(inputs.slot_ids), inputs.kv_lens
+        p, q = probabilities(inputs.logits, self._sampling), self._method.proposal(inputs)
+        decision = self._method.decide(p, q, inputs.draft_tokens)
+        rows = torch.arange(inputs.draft_tokens.shape[1], device=seeds.device)
+        draws = uniform(self._key(seeds.unsqueeze(1), kv_lens.unsqueeze(1), rows, Use.ACCEPT))
+        num_accepted = self._method.num_accepted(draws < decision.thresholds)
+        weights = residual_after(p, q, decision.scales, num_accepted)
+        last = race(weights, self._key(seeds, kv_lens, num_accepted, Use.EMIT))
+        return emit(inputs, num_accepted, last)

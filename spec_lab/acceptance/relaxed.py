@@ -1,0 +1,132 @@
+"""Relaxed acceptance inside the thinking phase: lossy, for reasoning models (TensorRT-LLM blog 1, PR #3865).
+
+A draft token is accepted when it is the argmax, or when its rank is under `topk` and its probability is near enough to
+the largest one. `form=delta` (TensorRT-LLM) subtracts: under a delta above the top probability every candidate of the
+top k passes. `form=ratio` (vLLM #22238 and #43184, closed) multiplies. Probabilities are the float32 softmax of the raw
+logits, without temperature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from spec_lab.acceptance.distribution import at_tokens
+from spec_lab.acceptance.inputs import AcceptanceInputs, RuleTraits, emit, leading
+from spec_lab.acceptance.phase import RelaxationPhase
+from spec_lab.core.types import Request, Verification
+
+
+class RelaxedForm(Protocol):
+    """From the largest probability of a row to the least one that is accepted."""
+
+    def threshold(self, top: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaForm:
+    """form=delta: p >= p_top1 - delta, with equality."""
+
+    delta: float
+
+    def threshold(self, top: torch.Tensor) -> torch.Tensor:
+        return top - self.delta
+
+
+@dataclass(frozen=True, slots=True)
+class RatioForm:
+    """form=ratio: p >= ratio * p_top1, with equality."""
+
+    ratio: float
+
+    def threshold(self, top: torch.Tensor) -> torch.Tensor:
+        return top * self.ratio
+
+
+@dataclass(slots=True)
+class DraftStanding:
+    """How the target sees each draft token: all a deterministic rule needs to know. Each [batch, K].
+
+    Attributes:
+        is_top: the token is the argmax.
+        rank: how many tokens are likelier, or equally likely with a lower id.
+        probability: of the token.
+        top: the largest probability of the row.
+    """
+
+    is_top: torch.Tensor
+    rank: torch.Tensor
+    probability: torch.Tensor
+    top: torch.Tensor
+
+
+@dataclass(slots=True)
+class RelaxedVerification(Verification):
+    """Verification with what a lossy rule logs.
+
+    Attributes:
+        num_relaxed: [batch] accepted drafts that are not the argmax.
+        num_thinking: [batch] emitted tokens inside thinking, markers left out.
+    """
+
+    num_relaxed: torch.Tensor
+    num_thinking: torch.Tensor
+
+
+def draft_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> DraftStanding:
+    """Standing of [batch, K] drafts in [batch, K, vocab] logits.
+
+    Ranks are counted, not looked up in `torch.topk`, which promises no order of equal values. They are counted on the
+    logits: two that differ can have the same float32 probability, and rank 0 has to be the argmax.
+    """
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    own_id, own_logit = draft_tokens.unsqueeze(-1), logits.gather(-1, draft_tokens.unsqueeze(-1))
+    ahead = (logits > own_logit) | ((logits == own_logit) & (ids < own_id))
+    probabilities = torch.softmax(logits, dim=-1, dtype=torch.float32)
+    return DraftStanding(
+        is_top=logits.argmax(dim=-1) == draft_tokens,
+        rank=ahead.sum(dim=-1),
+        probability=at_tokens(probabilities, draft_tokens),
+        top=probabilities.amax(dim=-1),
+    )
+
+
+def relaxed_matches(standing: DraftStanding, topk: int, least: torch.Tensor) -> torch.Tensor:
+    """[batch, K] bool: the argmax, or ranked under `topk` with a probability of at least `least` [batch, K]."""
+    return standing.is_top | ((standing.rank < topk) & (standing.probability >= least))
+
+
+class RelaxedThinkingAcceptance:
+    """Accepted positions emit the draft tokens; the last token is the target's argmax of the row reached."""
+
+    traits = RuleTraits(lossless=False)
+
+    def __init__(self, form: RelaxedForm, topk: int, phase: RelaxationPhase) -> None:
+        assert topk >= 1, "the argmax is always a candidate"
+        self._form = form
+        self._topk = topk
+        self._phase = phase
+
+    def admit(self, slot: int, request: Request) -> None:
+        self._phase.admit(slot, request.prompt_ids)
+
+    def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor:
+        token = logits.argmax(dim=-1)
+        self._phase.first_token(slot, token)
+        return token
+
+    def accept(self, inputs: AcceptanceInputs) -> RelaxedVerification:
+        slot_ids, drafts = inputs.slot_ids, inputs.draft_tokens
+        standing = draft_standing(inputs.logits[:, :-1], drafts)
+        relaxed = self._form.threshold(standing.top)
+        least = self._phase.least(slot_ids, drafts, standing.top, relaxed)
+        num_accepted = leading(relaxed_matches(standing, self._topk, least))
+        last = at_tokens(inputs.logits.argmax(dim=-1), num_accepted)
+        emitted = emit(inputs, num_accepted, last)
+        reached = torch.arange(drafts.shape[1], device=drafts.device) < (emitted.num_emitted - 1).unsqueeze(1)
+        num_relaxed = (reached & ~standing.is_top).sum(dim=1)
+        num_thinking = self._phase.thinking.count(slot_ids, emitted.tokens, emitted.num_emitted)
+        self._phase.advance(slot_ids, emitted.tokens, emitted.num_emitted)
+        return RelaxedVerification(emitted.tokens, emitted.num_emitted, num_relaxed, num_thinking)

@@ -1,0 +1,62 @@
+"""Token-by-token verification: the rejection rule of speculative sampling (Leviathan et al., arXiv 2211.17192).
+
+Everything here and in `block` is a pure function of probabilities, in the dtype it is given, so that the tests can
+enumerate the very decisions the rule takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.acceptance.distribution import at_tokens
+
+
+@dataclass(slots=True)
+class Decision:
+    """What remains to be compared with uniform draws.
+
+    Attributes:
+        thresholds: [batch, K] draft j passes its test when its draw is under this.
+        scales: [batch, N] weight of the target's row m against the drafter's in the residual after m accepted drafts.
+    """
+
+    thresholds: torch.Tensor
+    scales: torch.Tensor
+
+
+def clipped_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
+    """min(1, numerator / denominator) of values that are not negative; 0 where the numerator is 0, also over 0."""
+    clipped = (numerator > 0).to(numerator.dtype)
+    return torch.where(numerator >= denominator, clipped, numerator / denominator)
+
+
+def tokenwise_decision(p: torch.Tensor, q: torch.Tensor, draft_tokens: torch.Tensor) -> Decision:
+    """Draft x passes with probability min(1, p(x) / q(x)).
+
+    Args:
+        p: [batch, N, vocab] the target's probabilities.
+        q: [batch, K, vocab] the probabilities the drafts were sampled from.
+        draft_tokens: [batch, K].
+    """
+    thresholds = clipped_ratio(at_tokens(p[:, :-1], draft_tokens), at_tokens(q, draft_tokens))
+    return Decision(thresholds, torch.ones_like(p[..., 0]))
+
+
+def residual(p: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """[batch, vocab] weights of the last token: max(scale * p - q, 0), or p where nothing of that is left.
+
+    Nothing is left when the drafts were sampled from the target's own distribution; a rejection is then a rounding
+    error. The bonus row has q = 0, which gives p up to a factor.
+    """
+    weights = (scale.unsqueeze(-1) * p - q).clamp(min=0)
+    return torch.where((weights > 0).any(dim=-1, keepdim=True), weights, p)
+
+
+def residual_after(p: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, num_accepted: torch.Tensor) -> torch.Tensor:
+    """[batch, vocab] `residual` at the row that `num_accepted` [batch] reaches; shapes as in `tokenwise_decision`."""
+    row = num_accepted.view(-1, 1, 1).expand(-1, 1, p.shape[-1])
+    bonus = torch.zeros_like(p[:, :1])
+    reached_q = torch.cat((q, bonus), dim=1).gather(1, row).squeeze(1)
+    return residual(p.gather(1, row).squeeze(1), reached_q, at_tokens(scales, num_accepted))

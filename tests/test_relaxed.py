@@ -1,0 +1,304 @@
+"""Relaxed acceptance inside thinking: worked examples, TensorRT-LLM's own cases, the phase of every token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.acceptance_cases import (
+    GREEDY,
+    MARKERS,
+    Row,
+    Rule,
+    StrictRule,
+    emitted,
+    logits_of,
+    make_inputs,
+    peaked,
+    rejection_rule,
+    relaxed_rule,
+    request,
+)
+
+from spec_lab.acceptance.phase import ThinkingMarkers, thinking_mask
+from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance, draft_standing
+
+BEGIN, END = MARKERS.begin, MARKERS.end
+R0: Row = {1: 0.5, 2: 0.3, 3: 0.1, 0: 0.1}
+R1: Row = {3: 0.45, 5: 0.40, 1: 0.15}
+R2: Row = {2: 0.8, 4: 0.15, 0: 0.05}
+R3: Row = {4: 0.9, 0: 0.1}
+
+THINKING, ANSWERING = (0, BEGIN), (0,)
+# name: prompt, delta, topk, rows, drafts, tokens under phase=round, tokens under phase=token, thinking afterwards
+WORKED = {
+    "R1 two relaxed hits": (THINKING, 0.25, 3, [R0, R1, R2, R3], [2, 5, 4], [2, 5, 2], [2, 5, 2], True),
+    "R2 not thinking": (ANSWERING, 0.25, 3, [R0, R1, R2, R3], [2, 5, 4], [1], [1], False),
+    "R3 equality passes": (
+        THINKING, 0.25, 3, [{1: 0.5, 2: 0.25, 3: 0.25}, R1, R2, R3], [2, 3, 2], [2, 3, 2, 4], [2, 3, 2, 4], True,
+    ),
+    "R4 rank cut": (THINKING, 0.6, 3, [{1: 0.3, 2: 0.26, 3: 0.24, 0: 0.2}, R1, R2, R3], [0, 3, 2], [1], [1], True),
+    "R5 end marker": (
+        THINKING, 0.25, 3, [{7: 0.6, 2: 0.3, 0: 0.1}, {3: 0.5, 5: 0.45, 1: 0.05}, R2, R3], [7, 5, 4],
+        [7, 5, 2], [7, 3], False,
+    ),
+    "R6 begin marker": (
+        ANSWERING, 0.25, 3, [{6: 0.6, 2: 0.3, 0: 0.1}, {3: 0.5, 5: 0.45, 1: 0.05}, R2, R3], [6, 5, 4],
+        [6, 3], [6, 5, 2], True,
+    ),
+    "R7 tie, not thinking": (
+        ANSWERING, 0.25, 3, [{1: 0.4, 2: 0.4, 0: 0.2}, R1, R2, R3], [2, 3, 2], [2, 3, 2, 4], [1], False,
+    ),
+    "R7 tie, thinking, delta 0": (
+        THINKING, 0.0, 3, [{1: 0.4, 2: 0.4, 0: 0.2}, R1, R2, R3], [2, 3, 2], [2, 3, 2, 4], [2, 3, 2, 4], True,
+    ),
+    "R8 argmax drafts": (THINKING, 0.25, 3, [R0, R1, R2, R3], [1, 3, 2], [1, 3, 2, 4], [1, 3, 2, 4], True),
+    "R9 topk 1 is strict": (THINKING, 0.6, 1, [R0, R1, R2, R3], [2, 3, 2], [1], [1], True),
+}  # fmt: skip
+
+
+def relaxes(rule: RelaxedThinkingAcceptance, slot: int) -> bool:
+    """Whether the rule now accepts a second choice in `slot`; the tokens it emits are no markers."""
+    logits = logits_of([{1: 0.5, 2: 0.4, 3: 0.1}, {4: 1.0}]).unsqueeze(0)
+    verification = rule.accept(make_inputs(logits, [[2]], slot_ids=torch.tensor([slot])))
+    return emitted(verification) == [[2, 4]]
+
+
+@pytest.mark.parametrize("phase", ["round", "token"])
+@pytest.mark.parametrize("name", WORKED)
+def test_worked_examples(name: str, phase: str) -> None:
+    """The nine examples of the fact sheet; where ours and TensorRT-LLM's phase differ, both answers stand there."""
+    prompt, delta, topk, rows, drafts, by_round, by_token, thinking_after = WORKED[name]
+    rule = relaxed_rule(phase=phase, form=DeltaForm(delta), topk=topk)
+    rule.admit(2, request(prompt))
+    inputs = make_inputs(logits_of(rows).unsqueeze(0), [drafts], slot_ids=torch.tensor([2]))
+    verification = rule.accept(inputs)
+    expected = by_round if phase == "round" else by_token
+    assert emitted(verification) == [expected]
+    strict = [max(row, key=lambda token: (row[token], -token)) for row in rows]
+    assert verification.num_relaxed.tolist() == [sum(t != s for t, s in zip(expected, strict, strict=False))]
+    if delta > 0 and topk > 1:
+        assert relaxes(rule, 2) is thinking_after
+
+
+CASES_OF_TENSORRT_LLM: dict[str, tuple[list[list[int]], list[list[int]], list[list[int]]]] = {
+    "2: one request": ([[1, 3, 2, 4]], [[1, 3, 4]], [[1, 3, 2]]),
+    "3: two requests, K=1": ([[1, 3], [4, 6]], [[1], [5]], [[1, 3], [4]]),
+    "4: two requests, K=3": ([[1, 3, 2, 4], [4, 6, 5, 2]], [[1, 3, 4], [4, 7, 3]], [[1, 3, 2], [4, 6]]),
+    "5: partial, full, none": (
+        [[1, 3, 2, 4], [4, 6, 5, 2], [4, 6, 5, 2]],
+        [[1, 3, 4], [4, 6, 5], [5, 7, 4]],
+        [[1, 3, 2], [4, 6, 5, 2], [4]],
+    ),
+    "6: beside a prompt": ([[1, 3]], [[1]], [[1, 3]]),
+}
+PROMPTS_OF_TENSORRT_LLM = {"0: one": [1], "1: four": [1, 3, 3, 6], "6: beside a request": [4]}
+
+DETERMINISTIC = {
+    "strict": StrictRule,
+    "relaxed_token": lambda: relaxed_rule(phase="token", form=DeltaForm(0.6)),
+    "relaxed_round": lambda: relaxed_rule(phase="round", form=DeltaForm(0.6)),
+    "one_hot at temperature 0": lambda: rejection_rule(4, "one_hot", GREEDY),
+}
+
+
+@pytest.mark.parametrize("rule_name", DETERMINISTIC)
+@pytest.mark.parametrize("case", CASES_OF_TENSORRT_LLM)
+def test_accept_cases_of_tensorrt_llm(rule_name: str, case: str) -> None:
+    """Every greedy rule agrees where the target is certain."""
+    top_tokens, drafts, expected = CASES_OF_TENSORRT_LLM[case]
+    rule: Rule = DETERMINISTIC[rule_name]()
+    for slot in range(len(drafts)):
+        rule.admit(slot, request(THINKING))
+    logits = torch.stack([peaked(row) for row in top_tokens])
+    verification = rule.accept(make_inputs(logits, drafts))
+    assert emitted(verification) == expected
+
+
+@pytest.mark.parametrize("rule_name", DETERMINISTIC)
+@pytest.mark.parametrize("case", PROMPTS_OF_TENSORRT_LLM)
+def test_prompt_cases_of_tensorrt_llm(rule_name: str, case: str) -> None:
+    rule: Rule = DETERMINISTIC[rule_name]()
+    for slot, token in enumerate(PROMPTS_OF_TENSORRT_LLM[case]):
+        rule.admit(slot, request())
+        assert rule.first_token(peaked([token]), slot, 1).tolist() == [token]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "by_token", "by_round"),
+    [
+        ((0, 1), False, False),
+        ((0, BEGIN, 1), True, True),
+        ((BEGIN, 1, END, 2), False, True),
+        ((BEGIN, 1, END, 2, BEGIN), True, True),
+        ((END, 1), False, False),
+        ((BEGIN, 1, 1, 1, 1, 1), True, False),
+        ((1, 1, 1, 1, BEGIN, END), False, True),
+        ((1, BEGIN, 1, 1), True, True),
+    ],
+)
+def test_phase_starts_from_the_prompt(prompt: tuple[int, ...], by_token: bool, by_round: bool) -> None:
+    """Ours: the last marker of the whole prompt. TensorRT-LLM: any begin marker of the last chunk, here of 4 tokens."""
+    for phase, expected in (("token", by_token), ("round", by_round)):
+        rule = relaxed_rule(phase=phase, prefill_chunk=4)
+        rule.admit(1, request(prompt))
+        rule.first_token(peaked([3]), 1, len(prompt))
+        assert relaxes(rule, 1) is expected, phase
+
+
+@pytest.mark.parametrize("phase", ["token", "round"])
+@pytest.mark.parametrize(("prompt", "token", "expected"), [(ANSWERING, BEGIN, True), (THINKING, END, False)])
+def test_first_token_can_be_a_marker(phase: str, prompt: tuple[int, ...], token: int, expected: bool) -> None:
+    rule = relaxed_rule(phase=phase)
+    rule.admit(0, request(prompt))
+    assert rule.first_token(peaked([token]), 0, len(prompt)).tolist() == [token]
+    assert relaxes(rule, 0) is expected
+
+
+def test_markers_and_eos_are_never_relaxed_onto() -> None:
+    """They are accepted as the argmax only; TensorRT-LLM takes them like any token."""
+    eos = 5
+    for token in (BEGIN, END, eos):
+        rows = logits_of([{1: 0.5, token: 0.4, 2: 0.1}, {4: 1.0}]).unsqueeze(0)
+        for phase, expected in (("token", [1]), ("round", [token, 4])):
+            rule = relaxed_rule(phase=phase, eos=(eos,))
+            rule.admit(0, request(THINKING))
+            assert emitted(rule.accept(make_inputs(rows, [[token]]))) == [expected], (phase, token)
+        rule = relaxed_rule(phase="token", eos=(eos,))
+        rule.admit(0, request(THINKING))
+        assert emitted(rule.accept(make_inputs(peaked([token, 4]).unsqueeze(0), [[token]]))) == [[token, 4]]
+
+
+def test_a_block_with_both_markers() -> None:
+    """End and begin inside one block: strict between them, relaxed behind the second."""
+    second: Row = {1: 0.5, 2: 0.4, 3: 0.1}
+    rows = logits_of([{END: 1.0}, {1: 1.0}, {BEGIN: 1.0}, second, {4: 1.0}]).unsqueeze(0)
+    rule = relaxed_rule()
+    rule.admit(0, request(THINKING))
+    verification = rule.accept(make_inputs(rows, [[END, 1, BEGIN, 2]]))
+    assert emitted(verification) == [[END, 1, BEGIN, 2, 4]]
+    assert verification.num_relaxed.tolist() == [1]
+    assert verification.num_thinking.tolist() == [2]
+    strict_between = logits_of([{END: 1.0}, second, {BEGIN: 1.0}, second, {4: 1.0}]).unsqueeze(0)
+    rule.admit(0, request(THINKING))
+    assert emitted(rule.accept(make_inputs(strict_between, [[END, 2, BEGIN, 2]]))) == [[END, 1]]
+
+
+def test_a_rejected_marker_changes_nothing() -> None:
+    rule = relaxed_rule()
+    rule.admit(0, request(THINKING))
+    assert emitted(rule.accept(make_inputs(peaked([1, 2]).unsqueeze(0), [[END]]))) == [[1]]
+    assert relaxes(rule, 0)
+
+
+def test_slots_are_not_batch_rows_and_padding_is_inert() -> None:
+    """Three requests in slots 3, 0, 2, two of them thinking, between padded rows with rows of NaN."""
+    rule = relaxed_rule(num_slots=4)
+    for slot, prompt in ((0, ANSWERING), (1, THINKING), (2, THINKING), (3, THINKING)):
+        rule.admit(slot, request(prompt))
+    row = logits_of([{1: 0.5, 2: 0.4, 3: 0.1}, {END: 1.0}])
+    logits = torch.stack([row, torch.full_like(row, torch.nan), row, row, row])
+    verification = rule.accept(
+        make_inputs(
+            logits,
+            [[2], [END], [2], [END], [2]],
+            active=torch.tensor([True, False, True, False, True]),
+            slot_ids=torch.tensor([3, 4, 0, 4, 2]),
+        )
+    )
+    assert emitted(verification) == [[2, END], [], [1], [], [2, END]]
+    assert verification.num_relaxed.tolist() == [1, 0, 0, 0, 1]
+    assert verification.num_thinking.tolist() == [1, 0, 0, 0, 1]
+    assert [relaxes(rule, slot) for slot in range(4)] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("phase", ["token", "round"])
+def test_a_reused_slot_forgets(phase: str) -> None:
+    rule = relaxed_rule(phase=phase)
+    rule.admit(1, request(THINKING))
+    assert relaxes(rule, 1)
+    rule.admit(1, request(ANSWERING))
+    assert not relaxes(rule, 1)
+
+
+def test_ratio_form() -> None:
+    """p >= ratio * p_top1, with equality; the delta form would take the small ones too."""
+    for second, passes in ((0.2, True), (0.19, False)):
+        rows = logits_of([{1: 0.4, 2: second, 3: 0.4 - second, 4: 0.2}, {5: 1.0}]).unsqueeze(0)
+        rule = relaxed_rule(form=RatioForm(0.5), topk=4)
+        rule.admit(0, request(THINKING))
+        assert emitted(rule.accept(make_inputs(rows, [[2]]))) == [[2, 5] if passes else [1]]
+    rows = logits_of([{1: 0.4, 2: 0.01, 3: 0.39, 4: 0.2}, {5: 1.0}]).unsqueeze(0)
+    rule = relaxed_rule(form=DeltaForm(0.4), topk=4)
+    rule.admit(0, request(THINKING))
+    assert emitted(rule.accept(make_inputs(rows, [[2]]))) == [[2, 5]]
+
+
+def test_rank_is_by_value_then_by_lowest_id() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randint(0, 4, (50, 7, 12), generator=generator).float()
+    drafts = torch.randint(12, (50, 7), generator=generator)
+    standing = draft_standing(logits, drafts)
+    for b, j in ((b, j) for b in range(50) for j in range(7)):
+        row = logits[b, j].tolist()
+        order = sorted(range(12), key=lambda token: (-row[token], token))
+        assert standing.rank[b, j] == order.index(drafts[b, j])
+        assert standing.is_top[b, j] == (order[0] == drafts[b, j])
+
+
+def test_logits_that_differ_below_the_softmax() -> None:
+    """Two logits apart by less than float32 probabilities can tell: the larger is the argmax, whatever the ids."""
+    logits = torch.tensor([[[0.0, 1e-9, -5.0], [0.0, 0.0, 9.0]]])
+    probabilities = torch.softmax(logits, dim=-1)
+    assert probabilities[0, 0, 0] == probabilities[0, 0, 1]
+    assert draft_standing(logits[:, :1], torch.tensor([[0]])).rank.item() == 1
+    rule = relaxed_rule(topk=1, form=DeltaForm(0.5), markers=ThinkingMarkers(8, 9))
+    rule.admit(0, request((8,)))
+    assert emitted(rule.accept(make_inputs(logits, [[0]]))) == [[1]]
+
+
+def test_softmax_is_float32_of_the_raw_logits() -> None:
+    """bf16 probabilities of .5 and .3 are equal to what the threshold needs only after rounding."""
+    logits = torch.tensor([[[4.0, 3.0, 2.0, 1.0]]], dtype=torch.bfloat16)
+    standing = draft_standing(logits, torch.tensor([[1]]))
+    exact = torch.softmax(logits.double(), dim=-1)
+    assert standing.probability.dtype == torch.float32
+    assert standing.probability.item() == pytest.approx(exact[0, 0, 1].item(), abs=1e-7)
+    assert standing.top.item() == pytest.approx(exact[0, 0, 0].item(), abs=1e-7)
+
+
+@pytest.mark.parametrize("phase", ["token", "round"])
+def test_thinking_tokens_add_up_over_rounds(phase: str) -> None:
+    """Round by round on the device, and over the whole output on the host: the same count."""
+    rng = random.Random(3)
+    generator = torch.Generator().manual_seed(3)
+    num_slots, num_drafts = 5, 3
+    rule = relaxed_rule(num_slots, phase=phase, form=DeltaForm(0.5))
+    prompts = [[rng.randrange(8) for _ in range(4)] for _ in range(num_slots)]
+    outputs: list[list[int]] = []
+    for slot, prompt in enumerate(prompts):
+        rule.admit(slot, request(prompt))
+        outputs.append(rule.first_token(torch.randn(1, 8, generator=generator), slot, 4).tolist())
+    counted = [sum(thinking_mask(p, o, MARKERS)) for p, o in zip(prompts, outputs, strict=True)]
+    for _ in range(12):
+        logits = torch.randn(num_slots, num_drafts + 1, 8, generator=generator)
+        drafts = logits[:, :-1].topk(2, dim=-1).indices[..., rng.randrange(2)]
+        verification = rule.accept(make_inputs(logits, drafts))
+        for slot, tokens in enumerate(emitted(verification)):
+            outputs[slot].extend(tokens)
+            counted[slot] += int(verification.num_thinking[slot])
+    assert counted == [sum(thinking_mask(p, o, MARKERS)) for p, o in zip(prompts, outputs, strict=True)]
+    assert all(counted)
+    assert all(0 < count < len(output) for count, output in zip(counted, outputs, strict=True))
+
+
+def test_thinking_mask() -> None:
+    def mask(prompt: Sequence[int], output: Sequence[int]) -> list[bool]:
+        return thinking_mask(prompt, output, MARKERS)
+
+    assert mask((BEGIN,), [1, 2, END, 3]) == [True, True, False, False]
+    assert mask((1,), [BEGIN, 1, END, 2, BEGIN, 3]) == [False, True, False, False, False, True]
+    assert mask((BEGIN, END), [1]) == [False]
+    assert mask((BEGIN,), []) == []

@@ -1,0 +1,349 @@
+"""The index contract of a round, line by line, on what target and draft head were really called with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.fake_target import FakeTarget, PaddedGraph, ScriptedDrafter, make_fake_engine
+from tests.lab import make_config, make_engine, make_pair
+
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.protocols import Drafter
+from spec_lab.core.types import AttentionMetadata, Request, Verification
+from spec_lab.drafters.none import NoDrafter
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.kv_cache import SCRATCH_PAGE, PageTable
+from spec_lab.engine.slots import SlotState
+
+K, N, PAGE_SIZE = 3, 4, 4
+SCRIPT = [[1, 4], [4, 2], [3, 3], [2, 1], [4, 4]]
+
+
+@dataclass
+class Call:
+    """One forward: a request a row, [batch, num_queries] tokens, positions and cache slots; [batch] lengths."""
+
+    token_ids: list[list[int]]
+    positions: list[list[int]]
+    slots: list[list[int]]
+    seq_lens: list[int]
+
+
+def call_of(token_ids: torch.Tensor, attention: AttentionMetadata) -> Call:
+    def table(flat: torch.Tensor) -> list[list[int]]:
+        rows: list[list[int]] = flat.view(-1, attention.num_queries).tolist()
+        return rows
+
+    lens = attention.seq_lens.tolist()
+    return Call(table(token_ids), table(attention.positions), table(attention.slot_mapping), lens)
+
+
+@dataclass
+class ForcedRule:
+    """Emits n of the script whatever the target says, drafts first, so that every n comes up."""
+
+    script: list[list[int]]
+    rounds: int = 0
+
+    def accept(self, logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor) -> Verification:
+        num_active = int(active.sum())
+        num_emitted = torch.zeros(len(active), dtype=torch.int64)
+        num_emitted[:num_active] = torch.tensor(self.script[self.rounds % len(self.script)][:num_active])
+        self.rounds += 1
+        tokens = logits.argmax(dim=-1)
+        keep = torch.arange(draft_tokens.shape[1]) < (num_emitted - 1).unsqueeze(1)
+        tokens[:, :-1] = torch.where(keep, draft_tokens, tokens[:, :-1])
+        return Verification(tokens, num_emitted)
+
+
+@dataclass
+class Recorded:
+    """The calls of one round, with L, n and the host's view of each request at its start."""
+
+    kv_lens: list[int]
+    texts: list[list[int]]
+    pages: list[list[int]]
+    verify: Call
+    num_emitted: list[int] = field(default_factory=list)
+    emitted: list[list[int]] = field(default_factory=list)
+    drafter: list[Call] = field(default_factory=list)
+    live_lens: list[int] = field(default_factory=list)
+
+
+def record_rounds(pair: tuple[Path, Path], prune: str, bucket: int = 1, **cache: Any) -> tuple[list[Recorded], Engine]:
+    """Two requests through rounds of the script; a prompt of one token among them."""
+    requests = [Request("a", "x", (17,), 16, ignore_eos=True), Request("b", "x", tuple(range(20, 31)), 14, None, True)]
+    options = {"page_size": PAGE_SIZE, "prefill_chunk": 4} | cache
+    engine = make_engine(make_config(pair, "eagle3", K, prune, batch_size=2, cache=options), requests)
+    engine.graph = PaddedGraph(bucket)
+    parts = engine.parts
+    rounds: list[Recorded] = []
+    target: Any = parts.target
+    drafter: Any = parts.drafter
+    head = drafter._head
+    decode_round: Any = engine.round
+    target_forward, head_forward, seed, run = target.forward, head.forward, drafter.seed, decode_round.run
+    in_round = False
+
+    def on_run(batch: Any) -> Verification:
+        nonlocal in_round
+        in_round = True
+        verification: Verification = run(batch)
+        in_round = False
+        return verification
+
+    def on_target(token_ids: torch.Tensor, cache: Any, attention: AttentionMetadata, *rest: Any) -> Any:
+        if in_round:
+            sequences = [s for s in engine.scheduler.running if not s.is_prefilling]
+            rounds.append(
+                Recorded(
+                    [s.kv_len for s in sequences],
+                    [list(s.tokens) for s in sequences],
+                    [s.pages for s in sequences],
+                    call_of(token_ids, attention),
+                )
+            )
+        return target_forward(token_ids, cache, attention, *rest)
+
+    def on_head(token_ids: torch.Tensor, hidden: torch.Tensor, cache: Any, attention: Any, selection: Any) -> Any:
+        if in_round:
+            rounds[-1].drafter.append(call_of(token_ids, attention))
+            live = getattr(selection, "live_attention", None)
+            if live is not None:
+                rounds[-1].live_lens = live.seq_lens.tolist()
+        return head_forward(token_ids, hidden, cache, attention, selection)
+
+    def on_seed(verified: Any) -> Any:
+        rounds[-1].num_emitted = verified.verification.num_emitted.tolist()
+        rounds[-1].emitted = verified.verification.tokens.tolist()
+        return seed(verified)
+
+    target.forward, head.forward, drafter.seed, decode_round.run = on_target, on_head, on_seed, on_run
+    parts.rule = ForcedRule(SCRIPT)
+    engine.generate(requests)
+    return rounds, engine
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module", params=["none", "post_attention", "catchup"])
+def rounds(request: pytest.FixtureRequest, pair: tuple[Path, Path]) -> list[Recorded]:
+    recorded, _ = record_rounds(pair, request.param)
+    assert {n for r in recorded for n in r.num_emitted} == {1, 2, 3, 4}
+    return recorded
+
+
+def slots_of(pages: list[int], positions: list[int]) -> list[int]:
+    return [pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in positions]
+
+
+def test_verify_rows_hold_the_pending_token_and_the_drafts_at_positions_l_to_l_plus_k(rounds: list[Recorded]) -> None:
+    for recorded in rounds:
+        for row, kv_len in enumerate(recorded.kv_lens):
+            assert len(recorded.texts[row]) == kv_len + 1
+            assert recorded.verify.token_ids[row][0] == recorded.texts[row][-1]
+            assert recorded.verify.positions[row] == list(range(kv_len, kv_len + N))
+            assert recorded.verify.seq_lens[row] == kv_len + N
+            assert recorded.verify.slots[row] == slots_of(recorded.pages[row], recorded.verify.positions[row])
+
+
+def test_l_grows_by_n_and_the_last_emitted_token_is_pending(rounds: list[Recorded]) -> None:
+    for before, after in zip(rounds, rounds[1:], strict=False):
+        if len(before.kv_lens) != len(after.kv_lens):
+            continue
+        for row, n in enumerate(before.num_emitted):
+            assert after.kv_lens[row] == before.kv_lens[row] + n
+            assert after.texts[row] == before.texts[row] + before.emitted[row][:n]
+
+
+def test_catchup_rows_stand_at_l_to_l_plus_k_and_pair_the_next_token(rounds: list[Recorded]) -> None:
+    """The drafter's row at position p holds t[p + 1], in slot p of its own cache."""
+    for recorded in rounds:
+        catchup = recorded.drafter[0]
+        for row, kv_len in enumerate(recorded.kv_lens):
+            n = recorded.num_emitted[row]
+            assert catchup.positions[row] == list(range(kv_len, kv_len + N))
+            assert catchup.slots[row] == slots_of(recorded.pages[row], catchup.positions[row])
+            text = recorded.texts[row] + recorded.emitted[row][:n]
+            assert catchup.token_ids[row][:n] == text[kv_len + 1 : kv_len + 1 + n]
+
+
+def test_the_live_query_sees_l_plus_n_keys(pair: tuple[Path, Path]) -> None:
+    rounds, _ = record_rounds(pair, "catchup")
+    for recorded in rounds:
+        expected = [kv_len + n for kv_len, n in zip(recorded.kv_lens, recorded.num_emitted, strict=True)]
+        assert recorded.live_lens == expected, "trimmed from L + N by N - n"
+
+
+def test_recurrent_step_i_writes_position_l_plus_n_minus_1_plus_i_at_length_l_plus_n_plus_i(
+    rounds: list[Recorded],
+) -> None:
+    for recorded in rounds:
+        assert len(recorded.drafter) == K
+        for step, call in enumerate(recorded.drafter[1:], start=1):
+            for row, (kv_len, n) in enumerate(zip(recorded.kv_lens, recorded.num_emitted, strict=True)):
+                assert call.positions[row] == [kv_len + n - 1 + step]
+                assert call.seq_lens[row] == kv_len + n + step
+                assert call.slots[row] == slots_of(recorded.pages[row], call.positions[row])
+
+
+def test_the_drafts_of_a_round_are_verified_in_the_next(rounds: list[Recorded]) -> None:
+    """Step i is fed draft i, and all K stand in the next verify rows."""
+    for before, after in zip(rounds, rounds[1:], strict=False):
+        if len(before.kv_lens) != len(after.kv_lens):
+            continue
+        for row in range(len(before.kv_lens)):
+            fed = [call.token_ids[row][0] for call in before.drafter[1:]]
+            assert after.verify.token_ids[row][1:K] == fed
+
+
+def test_the_drafter_writes_up_to_l_plus_2k_minus_1_and_no_further(rounds: list[Recorded]) -> None:
+    """With n = N the last recurrent step stands there; the reserve to L + 2K holds it in the request's own pages."""
+    furthest = set()
+    for recorded in rounds:
+        for row, kv_len in enumerate(recorded.kv_lens):
+            positions = [p for call in recorded.drafter for p in call.positions[row]]
+            furthest.add(max(positions) - kv_len)
+            written = {slot // PAGE_SIZE for call in recorded.drafter for slot in call.slots[row]}
+            assert written <= set(recorded.pages[row])
+    assert max(furthest) == 2 * K - 1
+
+
+@pytest.mark.parametrize("prune", ["none", "catchup"])
+def test_padded_rows_write_to_scratch_only(pair: tuple[Path, Path], prune: str) -> None:
+    rounds, engine = record_rounds(pair, prune, bucket=4)
+    for recorded in rounds:
+        num_active = len(recorded.kv_lens)
+        assert recorded.num_emitted[num_active:] == [0] * (4 - num_active)
+        for call in (recorded.verify, *recorded.drafter):
+            for row in range(num_active, 4):
+                assert {slot // PAGE_SIZE for slot in call.slots[row]} == {SCRATCH_PAGE}
+                assert call.seq_lens[row] >= 1 and min(call.positions[row]) >= 0
+        assert all(length >= 1 for length in recorded.live_lens)
+    assert int(engine.parts.slots.kv_lens[engine.parts.slots.table.scratch_slot]) == 0
+
+
+def test_at_the_maximum_length_positions_are_clamped_and_writes_go_to_scratch(tmp_path: Path) -> None:
+    """A target of 27 positions, a request that fills them: the last rounds reach past every table."""
+    pair = make_pair(tmp_path, max_position_embeddings=27)
+    request = Request("a", "x", tuple(range(20, 31)), 16, ignore_eos=True)
+    config = make_config(pair, "eagle3", 5, "catchup", cache={"page_size": PAGE_SIZE})
+    engine = make_engine(config, [request])
+    plain = make_engine(make_config(pair, "none"), [request]).generate([request])
+    positions: list[int] = []
+    target: Any = engine.parts.target
+    drafter: Any = engine.parts.drafter
+    for part in (target, drafter._head):
+        rows = part._rotary.rows
+        part._rotary.rows = lambda p, rows=rows: (positions.extend(p.tolist()), rows(p))[1]
+    result = engine.generate([request])
+    assert result.requests[0].output_ids == plain.requests[0].output_ids
+    assert max(positions) == 26 and positions.count(26) > 2
+
+
+def make_slots(num_slots: int = 2) -> SlotState:
+    return SlotState(num_slots, K, PageTable(num_slots, 20, PAGE_SIZE, torch.device("cpu")))
+
+
+def test_a_slot_is_cleared_at_admission() -> None:
+    slots = make_slots()
+    slots.table.assign(1, [5, 6])
+    slots.start(1, 9, torch.tensor([3]), torch.tensor([[4, 5, 6]]))
+    assert slots.kv_lens.tolist() == [0, 9, 0] and slots.input_ids[1].tolist() == [3, 4, 5, 6]
+    slots.clear(1)
+    assert not slots.kv_lens.any() and not slots.input_ids.any()
+    assert set(slots.table.pages[1].tolist()) == {SCRATCH_PAGE}
+
+
+def test_the_engine_clears_before_it_assigns() -> None:
+    """What an aborted or foreign user left in a slot is gone when the request's prompt pass starts."""
+    engine, target = make_fake_engine(lambda target: ScriptedDrafter(K, target, [2]), num_slots=1)
+    engine.parts.slots.kv_lens[0] = 17
+    engine.parts.slots.table.pages[0].fill_(3)
+    request = Request("a", "x", (5, 6, 7), 9)
+    assert engine.generate([request]).requests[0].output_ids == target.expected(request)
+
+
+def test_commit_moves_l_by_n_and_leaves_inactive_rows() -> None:
+    slots = make_slots(3)
+    for slot, kv_len in ((0, 5), (1, 8), (2, 3)):
+        slots.start(slot, kv_len, torch.tensor([9]), torch.tensor([[1, 1, 1]]))
+    batch = slots.batch([2, 0], padded_size=4, max_kv_len=5)
+    assert batch.slot_ids.tolist() == [2, 0, 3, 3] and batch.active.tolist() == [True, True, False, False]
+    assert batch.kv_lens.tolist() == [3, 5, 0, 0] and batch.num_rows == 4 and batch.max_kv_len == 5
+    tokens = torch.tensor([[21, 22, 23, 24], [31, 32, 33, 34], [7, 7, 7, 7], [8, 8, 8, 8]])
+    drafts = torch.tensor([[41, 42, 43], [51, 52, 53], [0, 0, 0], [0, 0, 0]])
+    slots.commit(batch, Verification(tokens, torch.tensor([4, 2, 0, 0])), drafts)
+    assert slots.kv_lens.tolist() == [7, 8, 7, 0]
+    assert slots.input_ids[2].tolist() == [24, 41, 42, 43]
+    assert slots.input_ids[0].tolist() == [32, 51, 52, 53]
+    assert slots.input_ids[1].tolist() == [9, 1, 1, 1]
+
+
+def test_a_round_works_on_a_copy_of_the_slots() -> None:
+    """The batch's L is the one at the start of the round, also after commit moved the slot's."""
+    slots = make_slots()
+    slots.start(0, 5, torch.tensor([9]), torch.tensor([[1, 1, 1]]))
+    batch = slots.batch([0], 1, 5)
+    slots.commit(batch, Verification(torch.full((1, N), 3), torch.tensor([2])), torch.zeros(1, K, dtype=torch.int64))
+    assert batch.kv_lens.tolist() == [5] and batch.draft_tokens.tolist() == [[1, 1, 1]]
+
+
+def test_the_first_token_of_a_tie_is_the_lowest_id(pair: tuple[Path, Path]) -> None:
+    """The prompt pass and the rounds alike: with all logits equal every token is id 0."""
+    request = Request("a", "x", (5, 6, 7), 6, ignore_eos=True)
+    for drafter in ("none", "random"):
+        engine = make_engine(make_config(pair, drafter), [request])
+        target: Any = engine.parts.target
+        target.logits = lambda hidden: torch.zeros(len(hidden), 160)
+        assert engine.generate([request]).requests[0].output_ids == [0] * 6
+
+
+def test_stages_are_named_and_those_that_do_not_exist_are_left_out() -> None:
+    request = Request("a", "x", (5, 6, 7), 6, ignore_eos=True)
+    stages: dict[int, set[tuple[str, ...]]] = {}
+    for num_draft_tokens in (0, 1, 3):
+
+        def make(target: FakeTarget, num_draft_tokens: int = num_draft_tokens) -> Drafter:
+            return ScriptedDrafter(num_draft_tokens, target, [0]) if num_draft_tokens else NoDrafter()
+
+        engine, _ = make_fake_engine(make)
+        for record in engine.generate([request]).rounds:
+            stages.setdefault(num_draft_tokens, set()).add(tuple(sorted(record.stage_seconds)))
+            assert sum(record.stage_seconds.values()) <= record.seconds
+    assert stages == {
+        0: {("accept", "commit", "verify")},
+        1: {("accept", "catchup", "commit", "verify")},
+        3: {("accept", "catchup", "commit", "recur", "verify")},
+    }
+
+
+@pytest.mark.parametrize(
+    ("prune", "bucket", "computed"), [("none", 1, 4), ("none", 4, 16), ("post_attention", 1, 1), ("catchup", 1, 1)]
+)
+def test_catchup_rows_are_counted(pair: tuple[Path, Path], prune: str, bucket: int, computed: int) -> None:
+    request = Request("a", "x", (5, 6, 7), 9, ignore_eos=True)
+    engine = make_engine(make_config(pair, "eagle3", K, prune), [request])
+    engine.graph = PaddedGraph(bucket)
+    result = engine.generate([request])
+    assert {(r.rows.catchup_computed, r.rows.catchup_live) for r in result.rounds} == {(computed, 1)}
+
+
+def test_a_drafter_without_a_catchup_step_counts_none() -> None:
+    engine, _ = make_fake_engine(lambda target: ScriptedDrafter(K, target, [1]))
+    result = engine.generate([Request("a", "x", (5, 6, 7), 9)])
+    assert {(r.rows.catchup_computed, r.rows.catchup_live) for r in result.rounds} == {(0, 0)}
+
+
+def test_padded_lengths_of_a_backend_never_fall_under_one() -> None:
+    backend = TorchAttention(PAGE_SIZE, 20)
+    table = PageTable(1, 20, PAGE_SIZE, torch.device("cpu"))
+    metadata = backend.build(torch.tensor([[-1]]), torch.tensor([0]), table.pages[1:], 5)
+    assert metadata.seq_lens.tolist() == [1] and metadata.positions.tolist() == [0]
