@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from spec_lab.record.report import format_definitions, format_run, format_runs
-from spec_lab.record.runs import find_runs
+from spec_lab.record.runs import Run, find_runs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,12 +24,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     runs = runs if options.folders else runs[-options.last :]
-    finished = [run for run in runs if run.summary["status"] == "finished"]
-    print(format_runs(runs))
-    if finished:
-        print(f"\nThe newest finished run, {finished[-1].folder}\n\n{format_run(finished[-1].summary)}")
-    print(f"\n{format_definitions()}")
+    try:
+        print(_text(runs), flush=True)
+    except BrokenPipeError:  # a pager or `head` that has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _text(runs: Sequence[Run]) -> str:
+    parts = [format_runs(runs)]
+    finished = [run for run in runs if run.summary["status"] == "finished"]
+    if finished:
+        parts += [f"The newest finished run, {finished[-1].folder}", format_run(finished[-1].summary)]
+    return "\n\n".join([*parts, format_definitions()])
 
 
 if __name__ == "__main__":

@@ -27,9 +27,10 @@ from spec_lab.record.runs import (
     load_runs,
     newest_run,
 )
-from spec_lab.record.schema import Summary
+from spec_lab.record.schema import Ratio, Summary
 from spec_lab.record.summary import Divergence
 from spec_lab.record.table import format_table, number, with_range
+from spec_lab.record.verdict import is_noise
 from spec_lab.report import main
 from tests.fake_runs import MAIN, PLAIN, PROVENANCE, UNPRUNED, make_info, make_summary, measure, record_run
 
@@ -116,6 +117,16 @@ def test_report_as_a_module(outputs: Path) -> None:
     assert "times as fast as plain decoding" in done.stdout
 
 
+def test_report_ends_quietly_when_nobody_reads_on(outputs: Path) -> None:
+    command = [sys.executable, "-m", "spec_lab.report", str(outputs)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
 def test_imposed_acceptance_is_marked() -> None:
     summary = make_summary(acceptance_imposed=True)
     text = format_runs([Run(Path("run"), summary)])
@@ -144,7 +155,7 @@ def test_a_run_without_results_shows_its_reason_only(tmp_path: Path) -> None:
     [
         ((1.0, 1.0, 1.0), "eagle3 is faster: it decoded", "times as fast as plain decoding over 3 repeats"),
         ((0.5, 0.5, 0.5), "eagle3 is slower: it decoded", "times as fast as plain decoding over 3 repeats"),
-        ((0.63, 0.62, 0.63), "eagle3 decoded", "times as fast as plain decoding, no difference beyond noise"),
+        ((0.63, 0.62, 0.64), "eagle3 decoded", "times as fast as plain decoding, no difference beyond noise"),
     ],
 )
 def test_verdict_on_speed(plain: tuple[float, ...], before: str, after: str) -> None:
@@ -157,14 +168,22 @@ def test_verdict_on_speed(plain: tuple[float, ...], before: str, after: str) -> 
     assert verdict.count(". ") == 0, "one sentence"
 
 
-def test_verdict_on_one_repeat_claims_no_range() -> None:
+@pytest.mark.parametrize(("slowdowns", "speedup"), [((1.0,), "1.58"), ((1.0, 1.01), "1.58 (1.58 to 1.58)")])
+def test_verdict_on_few_repeats_does_not_judge(slowdowns: tuple[float, ...], speedup: str) -> None:
     verdict = make_summary(
-        main=measure(MAIN, (1.0,)),
-        references={"plain": measure(PLAIN, (1.0,)), "unpruned": measure(UNPRUNED, (1.0,))},
+        main=measure(MAIN, slowdowns),
+        references={"plain": measure(PLAIN, slowdowns), "unpruned": measure(UNPRUNED, slowdowns)},
     )["verdict"]
-    assert "1.58 times as fast as plain decoding in the one repeat made" in verdict
-    assert "whose noise one repeat cannot tell" in verdict
-    assert " to " not in verdict.split(";")[0]
+    assert f"{speedup} times as fast as plain decoding, with too few repeats to judge the noise" in verdict
+    assert verdict.count("too few repeats") == 2
+    assert "within noise" not in verdict
+    assert "faster" not in verdict
+
+
+def test_a_change_is_noise_unless_larger_than_the_range() -> None:
+    assert is_noise(Ratio(value=1.009, low=1.002, high=1.017, over="plain"))
+    assert not is_noise(Ratio(value=1.03, low=1.02, high=1.04, over="plain"))
+    assert not is_noise(Ratio(value=0.8, low=0.75, high=0.85, over="plain"))
 
 
 def test_verdict_without_references() -> None:

@@ -151,7 +151,7 @@ class Verification:
 
 @dataclass(slots=True)
 class VerifiedRound:
-    """What a drafter sees after accept: the round, its verification, the target's features [batch * N, feature_size]."""
+    """What a drafter sees after accept: round, verification, and the target's features [batch * N, feature_size]."""
 
     batch: RoundBatch
     verification: Verification
@@ -259,7 +259,7 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class GraphCounts:
-    """How often the graph mode captured, replayed, and fell back to eager."""
+    """How often an engine's graph mode captured, replayed, and fell back to eager, since the engine was made."""
 
     mode: str = "eager"
     captures: int = 0

@@ -23,7 +23,7 @@ class Eagle3State:
 
 
 class Eagle3Drafter:
-    """See `Drafter`. Its KV cache has the target's slot numbering: the row at position p writes that position's slot."""
+    """See `Drafter`. Its KV cache has the target's slot numbering: a row writes its position's slot."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
@@ -96,7 +96,7 @@ class _GenerationRun:
             requests=[self._requests[request.request_id] for request in requests],
             rounds=self._rounds,
             prefills=self._prefills,
-            graph=self._engine.graph.counts,
+            graph=replace(self._engine.graph.counts),
             num_draft_tokens=self._engine.num_draft_tokens,
             seconds=self._now(),
         )
