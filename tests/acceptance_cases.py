@@ -68,7 +68,9 @@ def peaked(tokens: Sequence[int], vocab_size: int = 8) -> torch.Tensor:
     return logits_of([{token: 1.0} for token in tokens], vocab_size)
 
 
-def make_inputs(logits: torch.Tensor, draft_tokens: Sequence[Sequence[int]] | torch.Tensor, **given: Any) -> AcceptanceInputs:
+def make_inputs(
+    logits: torch.Tensor, draft_tokens: Sequence[Sequence[int]] | torch.Tensor, **given: Any
+) -> AcceptanceInputs:
     """logits [batch, N, vocab]; every row active, in slots 0, 1, ..., at L = 10, unless given."""
     batch_size = logits.shape[0]
     drafts = torch.as_tensor(draft_tokens, dtype=torch.int64).reshape(batch_size, -1)

@@ -42,7 +42,9 @@ MODULUS = 1_000_003
 class FakeTarget:
     """See `Target`. Counts the rows of each call of `forward` and `logits`."""
 
-    def __init__(self, backend: AttentionBackend, vocab_size: int = 61, eos: int = 2, max_positions: int = 4096) -> None:
+    def __init__(
+        self, backend: AttentionBackend, vocab_size: int = 61, eos: int = 2, max_positions: int = 4096
+    ) -> None:
         self.vocab_size = vocab_size
         self.max_position_embeddings = max_positions
         self.eos_token_ids = frozenset({eos})
@@ -231,7 +233,7 @@ def make_prune(prefill: str = "all_rows", catchup: str = "none") -> PrunePolicy:
 
 
 def make_fake_engine(
-    make_drafter: Callable[[FakeTarget], Drafter],
+    make_drafter: Callable[[FakeTarget], Drafter[Any]],
     *,
     num_slots: int = 3,
     max_seq_len: int = 64,

@@ -123,7 +123,9 @@ def test_the_window_of_a_trimmed_query_follows_from_l_plus_n() -> None:
     trimmed = torch.tensor([10])
     metadata = filled.backend.build((trimmed - 1).unsqueeze(1), trimmed, filled.table.pages[:1], 15)
     expected = naive(
-        Filled(filled.backend, filled.table, filled.cache, [filled.keys[0][:10]], [filled.values[0][:10]], 4), queries, 5
+        Filled(filled.backend, filled.table, filled.cache, [filled.keys[0][:10]], [filled.values[0][:10]], 4),
+        queries,
+        5,
     )
     torch.testing.assert_close(attend(filled, queries, metadata, 5), expected, rtol=1e-5, atol=1e-5)
 
@@ -176,9 +178,11 @@ def test_past_the_end_the_position_is_clamped_and_the_write_goes_to_scratch() ->
     metadata = filled.backend.build(positions, torch.tensor([41]), filled.table.pages[:1], 41)
     assert metadata.positions.tolist() == [0, 0, 0, 31, 31, 31]
     pages = (metadata.slot_mapping // 4).tolist()
-    assert pages == [SCRATCH_PAGE, SCRATCH_PAGE, int(filled.table.pages[0, 0]), int(filled.table.pages[0, 7])] + [
-        SCRATCH_PAGE
-    ] * 2
+    assert (
+        pages
+        == [SCRATCH_PAGE, SCRATCH_PAGE, int(filled.table.pages[0, 0]), int(filled.table.pages[0, 7])]
+        + [SCRATCH_PAGE] * 2
+    )
 
 
 def test_a_padded_row_sees_one_key_of_scratch_and_gives_a_number() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.fake_target import make_prune
-from tests.lab import make_pair
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.protocols import AttentionBackend
@@ -19,6 +19,8 @@ from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import read_model_config
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.eagle3_checkpoint import load_eagle3
+from tests.fake_target import make_prune
+from tests.lab import make_pair
 
 KNOB = ("none", "post_attention", "pre_attention")
 PAGE_SIZE, MAX_SEQ_LEN = 4, 80
@@ -53,7 +55,7 @@ class Lane:
     num_padded: int
 
     def verified(self, tokens: torch.Tensor, features: torch.Tensor, num_emitted: list[int]) -> VerifiedRound:
-        """A round over every request: tokens [requests, N], features [requests * N, 3 * HIDDEN]; junk in padded rows."""
+        """A round of every request: tokens [requests, N], features [requests * N, 3 * HIDDEN]; junk in padded rows."""
         num_rows = tokens.shape[1]
         scratch = [self.table.scratch_slot] * self.num_padded
         slot_ids = torch.tensor([*range(len(self.kv_lens)), *scratch])
@@ -155,9 +157,7 @@ def test_every_n_mixed_in_one_batch(models: Models, num_draft_tokens: int, num_p
     lanes = {knob: make_lane(models, knob, kv_lens, num_draft_tokens, num_padded) for knob in KNOB}
     tokens, features = random_round(num_rows, num_rows)
     for num_emitted in (list(range(1, num_rows + 1)), list(range(num_rows, 0, -1))):
-        drafted = {
-            knob: draft(lane, lane.verified(tokens, features, num_emitted)) for knob, lane in lanes.items()
-        }
+        drafted = {knob: draft(lane, lane.verified(tokens, features, num_emitted)) for knob, lane in lanes.items()}
         assert_same(drafted["post_attention"], drafted["none"])
         assert_same(drafted["pre_attention"], drafted["none"])
 
@@ -247,16 +247,27 @@ def test_the_live_row_is_n_minus_1_of_the_request(models: Models, knob: str) -> 
         assert moved == [other == request and j < num_emitted[request] for other in range(4)], row
 
 
+def counting(function: Callable[..., torch.Tensor], counts: list[int]) -> Callable[..., torch.Tensor]:
+    """`function`, noting the rows of its first argument."""
+
+    def counted(rows: torch.Tensor, *rest: Any) -> torch.Tensor:
+        counts.append(len(rows))
+        return function(rows, *rest)
+
+    return counted
+
+
 def test_rows_past_the_kv_write(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """`none` carries N rows a request through the layer, the others one; queries are cut before or after attention."""
     carried: dict[str, tuple[int, int, int]] = {}
     for knob in KNOB:
         lane = make_lane(models, knob, [5, 9])
-        head, backend = lane.drafter._head, lane.drafter._backend
-        attended, mlp_rows = [], []
-        attend, mlp = backend.attend, head._mlp
-        monkeypatch.setattr(backend, "attend", lambda q, *rest, a=attend, n=attended: (n.append(len(q)), a(q, *rest))[1])
-        head._mlp = lambda rows, m=mlp, n=mlp_rows: (n.append(len(rows)), m(rows))[1]  # type: ignore[assignment]
+        head: Any = lane.drafter._head
+        backend: Any = lane.drafter._backend
+        attended: list[int] = []
+        mlp_rows: list[int] = []
+        monkeypatch.setattr(backend, "attend", counting(backend.attend, attended))
+        monkeypatch.setattr(head, "_mlp", counting(head._mlp, mlp_rows))
         tokens, features = random_round(2, 4)
         with torch.inference_mode():
             state = lane.drafter.seed(lane.verified(tokens, features, [2, 3]))

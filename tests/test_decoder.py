@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tiny_checkpoints import make_tiny_target, use_hub_spelling
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.protocols import RowSelection
@@ -20,6 +19,7 @@ from spec_lab.models.config import Family, read_model_config
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.linear import DenseLinear, can_pack, make_linear
 from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
+from tests.tiny_checkpoints import make_tiny_target, use_hub_spelling
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -115,7 +115,7 @@ ALL_FEATURES = FeatureSpec(layer_inputs=(0, 2, 4, 7), final_hidden=True)
 
 @torch.inference_mode()
 def transformers_rows(model: Any, token_ids: torch.Tensor) -> Reference:
-    """Logits [batch, length, vocab]; layer inputs and the final hidden state, which transformers gives after the norm."""
+    """Logits [batch, length, vocab]; layer inputs, and the final hidden state after the norm."""
     output = model(token_ids, output_hidden_states=True)
     taps = [output.hidden_states[layer] for layer in (*ALL_FEATURES.layer_inputs, -1)]
     return Reference(output.logits, torch.cat(taps, dim=-1))

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.fake_target import PaddedGraph
-from tests.lab import NEAR_TIE, Reference, make_config, make_engine, random_requests
-from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 
 from spec_lab.core.types import PromptChunk, Request, Verification, VerifiedRound
 from spec_lab.drafters.eagle3 import Eagle3Drafter, Eagle3State
 from spec_lab.engine.engine import Engine
 from spec_lab.models.config import read_model_config
+from tests.fake_target import PaddedGraph
+from tests.lab import NEAR_TIE, Reference, make_config, make_engine, random_requests
+from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 
 HEADS: dict[str, dict[str, Any]] = {
     "safeailab": {},
@@ -104,13 +104,9 @@ class RecordingDrafter:
     logits: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     slots: list[int] = field(default_factory=list)
 
-    @property
-    def num_draft_tokens(self) -> int:
-        return self.drafter.num_draft_tokens
-
-    @property
-    def requirements(self) -> Any:
-        return self.drafter.requirements
+    def __post_init__(self) -> None:
+        self.num_draft_tokens = self.drafter.num_draft_tokens
+        self.requirements = self.drafter.requirements
 
     def admit(self, slot: int, request: Request) -> None:
         self.drafter.admit(slot, request)
@@ -173,7 +169,8 @@ class ScriptedRule:
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Reference]]:
     """Two targets: GQA 4:2, and one key-value head for each query head, which no head here has."""
     found = {}
-    for name, options in (("gqa", {}), ("mha", {"num_key_value_heads": 4})):
+    targets: dict[str, dict[str, Any]] = {"gqa": {}, "mha": {"num_key_value_heads": 4}}
+    for name, options in targets.items():
         folder = tmp_path_factory.mktemp(name)
         make_tiny_target(folder, "qwen3", **options)
         found[name] = folder, Reference(folder)
@@ -197,9 +194,7 @@ def run_against_slow_chain(
     ]
     requests[0] = Request("one", "x", (17,), 18, ignore_eos=True)
     cache = {"page_size": 4, "prefill_chunk": 5}
-    config = make_config(
-        (target[0], folder), "eagle3", num_draft_tokens, prune, batch_size=batch_size, cache=cache
-    )
+    config = make_config((target[0], folder), "eagle3", num_draft_tokens, prune, batch_size=batch_size, cache=cache)
     engine = make_engine(config, requests)
     assert isinstance(engine.parts.drafter, Eagle3Drafter)
     drafter = RecordingDrafter(engine.parts.drafter)
@@ -237,9 +232,7 @@ def test_other_numbers_of_drafts_and_padded_rows(
     assert set(rule.accepted) == set(range(num_draft_tokens + 1))
 
 
-def test_a_draft_vocabulary_is_mapped_to_target_ids(
-    targets: dict[str, tuple[Path, Reference]], tmp_path: Path
-) -> None:
+def test_a_draft_vocabulary_is_mapped_to_target_ids(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
     """d2t holds offsets: draft id i is target id i + d2t[i]."""
     tensors = make_tiny_eagle3(tmp_path, read_model_config(targets["gqa"][0]))
     requests = random_requests(1)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fake_target import FakeTarget, PaddedGraph, ScriptedDrafter, make_fake_engine, scripted_rounds
-from tests.lab import random_requests
 
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FinishReason, GenerationResult, Request, VerifiedRound
@@ -21,11 +20,13 @@ from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.kv_cache import NULL_PAGE
+from tests.fake_target import FakeTarget, PaddedGraph, ScriptedDrafter, make_fake_engine, scripted_rounds
+from tests.lab import random_requests
 
 VOCAB = 61
 
 
-def scripted(num_draft_tokens: int, script: list[int]) -> Callable[[FakeTarget], Drafter]:
+def scripted(num_draft_tokens: int, script: list[int]) -> Callable[[FakeTarget], Drafter[Any]]:
     return lambda target: ScriptedDrafter(num_draft_tokens, target, script)
 
 
@@ -91,10 +92,10 @@ def test_drafters_without_a_model(name: str) -> None:
     requests = fake_requests(6, max_new_tokens=20)
     history = TokenHistory(3, 64 + 6 + 1, torch.device("cpu"))
 
-    def make(target: FakeTarget) -> Drafter:
+    def make(target: FakeTarget) -> Drafter[Any]:
         oracle = OracleDrafter(3, history)
         oracle.learn({request.request_id: target.expected(request) for request in requests})
-        drafters: dict[str, Drafter] = {
+        drafters: dict[str, Drafter[Any]] = {
             "none": NoDrafter(),
             "ngram": NgramDrafter(3, 4, 1, history),
             "random": RandomDrafter(3, VOCAB, 0, torch.device("cpu")),
@@ -196,7 +197,7 @@ def test_first_come_first_served() -> None:
     """A small request does not overtake one that waits for pages."""
     small, large = (Request(name, "x", (5,) * size, 4) for name, size in (("small", 1), ("large", 24)))
     requests = [large, replace(large, request_id="large2"), small]
-    engine, target = make_fake_engine(scripted(1, [0]), num_pages=2 + 2 * 8 - 1)
+    engine, _ = make_fake_engine(scripted(1, [0]), num_pages=2 + 2 * 8 - 1)
     order: list[str] = []
     engine.generate(requests, on_finish=lambda record: order.append(record.request_id))
     assert order == ["large", "large2", "small"]
@@ -298,7 +299,7 @@ def test_an_engine_can_be_used_again() -> None:
 
 def test_records_come_back_in_the_order_of_submission_and_finish_in_their_own() -> None:
     requests = [Request(f"r{n}", "x", (5, 6), n, ignore_eos=True) for n in (9, 2, 5)]
-    engine, target = make_fake_engine(scripted(1, [0]))
+    engine, _ = make_fake_engine(scripted(1, [0]))
     finished: list[str] = []
     result = engine.generate(requests, on_finish=lambda record: finished.append(record.request_id))
     assert finished == ["r2", "r5", "r9"]
@@ -353,7 +354,9 @@ def test_a_request_that_can_never_run_is_refused_before_any_runs(request_: Reque
 
 workloads = st.lists(
     st.tuples(st.integers(1, 23), st.integers(1, 12), st.booleans()).map(
-        lambda drawn: Request("", "x", tuple(3 + (7 * i + drawn[0]) % 50 for i in range(drawn[0])), drawn[1], None, drawn[2])
+        lambda drawn: Request(
+            "", "x", tuple(3 + (7 * i + drawn[0]) % 50 for i in range(drawn[0])), drawn[1], None, drawn[2]
+        )
     ),
     min_size=1,
     max_size=6,

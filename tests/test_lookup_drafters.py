@@ -53,7 +53,7 @@ def verified_round(
 def last_chunk(slot: int, prompt: list[int], start: int, sampled: int) -> PromptChunk:
     seq_lens = torch.tensor([len(prompt)])
     attention = AttentionMetadata(seq_lens, seq_lens, seq_lens, seq_lens.view(1, 1), 1, len(prompt))
-    return PromptChunk(slot, start, torch.tensor(prompt[start + 1 :] + [sampled]), None, attention, attention)
+    return PromptChunk(slot, start, torch.tensor([*prompt[start + 1 :], sampled]), None, attention, attention)
 
 
 small_tokens = st.lists(st.integers(1, 3), min_size=1, max_size=20)
@@ -141,7 +141,7 @@ def test_history_takes_the_emitted_tokens_at_l_plus_1_to_l_plus_n_and_no_rejecte
 
 def test_history_past_its_end_overwrites_no_token() -> None:
     history = TokenHistory(1, 8, CPU)
-    history.reset(0, range(1, 8))
+    history.reset(0, [1, 2, 3, 4, 5, 6, 7])
     history.append(verified_round([[11, 12, 13]], [3], [5], 2))
     assert history.tokens[0, :7].tolist() == [1, 2, 3, 4, 5, 6, 11]
     assert history.gather(torch.tensor([0]), torch.tensor([6]), 4).tolist() == [[11, 0, 0, 0]]

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.fake_target import PaddedGraph
-from tests.lab import DRAFTERS, PRUNING, Reference, make_config, make_engine, make_pair, poison, random_requests
 
 from spec_lab.core.types import GenerationResult, Request
 from spec_lab.drafters.eagle3 import Eagle3Drafter
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.engine.kv_cache import NULL_PAGE
+from tests.fake_target import PaddedGraph
+from tests.lab import DRAFTERS, PRUNING, Reference, make_config, make_engine, make_pair, poison, random_requests
 
 VOCAB = 24
 BATCHES, DRAFTS, PAGES, CHUNKS = (1, 3, 8), (1, 3, 5), (1, 4, 16), (1, 5, 512)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fake_target import make_fake_engine
-from tests.lab import make_config, make_engine, make_pair
 
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.types import FeatureSpec, PromptChunk, Request, RowCounts, Sequence, VerifiedRound
+from spec_lab.core.types import FeatureSpec, PromptChunk, Request, RowCounts, Sequence, TargetOutput, VerifiedRound
 from spec_lab.drafters.history import LookupState
 from spec_lab.engine.engine import Engine
+from tests.fake_target import make_fake_engine
+from tests.lab import make_config, make_engine, make_pair
 
 PROMPT = tuple(3 + (11 * i) % 150 for i in range(23))
 
@@ -48,17 +48,27 @@ def run_prompt(pair: tuple[Path, Path], prune: str, chunk: int, prompt: tuple[in
     engine = make_engine(config, [request])
     parts = engine.parts
     drafter: Any = parts.drafter
-    chunks, logit_rows, hidden_rows = [], [], []
-    ingest, logits, forward = drafter.ingest, parts.target.logits, parts.target.forward
-    drafter.ingest = lambda chunk: (chunks.append(chunk), ingest(chunk))[1]
-    parts.target.logits = lambda hidden: (logit_rows.append(len(hidden)), logits(hidden))[1]  # type: ignore[method-assign]
+    target: Any = parts.target
+    chunks: list[PromptChunk] = []
+    logit_rows: list[int] = []
+    hidden_rows: list[int] = []
+    ingest, logits, forward = drafter.ingest, target.logits, target.forward
 
-    def counted(*arguments: Any) -> Any:
-        output = forward(*arguments)
+    def noted_ingest(chunk: PromptChunk) -> Any:
+        chunks.append(chunk)
+        return ingest(chunk)
+
+    def noted_logits(hidden: torch.Tensor) -> torch.Tensor:
+        logit_rows.append(len(hidden))
+        rows: torch.Tensor = logits(hidden)
+        return rows
+
+    def noted_forward(*arguments: Any) -> TargetOutput:
+        output: TargetOutput = forward(*arguments)
         hidden_rows.append(len(output.hidden))
         return output
 
-    parts.target.forward = counted  # type: ignore[method-assign]
+    drafter.ingest, target.logits, target.forward = noted_ingest, noted_logits, noted_forward
     sequence = Sequence(request, 0, [5, 2, 7, 3, 9, 4, 8, 6][: -(-(len(prompt) + 8 + 6) // 4)], 0.0, list(prompt))
     assert len(sequence.pages) * 4 >= len(prompt) + 6
     engine.parts.slots.table.assign(0, sequence.pages)
@@ -103,13 +113,13 @@ def test_rows_and_logits_are_counted_as_they_were_computed(pair: tuple[Path, Pat
     full, pruned = (run_prompt(pair, prune, chunk) for prune in ("none", "prefill"))
     num_chunks = -(-23 // chunk)
     assert full.rows.prefill_logits == sum(full.logit_rows) == sum(full.hidden_rows) == 23
-    assert pruned.rows.prefill_logits == 1 and pruned.logit_rows == [1], "one row a request, none before the last chunk"
+    assert pruned.rows.prefill_logits == 1 and pruned.logit_rows == [1], "none before the last chunk"
     assert pruned.hidden_rows == [0] * (num_chunks - 1) + [1], "the last layer keeps the row somebody reads"
     assert full.rows.prefill_hidden == pruned.rows.prefill_hidden == 23, "the drafter needs every row's feature"
 
 
 def test_the_ingest_pairs_the_next_token_with_the_feature_of_each_position(pair: tuple[Path, Path]) -> None:
-    """Rows 0..T-1, after t[T] is sampled: the chunk's last row takes the next prompt token, the prompt's the sampled."""
+    """Rows 0..T-1, after t[T] is sampled: a chunk's last row takes the next prompt token."""
     passed = run_prompt(pair, "prefill", 5)
     assert [chunk.start for chunk in passed.chunks] == [0, 5, 10, 15, 20]
     paired = torch.cat([chunk.next_token_ids for chunk in passed.chunks]).tolist()
@@ -119,12 +129,15 @@ def test_the_ingest_pairs_the_next_token_with_the_feature_of_each_position(pair:
     assert [chunk.live_attention is None for chunk in passed.chunks] == [True] * 4 + [False]
 
 
+FINAL_HIDDEN = DrafterRequirements(FeatureSpec((0,), final_hidden=True))
+
+
 @dataclass
 class FinalHiddenDrafter:
     """Asks for the target's final hidden state, as an MTP head does, and keeps what it was given."""
 
     num_draft_tokens: int = 2
-    requirements: DrafterRequirements = DrafterRequirements(FeatureSpec((0,), final_hidden=True))
+    requirements: DrafterRequirements = FINAL_HIDDEN
     features: list[torch.Tensor] = field(default_factory=list)
 
     def admit(self, slot: int, request: Request) -> None:

@@ -98,7 +98,9 @@ def inputs_after(models: Models, depth: int) -> tuple[AcceptanceInputs, torch.Te
     return make_inputs(logits, drafts, draft_logits=q_logits), prefixes, drawn
 
 
-def one_round(mass: list[torch.Tensor], models: Models, method: RejectionMethod, sampling: SamplingParams) -> list[torch.Tensor]:
+def one_round(
+    mass: list[torch.Tensor], models: Models, method: RejectionMethod, sampling: SamplingParams
+) -> list[torch.Tensor]:
     """From the probability of every prefix, by length, to that of every prefix one round later."""
     after = [torch.zeros_like(m) for m in mass]
     for depth in (d for d, m in enumerate(mass) if m.any()):
@@ -166,9 +168,7 @@ def test_two_rounds_of_other_sizes_equal_the_target(method: str, vocab_size: int
 @pytest.mark.parametrize("proposal", PROPOSALS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("vocab_size", "num_drafts"), [(5, 3), (6, 2)])
-def test_two_rounds_equal_the_target_in_all_sizes(
-    method: str, proposal: str, vocab_size: int, num_drafts: int
-) -> None:
+def test_two_rounds_equal_the_target_in_all_sizes(method: str, proposal: str, vocab_size: int, num_drafts: int) -> None:
     models = make_models(vocab_size, num_drafts, TRUNCATED, proposal)
     assert enumeration_error(models, METHODS[method], TRUNCATED) < 1e-12
 
@@ -224,15 +224,15 @@ class Chain:
         p = probabilities(self.target.double(), sampling)
         joint = p[0]
         for _ in range(num_tokens - 1):
-            joint = joint.unsqueeze(-1) * p.repeat(joint.shape[0] // p.shape[0], *[1] * (joint.dim()))
-            joint = joint.flatten()
+            joint = (joint.unsqueeze(1) * p.repeat(len(joint) // len(p), 1)).flatten()
         return joint
 
 
-def make_chain(vocab_size: int = 3) -> Chain:
-    generator = torch.Generator().manual_seed(1)
-    target = 1.5 * torch.randn(vocab_size, vocab_size, generator=generator)
-    return Chain(target, 1.5 * torch.randn(vocab_size, vocab_size, generator=generator))
+# A drafter that prefers what the target does not, found by a search for pairs on which wrong noise shows: with either of
+# the wrong keys below the total variation is about .06, four times what 150 000 samples allow.
+TARGET = torch.tensor([[0.35, 0.35, 0.30], [0.20, 0.25, 0.55], [0.15, 0.10, 0.75]])
+DRAFTER = torch.tensor([[0.05, 0.75, 0.20], [0.30, 0.30, 0.40], [0.35, 0.55, 0.10]])
+CHAIN = Chain(TARGET.log(), DRAFTER.log())
 
 
 def sampled_tokens(
@@ -290,18 +290,17 @@ def without_use(seeds: torch.Tensor, kv_lens: torch.Tensor, rows: torch.Tensor |
 
 
 def variation_over_bound(
-    method: str, sampling: SamplingParams, key: NoiseKey = round_key, num_requests: int = 60_000
+    method: str, sampling: SamplingParams, key: NoiseKey = round_key, num_requests: int = 150_000
 ) -> float:
     """Total variation of the first four tokens after four rounds of three drafts, over its bound."""
-    num_rounds, vocab_size = 4, 3
-    chain = make_chain(vocab_size)
+    num_rounds = 4
     seeds = SlotSeeds(num_requests, 0, CPU)
     seeds.values[:-1] = torch.arange(num_requests)  # neighbouring seeds, the hardest for a hash
     rule = RejectionAcceptance(METHODS[method], sampling, seeds, key)
-    tokens = sampled_tokens(chain, rule, num_requests, num_rounds, num_drafts=3)
-    joint = chain.joint(num_rounds, sampling)
+    tokens = sampled_tokens(CHAIN, rule, num_requests, num_rounds, num_drafts=3)
+    joint = CHAIN.joint(num_rounds, sampling)
     assert joint.sum().item() == pytest.approx(1)
-    variation = total_variation(tokens[:, :num_rounds], joint, vocab_size)
+    variation = total_variation(tokens[:, :num_rounds], joint, TARGET.shape[0])
     return variation / variation_bound(joint, num_requests)
 
 
@@ -313,12 +312,12 @@ def test_four_sampled_rounds_follow_the_target(method: str, sampling: SamplingPa
 
 def test_a_key_by_position_breaks_block_verification() -> None:
     """It judges behind its cut, so the next round meets noise that is known to have failed. Others do not look there."""
-    assert variation_over_bound("block", PLAIN, by_position) > 1
+    assert variation_over_bound("block", PLAIN, by_position) > 2
     assert variation_over_bound("standard", PLAIN, by_position) < 1
 
 
 def test_shared_noise_of_proposal_and_residual_breaks_sampling() -> None:
-    assert variation_over_bound("standard", PLAIN, without_use) > 1
+    assert variation_over_bound("standard", PLAIN, without_use) > 2
 
 
 @pytest.mark.slow

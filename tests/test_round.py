@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.fake_target import FakeTarget, PaddedGraph, ScriptedDrafter, make_fake_engine
-from tests.lab import make_config, make_engine, make_pair
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.protocols import Drafter
@@ -18,6 +17,8 @@ from spec_lab.drafters.none import NoDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.kv_cache import SCRATCH_PAGE, PageTable
 from spec_lab.engine.slots import SlotState
+from tests.fake_target import FakeTarget, PaddedGraph, ScriptedDrafter, make_fake_engine
+from tests.lab import make_config, make_engine, make_pair
 
 K, N, PAGE_SIZE = 3, 4, 4
 SCRIPT = [[1, 4], [4, 2], [3, 3], [2, 1], [4, 4]]
@@ -155,7 +156,7 @@ def test_verify_rows_hold_the_pending_token_and_the_drafts_at_positions_l_to_l_p
 
 
 def test_l_grows_by_n_and_the_last_emitted_token_is_pending(rounds: list[Recorded]) -> None:
-    for before, after in zip(rounds, rounds[1:], strict=False):
+    for before, after in pairwise(rounds):
         if len(before.kv_lens) != len(after.kv_lens):
             continue
         for row, n in enumerate(before.num_emitted):
@@ -196,7 +197,7 @@ def test_recurrent_step_i_writes_position_l_plus_n_minus_1_plus_i_at_length_l_pl
 
 def test_the_drafts_of_a_round_are_verified_in_the_next(rounds: list[Recorded]) -> None:
     """Step i is fed draft i, and all K stand in the next verify rows."""
-    for before, after in zip(rounds, rounds[1:], strict=False):
+    for before, after in pairwise(rounds):
         if len(before.kv_lens) != len(after.kv_lens):
             continue
         for row in range(len(before.kv_lens)):
@@ -240,9 +241,16 @@ def test_at_the_maximum_length_positions_are_clamped_and_writes_go_to_scratch(tm
     positions: list[int] = []
     target: Any = engine.parts.target
     drafter: Any = engine.parts.drafter
+
+    def noting(rows: Any) -> Any:
+        def noted(row_positions: torch.Tensor) -> Any:
+            positions.extend(row_positions.tolist())
+            return rows(row_positions)
+
+        return noted
+
     for part in (target, drafter._head):
-        rows = part._rotary.rows
-        part._rotary.rows = lambda p, rows=rows: (positions.extend(p.tolist()), rows(p))[1]
+        part._rotary.rows = noting(part._rotary.rows)
     result = engine.generate([request])
     assert result.requests[0].output_ids == plain.requests[0].output_ids
     assert max(positions) == 26 and positions.count(26) > 2
@@ -311,7 +319,7 @@ def test_stages_are_named_and_those_that_do_not_exist_are_left_out() -> None:
     stages: dict[int, set[tuple[str, ...]]] = {}
     for num_draft_tokens in (0, 1, 3):
 
-        def make(target: FakeTarget, num_draft_tokens: int = num_draft_tokens) -> Drafter:
+        def make(target: FakeTarget, num_draft_tokens: int = num_draft_tokens) -> Drafter[Any]:
             return ScriptedDrafter(num_draft_tokens, target, [0]) if num_draft_tokens else NoDrafter()
 
         engine, _ = make_fake_engine(make)

@@ -107,7 +107,9 @@ def test_a_round_is_cut_at_eos_and_at_the_limit(
         (2, {"max_new_tokens": 1}, FinishReason.EOS),
     ],
 )
-def test_the_prompt_pass_token_can_end_a_request(last: int, options: dict[str, Any], reason: FinishReason | None) -> None:
+def test_the_prompt_pass_token_can_end_a_request(
+    last: int, options: dict[str, Any], reason: FinishReason | None
+) -> None:
     sequence = make_sequence(last=last, **options)
     emit_first(sequence, EOS, now=1.0)
     assert sequence.finish_reason == reason

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -57,13 +59,13 @@ def test_no_rows_writes_kv_only() -> None:
 
 def test_catchup_knob_names_its_selection_and_counts_its_rows() -> None:
     live = metadata(3, 1)
-    kinds = {"none": AllRows, "post_attention": AfterAttention, "pre_attention": BeforeAttention}
+    kinds: dict[str, Any] = {"none": AllRows, "post_attention": AfterAttention, "pre_attention": BeforeAttention}
     counts = {"none": 12, "post_attention": 3, "pre_attention": 3}
     assert CATCHUP_PRUNING.keys() == kinds.keys()
     for name, policy in CATCHUP_PRUNING.items():
-        selection = policy().selection(LIVE, live)
+        selection: Any = policy().selection(LIVE, live)
         assert type(selection) is kinds[name]
-        assert torch.equal(selection.live_rows, LIVE)  # type: ignore[union-attr]
+        assert torch.equal(selection.live_rows, LIVE)
         assert policy().num_computed(3, 4) == counts[name]
 
 

@@ -38,7 +38,12 @@ def test_impossible_mean_length(mean_length: float) -> None:
 
 @pytest.mark.parametrize(
     ("rates", "message"),
-    [([0.5], "1 values"), ([0.5, 1.2], "from 0 to 1"), ([0.5, math.nan], "from 0 to 1"), ([0.2, 0.5], "do not increase")],
+    [
+        ([0.5], "1 values"),
+        ([0.5, 1.2], "from 0 to 1"),
+        ([0.5, math.nan], "from 0 to 1"),
+        ([0.2, 0.5], "do not increase"),
+    ],
 )
 def test_impossible_rates(rates: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=r"acceptance\.rates.*" + message):
