@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -27,12 +28,14 @@ def audit(
     plain_outputs: Mapping[str, Sequence[int]] | None,
     teacher: TeacherForcing,
     dtype: torch.dtype,
+    lossless: bool = True,
 ) -> list[Divergence]:
     """The first token of each request that plain decoding would not have emitted.
 
     Args:
         plain_outputs: outputs of the plain reference by request id; without one the target scores the text itself by
             teacher forcing, which by induction says the same.
+        lossless: whether the rule promises plain decoding's tokens; where it does not, a divergence is its price.
     """
     divergences = (
         _against_target(record, teacher, dtype)
@@ -40,7 +43,8 @@ def audit(
         else _against_plain(record, list(plain_outputs[record.request_id]), teacher, dtype)
         for record in records
     )
-    return [divergence for divergence in divergences if divergence is not None]
+    found = [divergence for divergence in divergences if divergence is not None]
+    return found if lossless else [replace(divergence, kind="lossy") for divergence in found]
 
 
 def _against_plain(

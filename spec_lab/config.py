@@ -73,6 +73,7 @@ class Eagle3DrafterConfig(DrafterConfig):
 
     name: str = "eagle3"
     path: str | None = knob(None, "folder of the draft head; null is the head shipped for the target")
+    draft_sampling: str = knob("greedy", "how drafts are picked: greedy, distribution (at sampling.temperature)")
 
 
 @dataclass
@@ -87,6 +88,35 @@ class StrictAcceptanceConfig(AcceptanceConfig):
     """acceptance=strict: longest prefix equal to the target's argmax, plus one token."""
 
     name: str = "strict"
+
+
+@dataclass
+class RelaxedThinkingConfig(AcceptanceConfig):
+    """acceptance=relaxed_thinking: near misses count while the model thinks. Lossy."""
+
+    name: str = "relaxed_thinking"
+    form: str = knob("delta", "how near a draft must be to the likeliest token: delta (p >= p_top1 - delta), ratio")
+    topk: int = knob(10, "a draft must be among this many likeliest tokens; 1 is strict")
+    delta: float = knob(0.6, "largest difference of probabilities; acceptance.form=delta only")
+    ratio: float = knob(0.5, "least ratio of probabilities; acceptance.form=ratio only")
+    phase: str = knob("token", "when it relaxes: token (by the markers before each token), round (as TensorRT-LLM)")
+
+
+@dataclass
+class RejectionConfig(AcceptanceConfig):
+    """acceptance=rejection: lossless sampling."""
+
+    name: str = "rejection"
+    method: str = knob("standard", "standard (reads the draft distribution), one_hot (greedy drafts), block")
+
+
+@dataclass
+class SyntheticConfig(AcceptanceConfig):
+    """acceptance=synthetic: set rates, for speed studies; the output is neither model's text."""
+
+    name: str = "synthetic"
+    mean_length: float | None = knob(2.5, "acceptance length to impose, 1 to K + 1; null when rates are given")
+    rates: list[float] | None = knob(None, "unconditional rate of each draft position, not increasing")
 
 
 @dataclass
@@ -195,6 +225,9 @@ SCHEMAS: dict[str, type] = {
     "drafter/oracle": OracleDrafterConfig,
     "drafter/random": RandomDrafterConfig,
     "acceptance/strict": StrictAcceptanceConfig,
+    "acceptance/relaxed_thinking": RelaxedThinkingConfig,
+    "acceptance/rejection": RejectionConfig,
+    "acceptance/synthetic": SyntheticConfig,
     "prune": PruneConfig,
     "graph": GraphConfig,
     "attention": AttentionConfig,

@@ -30,7 +30,6 @@ from spec_lab.workloads.load import load_requests
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 MAIN = "this run"
-UNPRUNED = PruneConfig(name="none", prefill="all_rows", catchup="none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +71,25 @@ def load_lab(config: RunConfig) -> Lab:
     tokenizer = TargetTokenizer(build.target_folder(config))
     requests = load_requests(config, tokenizer)
     limits = build.engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = build.load_models(config, limits.max_seq_len)
+    models = build.load_models(config, limits.max_seq_len, build.thinking_markers(tokenizer))
     make_drafter = build.load_drafter(config, models)
-    prune = build.build_prune_policy(config.prune)
-    engines = {MAIN: build.build_engine(config, models, make_drafter, prune, limits)}
-    unpruned = build.build_prune_policy(UNPRUNED)
+    engines = {MAIN: build.build_engine(config, models, make_drafter, limits)}
     if "plain" in config.references and config.drafter.num_draft_tokens > 0:
-        engines["plain"] = build.build_engine(config, models, build.plain_drafter, unpruned, limits)
+        engines["plain"] = _plain_engine(config, models, limits)
     if "unpruned" in config.references and _prunes(config.prune):
-        engines["unpruned"] = build.build_engine(config, models, make_drafter, unpruned, limits)
+        engines["unpruned"] = build.build_engine(build.unpruned_config(config), models, make_drafter, limits)
     for request in requests:
         engines[MAIN].scheduler.check(request)
     return Lab(config, models, tokenizer, requests, engines, _teacher(config, models, limits))
 
 
+def _plain_engine(config: RunConfig, models: build.Models, limits: build.Limits) -> Engine:
+    plain = build.plain_config(config)
+    return build.build_engine(plain, models, build.load_drafter(plain, models), limits)
+
+
 def _prunes(prune: PruneConfig) -> bool:
-    return (prune.prefill, prune.catchup) != (UNPRUNED.prefill, UNPRUNED.catchup)
+    return (prune.prefill, prune.catchup) != (build.UNPRUNED.prefill, build.UNPRUNED.catchup)
 
 
 def _teacher(config: RunConfig, models: build.Models, limits: build.Limits) -> TeacherForcing:
@@ -102,7 +104,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
     config = lab.config
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
     correct: dict[str, dict[str, bool | None]] = {}
-    divergences: list[Divergence] = []
+    divergences: list[Divergence] | None = None
     with Progress(config.repeats * len(lab.engines) * len(lab.requests), "request") as progress:
         _warm_up(lab, progress)
         for repeat in range(config.repeats):
@@ -110,9 +112,9 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
                 passes[name].append(_timed_pass(lab, name, repeat, progress))
             recorder.rounds(repeat, passes[MAIN][-1].rounds)
             if repeat == 0:
-                correct = {name: _check(lab, results[0].requests) for name, results in passes.items()}
+                correct = {name: _check(lab, name, results[0].requests) for name, results in passes.items()}
                 divergences = _audit(lab, passes)
-                _record_requests(lab, recorder, passes[MAIN][0].requests, correct[MAIN], divergences)
+                _record_requests(lab, recorder, passes[MAIN][0].requests, correct[MAIN], divergences or [])
         kernels = _profile(lab, recorder.folder, progress)
     measured = {name: Measured(results, correct[name]) for name, results in passes.items()}
     return build_summary(
@@ -122,6 +124,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
         seconds=recorder.seconds,
         divergences=divergences,
         kernels=kernels,
+        acceptance_imposed=lab.engines[MAIN].parts.rule.traits.imposed,
     )
 
 
@@ -140,10 +143,7 @@ def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
     """Outputs of plain decoding, from the reference or an engine made for it."""
     engine = lab.engines.get("plain")
     if engine is None:
-        limits = build.engine_limits(lab.config, lab.requests, 0)
-        engine = build.build_engine(
-            lab.config, lab.models, build.plain_drafter, build.build_prune_policy(UNPRUNED), limits
-        )
+        engine = _plain_engine(lab.config, lab.models, build.engine_limits(lab.config, lab.requests, 0))
     return _outputs(engine.generate(lab.requests).requests)
 
 
@@ -159,19 +159,24 @@ def _timed_pass(lab: Lab, name: str, repeat: int, progress: Progress) -> Generat
     return lab.engines[name].generate(lab.requests, on_finish=lambda _: progress.advance())
 
 
-def _check(lab: Lab, records: Iterable[RequestRecord]) -> dict[str, bool | None]:
-    """Whether each answer is right, None where there is none to check."""
+def _check(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, bool | None]:
+    """Whether each answer is right; None where there is none to check, or none that a model gave."""
+    is_imposed = lab.engines[name].parts.rule.traits.imposed
     return {
         record.request_id: None
-        if record.answer is None
+        if record.answer is None or is_imposed
         else is_correct(record.answer, lab.tokenizer.decode(record.output_ids))
         for record in records
     }
 
 
-def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]]) -> list[Divergence]:
+def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]]) -> list[Divergence] | None:
+    """Against plain decoding; None where sampling gives the two nothing to agree on."""
+    if lab.config.sampling.temperature > 0:
+        return None
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
-    return audit(passes[MAIN][0].requests, plain, lab.teacher, lab.models.dtype)
+    lossless = lab.engines[MAIN].parts.rule.traits.lossless
+    return audit(passes[MAIN][0].requests, plain, lab.teacher, lab.models.dtype, lossless)
 
 
 def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:

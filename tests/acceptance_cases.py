@@ -1,4 +1,4 @@
-"""What the tests of the acceptance rules share: rows written as probabilities, inputs with defaults, one of every rule."""
+"""What the tests of the acceptance rules share: rows written as probabilities, inputs with defaults, every rule."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import torch
 
 from spec_lab.acceptance.distribution import SamplingParams
-from spec_lab.acceptance.inputs import AcceptanceInputs, RuleTraits
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import RoundPhase, ThinkingMarkers, TokenPhase
 from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
 from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.acceptance.synthetic import SyntheticAcceptance, expand_mean_length
-from spec_lab.core.types import Request, Verification
+from spec_lab.core.protocols import RuleTraits
+from spec_lab.core.types import AcceptanceInputs, Request, Verification
 
 CPU = torch.device("cpu")
 MARKERS = ThinkingMarkers(begin=6, end=7)
@@ -33,21 +33,6 @@ class Rule(Protocol):
     def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor: ...
 
     def accept(self, inputs: AcceptanceInputs) -> Verification: ...
-
-
-class StrictRule:
-    """`StrictAcceptance` behind the interface of the others."""
-
-    traits = RuleTraits(lossless=True)
-
-    def admit(self, slot: int, request: Request) -> None:
-        pass
-
-    def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor:
-        return logits.argmax(dim=-1)
-
-    def accept(self, inputs: AcceptanceInputs) -> Verification:
-        return StrictAcceptance().accept(inputs.logits, inputs.draft_tokens, inputs.active)
 
 
 def request(prompt_ids: Sequence[int] = (0,), request_id: str = "r") -> Request:
@@ -136,7 +121,7 @@ def _synthetic(num_slots: int, num_drafts: int, device: torch.device) -> Synthet
 
 
 GREEDY_RULES: Mapping[str, RuleFactory] = {
-    "strict": lambda num_slots, num_drafts, device: StrictRule(),
+    "strict": lambda num_slots, num_drafts, device: StrictAcceptance(),
     "relaxed_token_delta": _relaxed("token", DeltaForm(0.3), 3),
     "relaxed_token_ratio": _relaxed("token", RatioForm(0.4), 2),
     "relaxed_round_delta": _relaxed("round", DeltaForm(0.3), 3),
@@ -146,6 +131,6 @@ GREEDY_RULES: Mapping[str, RuleFactory] = {
 SAMPLING_RULES: Mapping[str, RuleFactory] = {
     f"{method}_{name}": _rejection(method, sampling)
     for method in METHODS
-    for name, sampling in (("plain", SAMPLING), ("truncated", TRUNCATED), ("greedy", GREEDY))
+    for name, sampling in (("truncated", TRUNCATED), ("greedy", GREEDY))
 }
 RULES: Mapping[str, RuleFactory] = {**GREEDY_RULES, **SAMPLING_RULES}

@@ -87,9 +87,7 @@ def make_engine(config: RunConfig, requests: list[Request]) -> Engine:
     """The engine of a configuration, with caches that hold `requests`."""
     limits = build.engine_limits(config, requests, config.drafter.num_draft_tokens)
     models = build.load_models(config, limits.max_seq_len)
-    return build.build_engine(
-        config, models, build.load_drafter(config, models), build.build_prune_policy(config.prune), limits
-    )
+    return build.build_engine(config, models, build.load_drafter(config, models), limits)
 
 
 def random_requests(

@@ -9,6 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spec_lab.acceptance.distribution import probabilities
+from spec_lab.acceptance.relaxed import DeltaForm, RatioForm
+from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.core.types import AcceptanceInputs
 from tests.acceptance_cases import (
     CPU,
     GREEDY_RULES,
@@ -17,16 +23,10 @@ from tests.acceptance_cases import (
     SMALL_MARKERS,
     TRUNCATED,
     Rule,
-    StrictRule,
     emitted,
     relaxed_rule,
     request,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from spec_lab.acceptance.distribution import probabilities
-from spec_lab.acceptance.inputs import AcceptanceInputs
-from spec_lab.acceptance.relaxed import DeltaForm, RatioForm
 
 NUM_SLOTS = 6
 PROMPTS = ((3,), (SMALL_MARKERS.begin, 3), (SMALL_MARKERS.begin, SMALL_MARKERS.end, 3), (3, 4), (0, 0), (1, 0))
@@ -40,8 +40,8 @@ def rounds(draw: st.DrawFn) -> AcceptanceInputs:
 
     def integers(shape: tuple[int, ...], low: int, high: int) -> torch.Tensor:
         size = torch.Size(shape).numel()
-        values = draw(st.lists(st.integers(low, high), min_size=size, max_size=size))
-        return torch.tensor(values, dtype=torch.int64).view(shape)
+        values = draw(st.binary(min_size=size, max_size=size))  # much faster to draw than a list of integers
+        return low + torch.tensor(list(values), dtype=torch.int64).view(shape) % (high - low + 1)
 
     logits = integers((batch_size, num_drafts + 1, vocab_size), -2, 3).float()
     any_token = integers((batch_size, num_drafts), 0, vocab_size - 1)
@@ -120,7 +120,7 @@ def test_sampling_rules_emit_only_what_the_target_could(name: str, inputs: Accep
 @settings(max_examples=25)
 def test_rejection_at_temperature_0_is_strict(name: str, inputs: AcceptanceInputs) -> None:
     verification = admitted(name, num_drafts_of(inputs)).accept(inputs)
-    assert emitted(verification) == emitted(StrictRule().accept(inputs))
+    assert emitted(verification) == emitted(StrictAcceptance().accept(inputs))
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name.startswith("relaxed")])
@@ -128,7 +128,7 @@ def test_rejection_at_temperature_0_is_strict(name: str, inputs: AcceptanceInput
 @settings(max_examples=25)
 def test_relaxed_accepts_no_less_than_strict(name: str, inputs: AcceptanceInputs) -> None:
     verification = admitted(name, num_drafts_of(inputs)).accept(inputs)
-    strict = StrictRule().accept(inputs)
+    strict = StrictAcceptance().accept(inputs)
     assert (verification.num_emitted >= strict.num_emitted).all()
 
 
@@ -141,29 +141,28 @@ def test_relaxed_with_topk_1_is_strict(phase: str, form: Any, inputs: Acceptance
     for slot in range(NUM_SLOTS):
         rule.admit(slot, request((SMALL_MARKERS.begin,)))
     verification = rule.accept(inputs)
-    assert emitted(verification) == emitted(StrictRule().accept(inputs))
+    assert emitted(verification) == emitted(StrictAcceptance().accept(inputs))
     assert verification.num_relaxed.sum() == 0
 
 
 @pytest.mark.parametrize("name", RULES)
 @given(inputs=rounds(), data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_batch_order_slots_and_neighbours_do_not_matter(
     name: str, inputs: AcceptanceInputs, data: st.DataObject
 ) -> None:
-    """Two rounds: rows permuted, every request in another slot, and each request alone: the same tokens."""
+    """Two rounds: rows permuted, every request in another slot, and a request alone: the same tokens."""
     num_drafts, batch_size = num_drafts_of(inputs), inputs.logits.shape[0]
     order = torch.tensor(data.draw(st.permutations(range(batch_size))))
     slots = data.draw(st.permutations(range(NUM_SLOTS)))
     moved = rows(inputs, order)
     moved.slot_ids = torch.tensor([*slots, NUM_SLOTS])[moved.slot_ids]
     here, there = admitted(name, num_drafts), admitted(name, num_drafts, slots)
-    alone = [admitted(name, num_drafts) for _ in range(batch_size)]
+    alone, b = admitted(name, num_drafts), data.draw(st.integers(0, batch_size - 1))
     for _ in range(2):
         expected = emitted(here.accept(inputs))
         assert emitted(there.accept(moved)) == [expected[i] for i in order.tolist()]
-        for b, rule in enumerate(alone):
-            assert emitted(rule.accept(rows(inputs, torch.tensor([b])))) == [expected[b]]
+        assert emitted(alone.accept(rows(inputs, torch.tensor([b])))) == [expected[b]]
         inputs.kv_lens, moved.kv_lens = inputs.kv_lens + num_drafts + 1, moved.kv_lens + num_drafts + 1
 
 

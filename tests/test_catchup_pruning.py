@@ -14,6 +14,7 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.eagle3 import Eagle3Drafter, Eagle3State
+from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.engine.kv_cache import NULL_PAGE, LayerCache, PagedKVCache, PageTable
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import read_model_config
@@ -105,7 +106,7 @@ def make_lane(
         slots = table.pages[slot].repeat_interleave(PAGE_SIZE)[:length] * PAGE_SIZE + offsets(length)
         cache.kv[slots] = torch.randn(length, 2, 2, 16, generator=generator)
     drafter = Eagle3Drafter(
-        num_draft_tokens, models.head(backend), (2, 4, 5), cache, backend, make_prune(catchup=catchup)
+        num_draft_tokens, models.head(backend), (2, 4, 5), cache, backend, make_prune(catchup=catchup), GreedyPicker()
     )
     return Lane(drafter, cache, table, torch.tensor(kv_lens), num_padded)
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spec_lab.core.types import PromptChunk, Request, Verification, VerifiedRound
+from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.core.types import AcceptanceInputs, PromptChunk, Request, Verification, VerifiedRound
 from spec_lab.drafters.eagle3 import Eagle3Drafter, Eagle3State
 from spec_lab.engine.engine import Engine
 from spec_lab.models.config import read_model_config
@@ -130,7 +131,7 @@ class RecordingDrafter:
 
 
 @dataclass
-class ScriptedRule:
+class ScriptedRule(StrictAcceptance):
     """Accepts m drafts whatever the target says, so that every n comes up; compares the drafts with the slow chain."""
 
     slow: SlowHead
@@ -140,8 +141,9 @@ class ScriptedRule:
     accepted: list[int] = field(default_factory=list)
     script: random.Random = field(default_factory=lambda: random.Random(1))
 
-    def accept(self, logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor) -> Verification:
+    def accept(self, inputs: AcceptanceInputs) -> Verification:
         assert self.engine is not None
+        logits, draft_tokens, active = inputs.logits, inputs.draft_tokens, inputs.active
         num_drafts = draft_tokens.shape[1]
         sequences = [s for s in self.engine.scheduler.running if not s.is_prefilling]
         for sequence, drafts in zip(sequences, draft_tokens.tolist(), strict=False):

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from tests.acceptance_cases import CPU, request
 
 from spec_lab.acceptance.noise import SlotSeeds, Use, child, mix, race, request_seed, round_key, uniform
+from tests.acceptance_cases import CPU, request
 
 
 def to_unsigned(bits: torch.Tensor) -> list[int]:
@@ -52,7 +52,7 @@ def keys_along(axis: str, count: int) -> torch.Tensor:
 def test_uniform_along_every_part_of_the_key(axis: str) -> None:
     draws = uniform(keys_along(axis, 64_000))
     assert draws.dtype == torch.float64
-    assert 0 < draws.min()
+    assert draws.min() > 0
     assert draws.max() < 1
     assert abs(chi_square_excess(torch.histc(draws, 64, 0, 1), torch.full((64,), 1000.0))) < 5
     pairs = (draws[:-1] * 8).long() * 8 + (draws[1:] * 8).long()

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.acceptance_cases import CPU, SAMPLING, TRUNCATED, make_inputs, rejection_rule, request
 
 from spec_lab.acceptance.distribution import SamplingParams, probabilities, total, truncate
 from spec_lab.acceptance.draft_sampling import DraftLogits, sample_draft
-from spec_lab.acceptance.inputs import AcceptanceInputs, leading
+from spec_lab.acceptance.emit import leading
 from spec_lab.acceptance.noise import NoiseKey, SlotSeeds, Use, round_key
 from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance, RejectionMethod
 from spec_lab.acceptance.tokenwise import residual, residual_after
+from spec_lab.core.types import AcceptanceInputs
+from tests.acceptance_cases import CPU, SAMPLING, TRUNCATED, make_inputs, rejection_rule, request
 
 PLAIN = SamplingParams(temperature=1.0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors of a few numbers a request: threads that wait for each other cost more than they bring."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 # Exact enumeration: two rounds, every draft, every pattern of passed tests, every last token.
@@ -228,8 +239,8 @@ class Chain:
         return joint
 
 
-# A drafter that prefers what the target does not, found by a search for pairs on which wrong noise shows: with either of
-# the wrong keys below the total variation is about .06, four times what 150 000 samples allow.
+# A drafter that prefers what the target does not, found by a search for pairs on which wrong noise shows: with either
+# of the wrong keys below the total variation is about .06.
 TARGET = torch.tensor([[0.35, 0.35, 0.30], [0.20, 0.25, 0.55], [0.15, 0.10, 0.75]])
 DRAFTER = torch.tensor([[0.05, 0.75, 0.20], [0.30, 0.30, 0.40], [0.35, 0.55, 0.10]])
 CHAIN = Chain(TARGET.log(), DRAFTER.log())
@@ -290,7 +301,7 @@ def without_use(seeds: torch.Tensor, kv_lens: torch.Tensor, rows: torch.Tensor |
 
 
 def variation_over_bound(
-    method: str, sampling: SamplingParams, key: NoiseKey = round_key, num_requests: int = 150_000
+    method: str, sampling: SamplingParams, key: NoiseKey = round_key, num_requests: int = 100_000
 ) -> float:
     """Total variation of the first four tokens after four rounds of three drafts, over its bound."""
     num_rounds = 4
@@ -311,13 +322,13 @@ def test_four_sampled_rounds_follow_the_target(method: str, sampling: SamplingPa
 
 
 def test_a_key_by_position_breaks_block_verification() -> None:
-    """It judges behind its cut, so the next round meets noise that is known to have failed. Others do not look there."""
-    assert variation_over_bound("block", PLAIN, by_position) > 2
+    """It judges behind its cut, so the next round meets noise known to have failed; other methods do not look there."""
+    assert variation_over_bound("block", PLAIN, by_position) > 1.5
     assert variation_over_bound("standard", PLAIN, by_position) < 1
 
 
 def test_shared_noise_of_proposal_and_residual_breaks_sampling() -> None:
-    assert variation_over_bound("standard", PLAIN, without_use) > 2
+    assert variation_over_bound("standard", PLAIN, without_use) > 1.5
 
 
 @pytest.mark.slow

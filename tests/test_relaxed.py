@@ -7,12 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+
+from spec_lab.acceptance.phase import ThinkingMarkers, thinking_mask
+from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance, draft_standing
+from spec_lab.acceptance.strict import StrictAcceptance
 from tests.acceptance_cases import (
     GREEDY,
     MARKERS,
     Row,
     Rule,
-    StrictRule,
     emitted,
     logits_of,
     make_inputs,
@@ -21,9 +24,6 @@ from tests.acceptance_cases import (
     relaxed_rule,
     request,
 )
-
-from spec_lab.acceptance.phase import ThinkingMarkers, thinking_mask
-from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance, draft_standing
 
 BEGIN, END = MARKERS.begin, MARKERS.end
 R0: Row = {1: 0.5, 2: 0.3, 3: 0.1, 0: 0.1}
@@ -97,7 +97,7 @@ CASES_OF_TENSORRT_LLM: dict[str, tuple[list[list[int]], list[list[int]], list[li
 PROMPTS_OF_TENSORRT_LLM = {"0: one": [1], "1: four": [1, 3, 3, 6], "6: beside a request": [4]}
 
 DETERMINISTIC = {
-    "strict": StrictRule,
+    "strict": StrictAcceptance,
     "relaxed_token": lambda: relaxed_rule(phase="token", form=DeltaForm(0.6)),
     "relaxed_round": lambda: relaxed_rule(phase="round", form=DeltaForm(0.6)),
     "one_hot at temperature 0": lambda: rejection_rule(4, "one_hot", GREEDY),

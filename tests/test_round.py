@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.protocols import Drafter
-from spec_lab.core.types import AttentionMetadata, Request, Verification
+from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, Request, Verification
 from spec_lab.drafters.none import NoDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.kv_cache import SCRATCH_PAGE, PageTable
@@ -44,15 +45,15 @@ def call_of(token_ids: torch.Tensor, attention: AttentionMetadata) -> Call:
 
 
 @dataclass
-class ForcedRule:
+class ForcedRule(StrictAcceptance):
     """Emits n of the script whatever the target says, drafts first, so that every n comes up."""
 
     script: list[list[int]]
     rounds: int = 0
 
-    def accept(self, logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor) -> Verification:
-        num_active = int(active.sum())
-        num_emitted = torch.zeros(len(active), dtype=torch.int64)
+    def accept(self, inputs: AcceptanceInputs) -> Verification:
+        logits, draft_tokens, num_active = inputs.logits, inputs.draft_tokens, int(inputs.active.sum())
+        num_emitted = torch.zeros(len(logits), dtype=torch.int64)
         num_emitted[:num_active] = torch.tensor(self.script[self.rounds % len(self.script)][:num_active])
         self.rounds += 1
         tokens = logits.argmax(dim=-1)

@@ -7,13 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.core.types import AcceptanceInputs
 
 VOCAB = 5
 
 
 def accept(logits: torch.Tensor, drafts: torch.Tensor, active: torch.Tensor) -> tuple[list[list[int]], list[int]]:
     """Emitted tokens of each row."""
-    verification = StrictAcceptance().accept(logits, drafts, active)
+    slots = torch.arange(len(active))
+    verification = StrictAcceptance().accept(AcceptanceInputs(logits, drafts, active, slots, torch.zeros_like(slots)))
     num_emitted = verification.num_emitted.tolist()
     rows = zip(verification.tokens.tolist(), num_emitted, strict=True)
     return [tokens[:n] for tokens, n in rows], num_emitted

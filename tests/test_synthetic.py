@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from tests.acceptance_cases import CPU, emitted, make_inputs, request
 
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.synthetic import SyntheticAcceptance, check_rates, expand_mean_length
+from tests.acceptance_cases import CPU, emitted, make_inputs, request
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ import torch
 
 from spec_lab.acceptance.block import block_decision, longest
 from spec_lab.acceptance.distribution import SamplingParams, one_hot, probabilities
-from spec_lab.acceptance.inputs import AcceptanceInputs, RuleTraits, emit, leading
+from spec_lab.acceptance.emit import emit, leading
 from spec_lab.acceptance.noise import NoiseKey, SlotSeeds, Use, race, round_key, uniform
 from spec_lab.acceptance.tokenwise import Decision, residual_after, tokenwise_decision
-from spec_lab.core.types import Request, Verification
+from spec_lab.core.protocols import RuleTraits
+from spec_lab.core.types import AcceptanceInputs, Request, Verification
 
 
 def sampled_proposal(inputs: AcceptanceInputs) -> torch.Tensor:

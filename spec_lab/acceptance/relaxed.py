@@ -14,9 +14,10 @@ from typing import Protocol
 import torch
 
 from spec_lab.acceptance.distribution import at_tokens
-from spec_lab.acceptance.inputs import AcceptanceInputs, RuleTraits, emit, leading
+from spec_lab.acceptance.emit import emit, leading
 from spec_lab.acceptance.phase import RelaxationPhase
-from spec_lab.core.types import Request, Verification
+from spec_lab.core.protocols import RuleTraits
+from spec_lab.core.types import AcceptanceInputs, Request, Verification
 
 
 class RelaxedForm(Protocol):
@@ -62,19 +63,6 @@ class DraftStanding:
     top: torch.Tensor
 
 
-@dataclass(slots=True)
-class RelaxedVerification(Verification):
-    """Verification with what a lossy rule logs.
-
-    Attributes:
-        num_relaxed: [batch] accepted drafts that are not the argmax.
-        num_thinking: [batch] emitted tokens inside thinking, markers left out.
-    """
-
-    num_relaxed: torch.Tensor
-    num_thinking: torch.Tensor
-
-
 def draft_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> DraftStanding:
     """Standing of [batch, K] drafts in [batch, K, vocab] logits.
 
@@ -117,7 +105,7 @@ class RelaxedThinkingAcceptance:
         self._phase.first_token(slot, token)
         return token
 
-    def accept(self, inputs: AcceptanceInputs) -> RelaxedVerification:
+    def accept(self, inputs: AcceptanceInputs) -> Verification:
         slot_ids, drafts = inputs.slot_ids, inputs.draft_tokens
         standing = draft_standing(inputs.logits[:, :-1], drafts)
         relaxed = self._form.threshold(standing.top)
@@ -129,4 +117,4 @@ class RelaxedThinkingAcceptance:
         num_relaxed = (reached & ~standing.is_top).sum(dim=1)
         num_thinking = self._phase.thinking.count(slot_ids, emitted.tokens, emitted.num_emitted)
         self._phase.advance(slot_ids, emitted.tokens, emitted.num_emitted)
-        return RelaxedVerification(emitted.tokens, emitted.num_emitted, num_relaxed, num_thinking)
+        return Verification(emitted.tokens, emitted.num_emitted, num_relaxed, num_thinking)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from spec_lab.core.types import Verification
+from spec_lab.acceptance.emit import leading
+from spec_lab.core.protocols import RuleTraits
+from spec_lab.core.types import AcceptanceInputs, Request, Verification
 
 
 class StrictAcceptance:
@@ -14,8 +16,15 @@ class StrictAcceptance:
     draft, and row m gives the correction, or the bonus token when m = K. Ties go to the lowest token id.
     """
 
-    def accept(self, logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor) -> Verification:
-        tokens = logits.argmax(dim=-1)
-        matches = tokens[:, :-1] == draft_tokens
-        num_accepted = matches.long().cumprod(dim=1).sum(dim=1)
-        return Verification(tokens, torch.where(active, num_accepted + 1, 0))
+    traits = RuleTraits(lossless=True)
+
+    def admit(self, slot: int, request: Request) -> None:
+        """No state."""
+
+    def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor:
+        return logits.argmax(dim=-1)
+
+    def accept(self, inputs: AcceptanceInputs) -> Verification:
+        tokens = inputs.logits.argmax(dim=-1)
+        num_accepted = leading(tokens[:, :-1] == inputs.draft_tokens)
+        return Verification(tokens, torch.where(inputs.active, num_accepted + 1, 0))

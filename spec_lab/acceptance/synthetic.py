@@ -11,9 +11,10 @@ from itertools import pairwise
 import torch
 
 from spec_lab.acceptance.distribution import at_tokens
-from spec_lab.acceptance.inputs import AcceptanceInputs, RuleTraits, emit
+from spec_lab.acceptance.emit import emit
 from spec_lab.acceptance.noise import SlotSeeds, Use, round_key, uniform
-from spec_lab.core.types import Request, Verification
+from spec_lab.core.protocols import RuleTraits
+from spec_lab.core.types import AcceptanceInputs, Request, Verification
 
 
 def expand_mean_length(mean_length: float, num_draft_tokens: int) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol, TypeVar
 import torch
 
 from spec_lab.core.types import (
+    AcceptanceInputs,
     AttentionMetadata,
     FeatureSpec,
     GraphCounts,
@@ -161,11 +162,36 @@ class Drafter(Protocol[State]):
         ...
 
 
-class AcceptanceRule(Protocol):
-    """A pure function of tensors; no model in it."""
+@dataclass(frozen=True, slots=True)
+class RuleTraits:
+    """What a run needs to know of its rule.
 
-    def accept(self, logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor) -> Verification:
-        """logits [batch, N, vocab], draft_tokens [batch, num_draft_tokens], active [batch] bool."""
+    Attributes:
+        lossless: the output follows the target's distribution (at temperature 0, its argmax).
+        imposed: acceptance is set and not earned, so acceptance lengths and answers say nothing about the models.
+        reads_draft_logits: the drafter has to sample, and to keep the logits of what it sampled from.
+    """
+
+    lossless: bool
+    imposed: bool = False
+    reads_draft_logits: bool = False
+
+
+class AcceptanceRule(Protocol):
+    """From logits and drafts to emitted tokens; no model in it. State, if any, is a tensor row a slot."""
+
+    traits: RuleTraits
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Set the slot's state from the whole prompt, over what an earlier request left."""
+        ...
+
+    def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor:
+        """The prompt pass's token [1] at `position`, from its logits [1, vocab]."""
+        ...
+
+    def accept(self, inputs: AcceptanceInputs) -> Verification:
+        """Judge one round. Touches device tensors only."""
         ...
 
 

@@ -142,11 +142,42 @@ class RoundBatch:
 
 
 @dataclass(slots=True)
+class AcceptanceInputs:
+    """What an acceptance rule is given: one verified round, a row a request.
+
+    Attributes:
+        logits: [batch, N, vocab] of the target; row j predicts the token after input j, so it judges draft j.
+        draft_tokens: [batch, K] in target ids.
+        active: [batch] bool; padded rows are False.
+        slot_ids: [batch] slot of each row; padded rows have the scratch slot.
+        kv_lens: [batch] L at the start of the round, the key of its noise.
+        draft_logits: [batch, K, vocab] with q = softmax(draft_logits) the distribution each draft was really sampled
+            from, temperature included, -inf outside the draft vocabulary; None for greedy drafts, whose q is one-hot.
+    """
+
+    logits: torch.Tensor
+    draft_tokens: torch.Tensor
+    active: torch.Tensor
+    slot_ids: torch.Tensor
+    kv_lens: torch.Tensor
+    draft_logits: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
 class Verification:
-    """tokens: [batch, N] emitted tokens, junk from column n on; num_emitted: [batch] n, 0 for inactive rows."""
+    """What a rule decided.
+
+    Attributes:
+        tokens: [batch, N] emitted tokens, junk from column n on.
+        num_emitted: [batch] n, 0 for inactive rows.
+        num_relaxed: [batch] accepted drafts that are not the target's argmax; None for rules that never relax.
+        num_thinking: [batch] emitted tokens inside thinking, markers left out; None likewise.
+    """
 
     tokens: torch.Tensor
     num_emitted: torch.Tensor
+    num_relaxed: torch.Tensor | None = None
+    num_thinking: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -210,7 +241,12 @@ class RowCounts:
 
 @dataclass(slots=True)
 class RoundRecord:
-    """One round as the sinks see it. `stage_seconds` has a key for each stage that could be told apart."""
+    """One round as the sinks see it; lists have an entry a request.
+
+    Attributes:
+        stage_seconds: a key for each stage that could be told apart.
+        relaxed: drafts accepted only because the rule relaxed; None for rules that never do.
+    """
 
     index: int
     request_ids: list[str]
@@ -220,6 +256,7 @@ class RoundRecord:
     seconds: float
     stage_seconds: dict[str, float]
     rows: RowCounts
+    relaxed: list[int] | None = None
 
 
 @dataclass(slots=True)

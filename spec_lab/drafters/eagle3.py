@@ -8,6 +8,7 @@ import torch
 
 from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, PrunePolicy
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, PromptChunk, Request, VerifiedRound
+from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.engine.kv_cache import LayerCache
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.pruning.selection import AllRows
@@ -20,6 +21,7 @@ class Eagle3State:
     tokens: torch.Tensor
     hidden: torch.Tensor
     attention: AttentionMetadata
+    rows: DraftedRows
 
 
 class Eagle3Drafter:
@@ -33,6 +35,7 @@ class Eagle3Drafter:
         cache: LayerCache,
         backend: AttentionBackend,
         prune: PrunePolicy,
+        picker: DraftPicker,
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
         self.requirements = DrafterRequirements(features=FeatureSpec(layer_inputs=tap_layer_inputs), catches_up=True)
@@ -40,6 +43,7 @@ class Eagle3Drafter:
         self._cache = cache
         self._backend = backend
         self._prune = prune
+        self._picker = picker
 
     def admit(self, slot: int, request: Request) -> None:
         """Nothing to clear: rows past a slot's length are never read."""
@@ -52,7 +56,11 @@ class Eagle3Drafter:
         if chunk.live_attention is None:
             return None
         assert hidden is not None
-        return Eagle3State(self._head.greedy(hidden), hidden, chunk.live_attention)
+        device = chunk.next_token_ids.device
+        kv_lens = torch.tensor([chunk.start + chunk.num_rows], device=device)
+        return self._start(
+            hidden, chunk.live_attention, DraftedRows(torch.tensor([chunk.slot], device=device), kv_lens)
+        )
 
     def seed(self, verified: VerifiedRound) -> Eagle3State:
         """Catch-up: rows at L..L+K with the emitted tokens; the live row is n - 1, and sees L + n keys."""
@@ -79,11 +87,14 @@ class Eagle3Drafter:
         fused = self._head.fuse(verified.features)
         hidden = self._head.forward(emitted.tokens.reshape(-1), fused, self._cache, attention, selection)
         assert hidden is not None
-        return Eagle3State(self._head.greedy(hidden), hidden, live_attention)
+        return self._start(hidden, live_attention, DraftedRows(batch.slot_ids, live_lens))
 
     def step(self, state: Eagle3State, index: int) -> None:
         self._backend.advance(state.attention)
         hidden = self._head.forward(state.tokens, state.hidden, self._cache, state.attention, AllRows())
         assert hidden is not None
         state.hidden = hidden
-        state.tokens = self._head.greedy(hidden)
+        state.tokens = self._picker.pick(self._head, hidden, state.rows, index)
+
+    def _start(self, hidden: torch.Tensor, attention: AttentionMetadata, rows: DraftedRows) -> Eagle3State:
+        return Eagle3State(self._picker.pick(self._head, hidden, rows, 0), hidden, attention, rows)

@@ -108,6 +108,7 @@ class _GenerationRun:
         parts = self._engine.parts
         parts.slots.clear(sequence.slot)
         parts.slots.table.assign(sequence.slot, sequence.pages)
+        parts.rule.admit(sequence.slot, sequence.request)
         parts.drafter.admit(sequence.slot, sequence.request)
         self._prefilling[sequence.request.request_id] = _Prefilling()
         self._prefill_rows[sequence.request.request_id] = RowCounts()

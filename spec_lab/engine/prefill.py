@@ -24,7 +24,7 @@ class PromptPass:
         end = min(start + self._chunk_size, len(prompt))
         is_last = end == len(prompt)
         attention, live_attention = self._attention(sequence.slot, start, end, is_last)
-        sampled, features, counts = self._run_target(prompt[start:end], attention, live_attention)
+        sampled, features, counts = self._run_target(sequence.slot, prompt[start:end], end, attention, live_attention)
         following = torch.tensor(prompt[start + 1 : end + 1], dtype=torch.int64, device=attention.positions.device)
         next_token_ids = torch.cat((following, sampled))
         chunk = PromptChunk(sequence.slot, start, next_token_ids, features, attention, live_attention)
@@ -51,7 +51,12 @@ class PromptPass:
         return attention, parts.backend.build(positions[:, -1:], seq_lens.clone(), page_table, max_draft_len)
 
     def _run_target(
-        self, token_ids: tuple[int, ...], attention: AttentionMetadata, live_attention: AttentionMetadata | None
+        self,
+        slot: int,
+        token_ids: tuple[int, ...],
+        end: int,
+        attention: AttentionMetadata,
+        live_attention: AttentionMetadata | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, RowCounts]:
         """The sampled token [1] ([0] before the last chunk), the drafter's features, and what was computed."""
         parts = self._parts
@@ -64,5 +69,8 @@ class PromptPass:
         counts = RowCounts(prefill_logits=rows.shape[0])
         if output.features is not None:
             counts.prefill_hidden = output.features.shape[0]
-        sampled = parts.target.logits(rows).argmax(dim=-1) if rows.shape[0] else ids[:0]
-        return sampled[-1:] if live_attention is not None else sampled[:0], output.features, counts
+        logits = parts.target.logits(rows) if rows.shape[0] else None
+        if live_attention is None:
+            return ids[:0], output.features, counts
+        assert logits is not None
+        return parts.rule.first_token(logits[-1:], slot, end), output.features, counts

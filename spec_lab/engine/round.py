@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, Drafter, StageTimer, State, Target
-from spec_lab.core.types import RoundBatch, TargetOutput, Verification, VerifiedRound
+from spec_lab.core.types import AcceptanceInputs, RoundBatch, TargetOutput, Verification, VerifiedRound
+from spec_lab.drafters.picking import DraftPicker, GreedyPicker
 from spec_lab.engine.kv_cache import PagedKVCache
 from spec_lab.engine.slots import SlotState
 from spec_lab.pruning.selection import AllRows
@@ -25,6 +26,7 @@ class Parts:
     cache: PagedKVCache
     slots: SlotState
     timer: StageTimer
+    picker: DraftPicker = field(default_factory=GreedyPicker)
 
 
 class DecodeRound:
@@ -40,7 +42,7 @@ class DecodeRound:
         with span("verify"):
             output, logits = self._verify(batch)
         with span("accept"):
-            verification = parts.rule.accept(logits, batch.draft_tokens, batch.active)
+            verification = parts.rule.accept(self._acceptance_inputs(batch, logits))
         with span("catchup"):
             state = parts.drafter.seed(VerifiedRound(batch, verification, output.features))
         with span("recur"):
@@ -62,6 +64,16 @@ class DecodeRound:
         features = parts.drafter.requirements.features
         output = parts.target.forward(batch.input_ids.reshape(-1), parts.cache, attention, AllRows(), features)
         return output, parts.target.logits(output.hidden).view(batch_size, num_rows, -1)
+
+    def _acceptance_inputs(self, batch: RoundBatch, logits: torch.Tensor) -> AcceptanceInputs:
+        return AcceptanceInputs(
+            logits=logits,
+            draft_tokens=batch.draft_tokens,
+            active=batch.active,
+            slot_ids=batch.slot_ids,
+            kv_lens=batch.kv_lens,
+            draft_logits=self._parts.picker.kept_logits(batch.slot_ids),
+        )
 
 
 def collect_drafts(drafter: Drafter[State], state: State) -> torch.Tensor:

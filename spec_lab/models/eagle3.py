@@ -80,6 +80,14 @@ class Eagle3Head:
         draft_ids = self.draft_logits(hidden).argmax(dim=-1)
         return draft_ids if self._draft_to_target is None else self._draft_to_target[draft_ids]
 
+    def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, vocab] in target ids, -inf outside the draft vocabulary."""
+        draft_logits = self.draft_logits(hidden)
+        if self._draft_to_target is None:
+            return draft_logits
+        logits = draft_logits.new_full((hidden.shape[0], self.config.target_vocab_size), float("-inf"))
+        return logits.index_copy_(1, self._draft_to_target, draft_logits)
+
 
 def draft_to_target_ids(d2t: torch.Tensor | None) -> torch.Tensor | None:
     """The checkpoint's offsets [draft_vocab] as target ids: draft id i is target id i + d2t[i]."""

@@ -112,6 +112,11 @@ def tokenise_natural_text(tokenizer_file: str, documents: list[str]) -> np.ndarr
     return np.concatenate([np.array(encoding.ids, dtype=np.uint16) for encoding in encodings])
 
 
+def step_generator(step: int, seed: int, device: torch.device) -> torch.Generator:
+    """For the random choices of one training step, on the device: indices drawn on the host would make it wait."""
+    return torch.Generator(device).manual_seed(seed * 1_000_003 + step)
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingTokens:
     """The token files of one run, on the training device.
@@ -135,12 +140,14 @@ class TrainingTokens:
 
     def batch(self, step: int, batch_size: int, seed: int) -> Tensor:
         """Token rows `[batch_size, row_length]` (int64) that depend on seed and step alone."""
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        device = self.rows.device
+        generator = step_generator(step, seed, device)
         row_length = self.rows.shape[1]
         num_natural = round(batch_size * self.natural_fraction)
-        picked = torch.randint(len(self.rows), (batch_size - num_natural,), generator=generator)
-        starts = torch.randint(len(self.natural) - row_length, (num_natural, 1), generator=generator)
-        windows = self.natural[(starts + torch.arange(row_length)).to(self.natural.device)]
+        picked = torch.randint(len(self.rows), (batch_size - num_natural,), generator=generator, device=device)
+        last_start = len(self.natural) - row_length
+        starts = torch.randint(last_start, (num_natural, 1), generator=generator, device=device)
+        windows = self.natural[starts + torch.arange(row_length, device=device)]
         # A prompt to continue opens with the marker too, so that a window must look like the start of a text.
         windows[:, 0] = self.end_of_text_id
-        return torch.cat([self.rows[picked.to(self.rows.device)], windows]).long()
+        return torch.cat([self.rows[picked], windows]).long()

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from spec_lab.train.data import generate_examples, map_in_processes
+from spec_lab.train.data import generate_examples, map_in_processes, step_generator
 from spec_lab.train.generate import Continuation, generate
 from spec_lab.workloads.example import render_prompt
 
@@ -57,8 +57,9 @@ class Generations:
 
     def batch(self, step: int, batch_size: int, seed: int) -> Generations:
         """Rows that depend on seed and step alone."""
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        picked = torch.randint(len(self.tokens), (batch_size,), generator=generator).to(self.tokens.device)
+        device = self.tokens.device
+        generator = step_generator(step, seed, device)
+        picked = torch.randint(len(self.tokens), (batch_size,), generator=generator, device=device)
         return Generations(self.tokens[picked], self.prompt_lengths[picked], self.lengths[picked])
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:

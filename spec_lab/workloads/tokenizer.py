@@ -26,6 +26,11 @@ class TargetTokenizer:
         knows_our_turns = self._tokenizer.token_to_id(USER) is not None
         self._render: Callable[[Form, str], str] = render_prompt if knows_our_turns else _ChatTemplate(folder)
 
+    def special_id(self, token: str) -> int | None:
+        """The id of a token that is one, such as `<think>`; None where the tokenizer has no such token."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 

@@ -1,4 +1,4 @@
-"""Stories of a stock that grows and shrinks; the thinking states a result only after every second event."""
+"""Stories of a stock that grows and shrinks; of a long one, the thinking takes the first events two at a time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ArithmeticTask:
     thing: str
     start: int
     events: tuple[Event, ...]
-    events_per_result: int
+    most_results: int
 
     @property
     def key(self) -> str:
@@ -83,11 +83,16 @@ class ArithmeticTask:
         closing = say.say("How many {thing} [are there|are left|remain|is that] [now|at the end]?", thing=self.thing)
         return " ".join([opening, *events, closing])
 
+    def _groups(self) -> list[tuple[Event, ...]]:
+        """The events by spoken result: pairs first, so that there are no more than `most_results` groups."""
+        num_pairs = max(0, len(self.events) - self.most_results)
+        pairs = [self.events[2 * index : 2 * index + 2] for index in range(num_pairs)]
+        return pairs + [(event,) for event in self.events[2 * num_pairs :]]
+
     def steps(self, say: Phraser) -> list[str]:
         amount = self.start
         sentences = []
-        for first in range(0, len(self.events), self.events_per_result):
-            events = self.events[first : first + self.events_per_result]
+        for events in self._groups():
             moves = say.say("[, | and | then |, then |, and ]").join(
                 say.say(_STEP_TEMPLATES[event.operator], n=event.operand) for event in events
             )
@@ -111,7 +116,7 @@ def draw_arithmetic(random: Random, difficulty: Difficulty) -> ArithmeticTask:
         event = _draw_event(random, knobs, amount)
         amount = event.apply(amount)
         events.append(event)
-    return ArithmeticTask(random.choice(THINGS), start, tuple(events), knobs.events_per_result)
+    return ArithmeticTask(random.choice(THINGS), start, tuple(events), knobs.most_results)
 
 
 def _draw_event(random: Random, knobs: Arithmetic, amount: int) -> Event:

@@ -14,33 +14,33 @@ class Prose:
     """Text around the work. Ranges are inclusive and drawn evenly."""
 
     num_scene_facts: tuple[int, int] = (2, 3)  # sentences of the prompt that state the scene
-    num_remarks: tuple[int, int] = (1, 2)  # sentences of the thinking drawn from the grammar
+    num_remarks: tuple[int, int] = (0, 2)  # sentences of the thinking drawn from the grammar
     note_probability: float = 0.4  # a half-finished natural sentence in the prompt, completed in the thinking
     note_opening_words: tuple[int, int] = (2, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    num_events: tuple[int, int] = (3, 4)
-    events_per_result: int = 1  # how many events one spoken result covers: the others are done in the head
+    num_events: tuple[int, int] = (3, 5)
+    most_results: int = 3  # of a longer story, some results cover two events: the first of them is done in the head
     largest_step: int = 89  # of what is added or taken away
-    largest_factor: int = 7
+    largest_factor: int = 12
     largest_amount: int = 999
 
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    length: tuple[int, int] = (5, 5)  # 5 or more: three operations may drop one each, and two must remain
+    length: tuple[int, int] = (5, 6)  # 5 or more: three operations may drop one each, and two must remain
     num_operations: tuple[int, int] = (2, 3)
-    largest_element: int = 60
+    largest_element: int = 99
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     num_rounds: tuple[int, int] = (2, 2)
-    largest_start: int = 9
-    modulus: tuple[int, int] = (7, 13)
-    largest_factor: int = 3
+    largest_start: int = 12
+    modulus: tuple[int, int] = (7, 19)
+    largest_factor: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +53,19 @@ class Dates:
 @dataclass(frozen=True, slots=True)
 class Units:
     largest_quantity: int = 12
-    largest_factor: int = 9
+    largest_factor: int = 19
     num_units: tuple[int, int] = (3, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    num_people: tuple[int, int] = (4, 5)
-    turned_clue_probability: float = 0.25
+    num_people: tuple[int, int] = (5, 6)
+    turned_clue_probability: float = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    num_rows: tuple[int, int] = (3, 4)
+    num_rows: tuple[int, int] = (3, 5)
     largest_number: int = 89
 
 

@@ -1,0 +1,19 @@
+"""From accepted drafts to a `Verification`; shared by the rules."""
+
+from __future__ import annotations
+
+import torch
+
+from spec_lab.core.types import AcceptanceInputs, Verification
+
+
+def leading(passed: torch.Tensor) -> torch.Tensor:
+    """[batch, K] bool to [batch]: how many columns pass before the first that does not."""
+    return passed.long().cumprod(dim=1).sum(dim=1)
+
+
+def emit(inputs: AcceptanceInputs, num_accepted: torch.Tensor, last: torch.Tensor) -> Verification:
+    """The accepted drafts and then `last`, the correction or bonus token; both arguments [batch]."""
+    tokens = torch.cat((inputs.draft_tokens, last.unsqueeze(1)), dim=1)
+    tokens = tokens.scatter(1, num_accepted.unsqueeze(1), last.unsqueeze(1))
+    return Verification(tokens, torch.where(inputs.active, num_accepted + 1, 0))

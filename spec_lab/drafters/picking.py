@@ -1,0 +1,71 @@
+"""How a drafter with a model picks its tokens: the likeliest, or by its own distribution, kept for verification."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from spec_lab.acceptance.draft_sampling import DraftLogits, sample_draft
+from spec_lab.acceptance.noise import SlotSeeds
+
+
+class DraftHead(Protocol):
+    """From a draft model's output [batch, hidden_size] to tokens or logits in target ids."""
+
+    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[batch] likeliest tokens."""
+        ...
+
+    def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[batch, vocab], -inf outside the draft vocabulary."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedRows:
+    """Which requests draft: slot_ids [batch], and kv_lens [batch], L of the round that will verify the drafts."""
+
+    slot_ids: torch.Tensor
+    kv_lens: torch.Tensor
+
+
+class DraftPicker(Protocol):
+    """Picks draft `step` (from 0) of each row, and keeps what verification needs to know of it."""
+
+    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, step: int) -> torch.Tensor: ...
+
+    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        """[batch, K, vocab] logits of what the drafts of `slot_ids` were sampled from; None when they are given."""
+        ...
+
+
+class GreedyPicker:
+    """The likeliest token; its q is one-hot."""
+
+    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, step: int) -> torch.Tensor:
+        return head.greedy(hidden)
+
+    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return None
+
+
+class SamplingPicker:
+    """Samples from the draft distribution at a temperature, and keeps its logits by slot and step."""
+
+    def __init__(self, temperature: float, seeds: SlotSeeds, kept: DraftLogits, num_draft_tokens: int) -> None:
+        self._temperature = temperature
+        self._seeds = seeds
+        self._kept = kept
+        self._steps = torch.arange(num_draft_tokens, device=seeds.values.device)
+
+    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, step: int) -> torch.Tensor:
+        column = self._steps[step : step + 1]
+        seeds = self._seeds.of(rows.slot_ids)
+        tokens, logits = sample_draft(head.target_logits(hidden), self._temperature, seeds, rows.kv_lens, column)
+        self._kept.write(rows.slot_ids, column, logits)
+        return tokens
+
+    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return self._kept.of(slot_ids)
