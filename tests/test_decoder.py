@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -83,19 +84,17 @@ class Lane:
         return self.backend.build(positions, first + num_queries, pages, max(starts) + num_queries)
 
 
-def make_lane(folder: Path, num_requests: int = 1) -> Lane:
+def make_lane(folder: Path, num_requests: int = 1, dtype: torch.dtype = torch.float32) -> Lane:
     config = read_model_config(folder)
     backend = TorchAttention(PAGE_SIZE, config.max_position_embeddings)
-    tensors = load_tensors(folder, decoder_tensor_shapes(config), torch.float32, "cpu")
+    tensors = load_tensors(folder, decoder_tensor_shapes(config), dtype, "cpu")
     device = torch.device("cpu")
     columns = -(-LENGTH // PAGE_SIZE)
     table = PageTable(num_requests, LENGTH, PAGE_SIZE, device)
     num_pages = 2 + columns * num_requests
     for slot in range(num_requests):
         table.assign(slot, list(range(2 + slot, num_pages, num_requests))[::-1])
-    cache = PagedKVCache(
-        config.num_layers, num_pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, torch.float32, device
-    )
+    cache = PagedKVCache(config.num_layers, num_pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, dtype, device)
     cache.kv[:, (NULL_PAGE + 1) * PAGE_SIZE :] = float("nan")
     return Lane(DecoderTarget(config, tensors, backend), backend, cache, table)
 
@@ -203,6 +202,21 @@ def test_rejected_rows_leave_nothing_that_the_next_round_sees(checkpoints: Any) 
     logits = lane.target.logits(lane.run(token_ids[:, 11:15], [11], ALL_FEATURES).hidden)
     expected = transformers_rows(model, token_ids).logits[0, 11:15]
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama_biases", "qwen2_sliding", "qwen3"])
+@torch.inference_mode()
+def test_bfloat16_is_as_close_to_float32_as_transformers(checkpoints: Any, kind: str) -> None:
+    """Norms, rotary tables and masks are cast where transformers casts them."""
+    folder, model = checkpoints(kind)
+    token_ids = random_tokens(1, LENGTH)
+    exact = model(token_ids).logits[0]
+    theirs = copy.deepcopy(model).bfloat16()(token_ids).logits[0].float()
+    lane = make_lane(folder, dtype=torch.bfloat16)
+    hidden = torch.cat([lane.run(token_ids[:, i : i + 9], [i], FeatureSpec()).hidden for i in (0, 9, 18)])
+    ours = lane.target.logits(hidden)
+    assert ours.dtype == torch.bfloat16
+    assert (ours.float() - exact).abs().mean() < 1.3 * (theirs - exact).abs().mean()
 
 
 TAPS = FeatureSpec(layer_inputs=(2, 4, 5))

@@ -166,6 +166,29 @@ def test_eos_in_the_prompt_or_among_rejected_drafts_stops_nothing() -> None:
     assert len(check(engine, target, [request]).requests[0].output_ids) == 12
 
 
+def test_a_batch_of_64() -> None:
+    requests = fake_requests(70, max_new_tokens=6)
+    engine, target = make_fake_engine(scripted(3, [2, 0, 3]), num_slots=64, max_seq_len=32)
+    result = check(engine, target, requests)
+    assert max(len(record.request_ids) for record in result.rounds) > 50
+
+
+def test_rule_and_drafter_are_told_of_a_request_before_its_prompt_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they keep by slot is cleared at admission."""
+    engine, target = make_fake_engine(scripted(3, [1]), num_slots=1)
+    calls: list[str] = []
+    for part in (engine.parts.rule, engine.parts.drafter):
+        admit = part.admit
+
+        def noted(slot: int, request: Request, admit: Callable[..., None] = admit) -> None:
+            calls.append(f"{request.request_id} in {slot} after {len(target.forward_rows)}")
+            admit(slot, request)
+
+        monkeypatch.setattr(part, "admit", noted)
+    check(engine, target, [Request(name, "x", (5, 6), 1) for name in "ab"])
+    assert calls == ["a in 0 after 0"] * 2 + ["b in 0 after 1"] * 2
+
+
 def test_slots_are_reused_by_waiting_requests() -> None:
     requests = fake_requests(11, max_new_tokens=9)
     engine, target = make_fake_engine(scripted(3, [1, 3, 0]), num_slots=2)

@@ -257,6 +257,12 @@ def test_at_the_maximum_length_positions_are_clamped_and_writes_go_to_scratch(tm
     assert max(positions) == 26 and positions.count(26) > 2
 
 
+def test_sequences_longer_than_the_targets_positions_are_refused(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, max_position_embeddings=27)
+    with pytest.raises(ValueError, match=r"28 tokens are longer than the target's 27 positions; lower max_new_tokens"):
+        make_engine(make_config(pair), [Request("a", "x", tuple(range(20, 31)), 17)])
+
+
 def make_slots(num_slots: int = 2) -> SlotState:
     return SlotState(num_slots, K, PageTable(num_slots, 20, PAGE_SIZE, torch.device("cpu")))
 
