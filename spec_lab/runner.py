@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from spec_lab import build
+from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.audit import audit
 from spec_lab.config import LoggerConfig, PruneConfig, RunConfig
 from spec_lab.core.types import GenerationResult, Request, RequestRecord
@@ -104,6 +105,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
     config = lab.config
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
     correct: dict[str, dict[str, bool | None]] = {}
+    thinking: dict[str, dict[str, int] | None] = {}
     divergences: list[Divergence] | None = None
     with Progress(config.repeats * len(lab.engines) * len(lab.requests), "request") as progress:
         _warm_up(lab, progress)
@@ -113,10 +115,13 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
             recorder.rounds(repeat, passes[MAIN][-1].rounds)
             if repeat == 0:
                 correct = {name: _check(lab, name, results[0].requests) for name, results in passes.items()}
+                thinking = {name: _count_thinking(lab, results[0].requests) for name, results in passes.items()}
                 divergences = _audit(lab, passes)
-                _record_requests(lab, recorder, passes[MAIN][0].requests, correct[MAIN], divergences or [])
+                main = Measured(passes[MAIN], correct[MAIN], thinking[MAIN])
+                _record_requests(lab, recorder, main, divergences or [])
         kernels = _profile(lab, recorder.folder, progress)
-    measured = {name: Measured(results, correct[name]) for name, results in passes.items()}
+    measured = {name: Measured(results, correct[name], thinking[name]) for name, results in passes.items()}
+    traits = lab.engines[MAIN].parts.rule.traits
     return build_summary(
         info,
         measured.pop(MAIN),
@@ -124,7 +129,8 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
         seconds=recorder.seconds,
         divergences=divergences,
         kernels=kernels,
-        acceptance_imposed=lab.engines[MAIN].parts.rule.traits.imposed,
+        acceptance_imposed=traits.imposed,
+        acceptance_lossless=traits.lossless,
     )
 
 
@@ -170,6 +176,14 @@ def _check(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, b
     }
 
 
+def _count_thinking(lab: Lab, records: Iterable[RequestRecord]) -> dict[str, int] | None:
+    """Output tokens inside thinking of each request; None where the tokenizer has no markers."""
+    markers = lab.models.markers
+    if markers is None:
+        return None
+    return {record.request_id: sum(thinking_mask(record.prompt_ids, record.output_ids, markers)) for record in records}
+
+
 def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]]) -> list[Divergence] | None:
     """Against plain decoding; None where sampling gives the two nothing to agree on."""
     if lab.config.sampling.temperature > 0:
@@ -183,17 +197,13 @@ def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:
     return {record.request_id: record.output_ids for record in records}
 
 
-def _record_requests(
-    lab: Lab,
-    recorder: Recorder,
-    records: Iterable[RequestRecord],
-    correct: Mapping[str, bool | None],
-    divergences: Iterable[Divergence],
-) -> None:
+def _record_requests(lab: Lab, recorder: Recorder, main: Measured, divergences: Iterable[Divergence]) -> None:
     by_request = {divergence.request_id: divergence for divergence in divergences}
-    for record in records:
+    thinking = main.num_thinking_tokens or {}
+    for record in main.requests:
+        request_id = record.request_id
         text = lab.tokenizer.decode(record.output_ids)
-        recorder.request(record, text, correct[record.request_id], by_request.get(record.request_id))
+        recorder.request(record, text, main.correct[request_id], by_request.get(request_id), thinking.get(request_id))
 
 
 def _profile(lab: Lab, folder: Path, progress: Progress) -> list[Kernel]:

@@ -175,6 +175,18 @@ def test_rounds_in_a_row_with_other_n(models: Models) -> None:
             lane.kv_lens = lane.kv_lens + torch.tensor(num_emitted)
 
 
+@pytest.mark.parametrize("knob", KNOB)
+def test_a_row_that_emitted_nothing_may_stand_first(models: Models, knob: str) -> None:
+    """As in a warm-up of padded rows only: n = 0 has no live row, and its stand-in must be a row of the batch."""
+    tokens, features = random_round(2, 4)
+    lanes = [make_lane(models, knob, [5, 9]) for _ in range(2)]
+    active, inactive = (
+        draft(lane, lane.verified(tokens, features, num_emitted))
+        for lane, num_emitted in zip(lanes, ([2, 3], [0, 3]), strict=True)
+    )
+    assert torch.equal(active.hidden[1], inactive.hidden[1]) and torch.equal(active.drafts[1], inactive.drafts[1])
+
+
 class PoisonedTail(TorchAttention):
     """After the catch-up's KV write, fills the slots past L + n of each request with NaN."""
 

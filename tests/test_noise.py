@@ -71,10 +71,11 @@ def test_the_parts_of_a_key_are_not_interchangeable() -> None:
 
 
 def test_extreme_keys_stay_inside_the_open_interval() -> None:
+    lowest, highest = uniform(torch.tensor([0, -1])).tolist()
+    assert lowest == 2**-53
+    assert highest == 1 - 2**-53
     extremes = torch.tensor([-(2**63), 2**63 - 1, -1, 0, 1])
-    draws = uniform(round_key(extremes, extremes, 0, Use.EMIT))
-    assert ((draws > 0) & (draws < 1)).all()
-    assert draws.unique().numel() == 5
+    assert uniform(round_key(extremes, extremes, 0, Use.EMIT)).unique().numel() == 5
 
 
 @pytest.mark.parametrize("weights", [[0.5, 0.25, 0.25, 0.0], [1.0, 2.0, 3.0, 4.0], [1e-30, 0.0, 3e-30, 6e-30]])

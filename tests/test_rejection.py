@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from spec_lab.acceptance.block import block_decision
 from spec_lab.acceptance.distribution import SamplingParams, probabilities, total, truncate
 from spec_lab.acceptance.draft_sampling import DraftLogits, sample_draft
 from spec_lab.acceptance.emit import leading
 from spec_lab.acceptance.noise import NoiseKey, SlotSeeds, Use, round_key
 from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance, RejectionMethod
-from spec_lab.acceptance.tokenwise import residual, residual_after
+from spec_lab.acceptance.tokenwise import clipped_ratio, residual, residual_after
 from spec_lab.core.types import AcceptanceInputs
 from tests.acceptance_cases import CPU, SAMPLING, TRUNCATED, make_inputs, rejection_rule, request
 
@@ -408,6 +409,38 @@ def test_zero_residual_mass_falls_back_to_the_target() -> None:
     q = torch.tensor([[0.25, 0.75], [0.5, 0.5], [0.0, 0.0]])
     weights = residual(p, q, torch.tensor([1.0, 1.0, 0.5]))
     assert weights.tolist() == [[0.25, 0.75], [0.0, 0.25], [0.25, 0.25]]
+
+
+def test_clipped_ratio() -> None:
+    """A draft that neither the target nor q could produce is rejected, not divided by zero."""
+    ratio = clipped_ratio(torch.tensor([0.0, 0.0, 0.5, 0.2, 0.4]), torch.tensor([0.0, 0.5, 0.0, 0.4, 0.4]))
+    assert ratio.tolist() == [0.0, 0.0, 1.0, 0.5, 1.0]
+
+
+def test_block_thresholds_do_not_depend_on_the_order_of_the_sum() -> None:
+    """The same to the last bit when the vocabulary is shuffled."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.softmax(torch.randn(3, 5, 2000, generator=generator), dim=-1)
+    q = torch.softmax(p[:, :-1].log() + 0.1 * torch.randn(3, 4, 2000, generator=generator), dim=-1)
+    drafts = q.argmax(dim=-1)
+    shuffle = torch.randperm(2000, generator=generator)
+    shuffled = block_decision(p[..., shuffle], q[..., shuffle], shuffle.argsort()[drafts])
+    assert torch.equal(shuffled.thresholds, block_decision(p, q, drafts).thresholds)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_draw_has_a_key_of_its_own(method: str) -> None:
+    """Tests and last token: one draw a row each, at L, and none under the key of a proposal."""
+    drawn: list[tuple[int, int, Use]] = []
+
+    def key(seeds: torch.Tensor, kv_lens: torch.Tensor, rows: torch.Tensor | int, use: Use) -> torch.Tensor:
+        drawn.extend((int(kv_lens), int(row), use) for row in torch.as_tensor(rows).flatten())
+        return round_key(seeds, kv_lens, rows, use)
+
+    rule = RejectionAcceptance(METHODS[method], PLAIN, SlotSeeds(1, 0, CPU), key)
+    logits = torch.tensor([[[0.0, 9.0], [0.0, 9.0], [0.0, 9.0]]])
+    rule.accept(make_inputs(logits, [[1, 1]], draft_logits=logits[:, :2], kv_lens=torch.tensor([7])))
+    assert drawn == [(7, 0, Use.ACCEPT), (7, 1, Use.ACCEPT), (7, 2, Use.EMIT)]
 
 
 def test_drafts_follow_the_drafter() -> None:

@@ -69,8 +69,8 @@ def round_key(seeds: torch.Tensor, kv_lens: torch.Tensor, rows: torch.Tensor | i
 
 
 def uniform(keys: torch.Tensor) -> torch.Tensor:
-    """float64 in the open interval (0, 1), exact multiples of 2^-53, one a key."""
-    return (_shift_right(child(keys, 0), 64 - _UNIFORM_BITS).double() + 0.5) * 2.0**-_UNIFORM_BITS
+    """The upper bits of each key as float64 in the open interval (0, 1): exact multiples of 2^-53."""
+    return (_shift_right(keys, 64 - _UNIFORM_BITS).double() + 0.5) * 2.0**-_UNIFORM_BITS
 
 
 def race(weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

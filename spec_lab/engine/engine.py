@@ -141,15 +141,16 @@ class _GenerationRun:
             verification = engine.round.run(batch)
             with parts.timer.span("commit"):
                 all_tokens, all_emitted = verification.tokens.tolist(), verification.num_emitted.tolist()
+                relaxed = None if verification.num_relaxed is None else verification.num_relaxed.tolist()[: len(ready)]
         seconds = perf_counter() - start
         now = self._now()
         for sequence, tokens, num_emitted in zip(ready, all_tokens, all_emitted, strict=False):
             emit_round(sequence, tokens[:num_emitted], self._eos, now)
-        self._rounds.append(self._record(ready, seconds))
+        self._rounds.append(self._record(ready, seconds, relaxed))
         for sequence in ready:
             self._retire_if_finished(sequence)
 
-    def _record(self, ready: list[Sequence], seconds: float) -> RoundRecord:
+    def _record(self, ready: list[Sequence], seconds: float, relaxed: list[int] | None) -> RoundRecord:
         engine, drafter = self._engine, self._engine.parts.drafter
         rows = RowCounts()
         if drafter.requirements.catches_up:
@@ -165,6 +166,7 @@ class _GenerationRun:
             seconds=seconds,
             stage_seconds=self._stage_seconds(),
             rows=rows,
+            relaxed=relaxed,
         )
 
     def _stage_seconds(self) -> dict[str, float]:

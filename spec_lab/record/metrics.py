@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import NormalDist, median
 from typing import TYPE_CHECKING
 
-from spec_lab.record.schema import Accuracy, Latency, PositionRates, Ratio, Rows
+from spec_lab.record.schema import Accuracy, AccuracyChange, Latency, PositionRates, Ratio, Relaxed, Rows, Thinking
 
 if TYPE_CHECKING:
     from spec_lab.core.types import GenerationResult, PrefillRecord, RequestRecord, RoundRecord
@@ -177,6 +177,76 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
+def accuracy_change(
+    correct: Mapping[str, bool | None], reference: Mapping[str, bool | None], over: str
+) -> AccuracyChange | None:
+    """Right answers gained less those lost against the reference named in `over`, over the n prompts checked in both.
+
+    Paired by prompt; the 95 % interval is `paired_difference_interval`. None where no prompt was checked in both.
+    """
+    pairs = [
+        (answer, reference[request_id])
+        for request_id, answer in correct.items()
+        if answer is not None and reference.get(request_id) is not None
+    ]
+    if not pairs:
+        return None
+    lost = sum(other is True and not answer for answer, other in pairs)
+    gained = sum(answer and not other for answer, other in pairs)
+    low, high = paired_difference_interval(lost, gained, len(pairs))
+    difference = (gained - lost) / len(pairs)
+    return AccuracyChange(over=over, n=len(pairs), lost=lost, gained=gained, difference=difference, low=low, high=high)
+
+
+def paired_difference_interval(lost: int, gained: int, num_pairs: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of a difference of paired proportions: Wald's with half a pair added to each cell (Agresti, Min 2005).
+
+    Unlike Wald's own it keeps a width where no pair differs.
+    """
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    lost_adjusted, gained_adjusted, total = lost + 0.5, gained + 0.5, num_pairs + 2
+    change = (gained_adjusted - lost_adjusted) / total
+    spread = z * (lost_adjusted + gained_adjusted - total * change * change) ** 0.5 / total
+    return max(-1.0, change - spread), min(1.0, change + spread)
+
+
+def relaxed_hits(requests: Collection[RequestRecord], rounds: Iterable[RoundRecord]) -> Relaxed | None:
+    """Accepted drafts that were not the target's argmax, before any cut; null for a rule that never relaxes.
+
+    Per 1000 tokens: of those emitted in rounds.
+    """
+    ids = {request.request_id for request in requests}
+    hits = [
+        count
+        for record in rounds
+        if record.relaxed is not None
+        for request_id, count in zip(record.request_ids, record.relaxed, strict=True)
+        if request_id in ids
+    ]
+    if not hits:
+        return None
+    rate = _ratio(1000 * sum(hits), num_emitted_tokens(requests))
+    return Relaxed(hits=sum(hits), per_1000_tokens=rate)
+
+
+def thinking(requests: Sequence[RequestRecord], num_thinking_tokens: Mapping[str, int] | None) -> Thinking | None:
+    """Output tokens inside thinking, the markers not counted: mean of a request, and share of all output tokens.
+
+    Thinking left open when the output was cut counts as far as it went. Null where the tokenizer has no markers.
+    """
+    if num_thinking_tokens is None:
+        return None
+    counts = [num_thinking_tokens[request.request_id] for request in requests]
+    return Thinking(mean_tokens=_mean(counts), share=_ratio(sum(counts), num_output_tokens(requests)))
+
+
+def equal_share(requests: Sequence[RequestRecord], diverged: Collection[str] | None) -> float | None:
+    """Share of outputs equal to plain decoding's token by token; null where the two were not compared."""
+    if diverged is None:
+        return None
+    return _ratio(sum(request.request_id not in diverged for request in requests), len(requests))
+
+
 def paired_ratio(rates: Sequence[float | None], others: Sequence[float | None], over: str) -> Ratio | None:
     """Decode rate over that of the reference named in `over`, paired by repeat: median, lowest and highest."""
     pairs = [(rate, other) for rate, other in zip(rates, others, strict=True) if rate is not None and other]
@@ -259,9 +329,17 @@ DEFINITIONS: dict[str, str] = {
     "graph": "Captures, replays and fallbacks to eager since the engine was made, warm-up included.",
     "kernels": "Calls and device time of each kernel a round, profiled outside the timed part.",
     "accuracy": _first_paragraph(accuracy),
+    "accuracy_change": _first_paragraph(accuracy_change),
+    "relaxed": _first_paragraph(relaxed_hits),
+    "relaxed.per_1000_tokens": "Of the tokens emitted in rounds.",
+    "thinking": _first_paragraph(thinking),
+    "equal_to_plain": _first_paragraph(equal_share),
     "divergence": "Requests compared with plain decoding token by token, and how many differ.",
     "divergence.near_ties": "First different where plain decoding's two best logits are closer than the tolerance.",
     "divergence.bugs": "First different where they are not, under a rule that must be lossless.",
+    "divergence.lossy": "Differ under a rule that may.",
+    "divergence.median_index": "Median index of the first token that differs, over the requests that do.",
+    "divergence.median_margin": "Median of plain decoding's own top-2 logit difference there.",
     "seconds": "Wall time: in a repeat the timed pass, at the top the whole run.",
     "num_threads": "Threads torch used on the CPU.",
     "schema_version": "Version of this record's layout.",

@@ -68,9 +68,16 @@ class Recorder:
             for sink in self._started:
                 sink.round(row)
 
-    def request(self, record: RequestRecord, text: str, correct: bool | None, divergence: Divergence | None) -> None:
+    def request(
+        self,
+        record: RequestRecord,
+        text: str,
+        correct: bool | None,
+        divergence: Divergence | None,
+        num_thinking_tokens: int | None = None,
+    ) -> None:
         """A finished request of the first repeat, with its decoded output and what the checks said of it."""
-        row = request_row(record, text, correct, divergence)
+        row = request_row(record, text, correct, divergence, num_thinking_tokens)
         for sink in self._started:
             sink.request(row)
 
@@ -103,7 +110,13 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def request_row(record: RequestRecord, text: str, correct: bool | None, divergence: Divergence | None) -> RequestRow:
+def request_row(
+    record: RequestRecord,
+    text: str,
+    correct: bool | None,
+    divergence: Divergence | None,
+    num_thinking_tokens: int | None = None,
+) -> RequestRow:
     """The line of `requests.jsonl` for a request."""
     return RequestRow(
         id=record.request_id,
@@ -122,6 +135,7 @@ def request_row(record: RequestRecord, text: str, correct: bool | None, divergen
         divergence=None
         if divergence is None
         else RequestDivergence(index=divergence.index, margin=divergence.margin, kind=divergence.kind),
+        num_thinking_tokens=num_thinking_tokens,
     )
 
 
@@ -137,4 +151,5 @@ def round_row(repeat: int, record: RoundRecord) -> RoundRow:
         seconds=record.seconds,
         stage_seconds=record.stage_seconds,
         rows=cast(Rows, asdict(record.rows)),
+        relaxed=record.relaxed,
     )

@@ -61,6 +61,32 @@ class Accuracy(TypedDict):
     n: int
 
 
+class AccuracyChange(TypedDict):
+    """Answers against those of a reference to the same prompts, with a 95 % interval of the difference."""
+
+    over: str
+    n: int
+    lost: int
+    gained: int
+    difference: float
+    low: float
+    high: float
+
+
+class Relaxed(TypedDict):
+    """Drafts accepted only because the rule relaxed."""
+
+    hits: int
+    per_1000_tokens: float | None
+
+
+class Thinking(TypedDict):
+    """Output tokens between the thinking markers."""
+
+    mean_tokens: float | None
+    share: float | None
+
+
 class Kernel(TypedDict):
     name: str
     calls_per_round: float
@@ -72,6 +98,9 @@ class DivergenceCounts(TypedDict):
     diverged: int
     near_ties: int
     bugs: int
+    lossy: int
+    median_index: float | None
+    median_margin: float | None
 
 
 class Repeat(TypedDict):
@@ -108,6 +137,9 @@ class Outcome(TypedDict):
     acceptance_length_all: float | None
     acceptance_rate_by_position: PositionRates
     accuracy: Accuracy
+    relaxed: Relaxed | None
+    thinking: Thinking | None
+    equal_to_plain: float | None
 
 
 class Reference(Speed, Outcome):
@@ -137,6 +169,7 @@ class Comparison(TypedDict):
     speedup: Ratio | None
     pruning_speedup: Ratio | None
     break_even_acceptance_length: float | None
+    accuracy_change: AccuracyChange | None
 
 
 class Summary(Origin, Outcome, Speed, Comparison):
@@ -149,6 +182,7 @@ class Summary(Origin, Outcome, Speed, Comparison):
     seconds: float
     num_draft_tokens: int | None
     acceptance_imposed: bool
+    acceptance_lossless: bool | None
     accepted_histogram: list[int]
     emitted_histogram: list[int]
     verify_calls: int
@@ -184,6 +218,7 @@ class RequestRow(TypedDict):
     answer: str | None
     correct: bool | None
     divergence: RequestDivergence | None
+    num_thinking_tokens: int | None
 
 
 class RoundRow(TypedDict):
@@ -198,3 +233,4 @@ class RoundRow(TypedDict):
     seconds: float
     stage_seconds: dict[str, float]
     rows: Rows
+    relaxed: list[int] | None

@@ -6,8 +6,9 @@ from the first repeat: greedy runs repeat exactly, and `repeats_identical` says 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.record import metrics
@@ -32,7 +33,7 @@ from spec_lab.record.schema import (
 from spec_lab.record.verdict import verdict
 
 if TYPE_CHECKING:
-    from spec_lab.core.types import GenerationResult, RequestRecord
+    from spec_lab.core.types import GenerationResult, RequestRecord, RoundRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +56,30 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One configuration: a result per timed repeat; by request id whether its answer was right (None: unchecked)."""
+    """One configuration: a result per timed repeat, and what was found of the outputs of the first, by request id.
+
+    Attributes:
+        correct: whether the answer was right; None for one that was not checked.
+        num_thinking_tokens: output tokens inside thinking; None where the tokenizer has no markers.
+    """
 
     repeats: Sequence[GenerationResult] = ()
     correct: Mapping[str, bool | None] = field(default_factory=dict)
+    num_thinking_tokens: Mapping[str, int] | None = None
 
     @property
     def requests(self) -> list[RequestRecord]:
         """Those of the first repeat, from which everything untimed is counted."""
         return self.repeats[0].requests if self.repeats else []
+
+    @property
+    def rounds(self) -> list[RoundRecord]:
+        """Those of the first repeat."""
+        return self.repeats[0].rounds if self.repeats else []
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.repeats[0].num_draft_tokens if self.repeats else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +109,7 @@ def build_summary(
     divergences: Sequence[Divergence] | None = None,
     kernels: Sequence[Kernel] = (),
     acceptance_imposed: bool = False,
+    acceptance_lossless: bool | None = None,
 ) -> Summary:
     """The whole record of a run.
 
@@ -104,10 +121,12 @@ def build_summary(
         divergences: result of the audit against plain decoding; None where there was none.
         kernels: from the profiled stretch.
         acceptance_imposed: the rule set how much is accepted, so acceptance is no result.
+        acceptance_lossless: whether the rule promises plain decoding's output; None where no rule was at work.
     """
     references = references or {}
     first = main.repeats[0] if main.repeats else None
-    num_draft_tokens = first.num_draft_tokens if first else 0
+    num_draft_tokens = main.num_draft_tokens
+    diverged = None if divergences is None else {divergence.request_id for divergence in divergences}
     summary: Summary = {
         "schema_version": SCHEMA_VERSION,
         "status": status,
@@ -116,8 +135,9 @@ def build_summary(
         **_origin(info),
         "seconds": seconds,
         "num_draft_tokens": num_draft_tokens if first else None,
-        **_outcome(main.requests, num_draft_tokens, main.correct),
+        **_outcome(main, main.requests, diverged),
         "acceptance_imposed": acceptance_imposed,
+        "acceptance_lossless": acceptance_lossless,
         "accepted_histogram": metrics.accepted_histogram(main.requests, num_draft_tokens),
         "emitted_histogram": metrics.emitted_histogram(main.requests, num_draft_tokens),
         "verify_calls": len(first.rounds) if first else 0,
@@ -125,7 +145,7 @@ def build_summary(
         **_comparison(main, references),
         "latency_ms": _latency_ms(main.repeats),
         "kernels": list(kernels),
-        "by_category": _by_category(main, num_draft_tokens),
+        "by_category": _by_category(main, diverged),
         "divergence": None if divergences is None else _count_divergences(len(main.requests), divergences),
         "definitions": metrics.DEFINITIONS,
     }
@@ -150,8 +170,9 @@ def _origin(info: RunInfo) -> Origin:
     )
 
 
-def _outcome(requests: Sequence[RequestRecord], num_draft_tokens: int, correct: Mapping[str, bool | None]) -> Outcome:
-    """Acceptance is None without drafts: there is nothing to accept."""
+def _outcome(measured: Measured, requests: Sequence[RequestRecord], diverged: Collection[str] | None) -> Outcome:
+    """Of some `requests` of a configuration. Acceptance is None without drafts: there is nothing to accept."""
+    num_draft_tokens, correct = measured.num_draft_tokens, measured.correct
     return Outcome(
         num_requests=len(requests),
         rounds=metrics.num_request_rounds(requests),
@@ -161,6 +182,9 @@ def _outcome(requests: Sequence[RequestRecord], num_draft_tokens: int, correct: 
         acceptance_length_all=metrics.acceptance_length_all(requests) if num_draft_tokens else None,
         acceptance_rate_by_position=metrics.acceptance_rate_by_position(requests, num_draft_tokens),
         accuracy=metrics.accuracy(correct.get(request.request_id) for request in requests),
+        relaxed=metrics.relaxed_hits(requests, measured.rounds),
+        thinking=metrics.thinking(requests, measured.num_thinking_tokens),
+        equal_to_plain=metrics.equal_share(requests, diverged),
     )
 
 
@@ -214,12 +238,14 @@ def _comparison(main: Measured, references: Mapping[str, Measured]) -> Compariso
         speedup=_ratio_over("plain", main, references),
         pruning_speedup=_ratio_over("unpruned", main, references),
         break_even_acceptance_length=_break_even(main, references),
+        accuracy_change=metrics.accuracy_change(main.correct, references["plain"].correct, over="plain")
+        if "plain" in references
+        else None,
     )
 
 
 def _reference(measured: Measured) -> Reference:
-    num_draft_tokens = measured.repeats[0].num_draft_tokens
-    return {**_speed(measured.repeats), **_outcome(measured.requests, num_draft_tokens, measured.correct)}
+    return {**_speed(measured.repeats), **_outcome(measured, measured.requests, diverged=None)}
 
 
 def _ratio_over(name: str, main: Measured, references: Mapping[str, Measured]) -> Ratio | None:
@@ -252,18 +278,22 @@ def _latency_ms(repeats: Sequence[GenerationResult]) -> LatencyMs:
     )
 
 
-def _by_category(measured: Measured, num_draft_tokens: int) -> dict[str, Outcome]:
+def _by_category(measured: Measured, diverged: Collection[str] | None) -> dict[str, Outcome]:
     requests: dict[str, list[RequestRecord]] = {}
     for request in measured.requests:
         requests.setdefault(request.category, []).append(request)
-    return {category: _outcome(part, num_draft_tokens, measured.correct) for category, part in sorted(requests.items())}
+    return {category: _outcome(measured, part, diverged) for category, part in sorted(requests.items())}
 
 
 def _count_divergences(num_requests: int, divergences: Sequence[Divergence]) -> DivergenceCounts:
     kinds = [divergence.kind for divergence in divergences]
+    margins = [divergence.margin for divergence in divergences if divergence.margin is not None]
     return DivergenceCounts(
         requests=num_requests,
         diverged=len(kinds),
         near_ties=kinds.count("near_tie"),
         bugs=kinds.count("bug"),
+        lossy=kinds.count("lossy"),
+        median_index=median([divergence.index for divergence in divergences]) if divergences else None,
+        median_margin=median(margins) if margins else None,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spec_lab.record.schema import Ratio, Summary
-from spec_lab.record.table import number, with_range
+from spec_lab.record.schema import Accuracy, Ratio, Summary
+from spec_lab.record.table import number, percent, with_range
 
 JUDGED_REPEATS = 3
 CPU_CAVEAT = (
@@ -16,7 +16,7 @@ def verdict(summary: Summary) -> str:
     """Speedup with range, acceptance length, same tokens or not, what pruning saved, and what the device hides."""
     if summary["status"] != "finished":
         return f"The run is {summary['status']}: {summary['reason'] or 'no reason was recorded'}."
-    parts = [_speed(summary), _tokens(summary), _pruning(summary), _caveat(summary)]
+    parts = [_speed(summary), _tokens(summary), _price(summary), _pruning(summary), _caveat(summary)]
     return "; ".join(part for part in parts if part) + "."
 
 
@@ -65,7 +65,7 @@ def _acceptance(summary: Summary) -> str:
 
 def _tokens(summary: Summary) -> str:
     counts = summary["divergence"]
-    if not summary["num_draft_tokens"]:
+    if not summary["num_draft_tokens"] or _is_lossy(summary):
         return ""
     if counts is None:
         text = "its tokens were not compared with plain decoding"
@@ -83,6 +83,46 @@ def _tokens(summary: Summary) -> str:
     if summary["repeats_identical"] is False:
         text += ", though the repeats differ from each other"
     return text
+
+
+def _is_lossy(summary: Summary) -> bool:
+    return summary["acceptance_lossless"] is False
+
+
+def _price(summary: Summary) -> str:
+    """What a lossy rule did to the text and to the answers."""
+    if not _is_lossy(summary):
+        return ""
+    rule = summary["choices"].get("acceptance", "the acceptance rule")
+    if summary["acceptance_imposed"]:
+        return f"acceptance={rule} is lossy and imposed: its text is neither model's, and no answer is counted"
+    text = f"acceptance={rule} is lossy: {_equal(summary)}"
+    if summary["accuracy"]["value"] is None:
+        return f"{text}, and no answer could be checked"
+    return f"{text}, accuracy {_accuracy(summary['accuracy'])} {_beside_plain(summary)}"
+
+
+def _equal(summary: Summary) -> str:
+    counts, share = summary["divergence"], summary["equal_to_plain"]
+    if counts is None or share is None:
+        return "its outputs were not compared with plain decoding"
+    num_equal = counts["requests"] - counts["diverged"]
+    return f"{percent(share)} of the outputs are plain decoding's ({num_equal} of {counts['requests']})"
+
+
+def _beside_plain(summary: Summary) -> str:
+    change, plain = summary["accuracy_change"], summary["references"].get("plain")
+    if change is None or plain is None:
+        return "with no plain decoding beside it (references has no plain)"
+    return (
+        f"beside plain decoding's {_accuracy(plain['accuracy'])}, prompt by prompt {change['lost']} answers lost and "
+        f"{change['gained']} gained of {change['n']}"
+    )
+
+
+def _accuracy(accuracy: Accuracy) -> str:
+    low, high = percent(accuracy["low"]), percent(accuracy["high"])
+    return f"{percent(accuracy['value'])} ({low} to {high})"
 
 
 def _pruning(summary: Summary) -> str:
