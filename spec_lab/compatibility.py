@@ -10,11 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from spec_lab.config import NgramDrafterConfig, RunConfig
+from spec_lab.acceptance.rates import check_rates, expand_mean_length
+from spec_lab.config import NgramDrafterConfig, RejectionConfig, RelaxedThinkingConfig, RunConfig, SyntheticConfig
 
 MAX_DRAFT_TOKENS = 16
+MAX_RECORDED_TOPK = 128
 PREFILL_PRUNING = ("all_rows", "last_row")
 CATCHUP_PRUNING = ("none", "post_attention", "pre_attention")
+GREEDY_RULES = {
+    "strict": "compares with the argmax",
+    "relaxed_thinking": "measures from the argmax of the raw logits",
+    "synthetic": "ends a round with the argmax",
+}
+RELAXED_FORMS = ("delta", "ratio")
+RELAXED_PHASES = ("token", "round")
+REJECTION_METHODS = ("standard", "one_hot", "block")
+DRAFT_SAMPLING = ("greedy", "distribution")
+
 REFERENCES = ("plain", "unpruned")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -99,13 +111,93 @@ def target_path(config: RunConfig) -> str | None:
     return None
 
 
-def strict_is_greedy(config: RunConfig) -> str | None:
-    if config.acceptance.name != "strict" or config.sampling.temperature <= 0:
+def rule_is_greedy(config: RunConfig) -> str | None:
+    """strict, relaxed_thinking, synthetic have no meaning at a temperature above 0."""
+    why = GREEDY_RULES.get(config.acceptance.name)
+    if why is None or config.sampling.temperature <= 0:
         return None
     return (
-        f"acceptance=strict compares with the argmax, which sampling.temperature={config.sampling.temperature} "
-        "does not take; use sampling.temperature=0"
+        f"acceptance={config.acceptance.name} {why}, which sampling.temperature={config.sampling.temperature} does not "
+        "take; use sampling.temperature=0 or acceptance=rejection"
     )
+
+
+def relaxed_knobs(config: RunConfig) -> str | None:
+    rule = config.acceptance
+    if not isinstance(rule, RelaxedThinkingConfig):
+        return None
+    if rule.topk < 1:
+        return f"acceptance.topk={rule.topk} leaves no candidate; use acceptance.topk=1 (strict) or more"
+    if not 0 <= rule.delta <= 1:
+        return f"acceptance.delta={rule.delta} is no difference of probabilities; use acceptance.delta=0.6"
+    if not 0 < rule.ratio <= 1:
+        return f"acceptance.ratio={rule.ratio} is no ratio to the largest probability; use acceptance.ratio=0.5"
+    return _not_among("acceptance.form", rule.form, RELAXED_FORMS) or _not_among(
+        "acceptance.phase", rule.phase, RELAXED_PHASES
+    )
+
+
+def draft_sampling_needs_temperature(config: RunConfig) -> str | None:
+    """Greedy rules with sampled drafts end here too: they run at temperature 0 only."""
+    sampling = getattr(config.drafter, "draft_sampling", "greedy")
+    if sampling == "greedy" or config.sampling.temperature > 0:
+        return _not_among("drafter.draft_sampling", sampling, DRAFT_SAMPLING)
+    return (
+        f"drafter.draft_sampling={sampling} draws at sampling.temperature, which is 0; use "
+        "drafter.draft_sampling=greedy or sampling.temperature=1 acceptance=rejection"
+    )
+
+
+def rejection_reads_the_draft_distribution(config: RunConfig) -> str | None:
+    """standard and block divide by the probability a draft was sampled with; a greedy draft's is 1, not the head's.
+
+    With the head's probabilities under greedy drafts the output would be biased.
+    block with one-hot q would be lossless, and accept what one_hot accepts in expectation: refused as pointless.
+    one_hot holds for every draft, sampled ones included (tests/test_rejection.py enumerates it): it passes.
+    """
+    rule = config.acceptance
+    if not isinstance(rule, RejectionConfig) or config.drafter.name == "none":
+        return None
+    if rule.method not in REJECTION_METHODS:
+        return _not_among("acceptance.method", rule.method, REJECTION_METHODS)
+    if rule.method == "one_hot":
+        return None
+    if not hasattr(config.drafter, "draft_sampling"):
+        return (
+            f"acceptance.method={rule.method} reads draft probabilities, and drafter={config.drafter.name} has none; "
+            "use acceptance.method=one_hot"
+        )
+    if config.sampling.temperature > 0 and config.drafter.draft_sampling == "greedy":
+        return (
+            f"acceptance.method={rule.method} with drafter.draft_sampling=greedy divides by probabilities the drafts "
+            "were not drawn with; use drafter.draft_sampling=distribution or acceptance.method=one_hot"
+        )
+    if config.sampling.temperature <= 0:
+        return (
+            f"acceptance.method={rule.method} needs sampled drafts, and sampling.temperature=0 has none; "
+            "use acceptance.method=one_hot or acceptance=strict"
+        )
+    return None
+
+
+def synthetic_rates(config: RunConfig) -> str | None:
+    rule = config.acceptance
+    if not isinstance(rule, SyntheticConfig):
+        return None
+    if (rule.rates is None) == (rule.mean_length is None):
+        return (
+            f"acceptance.mean_length={rule.mean_length} and acceptance.rates={rule.rates}: one of them sets the rates; "
+            "set the other to null"
+        )
+    try:
+        if rule.rates is None:
+            assert rule.mean_length is not None
+            expand_mean_length(rule.mean_length, config.drafter.num_draft_tokens)
+        else:
+            check_rates(rule.rates, config.drafter.num_draft_tokens)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def oracle_is_greedy(config: RunConfig) -> str | None:
@@ -168,6 +260,8 @@ def sizes(config: RunConfig) -> str | None:
         ("workload.limit", config.workload.limit, 1, "null"),
         ("workload.prompt_tokens", config.workload.prompt_tokens, 1, "64"),
         ("workload.num_requests", config.workload.num_requests, 1, "8"),
+        ("workload.per_category", config.workload.per_category, 1, "20"),
+        ("record.topk", config.record.topk, 0, "0"),
     )
     for knob, value, minimum, remedy in least:
         if value is not None and value < minimum:
@@ -227,6 +321,25 @@ def workload_lengths(config: RunConfig) -> str | None:
     return None
 
 
+def workload_per_category(config: RunConfig) -> str | None:
+    workload = config.workload
+    if (workload.name == "generated") == (workload.per_category is not None):
+        return None
+    if workload.per_category is None:
+        return "workload=generated needs workload.per_category; add workload.per_category=20"
+    return (
+        f"workload.per_category={workload.per_category} is not read by workload={workload.name}; "
+        "leave it out or choose workload=generated"
+    )
+
+
+def recorded_rows(config: RunConfig) -> str | None:
+    topk = config.record.topk
+    if topk <= MAX_RECORDED_TOPK:
+        return None
+    return f"record.topk={topk} is above {MAX_RECORDED_TOPK}, more than a rule looks at; use record.topk=16"
+
+
 def workload_categories(config: RunConfig) -> str | None:
     workload = config.workload
     if workload.categories is None:
@@ -256,7 +369,11 @@ CHECKS: tuple[Check, ...] = (
     ngram_lengths,
     eagle3_needs_a_head,
     target_path,
-    strict_is_greedy,
+    rule_is_greedy,
+    relaxed_knobs,
+    draft_sampling_needs_temperature,
+    rejection_reads_the_draft_distribution,
+    synthetic_rates,
     oracle_is_greedy,
     sampling_range,
     truncation_needs_sampling,
@@ -267,6 +384,8 @@ CHECKS: tuple[Check, ...] = (
     device_and_dtype,
     workload_source,
     workload_lengths,
+    workload_per_category,
     workload_categories,
+    recorded_rows,
     logger_mode,
 )

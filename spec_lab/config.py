@@ -153,14 +153,24 @@ class CacheConfig:
 
 
 @dataclass
+class RecordConfig:
+    """What is recorded besides the measurements."""
+
+    topk: int = knob(
+        0, "likeliest tokens of each verify row kept for re-scoring, in a pass of its own, 16 say; 0 keeps none"
+    )
+
+
+@dataclass
 class WorkloadConfig:
-    """workload=pocket (shipped prompts), jsonl, spec_bench, fixed_length, random_ids."""
+    """workload=pocket (shipped prompts), generated, jsonl, spec_bench, fixed_length, random_ids."""
 
     name: str = MISSING
     limit: int | None = knob(None, "prompts a run, taken in turn from the categories; null is all of them")
     categories: list[str] | None = knob(None, "categories to take prompts from; null is all of them")
     path: str | None = knob(None, "JSON Lines file with the prompts; workload=jsonl and spec_bench only")
     prompt_tokens: int | None = knob(None, "tokens a prompt; workload=fixed_length and random_ids only")
+    per_category: int | None = knob(None, "prompts drawn of each category; workload=generated only")
     num_requests: int | None = knob(None, "how many requests; workload=fixed_length and random_ids only")
     ignore_eos: bool = knob(False, "decode on past the end-of-sequence token, up to max_new_tokens")
 
@@ -199,6 +209,7 @@ class RunConfig:
     sampling: SamplingConfig = knob(MISSING, "how the target samples")
     logger: LoggerConfig = knob(MISSING, "where the records go")
     cache: CacheConfig = field(default_factory=CacheConfig, metadata={"help": "the paged KV cache"})
+    record: RecordConfig = field(default_factory=RecordConfig, metadata={"help": "what is recorded besides"})
     name: str = knob("run", "first part of the name of the run's folder")
     seed: int = knob(0, "seed of everything random")
     device: str = knob("auto", "auto (CUDA where there is one), cpu, cuda, cuda:1")

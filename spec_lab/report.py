@@ -1,4 +1,7 @@
-"""`python -m spec_lab.report [FOLDER...]`: print the tables of recorded runs, the newest or the named ones."""
+"""`python -m spec_lab.report [FOLDER...]`: print the tables of recorded runs, the newest or the named ones.
+
+Of a sweep in which lossy rules have a strict run beside them, also what they cost and bring, with a plot in the folder.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from pathlib import Path
 
 from spec_lab.record.report import format_definitions, format_run, format_runs
 from spec_lab.record.runs import Run, find_runs
+from spec_lab.record.study import Point, format_study, read_studies
+
+PLOT_FILE = "acceptance_against_accuracy.png"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,14 +31,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     runs = runs if options.folders else runs[-options.last :]
     try:
-        print(_text(runs), flush=True)
+        studies = read_studies(runs)
+        plots = _draw(studies, options.folders[0]) if len(options.folders) == 1 else []
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    try:
+        print(_text(runs, studies, plots), flush=True)
     except BrokenPipeError:  # a pager or `head` that has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def _text(runs: Sequence[Run]) -> str:
+def _draw(studies: Sequence[list[Point]], folder: Path) -> list[Path]:
+    """A plot a study, in `folder`."""
+    paths = []
+    for number, points in enumerate(studies, start=1):
+        from spec_lab.record.plots import acceptance_against_accuracy
+
+        paths.append(folder / (PLOT_FILE if number == 1 else f"{number}-{PLOT_FILE}"))
+        acceptance_against_accuracy(points).savefig(paths[-1], dpi=160)
+    return paths
+
+
+def _text(runs: Sequence[Run], studies: Sequence[list[Point]], plots: Sequence[Path]) -> str:
     parts = [format_runs(runs)]
+    for points in studies:
+        parts += ["What lossy acceptance costs and brings", format_study(points)]
+    parts += [f"plot: {path}" for path in plots]
     finished = [run for run in runs if run.summary["status"] == "finished"]
     if finished:
         parts += [f"The newest finished run, {finished[-1].folder}", format_run(finished[-1].summary)]

@@ -26,6 +26,8 @@ from spec_lab.record.report import format_run
 from spec_lab.record.schema import Kernel, Summary
 from spec_lab.record.sinks import Sink
 from spec_lab.record.summary import Divergence, Measured, RunInfo, build_summary
+from spec_lab.record.verify_rows import save_verify_rows
+from spec_lab.trajectory import fitting, record_verify_rows
 from spec_lab.workloads.checker import is_correct
 from spec_lab.workloads.load import load_requests
 from spec_lab.workloads.tokenizer import TargetTokenizer
@@ -120,6 +122,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
                 main = Measured(passes[MAIN], correct[MAIN], thinking[MAIN])
                 _record_requests(lab, recorder, main, divergences or [])
         kernels = _profile(lab, recorder.folder, progress)
+        _keep_verify_rows(lab, passes[MAIN][0].requests, recorder.folder, progress)
     measured = {name: Measured(results, correct[name], thinking[name]) for name, results in passes.items()}
     traits = lab.engines[MAIN].parts.rule.traits
     return build_summary(
@@ -212,6 +215,17 @@ def _profile(lab: Lab, folder: Path, progress: Progress) -> list[Kernel]:
     progress.stage("profiling")
     batch = lab.requests[: lab.config.batch_size]
     return profile_rounds(lab.engines[MAIN], batch, lab.config.profile_rounds, folder)
+
+
+def _keep_verify_rows(lab: Lab, records: list[RequestRecord], folder: Path, progress: Progress) -> None:
+    config, engine = lab.config, lab.engines[MAIN]
+    topk = config.record.topk
+    if topk == 0:
+        return
+    progress.stage("recording verify rows")
+    requests = fitting(lab.requests, records, engine.num_draft_tokens, topk)
+    rows = record_verify_rows(engine, requests, topk, lab.models.markers, config.cache.prefill_chunk)
+    save_verify_rows(folder, rows)
 
 
 def _provenance(lab: Lab) -> Provenance:

@@ -11,10 +11,11 @@ import torch
 from spec_lab.acceptance.distribution import SamplingParams
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import RoundPhase, ThinkingMarkers, TokenPhase
+from spec_lab.acceptance.rates import expand_mean_length
 from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
 from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance
 from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.acceptance.synthetic import SyntheticAcceptance, expand_mean_length
+from spec_lab.acceptance.synthetic import SyntheticAcceptance
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
 

@@ -243,7 +243,8 @@ def test_accept_can_be_captured(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", RULES)
 def test_captured_rounds_on_the_gpu_equal_eager_ones_on_the_cpu(name: str) -> None:
-    """One captured round replayed over three others, state carried along. Logits on a grid, so no near-tie can flip."""
+    """One captured round replayed over three others, state carried along. The rows are random, so nothing in them is so
+    close that the rounding of another device flips it."""
     device = torch.device("cuda")
     here, there = admitted(name, 3), admitted(name, 3, device=device)
     held = random_round(num_rows=4, device=device)

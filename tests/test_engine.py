@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FinishReason, GenerationResult, Request, VerifiedRound
 from spec_lab.drafters.history import TokenHistory
@@ -98,7 +99,7 @@ def test_drafters_without_a_model(name: str) -> None:
         drafters: dict[str, Drafter[Any]] = {
             "none": NoDrafter(),
             "ngram": NgramDrafter(3, 4, 1, history),
-            "random": RandomDrafter(3, VOCAB, 0, torch.device("cpu")),
+            "random": RandomDrafter(3, VOCAB, SlotSeeds(3, 0, torch.device("cpu"))),
             "oracle": oracle,
         }
         return drafters[name]

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.types import AttentionMetadata, PromptChunk, Request, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.history import LookupState, TokenHistory
 from spec_lab.drafters.ngram import NgramDrafter, latest_match
@@ -85,14 +86,14 @@ def test_ngram_equals_the_slow_search(
     sizes: tuple[int, int],
     chunk: int,
 ) -> None:
-    """Prompt passes in chunks, then rounds of other lengths; a padded row and stale tokens of older requests beside."""
+    """Prompt passes in chunks, then rounds of other lengths; a padded row beside, and junk past the known tokens."""
     num_rows, num_slots = num_draft_tokens + 1, len(prompts)
     history = TokenHistory(num_slots, 64, CPU)
-    history.tokens.fill_(2)
     drafter = NgramDrafter(num_draft_tokens, *sizes, history)
     texts = []
     for slot, prompt in enumerate(prompts):
         drafter.admit(slot, Request("r", "x", tuple(prompt), 9))
+        history.tokens[slot, len(prompt) :] = 2
         for start in range(0, len(prompt), chunk):
             if start + chunk < len(prompt):
                 middle = last_chunk(slot, prompt[: start + chunk], start, prompt[start + chunk])
@@ -126,6 +127,14 @@ def test_ngram_does_not_find_what_an_earlier_request_left_in_the_slot() -> None:
         state = drafter.ingest(last_chunk(0, prompt[:-1], 0, prompt[-1]))
         assert state is not None
         assert collect_drafts(drafter, state).tolist() == [expected]
+
+
+def test_reset_replaces_the_whole_row() -> None:
+    history = TokenHistory(2, 6, CPU)
+    for tokens in ([5, 6, 7, 8], [9], [1, 2, 3, 4, 5, 6, 7, 8]):
+        history.reset(1, tokens)
+        assert history.tokens[1].tolist() == [*tokens[:6], *[0] * (6 - len(tokens))]
+    assert not history.tokens[0].any()
 
 
 def test_history_takes_the_emitted_tokens_at_l_plus_1_to_l_plus_n_and_no_rejected_one() -> None:
@@ -174,7 +183,9 @@ def test_oracle_needs_the_continuation_of_every_request() -> None:
 
 def test_random_drafts_are_seeded_uniform_and_of_the_whole_vocabulary() -> None:
     def drafts(seed: int) -> torch.Tensor:
-        drafter = RandomDrafter(4, 7, seed, CPU)
+        drafter = RandomDrafter(4, 7, SlotSeeds(500, seed, CPU))
+        for slot in range(500):
+            drafter.admit(slot, Request(f"r{slot}", "x", (1,), 5))
         verified = verified_round([[1]] * 500, [1] * 500, [0] * 500, 4)
         return collect_drafts(drafter, drafter.seed(verified))
 

@@ -324,7 +324,7 @@ def test_the_first_token_of_a_tie_is_the_lowest_id(pair: tuple[Path, Path]) -> N
 def test_stages_are_named_and_those_that_do_not_exist_are_left_out() -> None:
     request = Request("a", "x", (5, 6, 7), 6, ignore_eos=True)
     stages: dict[int, set[tuple[str, ...]]] = {}
-    for num_draft_tokens in (0, 1, 3):
+    for num_draft_tokens in (0, 1, 2):
 
         def make(target: FakeTarget, num_draft_tokens: int = num_draft_tokens) -> Drafter[Any]:
             return ScriptedDrafter(num_draft_tokens, target, [0]) if num_draft_tokens else NoDrafter()
@@ -336,7 +336,7 @@ def test_stages_are_named_and_those_that_do_not_exist_are_left_out() -> None:
     assert stages == {
         0: {("accept", "commit", "verify")},
         1: {("accept", "catchup", "commit", "verify")},
-        3: {("accept", "catchup", "commit", "recur", "verify")},
+        2: {("accept", "catchup", "commit", "recur", "verify")},
     }
 
 

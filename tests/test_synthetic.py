@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from spec_lab.acceptance.noise import SlotSeeds
-from spec_lab.acceptance.synthetic import SyntheticAcceptance, check_rates, expand_mean_length
+from spec_lab.acceptance.rates import check_rates, expand_mean_length
+from spec_lab.acceptance.synthetic import SyntheticAcceptance
 from tests.acceptance_cases import CPU, emitted, make_inputs, request
 
 

@@ -7,6 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from spec_lab.train import corpus
 from spec_lab.train.data import IGNORED_LABEL, TrainingTokens, next_token_labels, pack_documents
@@ -18,19 +19,19 @@ VOCAB_SIZE = 600
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
+def tokenizer() -> PreTrainedTokenizerFast:
     examples = list(islice(corpus.generate("lists", "train", 0), 60))
     return train_tokenizer([render_example(example) for example in examples], VOCAB_SIZE)
 
 
-def test_tokenizer_gives_any_text_back(tokenizer) -> None:
+def test_tokenizer_gives_any_text_back(tokenizer: PreTrainedTokenizerFast) -> None:
     example = next(iter(corpus.generate("lists", "train", 1)))
     for text in (render_example(example), "tab\tnew\n\n  ünïcode 測試 🙂", "<|user|>\nx<|end|>"):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert len(tokenizer) == VOCAB_SIZE
 
 
-def test_markers_are_one_token_each_and_digits_stand_alone(tokenizer) -> None:
+def test_markers_are_one_token_each_and_digits_stand_alone(tokenizer: PreTrainedTokenizerFast) -> None:
     for marker in SPECIAL_TOKENS:
         assert len(tokenizer(marker)["input_ids"]) == 1
     assert tokenizer.tokenize("2026")[-4:] == ["2", "0", "2", "6"]
@@ -38,13 +39,13 @@ def test_markers_are_one_token_each_and_digits_stand_alone(tokenizer) -> None:
     assert multi_digit == []
 
 
-def test_chat_template_writes_the_prompt_of_the_workloads(tokenizer) -> None:
+def test_chat_template_writes_the_prompt_of_the_workloads(tokenizer: PreTrainedTokenizerFast) -> None:
     messages = [{"role": "user", "content": "How many?"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text == render_prompt("chat", "How many?")
 
 
-def test_thinking_markers_survive_decoding_without_special_tokens(tokenizer) -> None:
+def test_thinking_markers_survive_decoding_without_special_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = tokenizer("<|assistant|><think>a</think><|end|>")["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>a</think>"
 

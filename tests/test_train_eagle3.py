@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from spec_lab.train.eagle3 import Eagle3Head, Eagle3Shape
@@ -37,7 +38,9 @@ def rotate(vector: Tensor, position: int) -> Tensor:
     """Rotates the pairs (i, i + half) of one head's vector as complex numbers."""
     half = len(vector) // 2
     angles = position * 10000.0 ** (-torch.arange(half).double() / half)
-    turned = torch.complex(vector[:half].double(), vector[half:].double()) * torch.polar(torch.ones(half).double(), angles)
+    turned = torch.complex(vector[:half].double(), vector[half:].double()) * torch.polar(
+        torch.ones(half).double(), angles
+    )
     return torch.cat([turned.real, turned.imag])
 
 
@@ -102,10 +105,9 @@ def test_loss_counts_only_steps_anchored_behind_the_prompt_and_ending_in_the_tex
     torch.testing.assert_close(loss, (by_step[0] + 0.5 * by_step[1]) / 1.5)
 
 
-def test_checkpoint_has_the_names_and_config_that_engines_load(head: Eagle3Head, tmp_path) -> None:
+def test_checkpoint_has_the_names_and_config_that_engines_load(head: Eagle3Head, tmp_path: Path) -> None:
     save_head(head, 2048, tmp_path)
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    tensors = load_file(tmp_path / "model.safetensors")
     layer = "midlayer."
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
         "fc.weight": (12, 36),
@@ -143,7 +145,7 @@ def test_checkpoint_has_the_names_and_config_that_engines_load(head: Eagle3Head,
     assert not {"eagle_config", "eagle_aux_hidden_state_layer_ids"} & config.keys()
 
 
-def test_saved_head_loads_again(head: Eagle3Head, tmp_path) -> None:
+def test_saved_head_loads_again(head: Eagle3Head, tmp_path: Path) -> None:
     head = head.bfloat16().float()
     save_head(head, 2048, tmp_path)
     loaded = load_head(tmp_path)

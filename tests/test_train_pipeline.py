@@ -1,4 +1,4 @@
-"""`python -m spec_lab.train debug=smoke`: every stage end to end on a CPU, loaded again, and skipped the second time."""
+"""`python -m spec_lab.train debug=smoke`: every stage end to end on a CPU, loaded again, and skipped afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hydra.utils import instantiate
 
 from spec_lab.train.__main__ import config_folder
 from spec_lab.train.evaluate import ThinkingMarkers
-from spec_lab.train.pipeline import Pipeline, RunFolder, finished_folder
+from spec_lab.train.pipeline import Pipeline
+from spec_lab.train.stages import RunFolder, finished_folder
 
 
 def smoke_pipeline(output_dir: Path, *overrides: str) -> Pipeline:
@@ -65,6 +66,21 @@ def test_finished_stages_are_skipped_and_a_missing_one_is_built_again(run_folder
     smoke_pipeline(run_folder.root).run()
     assert target.stat().st_mtime_ns == before
     assert head.read_bytes() == weights
+
+
+def test_a_folder_begun_with_another_recipe_is_refused(run_folder: RunFolder) -> None:
+    with pytest.raises(ValueError, match="another num_natural_documents; choose another output_dir"):
+        smoke_pipeline(run_folder.root, "corpus.num_natural_documents=11").run()
+    with pytest.raises(ValueError, match="another seed"):
+        smoke_pipeline(run_folder.root, "seed=1").run()
+
+
+def test_the_cards_give_recipe_figures_and_limits(run_folder: RunFolder) -> None:
+    target = (run_folder.target / "README.md").read_text()
+    head = (run_folder.drafter("eagle3") / "README.md").read_text()
+    assert "6 steps of 4 rows" in target and "4 steps of 4 rows" in head
+    for card in (target, head):
+        assert "| arithmetic |" in card and "What these figures do not say" in card and "PSF License" in target
 
 
 def test_a_stage_that_fails_leaves_no_output(tmp_path: Path) -> None:

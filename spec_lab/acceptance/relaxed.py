@@ -108,13 +108,19 @@ class RelaxedThinkingAcceptance:
     def accept(self, inputs: AcceptanceInputs) -> Verification:
         slot_ids, drafts = inputs.slot_ids, inputs.draft_tokens
         standing = draft_standing(inputs.logits[:, :-1], drafts)
-        relaxed = self._form.threshold(standing.top)
-        least = self._phase.least(slot_ids, drafts, standing.top, relaxed)
-        num_accepted = leading(relaxed_matches(standing, self._topk, least))
+        num_accepted = leading(self.matches(standing, slot_ids, drafts))
         last = at_tokens(inputs.logits.argmax(dim=-1), num_accepted)
         emitted = emit(inputs, num_accepted, last)
         reached = torch.arange(drafts.shape[1], device=drafts.device) < (emitted.num_emitted - 1).unsqueeze(1)
         num_relaxed = (reached & ~standing.is_top).sum(dim=1)
         num_thinking = self._phase.thinking.count(slot_ids, emitted.tokens, emitted.num_emitted)
-        self._phase.advance(slot_ids, emitted.tokens, emitted.num_emitted)
+        self.advance(slot_ids, emitted.tokens, emitted.num_emitted)
         return Verification(emitted.tokens, emitted.num_emitted, num_relaxed, num_thinking)
+
+    def matches(self, standing: DraftStanding, slot_ids: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
+        relaxed = self._form.threshold(standing.top)
+        least = self._phase.least(slot_ids, draft_tokens, standing.top, relaxed)
+        return relaxed_matches(standing, self._topk, least)
+
+    def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
+        self._phase.advance(slot_ids, tokens, num_emitted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from spec_lab.acceptance.emit import leading
+from spec_lab.acceptance.relaxed import DraftStanding
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
 
@@ -28,3 +29,9 @@ class StrictAcceptance:
         tokens = inputs.logits.argmax(dim=-1)
         num_accepted = leading(tokens[:, :-1] == inputs.draft_tokens)
         return Verification(tokens, torch.where(inputs.active, num_accepted + 1, 0))
+
+    def matches(self, standing: DraftStanding, slot_ids: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
+        return standing.is_top
+
+    def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
+        """No state."""

@@ -60,8 +60,14 @@ def to_run_config(composed: DictConfig) -> RunConfig:
 
 
 def chosen_options(hydra_choices: Mapping[str, str | None]) -> dict[str, str]:
-    """The option of each group in the order of conf/config.yaml; Hydra's own groups and unchosen ones left out."""
-    return {group: option for group in read_groups() if (option := hydra_choices.get(group)) is not None}
+    """The option of each group in the order of conf/config.yaml; Hydra's own groups and unchosen ones left out.
+
+    Without an experiment there is nothing that has a size.
+    """
+    chosen = {group: option for group in read_groups() if (option := hydra_choices.get(group)) is not None}
+    if "experiment" not in chosen:
+        chosen.pop("size", None)
+    return chosen
 
 
 def explain(error: Exception) -> str:

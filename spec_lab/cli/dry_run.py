@@ -22,7 +22,7 @@ def describe(config: RunConfig, choices: Mapping[str, str], refused: list[str]) 
         for field in dataclasses.fields(config)
         if not dataclasses.is_dataclass(getattr(config, field.name)) and field.name != "dry_run"
     }
-    lines += [_line(group, choices[group], {}) for group in ("experiment", "debug") if group in choices]
+    lines += [_line(group, choices[group], {}) for group in ("experiment", "size", "debug") if group in choices]
     lines.append(_line("run", "", rest))
     lines.append(_line("folder", f"{config.output_dir}/{folder_name(config, choices)}", {}))
     lines += [f"refused: {message}" for message in refused] or ["nothing is refused"]

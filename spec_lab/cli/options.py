@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from spec_lab.config import SCHEMAS, CacheConfig, RunConfig
+from spec_lab.config import SCHEMAS, CacheConfig, RecordConfig, RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ def read_groups() -> dict[str, Group]:
     explanations = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
     explanations |= {
         "experiment": "a ready-made study: sets other keys, often a sweep",
+        "size": "how large an experiment that comes in sizes is",
         "debug": "cheap settings to try things out",
     }
     groups = {}
@@ -90,7 +91,7 @@ def read_option(file: Path) -> Option:
     comments = [line for line in comments if not line.startswith("@package")]
     if len(comments) < 2:
         raise ValueError(f"{file} must open with two comment lines: the command that uses it, and what it is")
-    values = yaml.safe_load(text)
+    values = yaml.safe_load(text) or {}
     return Option(file.stem, comments[0], comments[1], _schema_of(file, values.pop("defaults", [])), values)
 
 
@@ -101,9 +102,9 @@ def read_keys() -> dict[str, Key]:
     keys: dict[str, Key] = {}
     for group in groups.values():
         keys |= {key.name: key for key in _keys_of_group(group)}
-    for prefix, schema in (("", RunConfig), ("cache.", CacheConfig)):
+    for prefix, schema in (("", RunConfig), ("cache.", CacheConfig), ("record.", RecordConfig)):
         for field in dataclasses.fields(schema):
-            if field.name not in groups and field.name != "cache":
+            if field.name not in (*groups, "cache", "record"):
                 keys[prefix + field.name] = _key(prefix + field.name, field, (schema,), {"": default_of(field)})
     return keys
 

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from spec_lab.cli.flags import DRY_RUN_FLAG, FLAGS_THAT_ADD_OPTIONS, split_flags
 from spec_lab.cli.nearest import hint, nearest
-from spec_lab.cli.options import Group, Key, read_groups, read_keys
+from spec_lab.cli.options import Group, Key, conf_folder, read_groups, read_keys
 
 
 def check_arguments(arguments: Sequence[str]) -> list[str]:
@@ -55,6 +55,21 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False) -> 
             _check_value(override, read_keys()[name])
         else:
             raise ValueError(f"{override.input_line}: {_explain_unknown(name)}")
+    _check_size(parsed)
+
+
+def _check_size(overrides: Iterable[Override]) -> None:
+    """A size that no chosen experiment reads would be ignored without a word."""
+    chosen = {override.key_or_group: override for override in overrides}
+    if "size" not in chosen:
+        return
+    sized = sorted(path.parents[1].name for path in (conf_folder() / "experiment").glob("*/grid/*.yaml"))
+    experiments = set(_values(chosen["experiment"])) if "experiment" in chosen else set()
+    if not experiments or not experiments <= set(sized):
+        wanted = "|".join(dict.fromkeys(sized))
+        raise ValueError(
+            f"{chosen['size'].input_line}: only experiments that come in sizes read it; add experiment={wanted}"
+        )
 
 
 def _parse(parser: OverridesParser, text: str) -> Override:

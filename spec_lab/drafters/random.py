@@ -6,37 +6,47 @@ from dataclasses import dataclass
 
 import torch
 
+from spec_lab.acceptance.noise import SlotSeeds, Use, round_key, uniform
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.types import PromptChunk, Request, VerifiedRound
+from spec_lab.drafters.picking import DraftedRows
 
 
 @dataclass(slots=True)
 class RandomState:
     tokens: torch.Tensor
+    rows: DraftedRows
 
 
 class RandomDrafter:
-    """See `Drafter`."""
+    """See `Drafter`. Its noise is keyed by request and position, so a draft does not depend on the neighbours."""
 
     requirements = DrafterRequirements()
 
-    def __init__(self, num_draft_tokens: int, vocab_size: int, seed: int, device: torch.device) -> None:
+    def __init__(self, num_draft_tokens: int, vocab_size: int, seeds: SlotSeeds) -> None:
         self.num_draft_tokens = num_draft_tokens
         self._vocab_size = vocab_size
-        self._generator = torch.Generator(device).manual_seed(seed)
+        self._seeds = seeds
 
     def admit(self, slot: int, request: Request) -> None:
-        pass
+        self._seeds.admit(slot, request)
 
     def ingest(self, chunk: PromptChunk) -> RandomState | None:
-        return None if chunk.live_attention is None else RandomState(self._draw(1))
+        if chunk.live_attention is None:
+            return None
+        slot_ids = torch.tensor([chunk.slot], device=chunk.next_token_ids.device)
+        return self._start(DraftedRows(slot_ids, chunk.live_attention.seq_lens))
 
     def seed(self, verified: VerifiedRound) -> RandomState:
-        return RandomState(self._draw(verified.batch.num_rows))
+        batch = verified.batch
+        return self._start(DraftedRows(batch.slot_ids, batch.kv_lens + verified.verification.num_emitted))
 
     def step(self, state: RandomState, index: int) -> None:
-        state.tokens = self._draw(state.tokens.shape[0])
+        state.tokens = self._draw(state.rows, index)
 
-    def _draw(self, batch_size: int) -> torch.Tensor:
-        device = self._generator.device
-        return torch.randint(self._vocab_size, (batch_size,), generator=self._generator, device=device)
+    def _start(self, rows: DraftedRows) -> RandomState:
+        return RandomState(self._draw(rows, 0), rows)
+
+    def _draw(self, rows: DraftedRows, step: int) -> torch.Tensor:
+        draws = uniform(round_key(self._seeds.of(rows.slot_ids), rows.kv_lens, step, Use.DRAFT))
+        return (draws * self._vocab_size).long()

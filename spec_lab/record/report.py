@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from spec_lab.record.metrics import DEFINITIONS, STAGES, paired_ratio
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import Accuracy, Ratio, Speed, Summary
+from spec_lab.record.schema import Accuracy, Outcome, Ratio, Speed, Summary
+from spec_lab.record.study import describe_rule
 from spec_lab.record.table import ABSENT, format_table, number, percent, with_range
 
 WIDTH = 120
 THIS_RUN = "this run"
+IMPOSED = "* the acceptance was imposed, not measured"
 
 
 def format_run(summary: Summary) -> str:
     """One run: its configurations, its categories, the verdict. Only the verdict where it did not finish."""
     parts = [textwrap.fill(summary["verdict"], WIDTH)]
     if summary["status"] == "finished":
-        parts = [_speed_table(summary), _stage_table(_configurations(summary)), format_categories(summary), *parts]
+        tables = [_speed_table(summary), _stage_table(_configurations(summary)), format_categories(summary)]
+        parts = [*tables, IMPOSED if summary["acceptance_imposed"] else "", *parts]
     return "\n\n".join(part for part in parts if part)
 
 
 def format_runs(runs: Sequence[Run]) -> str:
     """A line a run, then the stages of several, then why some did not finish."""
     header = [
-        "#", "drafter", "prune", "K", "batch", "acceptance length", "decode tok/s", "speedup over plain", "accuracy",
-        "status", "folder",
+        "#", "drafter", "prune", "K", "batch", "rule", "acceptance length", "decode tok/s", "speedup over plain",
+        "accuracy", "status", "folder",
     ]  # fmt: skip
     body = [[f"#{index}", *_run_cells(run)] for index, run in enumerate(runs, start=1)]
-    parts = [format_table(header, body, left=("drafter", "prune", "status", "folder"))]
+    parts = [format_table(header, body, left=("drafter", "prune", "rule", "status", "folder"))]
     if any(run.summary["acceptance_imposed"] for run in runs):
-        parts.append("* the acceptance was imposed, not measured")
+        parts.append(IMPOSED)
     summaries = {f"#{index}": run.summary for index, run in enumerate(runs, start=1)}
     finished = {key: summary for key, summary in summaries.items() if summary["status"] == "finished"}
     if len(finished) > 1:
@@ -48,20 +51,34 @@ def format_categories(summary: Summary) -> str:
         return ""
     num_draft_tokens = summary["num_draft_tokens"] or 0
     positions = [f"accepted at {position}" for position in range(1, num_draft_tokens + 1)]
-    header = ["category", "requests", "rounds", "acceptance length", *positions, "accuracy"]
+    mark = "*" if summary["acceptance_imposed"] else ""
+    lossy = _lossy_columns(summary)
+    header = ["category", "requests", "rounds", "acceptance length", *positions, "accuracy", *lossy]
     outcomes = sorted(summary["by_category"].items(), key=lambda item: item[1]["acceptance_length"] or 0.0)
     body = [
         [
             category,
             str(outcome["num_requests"]),
             f"{outcome['rounds']:,}",
-            number(outcome["acceptance_length"]),
+            number(outcome["acceptance_length"]) + mark,
             *[percent(rate) for rate in outcome["acceptance_rate_by_position"]["unconditional"]],
-            _accuracy(outcome["accuracy"]),
+            _accuracy(outcome["accuracy"], summary["acceptance_imposed"]),
+            *[show(outcome) for show in lossy.values()],
         ]
         for category, outcome in [*outcomes, ("all", summary)]
     ]
     return format_table(header, body, left=("category",))
+
+
+def _lossy_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
+    """What a lossy run shows besides: thinking length, relaxed hits, outputs equal to plain decoding."""
+    if summary.get("acceptance_lossless") is not False or summary["acceptance_imposed"]:
+        return {}
+    return {
+        "thinking tokens": lambda outcome: number((outcome["thinking"] or {}).get("mean_tokens"), 1),
+        "relaxed hits": lambda outcome: number((outcome["relaxed"] or {}).get("hits"), 0),
+        "equal to plain": lambda outcome: percent(outcome["equal_to_plain"]),
+    }
 
 
 def format_definitions() -> str:
@@ -89,7 +106,7 @@ def _speed_table(summary: Summary) -> str:
             number(speed["decode_tokens_per_second"], 1),
             number(speed["end_to_end_tokens_per_second"], 1),
             _ratio(_over_plain(name, summary)),
-            _accuracy(accuracies.get(name, summary["accuracy"])),
+            _accuracy(accuracies.get(name, summary["accuracy"]), _is_imposed(name, summary)),
         ]
         for name, speed in _configurations(summary).items()
     ]
@@ -128,10 +145,11 @@ def _run_cells(run: Run) -> list[str]:
         summary["choices"].get("prune", ABSENT),
         str(summary["config"].get("drafter", {}).get("num_draft_tokens", ABSENT)),
         str(summary["config"].get("batch_size", ABSENT)),
+        describe_rule(summary["config"].get("acceptance", {}))[0],
         number(summary["acceptance_length"]) + ("*" if summary["acceptance_imposed"] else ""),
         number(summary["decode_tokens_per_second"], 1),
         _ratio(summary["speedup"]),
-        _accuracy(summary["accuracy"]),
+        _accuracy(summary["accuracy"], summary["acceptance_imposed"]),
         summary["status"],
         str(run.folder),
     ]
@@ -141,7 +159,9 @@ def _ratio(ratio: Ratio | None) -> str:
     return ABSENT if ratio is None else with_range(ratio["value"], ratio["low"], ratio["high"])
 
 
-def _accuracy(accuracy: Accuracy) -> str:
+def _accuracy(accuracy: Accuracy, is_imposed: bool) -> str:
+    if is_imposed:
+        return "imposed"
     if accuracy["value"] is None:
         return ABSENT
     return f"{percent(accuracy['value'])} ({percent(accuracy['low'])} to {percent(accuracy['high'])})"

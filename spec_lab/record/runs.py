@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from spec_lab.record.metrics import STAGES
-from spec_lab.record.schema import SCHEMA_VERSION, Summary
+from spec_lab.record.schema import SCHEMA_VERSION, RequestRow, Summary
 from spec_lab.record.sinks import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
 
 if TYPE_CHECKING:
@@ -88,6 +88,11 @@ def load_requests(folder: Path) -> pd.DataFrame:
         )
         frame["num_output_tokens"] = frame["output_ids"].map(len)
     return frame
+
+
+def read_request_rows(folder: Path) -> list[RequestRow]:
+    """The lines of `requests.jsonl` of one run."""
+    return cast(list[RequestRow], list(_read_lines(folder / REQUESTS_FILE)))
 
 
 def load_rounds(folder: Path) -> pd.DataFrame:

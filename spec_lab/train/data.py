@@ -27,8 +27,8 @@ Result = TypeVar("Result")
 def pack_documents(documents: list[np.ndarray], row_length: int, pad_id: int) -> np.ndarray:
     """Packs whole documents into rows `[num_rows, row_length]` of uint16, each into the fullest row it fits.
 
-    No document is split, since its second half without its question would teach guessing (best-fit packing: Ding et al.,
-    2024, "Fewer Truncations Improve Language Modeling"). A document longer than a row loses its end.
+    No document is split, since its second half without its question would teach guessing (best-fit packing: Ding et
+    al., 2024, "Fewer Truncations Improve Language Modeling"). A document longer than a row loses its end.
     """
     rows: list[list[np.ndarray]] = []
     rows_with_room: list[list[int]] = [[] for _ in range(row_length + 1)]
@@ -85,7 +85,8 @@ def build_shard(shard: Shard) -> np.ndarray:
     random.Random(shard.seed).shuffle(examples)
     encodings = tokenizer.encode_batch([render_example(example) for example in examples])
     documents = [np.array(encoding.ids, dtype=np.uint16) for encoding in encodings]
-    return pack_documents(documents, shard.row_length, tokenizer.token_to_id(END_OF_TEXT))
+    end_of_text_id: int = tokenizer.token_to_id(END_OF_TEXT)
+    return pack_documents(documents, shard.row_length, end_of_text_id)
 
 
 def map_in_processes(function: Callable[[Job], Result], jobs: list[Job], num_workers: int) -> Iterator[Result]:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 DraftMatcher = Callable[[Tensor, int], Tensor]
 """`(tokens [batch, length], num_draft_tokens) -> bool [batch, length, num_draft_tokens]`.
 
-Entry [b, p, i]: drafting from position p, which knows tokens 0..p+1 of row b, draft i is the text's own token p+2+i, given
-that the drafts before it were.
+Entry [b, p, i]: drafting from position p, which knows tokens 0..p+1 of row b, draft i is the text's own token p+2+i,
+given that the drafts before it were.
 """
 
 

@@ -101,7 +101,9 @@ def most_frequent_tokens(
 ) -> Tensor:
     """`[draft_vocab_size]`: the ids the target writes most, `always_drafted` among them, ascending."""
     if not len(always_drafted) <= draft_vocab_size <= vocab_size:
-        raise ValueError(f"draft_vocab_size={draft_vocab_size} must lie between the markers and the {vocab_size} tokens")
+        raise ValueError(
+            f"draft_vocab_size={draft_vocab_size} must lie between the markers and the {vocab_size} tokens"
+        )
     counts = generations.count_written_tokens(vocab_size)
     counts[always_drafted] = counts.max() + 1
     return counts.argsort(descending=True, stable=True)[:draft_vocab_size].sort().values
@@ -141,14 +143,15 @@ class UnrolledLoss(nn.Module):
         self, embeddings: Tensor, features: Tensor, probabilities: Tensor, ends_in_text: Tensor, from_first: Tensor
     ) -> Tensor:
         """See `unrolling_batch`; `from_first` is the row's distance from the first anchor."""
-        losses = []
-        weights = []
+        total = torch.zeros((), device=embeddings.device)
+        sum_weights = 0.0
         for step, state in enumerate(self.head.unroll(embeddings, features, self.num_steps)):
             row_loss = -(probabilities * self.head.draft_logits(state).float().log_softmax(-1)).sum(-1)
             counts = (ends_in_text & (from_first >= step)).float()
-            losses.append((row_loss * counts).sum() / counts.sum().clamp(min=1))
-            weights.append(self.step_loss_decay**step)
-        return sum(loss * weight for loss, weight in zip(losses, weights, strict=True)) / sum(weights)
+            weight = self.step_loss_decay**step
+            total = total + weight * (row_loss * counts).sum() / counts.sum().clamp(min=1)
+            sum_weights += weight
+        return total / sum_weights
 
 
 def head_config(shape: Eagle3Shape, max_position_embeddings: int) -> dict[str, object]:

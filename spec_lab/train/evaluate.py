@@ -214,7 +214,11 @@ class ThinkingMarkers:
 
 
 def _count(
-    counts: CategoryCounts, continuation: Continuation, correct: bool | None, rows: MeasuredRows, phases: ThinkingMarkers
+    counts: CategoryCounts,
+    continuation: Continuation,
+    correct: bool | None,
+    rows: MeasuredRows,
+    phases: ThinkingMarkers,
 ) -> None:
     prompt_length, num_written = len(continuation.prompt), len(continuation.written)
     counts.num_prompts += 1

@@ -63,7 +63,8 @@ def _continue_batch(
             step = captured(step)  # not before one plain call, which sets up what a capture may not
         if count % STEPS_BETWEEN_CHECKS == 0 and bool(batch.finished.all()):
             break
-    return [_cut(prompt, row, max_new_tokens, stop_ids.tolist()) for prompt, row in zip(prompts, batch.tokens.tolist())]
+    rows = zip(prompts, batch.tokens.tolist(), strict=True)
+    return [_cut(prompt, row, max_new_tokens, stop_ids.tolist()) for prompt, row in rows]
 
 
 def _cut(prompt: list[int], row: list[int], max_new_tokens: int, stop_ids: list[int]) -> Continuation:

@@ -41,9 +41,7 @@ class Generations:
             tokens[row, : len(text)] = torch.tensor(text, dtype=torch.int16)
         prompt_lengths = [len(continuation.prompt) for continuation in continuations]
         lengths = [min(len(c.prompt) + len(c.written), row_length) for c in continuations]
-        return cls(
-            tokens, torch.tensor(prompt_lengths, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32)
-        )
+        return cls(tokens, torch.tensor(prompt_lengths, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32))
 
     def save(self, file: Path) -> None:
         save_file({"tokens": self.tokens, "prompt_lengths": self.prompt_lengths, "lengths": self.lengths}, file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,7 +116,7 @@ def _save(
     }
     unfinished = checkpoint.with_suffix(".tmp")
     torch.save(state, unfinished)
-    os.replace(unfinished, checkpoint)
+    unfinished.replace(checkpoint)
 
 
 def _resume(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TargetRecipe:
-    """Size and training of the target. `natural_fraction` of each batch is natural text, the rest generated examples."""
+    """Size and training of the target. `natural_fraction` of each batch is natural text, the rest examples."""
 
     hidden_size: int
     intermediate_size: int

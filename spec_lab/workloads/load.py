@@ -14,6 +14,7 @@ from typing import Any
 from spec_lab.config import RunConfig, WorkloadConfig
 from spec_lab.core.types import Request
 from spec_lab.workloads.example import Form
+from spec_lab.workloads.generated import answer_of, generated_examples
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 PROMPTS_FOLDER = Path(__file__).parent / "prompts"
@@ -72,20 +73,37 @@ def _text_requests(
     """Requests of a prompt set, categories in turn, as many as workload.limit says."""
 
     def load(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
-        prompts = select_prompts(read(config.workload), config.workload.categories, config.workload.limit)
-        return [
-            Request(
-                request_id=prompt.prompt_id,
-                category=prompt.category,
-                prompt_ids=tuple(tokenizer.encode_prompt(prompt.form, prompt.text)),
-                max_new_tokens=config.max_new_tokens,
-                answer=prompt.answer,
-                ignore_eos=config.workload.ignore_eos,
-            )
-            for prompt in prompts
-        ]
+        return _in_turn(read(config.workload), config, tokenizer)
 
     return load
+
+
+def generated_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
+    """workload.per_category prompts a checkable category, drawn by the run's seed."""
+    workload = config.workload
+    if not workload.per_category:
+        raise ValueError(f"workload={workload.name} needs workload.per_category of 1 or more")
+    drawn = generated_examples(workload.categories, workload.per_category, config.seed)
+    prompts = [
+        Prompt(f"{category}-s{config.seed}-{number:04d}", category, example.form, example.prompt, answer_of(example))
+        for category, examples in drawn.items()
+        for number, example in enumerate(examples, start=1)
+    ]
+    return _in_turn(prompts, config, tokenizer)
+
+
+def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
+    return [
+        Request(
+            request_id=prompt.prompt_id,
+            category=prompt.category,
+            prompt_ids=tuple(tokenizer.encode_prompt(prompt.form, prompt.text)),
+            max_new_tokens=config.max_new_tokens,
+            answer=prompt.answer,
+            ignore_eos=config.workload.ignore_eos,
+        )
+        for prompt in select_prompts(prompts, config.workload.categories, config.workload.limit)
+    ]
 
 
 def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: int | None) -> list[Prompt]:
@@ -132,6 +150,7 @@ def _id_requests(prompts: Iterable[list[int]], config: RunConfig) -> list[Reques
 
 WORKLOADS: dict[str, Callable[[RunConfig, TargetTokenizer], list[Request]]] = {
     "pocket": _text_requests(read_pocket),
+    "generated": generated_requests,
     "jsonl": _text_requests(read_jsonl),
     "spec_bench": _text_requests(read_spec_bench),
     "fixed_length": fixed_length_requests,

@@ -1,0 +1,22 @@
+"""What rules have in common that decide without drawing: they need to know no more than the standing of the drafts."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from spec_lab.acceptance.relaxed import DraftStanding
+from spec_lab.core.protocols import AcceptanceRule
+
+
+class DeterministicRule(AcceptanceRule, Protocol):
+    """A rule that can be re-scored on recorded verify rows."""
+
+    def matches(self, standing: DraftStanding, slot_ids: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
+        """[batch, K] bool: whether each draft would be accepted if it were reached."""
+        ...
+
+    def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
+        """Take the first `num_emitted` [batch] of `tokens` [batch, N] as the text that follows."""
+        ...

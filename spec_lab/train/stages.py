@@ -1,0 +1,121 @@
+"""Stages of a run: where they keep their output, when they are skipped, and what is recorded of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Where a run keeps what."""
+
+    root: Path
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.root / "tokenizer"
+
+    @property
+    def corpus(self) -> Path:
+        """`rows.npy` and `natural.npy`."""
+        return self.root / "corpus"
+
+    @property
+    def target(self) -> Path:
+        return self.root / "pocket"
+
+    @property
+    def generations(self) -> Path:
+        return self.root / "generations"
+
+    @property
+    def records(self) -> Path:
+        """A file a stage with its recipe, time, device and loss curve; and what the evaluation measured."""
+        return self.root / "records"
+
+    def drafter(self, name: str) -> Path:
+        return self.root / f"pocket-{name}"
+
+    def record(self, output: Path) -> Path:
+        return self.records / f"{output.name}.json"
+
+    def checkpoint(self, output: Path) -> Path:
+        return self.root / "checkpoints" / f"{output.name}.pt"
+
+
+def run_stage(
+    folder: RunFolder,
+    output: Path,
+    recipe: dict[str, Any],
+    device: torch.device,
+    build: Callable[[Path], dict[str, Any]],
+) -> None:
+    """Builds `output` with `build(unfinished folder)`, whose result goes into the record, unless `output` exists.
+
+    Raises ValueError where the folder, or a checkpoint in it, was made with another `recipe`.
+    """
+    record_file = folder.record(output)
+    _refuse_another_recipe(record_file, output, recipe)
+    if output.exists():
+        log.info("%s exists: skipped", output)
+        return
+    log.info("building %s", output)
+    record = {
+        "recipe": recipe,
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    _write_json(record_file, record)
+    started = time.perf_counter()
+    with finished_folder(output) as unfinished:
+        facts = build(unfinished)
+        record |= {"seconds": time.perf_counter() - started, **facts}
+        _write_json(record_file, record)
+    folder.checkpoint(output).unlink(missing_ok=True)
+    log.info("built %s in %.0f s", output, record["seconds"])
+
+
+def _refuse_another_recipe(record_file: Path, output: Path, recipe: dict[str, Any]) -> None:
+    if not record_file.exists():
+        return
+    before = json.loads(record_file.read_text())["recipe"]
+    changed = [key for key in recipe if recipe[key] != before.get(key)]
+    if changed:
+        raise ValueError(
+            f"{output} was begun with another {', '.join(changed)}; "
+            f"choose another output_dir, or delete {record_file}, that folder and what was made from it"
+        )
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def finished_folder(output: Path) -> Iterator[Path]:
+    """A folder to write into that becomes `output` once the block is through; what a killed run left is dropped."""
+    unfinished = output.with_name(output.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    yield unfinished
+    unfinished.rename(output)
+
+
+def device_name(device: torch.device) -> str:
+    """As a card names it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
