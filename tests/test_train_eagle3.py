@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from spec_lab.train.eagle3 import Eagle3Head, Eagle3Shape
-from spec_lab.train.eagle3_recipe import UnrolledLoss, load_head, save_head
+from spec_lab.train.eagle3_recipe import Eagle3Recipe, UnrolledLoss, load_head, most_frequent_tokens, save_head
 from spec_lab.train.generations import Generations
+from spec_lab.train.loop import Optimisation
 
 SHAPE = Eagle3Shape(
     hidden_size=12, intermediate_size=20, num_heads=4, num_kv_heads=2, head_dim=6, vocab_size=30, draft_vocab_size=10
@@ -21,13 +24,30 @@ SHAPE = Eagle3Shape(
 DRAFT_TOKEN_IDS = torch.tensor([0, 1, 4, 5, 9, 11, 12, 20, 21, 29])
 
 
-@pytest.fixture
-def head() -> Eagle3Head:
+EAGLE3 = Eagle3Recipe(
+    name="eagle3",
+    intermediate_size=20,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    draft_vocab_size=3,
+    num_unrolled_steps=3,
+    step_loss_decay=0.8,
+    optimisation=Optimisation(num_steps=2, batch_size=1, peak_learning_rate=0.1, num_warmup_steps=1),
+)
+
+
+def random_head(shape: Eagle3Shape, draft_token_ids: Tensor) -> Eagle3Head:
     torch.manual_seed(0)
-    head = Eagle3Head(SHAPE, DRAFT_TOKEN_IDS)
+    head = Eagle3Head(shape, draft_token_ids)
     for name, parameter in head.named_parameters():
         parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.5)
-    return head.double().requires_grad_(False)
+    return head.requires_grad_(False)
+
+
+@pytest.fixture
+def head() -> Eagle3Head:
+    return random_head(SHAPE, DRAFT_TOKEN_IDS).double()
 
 
 def norm(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -49,19 +69,20 @@ class OneRowDrafter:
 
     def __init__(self, head: Eagle3Head) -> None:
         self.head = head
+        self.shape = head.shape
         self.rows: list[tuple[Tensor, Tensor]] = []
 
     def row(self, embedding: Tensor, hidden: Tensor, position: int) -> Tensor:
         """Appends a row and returns the hidden state it leaves."""
         layer, attention = self.head.midlayer, self.head.midlayer.self_attn
         wide = torch.cat([norm(embedding, layer.input_layernorm.weight), norm(hidden, layer.hidden_norm.weight)])
-        keys = [rotate(key, position) for key in (attention.k_proj.weight @ wide).split(SHAPE.head_dim)]
-        self.rows.append((torch.stack(keys), (attention.v_proj.weight @ wide).view(-1, SHAPE.head_dim)))
+        keys = [rotate(key, position) for key in (attention.k_proj.weight @ wide).split(self.shape.head_dim)]
+        self.rows.append((torch.stack(keys), (attention.v_proj.weight @ wide).view(-1, self.shape.head_dim)))
         outputs = []
-        for index, query in enumerate((attention.q_proj.weight @ wide).split(SHAPE.head_dim)):
-            group = index // (SHAPE.num_heads // SHAPE.num_kv_heads)
+        for index, query in enumerate((attention.q_proj.weight @ wide).split(self.shape.head_dim)):
+            group = index // (self.shape.num_heads // self.shape.num_kv_heads)
             scores = torch.stack([rotate(query, position) @ key[group] for key, _ in self.rows])
-            weights = (scores / SHAPE.head_dim**0.5).softmax(0)
+            weights = (scores / self.shape.head_dim**0.5).softmax(0)
             outputs.append(sum(weight * value[group] for weight, (_, value) in zip(weights, self.rows, strict=True)))
         hidden = hidden + attention.o_proj.weight @ torch.cat(outputs)
         inner = norm(hidden, layer.post_attention_layernorm.weight)
@@ -154,8 +175,6 @@ def test_saved_head_loads_again(head: Eagle3Head, tmp_path: Path) -> None:
 
 
 def test_draft_vocabulary_is_what_the_target_writes_and_the_markers() -> None:
-    from spec_lab.train.eagle3_recipe import most_frequent_tokens
-
     generations = Generations(
         tokens=torch.tensor([[7, 7, 7, 3, 3, 5, 0], [7, 2, 3, 5, 5, 2, 9]], dtype=torch.int16),
         prompt_lengths=torch.tensor([3, 1]),
@@ -165,3 +184,44 @@ def test_draft_vocabulary_is_what_the_target_writes_and_the_markers() -> None:
     assert most_frequent_tokens(generations, 10, 3, always_drafted=[8]).tolist() == [3, 5, 8]
     with pytest.raises(ValueError, match="draft_vocab_size=11"):
         most_frequent_tokens(generations, 10, 11, [8])
+
+
+def test_matches_are_those_of_drafting_from_every_position(tmp_path: Path) -> None:
+    """The evaluation knows the text; a drafter knows its own drafts. Up to the first mismatch that is the same."""
+    torch.manual_seed(5)
+    config = Qwen3Config(
+        vocab_size=6,
+        hidden_size=12,
+        intermediate_size=16,
+        num_hidden_layers=8,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=6,
+        initializer_range=0.5,
+        tie_word_embeddings=True,
+    )
+    model = Qwen3ForCausalLM(config).eval().requires_grad_(False)
+    save_head(random_head(replace(SHAPE, vocab_size=6, draft_vocab_size=3), torch.tensor([1, 2, 4])), 2048, tmp_path)
+    tokens = torch.randint(1, 5, (2, 20))
+    matches = EAGLE3.matcher(tmp_path, model, torch.device("cpu"))(tokens, 3)
+
+    head = load_head(tmp_path).double()
+    embedding = model.get_input_embeddings().weight.double()
+    hidden_states = model(tokens, output_hidden_states=True).hidden_states
+    lengths = []
+    for row, text in enumerate(tokens.tolist()):
+        features = torch.cat([hidden_states[layer][row] for layer in (2, 4, 5)], dim=-1).double()
+        for anchor in range(len(text) - 2):
+            drafter = OneRowDrafter(head)
+            for position in range(anchor + 1):
+                hidden = drafter.row(embedding[text[position + 1]], head.fc.weight @ features[position], position)
+            agreed = 0
+            while agreed < 3 and anchor + 2 + agreed < len(text):
+                draft = [1, 2, 4][int((head.lm_head.weight @ norm(hidden, head.norm.weight)).argmax())]
+                if draft != text[anchor + 2 + agreed]:
+                    break
+                agreed += 1
+                hidden = drafter.row(embedding[draft], hidden, anchor + agreed)
+            assert int(matches[row, anchor].int().cumprod(0).sum()) == agreed, (row, anchor)
+            lengths.append(agreed)
+    assert {0, 1, 2} <= set(lengths), "the case should hold drafts of several lengths"

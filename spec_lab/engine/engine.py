@@ -85,6 +85,7 @@ class _GenerationRun:
         scheduler = self._engine.scheduler
         for sequence in scheduler.admit(self._now()):
             self._admit(sequence)
+        assert scheduler.running, "what submit let in fits an empty engine"
         for sequence in [s for s in scheduler.running if s.is_prefilling]:
             self._prefill(sequence)
         ready = [s for s in scheduler.running if not s.is_prefilling]

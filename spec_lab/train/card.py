@@ -118,13 +118,15 @@ LIMITS = """## What these figures do not say about large models
 def _evaluation(folder: RunFolder) -> str:
     report = json.loads((folder.records / "evaluation.json").read_text())
     pooled = report["pooled"]
+    cut_short = pooled["truncated_rounds"]
     return f"""## Evaluation
 {pooled["prompts"]} prompts (`spec_lab/workloads/prompts`), greedy, at most {report["max_new_tokens"]} new tokens,
-float32 from the bf16 weights. Acceptance length: tokens a round, pooled, strict acceptance of K={report["num_draft_tokens"]}
-drafts of the EAGLE-3 head; {pooled["truncated_rounds"]} rounds that the end of a text cut short are left out of
-{pooled["rounds"] + pooled["truncated_rounds"]}. Rate by position: share of rounds that accepted draft 1, 2, ... Rows <
-{report["uncertain_below"]}: share of written tokens whose most likely token had less probability, in thinking and
-elsewhere. Counted by replaying the rounds over the plain greedy text (`spec_lab/train/rounds.py`), not by running them.
+float32 from the bf16 weights. Acceptance length: tokens a round, pooled, strict acceptance of
+K={report["num_draft_tokens"]} drafts of the EAGLE-3 head; {cut_short} rounds that the end of a text
+cut short are left out of {pooled["rounds"] + cut_short}. Rate by position: share of rounds that accepted draft 1, 2,
+... Rows < {report["uncertain_below"]}: share of written tokens whose most likely token had less probability, in
+thinking and elsewhere. Counted by replaying the rounds over the plain greedy text (`spec_lab/train/rounds.py`), not by
+running them.
 
 {format_table(report)}"""
 

@@ -85,7 +85,8 @@ def build_shard(shard: Shard) -> np.ndarray:
     random.Random(shard.seed).shuffle(examples)
     encodings = tokenizer.encode_batch([render_example(example) for example in examples])
     documents = [np.array(encoding.ids, dtype=np.uint16) for encoding in encodings]
-    end_of_text_id: int = tokenizer.token_to_id(END_OF_TEXT)
+    end_of_text_id = tokenizer.token_to_id(END_OF_TEXT)
+    assert end_of_text_id is not None
     return pack_documents(documents, shard.row_length, end_of_text_id)
 
 

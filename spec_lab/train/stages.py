@@ -73,7 +73,7 @@ def run_stage(
         log.info("%s exists: skipped", output)
         return
     log.info("building %s", output)
-    record = {
+    record: dict[str, Any] = {
         "recipe": recipe,
         "device": device_name(device),
         "torch": torch.__version__,

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    f"{{{{ '{USER}' if message['role'] == 'user' else '{ASSISTANT}' }}}}"
-    f"{{{{ '\\n' + message['content'] + '{END_OF_TURN}\\n' }}}}"
+    f"{{{{ ('{USER}' if message['role'] == 'user' else '{ASSISTANT}')"
+    f" + '\\n' + message['content'] + '{END_OF_TURN}\\n' }}}}"
     "{% endfor %}"
     f"{{% if add_generation_prompt %}}{{{{ '{ASSISTANT}\\n' }}}}{{% endif %}}"
 )

@@ -1,0 +1,126 @@
+"""From `acceptance=` to a rule, and from `drafter.draft_sampling` to a picker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.acceptance.deterministic import DeterministicRule
+from spec_lab.acceptance.distribution import SamplingParams
+from spec_lab.acceptance.draft_sampling import DraftLogits
+from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.acceptance.phase import RelaxationPhase, RoundPhase, ThinkingMarkers, TokenPhase
+from spec_lab.acceptance.rates import expand_mean_length
+from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
+from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance
+from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.acceptance.synthetic import SyntheticAcceptance
+from spec_lab.build.models import Limits, Models
+from spec_lab.config import AcceptanceConfig, RejectionConfig, RelaxedThinkingConfig, RunConfig, SyntheticConfig
+from spec_lab.core.protocols import AcceptanceRule
+from spec_lab.drafters.picking import DraftPicker, GreedyPicker, SamplingPicker
+from spec_lab.workloads.example import THINK_END, THINK_START
+
+
+@dataclass(frozen=True, slots=True)
+class RuleContext:
+    """What a deterministic rule has to know of a run; also the part of it that a record keeps.
+
+    Attributes:
+        markers: of the thinking phase; None when the tokenizer has none.
+        prefill_chunk: prompt rows a forward.
+    """
+
+    num_slots: int
+    markers: ThinkingMarkers | None
+    eos_token_ids: frozenset[int]
+    prefill_chunk: int
+    device: torch.device
+
+
+def build_rule(config: RunConfig, models: Models, limits: Limits, seeds: SlotSeeds) -> AcceptanceRule:
+    return ACCEPTANCE[config.acceptance.name](config, config.acceptance, models, limits, seeds)
+
+
+def build_deterministic_rule(options: AcceptanceConfig, context: RuleContext) -> DeterministicRule:
+    """A rule that decides without drawing; ValueError for any other."""
+    if options.name not in DETERMINISTIC:
+        raise ValueError(
+            f"acceptance={options.name} draws, so it cannot be re-scored; use one of {', '.join(DETERMINISTIC)}"
+        )
+    return DETERMINISTIC[options.name](options, context)
+
+
+def build_picker(config: RunConfig, models: Models, limits: Limits, seeds: SlotSeeds) -> DraftPicker:
+    """How the drafter picks tokens. Without `drafter.draft_sampling` there is one way."""
+    options = config.drafter
+    if getattr(options, "draft_sampling", "greedy") == "greedy":
+        return GreedyPicker()
+    num_draft_tokens = options.num_draft_tokens
+    kept = DraftLogits(limits.num_slots, num_draft_tokens, models.target.vocab_size, models.device)
+    return SamplingPicker(config.sampling.temperature, seeds, kept, num_draft_tokens)
+
+
+def _deterministic(
+    config: RunConfig, options: AcceptanceConfig, models: Models, limits: Limits, seeds: SlotSeeds
+) -> AcceptanceRule:
+    return build_deterministic_rule(options, _context(config, models, limits))
+
+
+def _context(config: RunConfig, models: Models, limits: Limits) -> RuleContext:
+    target = models.target
+    return RuleContext(
+        limits.num_slots, models.markers, target.eos_token_ids, config.cache.prefill_chunk, models.device
+    )
+
+
+def _strict_rule(options: AcceptanceConfig, context: RuleContext) -> DeterministicRule:
+    return StrictAcceptance()
+
+
+def _relaxed_thinking_rule(options: RelaxedThinkingConfig, context: RuleContext) -> DeterministicRule:
+    markers = context.markers
+    if markers is None:
+        raise ValueError(
+            f"acceptance=relaxed_thinking needs {THINK_START} and {THINK_END} as tokens, and this target's tokenizer "
+            "has none; use acceptance=strict"
+        )
+    form = DeltaForm(options.delta) if options.form == "delta" else RatioForm(options.ratio)
+    phase: RelaxationPhase = (
+        TokenPhase(context.num_slots, markers, context.eos_token_ids, context.device)
+        if options.phase == "token"
+        else RoundPhase(context.num_slots, markers, context.prefill_chunk, context.device)
+    )
+    return RelaxedThinkingAcceptance(form, options.topk, phase)
+
+
+def _rejection(
+    config: RunConfig, options: RejectionConfig, models: Models, limits: Limits, seeds: SlotSeeds
+) -> AcceptanceRule:
+    sampling = SamplingParams(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)
+    return RejectionAcceptance(METHODS[options.method], sampling, seeds)
+
+
+def _synthetic(
+    config: RunConfig, options: SyntheticConfig, models: Models, limits: Limits, seeds: SlotSeeds
+) -> AcceptanceRule:
+    num_draft_tokens = config.drafter.num_draft_tokens
+    rates = options.rates
+    if rates is None:
+        assert options.mean_length is not None
+        rates = list(expand_mean_length(options.mean_length, num_draft_tokens))
+    return SyntheticAcceptance(rates, seeds, models.device)
+
+
+DETERMINISTIC: Mapping[str, Callable[..., DeterministicRule]] = {
+    "strict": _strict_rule,
+    "relaxed_thinking": _relaxed_thinking_rule,
+}
+ACCEPTANCE: Mapping[str, Callable[..., AcceptanceRule]] = {
+    "strict": _deterministic,
+    "relaxed_thinking": _deterministic,
+    "rejection": _rejection,
+    "synthetic": _synthetic,
+}

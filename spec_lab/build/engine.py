@@ -1,0 +1,64 @@
+"""From a configuration to an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.build.acceptance import build_picker, build_rule
+from spec_lab.build.drafters import DrafterFactory, DrafterResources
+from spec_lab.build.models import Limits, Models, build_cache
+from spec_lab.config import AcceptanceConfig, NoDrafterConfig, PruneConfig, RejectionConfig, RunConfig
+from spec_lab.core.protocols import GraphMode, PrunePolicy
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.graphs import EagerGraph
+from spec_lab.engine.kv_cache import PageAllocator, PageTable
+from spec_lab.engine.round import Parts
+from spec_lab.engine.scheduler import Scheduler
+from spec_lab.engine.slots import SlotState
+from spec_lab.engine.timing import make_timer
+from spec_lab.pruning.policy import CATCHUP_PRUNING, PROMPT_PRUNING
+
+UNPRUNED = PruneConfig(name="none", prefill="all_rows", catchup="none")
+GRAPH: Mapping[str, Callable[[], GraphMode]] = {"eager": EagerGraph}
+
+
+def build_prune_policy(config: PruneConfig) -> PrunePolicy:
+    return PrunePolicy(PROMPT_PRUNING[config.prefill](), CATCHUP_PRUNING[config.catchup]())
+
+
+def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory, limits: Limits) -> Engine:
+    """An engine with caches of its own."""
+    prune = build_prune_policy(config.prune)
+    seeds = SlotSeeds(limits.num_slots, config.seed, models.device)
+    rule = build_rule(config, models, limits, seeds)
+    picker = build_picker(config, models, limits, seeds)
+    drafter = make_drafter(DrafterResources(limits, prune, picker, seeds))
+    assert limits.margin >= 2 * drafter.num_draft_tokens
+    table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, models.device)
+    parts = Parts(
+        target=models.target,
+        drafter=drafter,
+        rule=rule,
+        backend=models.backend,
+        cache=build_cache(models.target.config, models.target.config.num_layers, limits, models),
+        slots=SlotState(limits.num_slots, drafter.num_draft_tokens, table),
+        timer=make_timer(models.device),
+        picker=picker,
+    )
+    allocator = PageAllocator(limits.num_pages)
+    scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
+    return Engine(parts, prune, GRAPH[config.graph.name](), scheduler, config.cache.prefill_chunk)
+
+
+def plain_config(config: RunConfig) -> RunConfig:
+    """The same run without drafter, pruning and lossy acceptance: what every run is compared with."""
+    is_greedy = config.sampling.temperature == 0
+    rule = AcceptanceConfig(name="strict") if is_greedy else RejectionConfig(method="one_hot")
+    return dataclasses.replace(config, drafter=NoDrafterConfig(), acceptance=rule, prune=UNPRUNED)
+
+
+def unpruned_config(config: RunConfig) -> RunConfig:
+    """The same run without pruning."""
+    return dataclasses.replace(config, prune=UNPRUNED)

@@ -1,0 +1,117 @@
+"""What a run loads once, and the sizes of its caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from spec_lab.acceptance.phase import ThinkingMarkers
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.config import RunConfig
+from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.types import Request
+from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
+from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
+from spec_lab.models.config import ModelConfig, read_model_config
+from spec_lab.models.decoder import DecoderTarget
+from spec_lab.workloads.example import THINK_END, THINK_START
+from spec_lab.workloads.tokenizer import TargetTokenizer
+
+ZOO = Path(__file__).parents[1] / "zoo"
+ATTENTION: Mapping[str, Callable[[int, int], AttentionBackend]] = {"torch": TorchAttention}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes of an engine's caches.
+
+    Attributes:
+        max_seq_len: longest prompt plus output.
+        margin: positions past it that a round may write (2K).
+    """
+
+    num_slots: int
+    max_seq_len: int
+    margin: int
+    page_size: int
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What is loaded once and shared by every engine of a run.
+
+    Attributes:
+        markers: of the thinking phase; None when the tokenizer has none.
+    """
+
+    target: DecoderTarget
+    backend: AttentionBackend
+    device: torch.device
+    dtype: torch.dtype
+    markers: ThinkingMarkers | None = None
+
+
+def target_folder(config: RunConfig) -> Path:
+    """Where the target's checkpoint lies."""
+    return ZOO / "pocket" if config.target.path is None else Path(config.target.path)
+
+
+def resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device={name}: this torch sees no CUDA device; use device=cpu")
+    return torch.device(name)
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: int) -> Limits:
+    """Sizes that hold `batch_size` of the longest requests, unless the cache group says otherwise."""
+    longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
+    max_seq_len = config.cache.max_seq_len or longest
+    margin = 2 * num_draft_tokens
+    page_size = config.cache.page_size
+    num_slots = min(config.batch_size, len(requests))
+    pages_each = -(-(max_seq_len + margin) // page_size)
+    num_pages = config.cache.num_pages or pages_each * num_slots + NUM_RESERVED_PAGES
+    return Limits(num_slots, max_seq_len, margin, page_size, num_pages)
+
+
+def thinking_markers(tokenizer: TargetTokenizer) -> ThinkingMarkers | None:
+    """The ids of the thinking markers, None when the tokenizer does not have both."""
+    begin, end = tokenizer.special_id(THINK_START), tokenizer.special_id(THINK_END)
+    return None if begin is None or end is None else ThinkingMarkers(begin, end)
+
+
+def load_models(config: RunConfig, max_seq_len: int, markers: ThinkingMarkers | None = None) -> Models:
+    """Load the target; ValueError when the checkpoint is not what it should be or too short for `max_seq_len`."""
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    folder = target_folder(config)
+    model_config = read_model_config(folder)
+    if max_seq_len > model_config.max_position_embeddings:
+        raise ValueError(
+            f"sequences of {max_seq_len} tokens are longer than the target's {model_config.max_position_embeddings} "
+            "positions; lower max_new_tokens, cache.max_seq_len, or use shorter prompts"
+        )
+    # Draft positions may pass the end; they are clamped onto the last row of the table.
+    max_positions = min(model_config.max_position_embeddings, max_seq_len + 2 * 16)
+    backend = ATTENTION[config.attention.name](config.cache.page_size, max_positions)
+    tensors = load_tensors(folder, decoder_tensor_shapes(model_config), dtype, device)
+    return Models(DecoderTarget(model_config, tensors, backend, max_positions), backend, device, dtype, markers)
+
+
+def build_cache(shape: ModelConfig, num_layers: int, limits: Limits, models: Models) -> PagedKVCache:
+    return PagedKVCache(
+        num_layers, limits.num_pages, limits.page_size, shape.num_kv_heads, shape.head_dim, models.dtype, models.device
+    )

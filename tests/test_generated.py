@@ -1,0 +1,86 @@
+"""workload=generated: as many checkable prompts as wanted, the same for a seed, none of them from the training split."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_lab.cli.compose import compose_run
+from spec_lab.core.types import Request
+from spec_lab.train.corpus import CHECKABLE_CATEGORIES, generate
+from spec_lab.workloads.example import ASSISTANT, THINK_END
+from spec_lab.workloads.checker import is_correct
+from spec_lab.workloads.generated import answer_of, generated_examples
+from spec_lab.workloads.load import load_requests
+
+ROOT = Path(__file__).parents[1]
+
+
+class Letters:
+    """Stands in for the tokenizer: a character is a token."""
+
+    vocab_size = 256
+
+    def encode_prompt(self, form: str, prompt: str) -> list[int]:
+        return [ord(letter) % 256 for letter in f"{form}:{prompt}{ASSISTANT}"]
+
+
+def requests_of(*overrides: str) -> list[Request]:
+    config, _ = compose_run(["workload=generated", *overrides])
+    tokenizer: Any = Letters()
+    return load_requests(config, tokenizer)
+
+
+def test_so_many_of_each_checkable_category_in_turn() -> None:
+    requests = requests_of("workload.per_category=3")
+    assert Counter(request.category for request in requests) == dict.fromkeys(CHECKABLE_CATEGORIES, 3)
+    assert len({request.category for request in requests[:7]}) == 7
+    assert len({request.prompt_ids for request in requests}) == 21
+    assert all(request.answer for request in requests)
+    assert requests[0].request_id == f"{requests[0].category}-s0-0001"
+
+
+def test_the_seed_decides() -> None:
+    first, again, other = (requests_of("workload.per_category=2", f"seed={seed}") for seed in (0, 0, 1))
+    assert first == again
+    assert not {request.request_id for request in first} & {request.request_id for request in other}
+    assert {request.prompt_ids for request in first} != {request.prompt_ids for request in other}
+
+
+def test_more_prompts_begin_with_the_fewer() -> None:
+    few, many = (generated_examples(["lists"], count, 0)["lists"] for count in (2, 5))
+    assert many[:2] == few
+
+
+def test_prompts_are_of_the_eval_split_and_the_checker_takes_their_answers() -> None:
+    [example] = generated_examples(["dates"], 1, 0)["dates"]
+    assert example == next(generate("dates", "eval", 0))
+    assert is_correct(answer_of(example), f"so{THINK_END}\n{example.answer}")
+
+
+def test_categories_and_limit_hold() -> None:
+    requests = requests_of("workload.per_category=4", "workload.categories=[lists,dates]", "workload.limit=5")
+    assert [request.category for request in requests] == ["lists", "dates", "lists", "dates", "lists"]
+
+
+def test_a_category_without_answers_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"workload\.categories: nothing checkable .* for prose; there are arithmetic"):
+        requests_of("workload.categories=[prose,lists]")
+
+
+def test_other_workloads_do_not_import_the_corpus() -> None:
+    code = "import sys, spec_lab.workloads.load; assert 'spec_lab.train' not in sys.modules, 'imported'"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_knob_lost_on_the_way_is_named() -> None:
+    config, _ = compose_run(["workload=generated"])
+    tokenizer: Any = Letters()
+    with pytest.raises(ValueError, match=r"needs workload\.per_category"):
+        load_requests(replace(config, workload=replace(config.workload, per_category=None)), tokenizer)

@@ -1,0 +1,149 @@
+"""A whole run on a tiny pair: what the runner measures, checks and records besides the clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from spec_lab.config import AcceptanceConfig, RecordConfig, RelaxedThinkingConfig, RunConfig, SyntheticConfig
+from spec_lab.record.runs import read_request_rows
+from spec_lab.record.schema import Summary
+from spec_lab.record.verify_rows import VERIFY_ROWS_FILE, load_verify_rows
+from spec_lab.rescore import rescore
+from spec_lab.runner import run
+from spec_lab.workloads.example import SPECIAL_TOKENS, THINK_START
+from tests.fake_runs import CHOICES
+from tests.lab import make_config, make_pair
+
+Execute = Callable[..., tuple[Summary, Path]]
+LOOSE = RelaxedThinkingConfig(topk=128, delta=1.0)
+PROMPTS = [
+    {"id": "open", "category": "thinking", "prompt": f"{THINK_START}abc", "form": "continue", "answer": "7"},
+    {"id": "closed", "category": "plain", "prompt": "abcabc", "form": "continue", "answer": "7"},
+    {"id": "free", "category": "plain", "prompt": "cab", "form": "continue"},
+]
+
+
+def write_tokenizer(folder: Path, special: tuple[str, ...]) -> None:
+    """A character is a token; 160 ids, the `special` ones at the end."""
+    letters = [chr(33 + index) for index in range(160 - len(special))]
+    tokenizer = Tokenizer(models.WordLevel({text: index for index, text in enumerate(letters)}, unk_token=letters[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    pair = make_pair(tmp_path_factory.mktemp("pair"))
+    write_tokenizer(pair[0], SPECIAL_TOKENS)
+    return pair
+
+
+@pytest.fixture
+def execute(pair: tuple[Path, Path], tmp_path: Path) -> Execute:
+    """Run a rule over `PROMPTS`; the summary, and the folder of the record."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(map(json.dumps, PROMPTS)))
+
+    def execute(acceptance: AcceptanceConfig, topk: int = 0, **changes: Any) -> tuple[Summary, Path]:
+        options: dict[str, Any] = {"repeats": 1, "warmup_requests": 0, "profile_rounds": 0, "max_new_tokens": 12}
+        config: RunConfig = make_config(pair, references=["plain"], batch_size=2, **(options | changes))
+        config.acceptance, config.record = acceptance, RecordConfig(topk=topk)
+        config.workload.name, config.workload.path = "jsonl", str(prompts)
+        folder = tmp_path / acceptance.name
+        summary = run(config, CHOICES | {"acceptance": acceptance.name}, folder)
+        return summary, folder
+
+    return execute
+
+
+def test_a_lossy_run_says_what_it_cost(execute: Execute) -> None:
+    summary, folder = execute(LOOSE)
+    rows = {row["id"]: row for row in read_request_rows(folder)}
+    assert summary["acceptance_lossless"] is False
+    assert summary["relaxed"] is not None and summary["relaxed"]["hits"] > 5
+    assert summary["relaxed"]["per_1000_tokens"] == 1000 * summary["relaxed"]["hits"] / summary["emitted_tokens"]
+    parts = summary["by_category"]
+    assert parts["plain"]["relaxed"] == {"hits": 0, "per_1000_tokens": 0.0}
+    assert parts["thinking"]["relaxed"] == summary["relaxed"] | {
+        "per_1000_tokens": 1000 * summary["relaxed"]["hits"] / parts["thinking"]["emitted_tokens"]
+    }
+    assert rows["open"]["num_thinking_tokens"] == 12
+    assert rows["closed"]["num_thinking_tokens"] == 0
+    assert summary["thinking"] == {"mean_tokens": 4.0, "share": 12 / summary["output_tokens"]}
+    assert parts["thinking"]["thinking"] == {"mean_tokens": 12.0, "share": 1.0}
+    assert rows["open"]["divergence"] is not None and rows["open"]["divergence"]["kind"] == "lossy"
+    assert (parts["thinking"]["equal_to_plain"], parts["plain"]["equal_to_plain"]) == (0.0, 1.0)
+    assert summary["equal_to_plain"] == pytest.approx(2 / 3)
+    divergence = summary["divergence"]
+    assert divergence is not None
+    assert (divergence["lossy"], divergence["bugs"]) == (1, 0)
+    assert divergence["median_index"] == rows["open"]["divergence"]["index"]
+    assert divergence["median_margin"] == rows["open"]["divergence"]["margin"]
+    change = summary["accuracy_change"]
+    assert change is not None
+    assert (change["over"], change["n"], change["lost"], change["gained"]) == ("plain", 2, 0, 0)
+    assert "acceptance=relaxed_thinking is lossy: 66.7% of the outputs are plain decoding's (2 of 3)" in summary["verdict"]
+    assert "prompt by prompt 0 answers lost and 0 gained of 2" in summary["verdict"]
+
+
+def test_rounds_carry_their_relaxed_hits(execute: Execute) -> None:
+    summary, folder = execute(LOOSE)
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    assert all(len(line["relaxed"]) == len(line["request_ids"]) for line in lines)
+    assert summary["relaxed"] is not None
+    assert sum(sum(line["relaxed"]) for line in lines) == summary["relaxed"]["hits"]
+
+
+def test_a_lossless_run_counts_thinking_too(execute: Execute) -> None:
+    summary, folder = execute(AcceptanceConfig(name="strict"))
+    assert summary["acceptance_lossless"] is True
+    assert summary["relaxed"] is None
+    assert summary["thinking"] is not None and summary["thinking"]["mean_tokens"] == 4.0
+    assert summary["references"]["plain"]["thinking"] == summary["thinking"]
+    assert summary["equal_to_plain"] == 1.0
+    assert "lossy" not in summary["verdict"]
+    assert json.loads((folder / "rounds.jsonl").read_text().splitlines()[0])["relaxed"] is None
+
+
+def test_imposed_acceptance_has_no_accuracy_and_says_so(execute: Execute, capsys: pytest.CaptureFixture[str]) -> None:
+    summary, _ = execute(SyntheticConfig(mean_length=2.5))
+    assert (summary["acceptance_imposed"], summary["acceptance_lossless"]) == (True, False)
+    assert summary["accuracy"] == {"value": None, "low": None, "high": None, "n": 0}
+    assert summary["accuracy_change"] is None
+    assert "lossy and imposed: its text is neither model's" in summary["verdict"]
+    tables = capsys.readouterr().out.split("\n\n")
+    for table in (tables[0], tables[2]):
+        assert "imposed" in table
+        assert "*" in table
+
+
+@pytest.mark.parametrize("rule", [LOOSE, AcceptanceConfig(name="strict")], ids=["relaxed", "strict"])
+def test_kept_rows_give_the_acceptance_that_was_timed(rule: AcceptanceConfig, execute: Execute) -> None:
+    summary, folder = execute(rule, topk=128)
+    accepted = {row["id"]: row["accepted_per_round"] for row in read_request_rows(folder)}
+    assert rescore(folder, rule) == accepted
+    assert len(load_verify_rows(folder).accepted) == summary["rounds"]
+
+
+def test_no_rows_are_kept_unless_asked_for(execute: Execute) -> None:
+    _, folder = execute(AcceptanceConfig(name="strict"))
+    assert not (folder / VERIFY_ROWS_FILE).exists()
+
+
+def test_a_tokenizer_without_markers_has_no_thinking(pair: tuple[Path, Path], execute: Execute) -> None:
+    write_tokenizer(pair[0], ())
+    try:
+        summary, folder = execute(AcceptanceConfig(name="strict"))
+        with pytest.raises(ValueError, match="acceptance=relaxed_thinking needs <think>"):
+            execute(LOOSE)
+    finally:
+        write_tokenizer(pair[0], SPECIAL_TOKENS)
+    assert summary["thinking"] is None
+    assert {row["num_thinking_tokens"] for row in read_request_rows(folder)} == {None}

@@ -1,0 +1,245 @@
+"""A study of lossy rules: which runs make one, its table, its plot, and the figures both stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from spec_lab.core.types import GenerationResult, GraphCounts
+from spec_lab.record import metrics, plots
+from spec_lab.record.recorder import Recorder
+from spec_lab.record.runs import find_runs
+from spec_lab.record.schema import RequestRow, Summary
+from spec_lab.record.study import bootstrap_acceptance_length, describe_rule, format_study, read_studies
+from spec_lab.record.summary import Measured, build_summary
+from spec_lab.report import main
+from tests.fake_runs import make_info, make_request, make_round
+
+STRICT = {"name": "strict"}
+DELTA = {"name": "relaxed_thinking", "form": "delta", "topk": 10, "delta": 0.6, "ratio": 0.5, "phase": "token"}
+RATIO = DELTA | {"form": "ratio", "ratio": 0.3}
+TOP3 = DELTA | {"topk": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class FakeRun:
+    """Requests that all accept `accepted`; those numbered in `wrong` answer wrongly, those in `other` write other text."""
+
+    options: Mapping[str, Any]
+    num_draft_tokens: int
+    accepted: Sequence[int]
+    wrong: Sequence[int] = ()
+    other: Sequence[int] = ()
+    num_requests: int = 10
+    seed: int = 0
+    imposed: bool = False
+    minute: int = 0
+
+    def record(self, folder: Path) -> Summary:
+        config = {
+            "seed": self.seed,
+            "acceptance": dict(self.options),
+            "drafter": {"name": "eagle3", "num_draft_tokens": self.num_draft_tokens},
+            "record": {"topk": 16 if self.options == STRICT else 0},
+        }
+        requests = [make_request(f"r{i}", self.accepted) for i in range(self.num_requests)]
+        for i in self.other:
+            requests[i].output_ids[-1] += 1
+        is_lossy = self.options != STRICT
+        rounds = [make_round([m + 1] * self.num_requests, 0.01) for m in self.accepted]
+        for record in rounds:
+            record.relaxed = [int(i in self.other) for i in range(self.num_requests)] if is_lossy else None
+        result = GenerationResult(requests, rounds, [], GraphCounts(), self.num_draft_tokens, 1.0)
+        correct = {f"r{i}": None if self.imposed else i not in self.wrong for i in range(self.num_requests)}
+        thinking = {f"r{i}": 4 for i in range(self.num_requests)}
+        info = make_info(config, started_at=f"2026-01-02T03:{self.minute:02d}:00+00:00")
+        summary = build_summary(
+            info,
+            Measured([result], correct, thinking),
+            seconds=1.0,
+            acceptance_imposed=self.imposed,
+            acceptance_lossless=not is_lossy,
+        )
+        with Recorder(folder, info) as recorder:
+            for request in requests:
+                recorder.request(request, "text", correct[request.request_id], None, 4)
+            recorder.finish(summary)
+        return summary
+
+
+SWEEP = [
+    FakeRun(RATIO, 3, [3, 3, 3], wrong=[0, 1], other=[0, 1, 2]),
+    FakeRun(DELTA, 3, [3, 3, 2], wrong=[1, 2, 3], other=[0, 1, 2, 3]),
+    FakeRun(TOP3, 3, [3, 2, 2], wrong=[0], other=[4]),
+    FakeRun(STRICT, 3, [2, 2, 2], wrong=[0]),
+    FakeRun(DELTA, 1, [1, 1], wrong=[0], other=[5]),
+    FakeRun(STRICT, 1, [1, 0], wrong=[0]),
+]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    for number, run in enumerate(SWEEP):
+        run.record(tmp_path / "sweep" / str(number))
+    return tmp_path / "sweep"
+
+
+def test_points_come_by_draft_tokens_strict_first(sweep: Path) -> None:
+    [points] = read_studies(find_runs([sweep]))
+    assert [(point.num_draft_tokens, point.rule) for point in points] == [
+        (1, "strict"),
+        (1, "top 10, delta 0.6"),
+        (3, "strict"),
+        (3, "top 3, delta 0.6"),
+        (3, "top 10, delta 0.6"),
+        (3, "top 10, ratio 0.3"),
+    ]
+
+
+def test_a_point_is_compared_with_strict_at_its_own_number_of_drafts(sweep: Path) -> None:
+    [points] = read_studies(find_runs([sweep]))
+    strict, delta = points[2], points[4]
+    assert strict.change is None
+    assert strict.equal_to_strict == 1.0
+    assert delta.change is not None
+    assert (delta.change["over"], delta.change["n"]) == ("strict", 10)
+    assert (delta.change["lost"], delta.change["gained"]) == (3, 1)
+    assert delta.change["difference"] == pytest.approx(-0.2)
+    assert delta.change["low"] < -0.2 < delta.change["high"]
+    assert delta.accuracy["value"] == 0.7
+    assert delta.acceptance_length is not None
+    assert delta.acceptance_length.value == pytest.approx(11 / 3)
+    assert delta.thinking_tokens == 4
+    # The outputs of all ten are longer than strict's: none is equal.
+    assert delta.equal_to_strict == 0.0
+    assert delta.hits_per_1000_tokens == pytest.approx(1000 * 12 / 110)
+
+
+def test_equal_outputs_are_counted(tmp_path: Path) -> None:
+    FakeRun(STRICT, 3, [2, 2]).record(tmp_path / "a")
+    FakeRun(DELTA, 3, [2, 2], other=[1, 2, 3]).record(tmp_path / "b")
+    [[_, delta]] = read_studies(find_runs([tmp_path]))
+    assert delta.equal_to_strict == 0.7
+
+
+def test_runs_that_make_no_study(tmp_path: Path) -> None:
+    FakeRun(STRICT, 3, [2]).record(tmp_path / "strict")
+    assert read_studies(find_runs([tmp_path])) == []
+    FakeRun(DELTA, 3, [2], seed=1).record(tmp_path / "other seed")
+    FakeRun(DELTA, 5, [2]).record(tmp_path / "other K")
+    FakeRun({"name": "synthetic"}, 3, [2], imposed=True).record(tmp_path / "imposed")
+    assert read_studies(find_runs([tmp_path])) == []
+    FakeRun(DELTA, 3, [2]).record(tmp_path / "paired")
+    [points] = read_studies(find_runs([tmp_path]))
+    assert [point.rule for point in points] == ["strict", "top 10, delta 0.6"]
+
+
+def test_of_one_configuration_the_newest_run_counts(tmp_path: Path) -> None:
+    FakeRun(STRICT, 3, [2]).record(tmp_path / "strict")
+    FakeRun(DELTA, 3, [3], minute=2).record(tmp_path / "new")
+    FakeRun(DELTA, 3, [2], minute=1).record(tmp_path / "old")
+    [[_, delta]] = read_studies(find_runs([tmp_path]))
+    assert delta.acceptance_length is not None and delta.acceptance_length.value == 4
+
+
+def test_another_seed_is_another_study(sweep: Path) -> None:
+    for number, run in enumerate((FakeRun(STRICT, 3, [2], seed=1), FakeRun(DELTA, 3, [3], seed=1))):
+        run.record(sweep / f"seed-{number}")
+    assert [len(points) for points in read_studies(find_runs([sweep]))] == [6, 2]
+
+
+def test_runs_over_other_prompts_are_refused(tmp_path: Path) -> None:
+    FakeRun(STRICT, 3, [2], num_requests=9).record(tmp_path / "strict")
+    FakeRun(DELTA, 3, [3]).record(tmp_path / "delta")
+    with pytest.raises(ValueError, match="not those of its strict run"):
+        read_studies(find_runs([tmp_path]))
+
+
+def test_rules_in_words() -> None:
+    assert describe_rule(STRICT) == ("strict", "strict", None)
+    assert describe_rule(RATIO) == ("top 10, ratio 0.3", "top 10, ratio", 0.3)
+    assert describe_rule(DELTA | {"phase": "round"})[0] == "top 10, delta 0.6, phase=round"
+    assert describe_rule({})[0] == "-"
+
+
+def make_rows(rounds: Sequence[Sequence[int]], truncated: bool = False) -> list[RequestRow]:
+    return [{"emitted_per_round": list(part), "truncated": truncated} for part in rounds]  # type: ignore[typeddict-item]
+
+
+def test_bootstrap_resamples_requests() -> None:
+    same = bootstrap_acceptance_length(make_rows([[2, 2, 2]] * 50))
+    assert same is not None
+    assert (same.value, same.low, same.high) == (2, 2, 2)
+    # Two kinds of requests: all the spread is between them, and sqrt(.5 * .5 / 100) * 2 * 1.96 = .196 around 2.
+    mixed = bootstrap_acceptance_length(make_rows([[1] * 10, [3] * 10] * 50))
+    assert mixed is not None
+    assert mixed.value == 2
+    assert mixed.low == pytest.approx(2 - 0.196, abs=0.02)
+    assert mixed.high == pytest.approx(2 + 0.196, abs=0.02)
+    assert bootstrap_acceptance_length(make_rows([[1] * 10, [3] * 10] * 50)) == mixed
+
+
+def test_bootstrap_leaves_out_rounds_cut_short() -> None:
+    cut = bootstrap_acceptance_length(make_rows([[4, 4, 1]] * 3, truncated=True))
+    assert cut is not None and cut.value == 4
+    assert bootstrap_acceptance_length(make_rows([[1]], truncated=True)) is None
+    assert bootstrap_acceptance_length(make_rows([[]])) is None
+
+
+def test_paired_interval_covers_and_keeps_a_width() -> None:
+    """Agresti and Min (2005), adding half a pair to each of the four cells: 40 pairs, 8 lost, 2 gained."""
+    low, high = metrics.paired_difference_interval(8, 2, 40)
+    change, spread = -6 / 42, 1.959964 * (11 - 36 / 42) ** 0.5 / 42
+    assert (low, high) == (pytest.approx(change - spread), pytest.approx(change + spread))
+    low, high = metrics.paired_difference_interval(0, 0, 40)
+    assert low == -high < 0
+    assert metrics.paired_difference_interval(2, 8, 40)[1] == pytest.approx(-metrics.paired_difference_interval(8, 2, 40)[0])
+    assert metrics.paired_difference_interval(5, 0, 5)[0] >= -1
+
+
+def test_accuracy_change_counts_prompts_checked_in_both() -> None:
+    ours = {"a": True, "b": False, "c": True, "d": None, "e": True}
+    change = metrics.accuracy_change(ours, {"a": True, "b": True, "c": False, "d": True}, over="plain")
+    assert change is not None
+    assert (change["n"], change["lost"], change["gained"], change["difference"]) == (3, 1, 1, 0)
+    assert metrics.accuracy_change({"a": None}, {"a": True}, over="plain") is None
+
+
+def test_table_has_a_line_a_point(sweep: Path) -> None:
+    [points] = read_studies(find_runs([sweep]))
+    lines = format_study(points).splitlines()
+    assert len(lines) == 2 + len(points) + 1 + 2
+    assert "top 10, delta 0.6" in lines[6]
+    assert "-20.0 (" in lines[6]
+    assert "70.0% (" in lines[6]
+
+
+def test_report_shows_the_study_and_draws_it(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(sweep)]) == 0
+    text = capsys.readouterr().out
+    plot = sweep / "acceptance_against_accuracy.png"
+    assert "What lossy acceptance costs and brings" in text
+    assert f"plot: {plot}" in text
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_of_single_runs_writes_no_plot(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(sweep / "0"), str(sweep / "3")]) == 0
+    assert "difference to strict" in capsys.readouterr().out
+    assert not list(sweep.rglob("*.png"))
+
+
+def test_plot_has_a_bar_both_ways_at_each_point(sweep: Path) -> None:
+    [points] = read_studies(find_runs([sweep]))
+    figure = plots.acceptance_against_accuracy(points)
+    assert isinstance(figure, Figure)
+    [axes] = figure.axes
+    assert sum(len(bars.get_segments()) for bars in axes.collections) == 2 * len(points)  # type: ignore[attr-defined]
+    stars = [line for line in axes.lines if line.get_marker() == "*" and len(line.get_xdata())]  # type: ignore[arg-type]
+    assert len(stars) == 2
+    assert sorted(text.get_text() for text in axes.texts) == ["0.3", "0.6", "0.6", "0.6"]
