@@ -7,13 +7,16 @@ sweeps compose. What only a loaded model can tell (shapes, tokenizers, prompt le
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from spec_lab.acceptance.rates import check_rates, expand_mean_length
 from spec_lab.config import NgramDrafterConfig, RejectionConfig, RelaxedThinkingConfig, RunConfig, SyntheticConfig
+from spec_lab.errors import UserError
 
 MAX_DRAFT_TOKENS = 16
+NUM_RESERVED_PAGES = 2  # of engine.kv_cache, which imports torch; a test holds the two together
 MAX_RECORDED_TOPK = 128
 PREFILL_PRUNING = ("all_rows", "last_row")
 CATCHUP_PRUNING = ("none", "post_attention", "pre_attention")
@@ -38,11 +41,11 @@ Check = Callable[[RunConfig], str | None]
 
 
 def refuse(config: RunConfig) -> None:
-    """Raise ValueError with the first refusal, if there is one."""
+    """Raise UserError with the first refusal, if there is one."""
     found = refusals(config)
     if found:
         more = f" (and {len(found) - 1} more: see --dry-run)" if len(found) > 1 else ""
-        raise ValueError(found[0] + more)
+        raise UserError(found[0] + more)
 
 
 def refusals(config: RunConfig) -> list[str]:
@@ -195,13 +198,20 @@ def synthetic_rates(config: RunConfig) -> str | None:
             expand_mean_length(rule.mean_length, config.drafter.num_draft_tokens)
         else:
             check_rates(rule.rates, config.drafter.num_draft_tokens)
-    except ValueError as error:
+    except UserError as error:
         return str(error)
     return None
 
 
 def oracle_is_greedy(config: RunConfig) -> str | None:
-    if config.drafter.name != "oracle" or config.sampling.temperature <= 0:
+    if config.drafter.name != "oracle":
+        return None
+    if config.acceptance.name != "strict" and config.sampling.temperature <= 0:
+        return (
+            f"drafter=oracle replays a strict greedy continuation, which acceptance={config.acceptance.name} does not "
+            "follow; use acceptance=strict"
+        )
+    if config.sampling.temperature <= 0:
         return None
     return (
         "drafter=oracle replays a greedy continuation, which sampling.temperature="
@@ -279,7 +289,9 @@ def cache_holds_a_request(config: RunConfig) -> str | None:
             f"cache.max_seq_len={cache.max_seq_len} is under the {needed} tokens of a prompt of {prompt_tokens} and "
             f"max_new_tokens={config.max_new_tokens}; use cache.max_seq_len=null or lower max_new_tokens"
         )
-    if cache.num_pages is not None and cache.page_size > 0 and cache.num_pages * cache.page_size < needed:
+    needed_in_pages = needed + 2 * config.drafter.num_draft_tokens
+    num_usable = (cache.num_pages or 0) - NUM_RESERVED_PAGES
+    if cache.num_pages is not None and cache.page_size > 0 and num_usable * cache.page_size < needed_in_pages:
         return (
             f"cache.num_pages={cache.num_pages} of {cache.page_size} tokens do not hold a request of {needed} tokens; "
             "use cache.num_pages=null"
@@ -346,6 +358,9 @@ def workload_categories(config: RunConfig) -> str | None:
         return None
     if not workload.categories:
         return "workload.categories=[] leaves no prompt; use workload.categories=null for all of them"
+    repeated = [name for name, count in Counter(workload.categories).items() if count > 1]
+    if repeated:
+        return f"workload.categories names {', '.join(repeated)} more than once; name each category once"
     if workload.name in WORKLOADS_OF_ONE_LENGTH:
         return f"workload.categories is not read by workload={workload.name}; leave it out"
     return None
@@ -367,8 +382,8 @@ CHECKS: tuple[Check, ...] = (
     run_name,
     drafting_needs_tokens,
     ngram_lengths,
-    eagle3_needs_a_head,
     target_path,
+    eagle3_needs_a_head,
     rule_is_greedy,
     relaxed_knobs,
     draft_sampling_needs_temperature,

@@ -57,7 +57,8 @@ def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, fol
     on_gpu = engine.parts.slots.kv_lens.device.type == "cuda"
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
     profiler = profile(activities=activities)
-    # Every round emits one token or more: so many tokens are enough for the rounds, and no request ends before.
+    # A round emits K + 1 tokens at most: with so many allowed no request ends before the rounds are done, unless
+    # max_new_tokens is smaller; then fewer rounds are profiled.
     num_tokens = (num_rounds + NUM_SKIPPED_ROUNDS) * (engine.num_draft_tokens + 1) + 1
     batch = [replace(r, max_new_tokens=min(num_tokens, r.max_new_tokens), ignore_eos=True) for r in requests]
     timer, engine.parts.timer = engine.parts.timer, ProfiledRounds(profiler, NUM_SKIPPED_ROUNDS, num_rounds)

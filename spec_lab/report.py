@@ -47,7 +47,7 @@ def _draw(studies: Sequence[list[Point]], folder: Path) -> list[Path]:
     """A plot a study, in `folder`."""
     paths = []
     for number, points in enumerate(studies, start=1):
-        from spec_lab.record.plots import acceptance_against_accuracy
+        from spec_lab.record.study_plot import acceptance_against_accuracy
 
         paths.append(folder / (PLOT_FILE if number == 1 else f"{number}-{PLOT_FILE}"))
         acceptance_against_accuracy(points).savefig(paths[-1], dpi=160)

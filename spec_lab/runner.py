@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,7 @@ from spec_lab.workloads.load import load_requests
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 MAIN = "this run"
+WARMUP_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,7 @@ def run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
 def load_lab(config: RunConfig) -> Lab:
     """Load prompts, target and drafter, and make the engines."""
     torch.manual_seed(config.seed)
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    torch.set_num_threads(config.num_threads or default_num_threads(config))
     tokenizer = TargetTokenizer(build.target_folder(config))
     requests = load_requests(config, tokenizer)
     limits = build.engine_limits(config, requests, config.drafter.num_draft_tokens)
@@ -79,11 +81,17 @@ def load_lab(config: RunConfig) -> Lab:
     engines = {MAIN: build.build_engine(config, models, make_drafter, limits)}
     if "plain" in config.references and config.drafter.num_draft_tokens > 0:
         engines["plain"] = _plain_engine(config, models, limits)
-    if "unpruned" in config.references and _prunes(config.prune):
+    if "unpruned" in config.references and _prunes(config.prune, engines[MAIN]):
         engines["unpruned"] = build.build_engine(build.unpruned_config(config), models, make_drafter, limits)
     for request in requests:
         engines[MAIN].scheduler.check(request)
     return Lab(config, models, tokenizer, requests, engines, _teacher(config, models, limits))
+
+
+def default_num_threads(config: RunConfig) -> int:
+    """One for the pocket target: its operators are too short to share, and a second thread that has to wait for a busy
+    core costs more than it brings. All cores for anything larger."""
+    return 1 if config.target.name == "pocket" else os.cpu_count() or 1
 
 
 def _plain_engine(config: RunConfig, models: build.Models, limits: build.Limits) -> Engine:
@@ -91,8 +99,13 @@ def _plain_engine(config: RunConfig, models: build.Models, limits: build.Limits)
     return build.build_engine(plain, models, build.load_drafter(plain, models), limits)
 
 
-def _prunes(prune: PruneConfig) -> bool:
-    return (prune.prefill, prune.catchup) != (build.UNPRUNED.prefill, build.UNPRUNED.catchup)
+def _prunes(prune: PruneConfig, engine: Engine) -> bool:
+    """Whether there is anything to compare with. A drafter without a catch-up step makes `prune.catchup` a no-op."""
+    asks_catchup = prune.catchup != build.UNPRUNED.catchup
+    catches_up = engine.parts.drafter.requirements.catches_up
+    if asks_catchup and not catches_up:
+        print(f"prune.catchup={prune.catchup} has nothing to prune: this drafter has no catch-up step", file=sys.stderr)
+    return prune.prefill != build.UNPRUNED.prefill or (asks_catchup and catches_up)
 
 
 def _teacher(config: RunConfig, models: build.Models, limits: build.Limits) -> TeacherForcing:
@@ -144,8 +157,13 @@ def _warm_up(lab: Lab, progress: Progress) -> None:
         progress.stage("recording plain continuations")
         learn_continuations(_plain_outputs(lab))
     progress.stage("warm-up")
+    if lab.config.warmup_requests == 0:
+        return
+    # As many as a round holds, so that its shapes have been seen too.
+    first = lab.requests[: max(lab.config.warmup_requests, lab.config.batch_size)]
+    short = [dataclasses.replace(r, max_new_tokens=min(WARMUP_TOKENS, r.max_new_tokens)) for r in first]
     for engine in lab.engines.values():
-        engine.generate(lab.requests[: lab.config.warmup_requests])
+        engine.generate(short)
 
 
 def _plain_outputs(lab: Lab) -> dict[str, list[int]]:

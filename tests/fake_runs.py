@@ -44,7 +44,7 @@ def make_request(
     *,
     truncated: bool = False,
     category: str = "code",
-    arrived_at: float = 0.0,
+    admitted_at: float = 0.0,
     emitted_at: Sequence[float] | None = None,
 ) -> RequestRecord:
     """A request of which each round emitted what it accepted and one more, unless `emitted` says otherwise."""
@@ -59,7 +59,8 @@ def make_request(
         emitted_per_round=emitted,
         truncated=truncated,
         finish_reason=FinishReason.LENGTH if truncated else FinishReason.EOS,
-        arrived_at=arrived_at,
+        max_new_tokens=64,
+        admitted_at=admitted_at,
         emitted_at=[float(index) for index in range(len(emitted) + 1)] if emitted_at is None else list(emitted_at),
     )
 

@@ -25,6 +25,7 @@ from spec_lab.core.types import (
     VerifiedRound,
 )
 from spec_lab.drafters.history import LookupState
+from spec_lab.drafters.picking import GivenDrafts
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs import EagerGraph
 from spec_lab.engine.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, PageAllocator, PagedKVCache, PageTable
@@ -145,7 +146,7 @@ def _mixed(token: Any, position: Any, channel: int) -> Any:
     return (token * (2 * channel + 3) * 40503 + position * (2 * channel + 5) * 30011 + token * position * 7919) % 127
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(GivenDrafts):
     """Knows the continuation; in round r of a request the first `script[r % len(script)]` drafts are right.
 
     `on_seed` is called with each verified round, before the drafter takes it.

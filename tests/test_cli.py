@@ -14,6 +14,7 @@ import pytest
 
 from spec_lab.__main__ import main
 from spec_lab.config import RunConfig
+from spec_lab.errors import UserError
 from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
 
 Run = Callable[[RunConfig, dict[str, str], Path], dict[str, Any]]
@@ -116,7 +117,7 @@ def test_refused_run_leaves_one_line_and_nothing_else(
 def test_mistake_found_while_loading_leaves_one_line_and_nothing_else(
     runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runner.begins, runner.error = False, ValueError("the head is for hidden size 256;\nuse drafter.path=...")
+    runner.begins, runner.error = False, UserError("the head is for hidden size 256;\nuse drafter.path=...")
     assert main([]) == 2
     assert capsys.readouterr().err == "refused: the head is for hidden size 256; use drafter.path=...\n"
     assert not summaries(empty_folder)
@@ -137,9 +138,33 @@ def test_failed_run_shows_its_traceback_and_keeps_a_record(
         assert (summary["status"], summary["reason"]) == ("failed", "RuntimeError: out of luck")
 
 
-def test_value_error_in_the_middle_of_a_run_is_a_failure(runner: FakeRunner, empty_folder: Path) -> None:
-    runner.error = ValueError("a bug, not a wrong knob")
+@pytest.mark.parametrize(("begins", "error"), [(True, UserError), (True, ValueError), (False, ValueError)])
+def test_value_error_of_ours_and_any_error_in_the_middle_of_a_run_is_a_failure(
+    begins: bool, error: type[Exception], runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner.begins, runner.error = begins, error("too many values to unpack")
     assert main([]) == 1
+    assert "Traceback" in capsys.readouterr().err
+    assert summaries(empty_folder)
+
+
+def test_check_that_breaks_is_a_failure(
+    runner: FakeRunner, empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(config: RunConfig) -> str | None:
+        raise ValueError("too many values to unpack")
+
+    monkeypatch.setattr("spec_lab.compatibility.CHECKS", (broken,))
+    assert main([]) == 1
+    assert main(["--dry-run"]) == 1
+    assert "refused" not in capsys.readouterr().err
+
+
+def test_failure_without_a_message_says_where(runner: FakeRunner, empty_folder: Path) -> None:
+    runner.begins, runner.error = False, AssertionError()
+    assert main([]) == 1
+    [summary] = summaries(empty_folder).values()
+    assert summary["reason"].startswith("AssertionError at test_cli.py:")
 
 
 def test_killed_run_leaves_a_record_that_says_so(runner: FakeRunner, empty_folder: Path) -> None:
@@ -205,6 +230,15 @@ def test_experiment_is_a_sweep_of_its_own(runner: FakeRunner, empty_folder: Path
     assert main(["experiment=drafters_quick"]) == 0
     drafters = [choices["drafter"] for _, choices, _ in runner.calls]
     assert drafters == ["random", "ngram", "eagle3", "oracle"]
+
+
+def test_study_runs_every_rule_at_every_number_of_drafts(runner: FakeRunner, empty_folder: Path) -> None:
+    assert main(["experiment=relaxed_thinking", "size=full"]) == 0
+    jobs = [(str(config.acceptance), config.drafter.num_draft_tokens) for config, _, _ in runner.calls]
+    assert len(jobs) == len(set(jobs)) == 30
+    assert {k for _, k in jobs} == {1, 3, 5}
+    assert sum(config.acceptance.name == "strict" for config, _, _ in runner.calls) == 3
+    assert {config.workload.per_category for config, _, _ in runner.calls} == {200}
 
 
 @pytest.mark.parametrize("argument", ["--dry-run", "dry_run=true"])

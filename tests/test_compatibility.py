@@ -26,7 +26,7 @@ FORBIDDEN = [
     (["drafter=ngram", "drafter.min_ngram=5"], "drafter.min_ngram=5", "drafter.max_ngram=4"),
     (["drafter=ngram", "drafter.min_ngram=0"], "drafter.min_ngram=0", "drafter.min_ngram=2"),
     (["drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
-    (["target=hf", "drafter=none"], "target=hf", "target.path=FOLDER"),
+    (["target=hf"], "target=hf", "target.path=FOLDER"),
     (["target=hf", "target.path=nowhere", "drafter=none"], "target.path=nowhere", "folder"),
     (["target=hf", "target.path=."], "target=hf", "drafter.path=FOLDER"),
     (["target.path=."], "target.path=.", "target=hf"),
@@ -52,6 +52,8 @@ FORBIDDEN = [
         "increase",
     ),
     (["drafter=oracle", "sampling.temperature=1"], "sampling.temperature=1", "sampling.temperature=0"),
+    (["drafter=oracle", "acceptance=relaxed_thinking"], "drafter=oracle", "acceptance=strict"),
+    (["cache.page_size=1000", "cache.num_pages=2"], "cache.num_pages=2", "cache.num_pages=null"),
     (["sampling.temperature=-1"], "sampling.temperature=-1", "sampling.temperature=0"),
     (["sampling.top_k=5"], "sampling.top_k=5", "leave out sampling.top_k"),
     (["sampling.top_p=0.9"], "sampling.top_p=0.9", "leave out sampling.top_p"),
@@ -85,7 +87,13 @@ FORBIDDEN = [
     (["workload=random_ids", "workload.num_requests=0"], "workload.num_requests=0", "workload.num_requests=8"),
     (["workload.prompt_tokens=64"], "workload.prompt_tokens=64", "workload=fixed_length"),
     (["workload.categories=[]"], "workload.categories=[]", "workload.categories=null"),
+    (["workload.categories=[code,dates,code]"], "workload.categories names code more", "name each category once"),
     (["workload=random_ids", "workload.categories=[dates]"], "workload.categories", "leave it out"),
+    (["workload.per_category=5"], "workload.per_category=5", "workload=generated"),
+    (["workload=generated", "workload.per_category=null"], "workload=generated", "workload.per_category=20"),
+    (["workload=generated", "workload.per_category=0"], "workload.per_category=0", "workload.per_category=20"),
+    (["record.topk=-1"], "record.topk=-1", "record.topk=0"),
+    (["record.topk=129"], "record.topk=129", "record.topk=16"),
     (["logger.mode=sometimes"], "logger.mode=sometimes", "offline"),
     (["name=a/b"], "name='a/b'", "name=run"),
     (["name=..", "seed=1"], "name='..'", "name=run"),
@@ -179,3 +187,9 @@ def test_what_can_be_chosen_can_be_built() -> None:
     }
     for group, table in tables.items():
         assert set(table) == set(read_groups()[group].options), group
+
+
+def test_reserved_pages_are_the_cache_s() -> None:
+    from spec_lab.engine import kv_cache
+
+    assert compatibility.NUM_RESERVED_PAGES == kv_cache.NUM_RESERVED_PAGES

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from spec_lab.cli.compose import compose_run, to_run_config
 from spec_lab.cli.folder import folder_name
 from spec_lab.cli.help import help_text
 from spec_lab.cli.options import conf_folder, read_groups, read_keys
-from spec_lab.config import SCHEMAS, RunConfig
+from spec_lab.config import SCHEMAS, RelaxedThinkingConfig, RunConfig, register_schemas
 
 OTHER_HYDRA_ROOTS = {"train"}
-SCHEMA_GROUPS = [group for group in read_groups().values() if group.name not in ("experiment", "debug")]
+SETTINGS = ("experiment", "size", "debug")
+SCHEMA_GROUPS = [group for group in read_groups().values() if group.name not in SETTINGS]
 OPTIONS = [(group.name, option) for group in read_groups().values() for option in group.options]
 SCHEMA_OPTIONS = [(group.name, option) for group in SCHEMA_GROUPS for option in group.options]
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes(group: str, option: str) -> None:
-    config, choices = compose_run([f"{group}={option}"])
+    needed = ["experiment=relaxed_thinking"] if group == "size" else []
+    config, choices = compose_run([f"{group}={option}", *needed])
     assert isinstance(config, RunConfig)
     assert choices[group] == option
 
@@ -96,8 +100,10 @@ def test_file_opens_with_the_command_that_uses_it(group: str, option: str) -> No
 
 def test_every_field_of_the_schema_has_a_known_key() -> None:
     groups = {group.name for group in SCHEMA_GROUPS}
-    expected = {field.name for field in dataclasses.fields(RunConfig)} - groups - {"cache"}
-    expected |= {f"cache.{field.name}" for field in dataclasses.fields(SCHEMAS["run"]().cache)}
+    nested = {"cache", "record"}
+    expected = {field.name for field in dataclasses.fields(RunConfig)} - groups - nested
+    for name in nested:
+        expected |= {f"{name}.{field.name}" for field in dataclasses.fields(getattr(SCHEMAS["run"](), name))}
     for group in SCHEMA_GROUPS:
         for option in group.options.values():
             assert option.schema is not None
@@ -150,10 +156,53 @@ def test_a_key_forced_in_is_refused_not_dropped() -> None:
         to_run_config(composed)
 
 
+def sweep_params(file: Path) -> dict[str, list[str]]:
+    params = yaml.safe_load(file.read_text()).get("hydra", {}).get("sweeper", {}).get("params", {})
+    return {key: [value.strip() for value in str(values).split(",")] for key, values in params.items()}
+
+
 def test_experiments_sweep_over_options_that_exist() -> None:
     for option in read_groups()["experiment"].options:
-        text = (conf_folder() / "experiment" / f"{option}.yaml").read_text()
-        params = yaml.safe_load(text).get("hydra", {}).get("sweeper", {}).get("params", {})
-        for key, values in params.items():
-            for value in str(values).split(","):
+        for key, values in sweep_params(conf_folder() / "experiment" / f"{option}.yaml").items():
+            for value in values:
                 compose_run([f"experiment={option}", f"{key}={value}"])
+
+
+GRIDS = sorted((conf_folder() / "experiment").glob("*/grid/*.yaml"))
+POINT = "experiment/relaxed_thinking/point@_global_"
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda path: f"{path.parents[1].name}-{path.stem}")
+def test_points_of_a_grid_exist_and_begin_with_strict(grid: Path) -> None:
+    points = {path.stem for path in (grid.parents[1] / "point").glob("*.yaml")}
+    named = sweep_params(grid)[POINT]
+    assert named[0] == "strict"
+    assert set(named) <= points
+    assert grid.stem != "full" or set(named) == points
+
+
+@pytest.mark.parametrize("point", sorted((conf_folder() / "experiment" / "relaxed_thinking" / "point").glob("*.yaml")))
+def test_a_point_is_what_its_name_and_its_command_say(point: Path) -> None:
+    command, _ = [line for line in point.read_text().splitlines() if line.startswith("# ")][1:3]
+    named, _ = compose_run(command.removeprefix("# python -m spec_lab ").split())
+    register_schemas()
+    with initialize_config_dir(str(conf_folder().absolute()), version_base="1.3"):
+        composed = compose("config", overrides=["experiment=relaxed_thinking", f"{POINT}={point.stem}"])
+    config = to_run_config(composed)
+    assert config.acceptance == named.acceptance
+    if isinstance(config.acceptance, RelaxedThinkingConfig):
+        value = getattr(config.acceptance, config.acceptance.form)
+        assert point.stem == f"top{config.acceptance.topk}_{config.acceptance.form}{value:g}"
+    else:
+        assert point.stem == config.acceptance.name
+
+
+def test_the_size_of_an_experiment_sets_its_grid() -> None:
+    small, choices = compose_run(["experiment=relaxed_thinking"])
+    full, _ = compose_run(["experiment=relaxed_thinking", "size=full"])
+    assert choices["size"] == "small"
+    assert (small.workload.per_category, full.workload.per_category) == (12, 200)
+    assert full.references == []
+    for overrides in (["size=full"], ["experiment=drafters_quick", "size=full"]):
+        with pytest.raises(ValueError, match=r"size=full: only experiments .*; add experiment=relaxed_thinking"):
+            compose_run(overrides)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.core.types import AcceptanceInputs, PromptChunk, Request, Verification, VerifiedRound
 from spec_lab.drafters.eagle3 import Eagle3Drafter, Eagle3State
+from spec_lab.drafters.picking import GivenDrafts
 from spec_lab.engine.engine import Engine
 from spec_lab.models.config import read_model_config
 from tests.fake_target import PaddedGraph
@@ -98,7 +99,7 @@ class SlowHead:
 
 
 @dataclass
-class RecordingDrafter:
+class RecordingDrafter(GivenDrafts):
     """An EAGLE-3 drafter whose draft logits are kept by slot."""
 
     drafter: Eagle3Drafter

@@ -1,4 +1,4 @@
-"""workload=generated: as many checkable prompts as wanted, the same for a seed, none of them from the training split."""
+"""workload=generated: as many checkable prompts as wanted, the same for a seed, none of the training split."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from spec_lab.cli.compose import compose_run
 from spec_lab.core.types import Request
 from spec_lab.train.corpus import CHECKABLE_CATEGORIES, generate
-from spec_lab.workloads.example import ASSISTANT, THINK_END
 from spec_lab.workloads.checker import is_correct
+from spec_lab.workloads.example import ASSISTANT, THINK_END
 from spec_lab.workloads.generated import answer_of, generated_examples
 from spec_lab.workloads.load import load_requests
 

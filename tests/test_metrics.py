@@ -90,7 +90,7 @@ def test_prefill_time_is_by_request() -> None:
 
 def test_latencies() -> None:
     """Arrived at 1 s; first token at 3 s, two tokens at 4 s, four at 7 s: seven tokens in all."""
-    requests = [make_request("a", [1, 3], arrived_at=1.0, emitted_at=[3.0, 4.0, 7.0])]
+    requests = [make_request("a", [1, 3], admitted_at=1.0, emitted_at=[3.0, 4.0, 7.0])]
     assert metrics.time_to_first_token_ms(requests) == [2000.0]
     assert metrics.time_per_output_token_ms(requests) == [4000.0 / 6]
     assert metrics.inter_token_latency_ms(requests) == [1000.0, 3000.0]

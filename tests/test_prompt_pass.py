@@ -12,6 +12,7 @@ import torch
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.types import FeatureSpec, PromptChunk, Request, RowCounts, Sequence, TargetOutput, VerifiedRound
 from spec_lab.drafters.history import LookupState
+from spec_lab.drafters.picking import GivenDrafts
 from spec_lab.engine.engine import Engine
 from tests.fake_target import make_fake_engine
 from tests.lab import make_config, make_engine, make_pair
@@ -133,7 +134,7 @@ FINAL_HIDDEN = DrafterRequirements(FeatureSpec((0,), final_hidden=True))
 
 
 @dataclass
-class FinalHiddenDrafter:
+class FinalHiddenDrafter(GivenDrafts):
     """Asks for the target's final hidden state, as an MTP head does, and keeps what it was given."""
 
     num_draft_tokens: int = 2

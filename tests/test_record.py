@@ -151,7 +151,9 @@ def test_divergences_are_counted_by_kind() -> None:
     kinds = ["near_tie", "near_tie", "bug", "lossy"]
     found = [Divergence(f"r{index}", 0, None, kind) for index, kind in enumerate(kinds)]  # type: ignore[arg-type]
     summary = make_summary(divergences=found)
-    assert summary["divergence"] == {"requests": 12, "diverged": 4, "near_ties": 2, "bugs": 1}
+    assert summary["divergence"] == {
+        "requests": 12, "diverged": 4, "near_ties": 2, "bugs": 1, "lossy": 1, "median_index": 0, "median_margin": None,
+    }  # fmt: skip
 
 
 def test_a_result_without_rounds(tmp_path: Path) -> None:

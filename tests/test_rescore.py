@@ -159,5 +159,5 @@ def test_what_cannot_be_rescored_is_refused(options: AcceptanceConfig, message: 
 
 
 def test_a_run_without_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="run with record.topk=16"):
+    with pytest.raises(ValueError, match=r"run with record\.topk=16"):
         rescore(tmp_path, STRICT)

@@ -40,7 +40,7 @@ def test_admission_takes_slots_and_pages_and_release_returns_them() -> None:
     first, second = scheduler.admit(1.5)
     assert {first.slot, second.slot} == {0, 1}
     assert not set(first.pages) & set(second.pages)
-    assert first.arrived_at == 1.5 and first.tokens == [5] * 8
+    assert first.admitted_at == 1.5 and first.tokens == [5] * 8
     assert scheduler.admit(2.0) == [] and scheduler.has_work
     scheduler.release(first)
     (third,) = scheduler.admit(3.0)

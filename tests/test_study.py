@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from spec_lab.core.types import GenerationResult, GraphCounts
-from spec_lab.record import metrics, plots
+from spec_lab.record import metrics
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.runs import find_runs
 from spec_lab.record.schema import RequestRow, Summary
 from spec_lab.record.study import bootstrap_acceptance_length, describe_rule, format_study, read_studies
+from spec_lab.record.study_plot import acceptance_against_accuracy
 from spec_lab.record.summary import Measured, build_summary
 from spec_lab.report import main
 from tests.fake_runs import make_info, make_request, make_round
@@ -28,7 +30,7 @@ TOP3 = DELTA | {"topk": 3}
 
 @dataclass(frozen=True, slots=True)
 class FakeRun:
-    """Requests that all accept `accepted`; those numbered in `wrong` answer wrongly, those in `other` write other text."""
+    """Requests that all accept `accepted`; those in `wrong` answer wrongly, those in `other` write another text."""
 
     options: Mapping[str, Any]
     num_draft_tokens: int
@@ -198,7 +200,9 @@ def test_paired_interval_covers_and_keeps_a_width() -> None:
     assert (low, high) == (pytest.approx(change - spread), pytest.approx(change + spread))
     low, high = metrics.paired_difference_interval(0, 0, 40)
     assert low == -high < 0
-    assert metrics.paired_difference_interval(2, 8, 40)[1] == pytest.approx(-metrics.paired_difference_interval(8, 2, 40)[0])
+    assert metrics.paired_difference_interval(2, 8, 40)[1] == pytest.approx(
+        -metrics.paired_difference_interval(8, 2, 40)[0]
+    )
     assert metrics.paired_difference_interval(5, 0, 5)[0] >= -1
 
 
@@ -236,10 +240,21 @@ def test_report_of_single_runs_writes_no_plot(sweep: Path, capsys: pytest.Captur
 
 def test_plot_has_a_bar_both_ways_at_each_point(sweep: Path) -> None:
     [points] = read_studies(find_runs([sweep]))
-    figure = plots.acceptance_against_accuracy(points)
+    figure = acceptance_against_accuracy(points)
     assert isinstance(figure, Figure)
-    [axes] = figure.axes
-    assert sum(len(bars.get_segments()) for bars in axes.collections) == 2 * len(points)  # type: ignore[attr-defined]
-    stars = [line for line in axes.lines if line.get_marker() == "*" and len(line.get_xdata())]  # type: ignore[arg-type]
-    assert len(stars) == 2
-    assert sorted(text.get_text() for text in axes.texts) == ["0.3", "0.6", "0.6", "0.6"]
+    assert [axes.get_title("left") for axes in figure.axes] == ["K = 1", "K = 3"]
+    for axes, num_points in zip(figure.axes, (2, 4), strict=True):
+        assert sum(len(bars.get_segments()) for bars in axes.collections) == 2 * num_points  # type: ignore[attr-defined]
+        stars = [line for line in axes.lines if line.get_marker() == "*" and np.size(line.get_xdata())]
+        assert len(stars) == 1
+    [legend] = figure.legends
+    named = [text.get_text() for text in legend.get_texts() if text.get_text()]
+    assert named == ["strict", "top 10, delta 0.6", "top 3, delta 0.6", "top 10, ratio 0.3"]
+
+
+def test_plot_of_one_panel_and_of_none(tmp_path: Path) -> None:
+    FakeRun(STRICT, 3, [2]).record(tmp_path / "strict")
+    FakeRun(DELTA, 3, [3]).record(tmp_path / "delta")
+    [points] = read_studies(find_runs([tmp_path]))
+    for chosen in (points, []):
+        assert len(acceptance_against_accuracy(chosen).axes) == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from spec_lab.errors import UserError
+
 
 def expand_mean_length(mean_length: float, num_draft_tokens: int) -> tuple[float, ...]:
     """Unconditional rates of each position whose acceptance length varies least about `mean_length`.
@@ -12,10 +14,10 @@ def expand_mean_length(mean_length: float, num_draft_tokens: int) -> tuple[float
     2.5 at K = 3 gives (1, .5, 0): one draft always, the second every other time, the third never.
 
     Raises:
-        ValueError: a mean outside 1..K + 1.
+        UserError: a mean outside 1..K + 1.
     """
     if not 1 <= mean_length <= num_draft_tokens + 1:
-        raise ValueError(
+        raise UserError(
             f"acceptance.mean_length={mean_length} is outside 1..{num_draft_tokens + 1}, what "
             f"drafter.num_draft_tokens={num_draft_tokens} can emit a round; use acceptance.mean_length="
             f"{1 + num_draft_tokens / 2:g}"
@@ -24,16 +26,16 @@ def expand_mean_length(mean_length: float, num_draft_tokens: int) -> tuple[float
 
 
 def check_rates(rates: Sequence[float], num_draft_tokens: int) -> None:
-    """ValueError for what cannot be unconditional acceptance rates of K positions."""
+    """UserError for what cannot be unconditional acceptance rates of K positions."""
     if len(rates) != num_draft_tokens:
-        raise ValueError(
+        raise UserError(
             f"acceptance.rates has {len(rates)} values for drafter.num_draft_tokens={num_draft_tokens}; "
             "give one a position"
         )
     if any(not 0 <= rate <= 1 for rate in rates):
-        raise ValueError(f"acceptance.rates={list(rates)} are no probabilities; give values from 0 to 1")
+        raise UserError(f"acceptance.rates={list(rates)} are no probabilities; give values from 0 to 1")
     if any(later > earlier for earlier, later in pairwise(rates)):
-        raise ValueError(
+        raise UserError(
             f"acceptance.rates={list(rates)} grow, but a position is reached only past the one before it; "
             "give unconditional rates that do not increase"
         )

@@ -1,4 +1,4 @@
-"""From `acceptance=` to a rule, and from `drafter.draft_sampling` to a picker."""
+"""From `acceptance=` to a rule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 
 from spec_lab.acceptance.deterministic import DeterministicRule
 from spec_lab.acceptance.distribution import SamplingParams
-from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import RelaxationPhase, RoundPhase, ThinkingMarkers, TokenPhase
 from spec_lab.acceptance.rates import expand_mean_length
@@ -20,7 +19,7 @@ from spec_lab.acceptance.synthetic import SyntheticAcceptance
 from spec_lab.build.models import Limits, Models
 from spec_lab.config import AcceptanceConfig, RejectionConfig, RelaxedThinkingConfig, RunConfig, SyntheticConfig
 from spec_lab.core.protocols import AcceptanceRule
-from spec_lab.drafters.picking import DraftPicker, GreedyPicker, SamplingPicker
+from spec_lab.errors import UserError
 from spec_lab.workloads.example import THINK_END, THINK_START
 
 
@@ -45,22 +44,12 @@ def build_rule(config: RunConfig, models: Models, limits: Limits, seeds: SlotSee
 
 
 def build_deterministic_rule(options: AcceptanceConfig, context: RuleContext) -> DeterministicRule:
-    """A rule that decides without drawing; ValueError for any other."""
+    """A rule that decides without drawing; UserError for any other."""
     if options.name not in DETERMINISTIC:
-        raise ValueError(
+        raise UserError(
             f"acceptance={options.name} draws, so it cannot be re-scored; use one of {', '.join(DETERMINISTIC)}"
         )
     return DETERMINISTIC[options.name](options, context)
-
-
-def build_picker(config: RunConfig, models: Models, limits: Limits, seeds: SlotSeeds) -> DraftPicker:
-    """How the drafter picks tokens. Without `drafter.draft_sampling` there is one way."""
-    options = config.drafter
-    if getattr(options, "draft_sampling", "greedy") == "greedy":
-        return GreedyPicker()
-    num_draft_tokens = options.num_draft_tokens
-    kept = DraftLogits(limits.num_slots, num_draft_tokens, models.target.vocab_size, models.device)
-    return SamplingPicker(config.sampling.temperature, seeds, kept, num_draft_tokens)
 
 
 def _deterministic(
@@ -83,7 +72,7 @@ def _strict_rule(options: AcceptanceConfig, context: RuleContext) -> Determinist
 def _relaxed_thinking_rule(options: RelaxedThinkingConfig, context: RuleContext) -> DeterministicRule:
     markers = context.markers
     if markers is None:
-        raise ValueError(
+        raise UserError(
             f"acceptance=relaxed_thinking needs {THINK_START} and {THINK_END} as tokens, and this target's tokenizer "
             "has none; use acceptance=strict"
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.build.models import ZOO, Limits, Models, build_cache
 from spec_lab.config import DrafterConfig, Eagle3DrafterConfig, NgramDrafterConfig, RunConfig
@@ -16,8 +17,9 @@ from spec_lab.drafters.history import TokenHistory
 from spec_lab.drafters.ngram import NgramDrafter
 from spec_lab.drafters.none import NoDrafter
 from spec_lab.drafters.oracle import OracleDrafter
-from spec_lab.drafters.picking import DraftPicker
+from spec_lab.drafters.picking import DraftPicker, GreedyPicker, SamplingPicker
 from spec_lab.drafters.random import RandomDrafter
+from spec_lab.errors import UserError
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.eagle3_checkpoint import default_tap_layer_inputs, load_eagle3
 
@@ -28,7 +30,6 @@ class DrafterResources:
 
     limits: Limits
     prune: PrunePolicy
-    picker: DraftPicker
     seeds: SlotSeeds
 
 
@@ -63,6 +64,16 @@ def _load_ngram(config: RunConfig, options: NgramDrafterConfig, models: Models) 
     return lambda resources: NgramDrafter(options.num_draft_tokens, *sizes, _history(resources, models))
 
 
+def _picker(
+    config: RunConfig, options: Eagle3DrafterConfig, models: Models, resources: DrafterResources
+) -> DraftPicker:
+    if options.draft_sampling == "greedy":
+        return GreedyPicker()
+    num_slots, num_draft_tokens = resources.limits.num_slots, options.num_draft_tokens
+    kept = DraftLogits(num_slots, num_draft_tokens, models.target.vocab_size, models.device)
+    return SamplingPicker(config.sampling.temperature, resources.seeds, kept, num_draft_tokens)
+
+
 def _load_eagle3(config: RunConfig, options: Eagle3DrafterConfig, models: Models) -> DrafterFactory:
     target = models.target
     folder = _head_folder(config, options)
@@ -72,9 +83,8 @@ def _load_eagle3(config: RunConfig, options: Eagle3DrafterConfig, models: Models
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(head_config.layer, 1, resources.limits, models).layers[0]
-        return Eagle3Drafter(
-            options.num_draft_tokens, head, taps, cache, models.backend, resources.prune, resources.picker
-        )
+        picker = _picker(config, options, models, resources)
+        return Eagle3Drafter(options.num_draft_tokens, head, taps, cache, models.backend, resources.prune, picker)
 
     return make
 
@@ -83,7 +93,7 @@ def _head_folder(config: RunConfig, options: Eagle3DrafterConfig) -> Path:
     if options.path is not None:
         return Path(options.path)
     if config.target.name != "pocket":
-        raise ValueError(f"no {options.name} head is shipped for target={config.target.name}; set drafter.path=FOLDER")
+        raise UserError(f"no {options.name} head is shipped for target={config.target.name}; set drafter.path=FOLDER")
     return ZOO / f"pocket-{options.name}"
 
 

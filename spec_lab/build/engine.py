@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from spec_lab.acceptance.noise import SlotSeeds
-from spec_lab.build.acceptance import build_picker, build_rule
+from spec_lab.build.acceptance import build_rule
 from spec_lab.build.drafters import DrafterFactory, DrafterResources
 from spec_lab.build.models import Limits, Models, build_cache
 from spec_lab.config import AcceptanceConfig, NoDrafterConfig, PruneConfig, RejectionConfig, RunConfig
@@ -18,9 +18,11 @@ from spec_lab.engine.round import Parts
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.timing import make_timer
+from spec_lab.errors import UserError
 from spec_lab.pruning.policy import CATCHUP_PRUNING, PROMPT_PRUNING
 
 UNPRUNED = PruneConfig(name="none", prefill="all_rows", catchup="none")
+PLAIN_PRUNE = PruneConfig(name="prefill", prefill="last_row", catchup="none")
 GRAPH: Mapping[str, Callable[[], GraphMode]] = {"eager": EagerGraph}
 
 
@@ -31,10 +33,14 @@ def build_prune_policy(config: PruneConfig) -> PrunePolicy:
 def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory, limits: Limits) -> Engine:
     """An engine with caches of its own."""
     prune = build_prune_policy(config.prune)
+    if prune.needs_prewrite and not models.backend.prewrite:
+        raise UserError(
+            f"attention={config.attention.name} cannot write KV before attention, which prune.prefill=last_row and "
+            "prune.catchup=pre_attention need; use prune=none or attention=torch"
+        )
     seeds = SlotSeeds(limits.num_slots, config.seed, models.device)
     rule = build_rule(config, models, limits, seeds)
-    picker = build_picker(config, models, limits, seeds)
-    drafter = make_drafter(DrafterResources(limits, prune, picker, seeds))
+    drafter = make_drafter(DrafterResources(limits, prune, seeds))
     assert limits.margin >= 2 * drafter.num_draft_tokens
     table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, models.device)
     parts = Parts(
@@ -45,7 +51,6 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
         cache=build_cache(models.target.config, models.target.config.num_layers, limits, models),
         slots=SlotState(limits.num_slots, drafter.num_draft_tokens, table),
         timer=make_timer(models.device),
-        picker=picker,
     )
     allocator = PageAllocator(limits.num_pages)
     scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
@@ -53,10 +58,13 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
 
 
 def plain_config(config: RunConfig) -> RunConfig:
-    """The same run without drafter, pruning and lossy acceptance: what every run is compared with."""
+    """The same run without drafter and lossy acceptance: what every run is compared with.
+
+    Its prompt pass computes logits for the last row alone, as every serving engine does: no straw man.
+    """
     is_greedy = config.sampling.temperature == 0
     rule = AcceptanceConfig(name="strict") if is_greedy else RejectionConfig(method="one_hot")
-    return dataclasses.replace(config, drafter=NoDrafterConfig(), acceptance=rule, prune=UNPRUNED)
+    return dataclasses.replace(config, drafter=NoDrafterConfig(), acceptance=rule, prune=PLAIN_PRUNE)
 
 
 def unpruned_config(config: RunConfig) -> RunConfig:

@@ -14,6 +14,7 @@ from spec_lab.config import RunConfig
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import Request
 from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
+from spec_lab.errors import UserError
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import ModelConfig, read_model_config
 from spec_lab.models.decoder import DecoderTarget
@@ -64,7 +65,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device={name}: this torch sees no CUDA device; use device=cpu")
+        raise UserError(f"device={name}: this torch sees no CUDA device; use device=cpu")
     return torch.device(name)
 
 
@@ -76,15 +77,30 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: int) -> Limits:
-    """Sizes that hold `batch_size` of the longest requests, unless the cache group says otherwise."""
-    longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
-    max_seq_len = config.cache.max_seq_len or longest
+    """Sizes that hold `batch_size` of the longest requests, unless the cache group says otherwise.
+
+    Raises:
+        UserError: the longest request does not fit into the target's positions.
+    """
+    longest = max(requests, key=_num_tokens)
+    num_positions = read_model_config(target_folder(config)).max_position_embeddings
+    if _num_tokens(longest) > num_positions:
+        raise UserError(
+            f"request {longest.request_id} of {len(longest.prompt_ids)} prompt and {longest.max_new_tokens} new tokens: "
+            f"{_num_tokens(longest)} tokens are longer than the target's {num_positions} positions; "
+            "lower max_new_tokens or use shorter prompts"
+        )
+    max_seq_len = config.cache.max_seq_len or _num_tokens(longest)
     margin = 2 * num_draft_tokens
     page_size = config.cache.page_size
     num_slots = min(config.batch_size, len(requests))
     pages_each = -(-(max_seq_len + margin) // page_size)
     num_pages = config.cache.num_pages or pages_each * num_slots + NUM_RESERVED_PAGES
     return Limits(num_slots, max_seq_len, margin, page_size, num_pages)
+
+
+def _num_tokens(request: Request) -> int:
+    return len(request.prompt_ids) + request.max_new_tokens
 
 
 def thinking_markers(tokenizer: TargetTokenizer) -> ThinkingMarkers | None:
@@ -94,15 +110,15 @@ def thinking_markers(tokenizer: TargetTokenizer) -> ThinkingMarkers | None:
 
 
 def load_models(config: RunConfig, max_seq_len: int, markers: ThinkingMarkers | None = None) -> Models:
-    """Load the target; ValueError when the checkpoint is not what it should be or too short for `max_seq_len`."""
+    """Load the target; UserError when the checkpoint is not what it should be or too short for `max_seq_len`."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     folder = target_folder(config)
     model_config = read_model_config(folder)
     if max_seq_len > model_config.max_position_embeddings:
-        raise ValueError(
-            f"sequences of {max_seq_len} tokens are longer than the target's {model_config.max_position_embeddings} "
-            "positions; lower max_new_tokens, cache.max_seq_len, or use shorter prompts"
+        raise UserError(
+            f"cache.max_seq_len={max_seq_len} is longer than the target's {model_config.max_position_embeddings} "
+            "positions; use cache.max_seq_len=null"
         )
     # Draft positions may pass the end; they are clamped onto the last row of the table.
     max_positions = min(model_config.max_position_embeddings, max_seq_len + 2 * 16)

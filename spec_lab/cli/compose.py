@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from spec_lab.cli.options import conf_folder, read_groups, read_keys
 from spec_lab.cli.overrides import check_overrides
 from spec_lab.config import RunConfig, register_schemas
+from spec_lab.errors import UserError
 
 VERSION_BASE = "1.3"
 
@@ -24,7 +25,7 @@ def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str
     For tests, notebooks and other programs; a sweep is not expanded and not accepted.
 
     Raises:
-        ValueError: an override is mistyped or does not fit the options chosen.
+        UserError: an override is mistyped or does not fit the options chosen.
     """
     check_overrides(overrides)
     register_schemas()
@@ -32,7 +33,7 @@ def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str
         with initialize_config_dir(str(conf_folder().absolute()), version_base=VERSION_BASE, job_name="spec_lab"):
             composed = compose("config", overrides=list(overrides), return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(explain(error)) from error
+        raise UserError(explain(error)) from error
     choices = chosen_options(composed.hydra.runtime.choices)
     with open_dict(composed):
         del composed["hydra"]
@@ -43,18 +44,18 @@ def to_run_config(composed: DictConfig) -> RunConfig:
     """The typed form of a composed configuration.
 
     Raises:
-        ValueError: a key was forced in that nothing reads, one has no value, or an interpolation leads nowhere.
+        UserError: a key was forced in that nothing reads, one has no value, or an interpolation leads nowhere.
     """
     try:
         unknown = sorted(_unknown_keys(composed))
         missing = sorted(OmegaConf.missing_keys(composed))
         if unknown:
-            raise ValueError(f"{unknown[0]} is not read by the options chosen; {_owners_of(unknown[0])}")
+            raise UserError(f"{unknown[0]} is not read by the options chosen; {_owners_of(unknown[0])}")
         if missing:
-            raise ValueError(f"{missing[0]} has no value; set {missing[0]}=...")
+            raise UserError(f"{missing[0]} has no value; set {missing[0]}=...")
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        raise ValueError(explain(error)) from error
+        raise UserError(explain(error)) from error
     assert isinstance(config, RunConfig)
     return config
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spec_lab.cli.nearest import hint, nearest
+from spec_lab.errors import UserError
 
 DRY_RUN_FLAG = "--dry-run"
 FLAGS = (
@@ -27,7 +28,7 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Flags with their values, each a list item, and the overrides.
 
     Raises:
-        ValueError: there is no such flag.
+        UserError: there is no such flag.
     """
     flags: list[str] = []
     overrides: list[str] = []
@@ -46,7 +47,7 @@ def _take_flag(argument: str, pending: list[str]) -> list[str]:
     flag, has_value, value = argument.partition("=")
     known = (*FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE)
     if flag not in known:
-        raise ValueError(f"{flag}: there is no such flag{hint(nearest(flag, known))}")
+        raise UserError(f"{flag}: there is no such flag{hint(nearest(flag, known))}")
     if has_value:
         return [flag, value]
     if flag in FLAGS_WITH_VALUE and pending:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.config import RunConfig
+from spec_lab.errors import UserError
 
 NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
 NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "logger")
@@ -29,7 +30,7 @@ def make_folder(base: Path, name: str) -> Path:
     """Make `base/name`, or `base/name-2` and so on; safe against other processes that do the same.
 
     Raises:
-        ValueError: `base` cannot be written.
+        UserError: `base` cannot be written.
     """
     for candidate in _numbered(name):
         folder = base / candidate
@@ -38,7 +39,7 @@ def make_folder(base: Path, name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise ValueError(f"output_dir={base} cannot be written ({error.strerror}); choose another one") from error
+            raise UserError(f"output_dir={base} cannot be written ({error.strerror}); choose another one") from error
         return folder
     raise AssertionError("unreachable: the numbers do not end")
 

@@ -13,6 +13,7 @@ from spec_lab.cli.dry_run import describe
 from spec_lab.cli.folder import folder_name, make_folder
 from spec_lab.compatibility import refusals, refuse
 from spec_lab.config import RunConfig
+from spec_lab.errors import UserError, describe_error
 from spec_lab.record.provenance import collect_provenance
 from spec_lab.record.recorder import utc_now, write_status
 from spec_lab.record.schema import Status
@@ -24,7 +25,7 @@ EXIT_CODES: dict[Status, int] = {"finished": 0, "failed": 1, "refused": 2, "inte
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended. `folder` is None where nothing was written: a dry run, or a refused run on its own."""
+    """How a job ended. `folder` is None where nothing was written: a dry run, or a run refused on its own."""
 
     status: Status
     folder: Path | None = None
@@ -48,21 +49,28 @@ class Job:
 
 def run_job(job: Job) -> Outcome:
     """Check, run and record a job. Its errors end up in the outcome; only Ctrl-C is raised on, to end a sweep too."""
-    if job.config.dry_run:
-        refused = refusals(job.config)
-        print(describe(job.config, job.choices, refused))
-        return Outcome("refused" if refused else "finished")
     try:
+        if job.config.dry_run:
+            return _dry_run(job)
         refuse(job.config)
         folder = make_folder(job.base, folder_name(job.config, job.choices))
-    except ValueError as error:
+    except UserError as error:
         return _refused(job, None, error)
+    except Exception:
+        traceback.print_exc()
+        return Outcome("failed")
     return _run_in(folder, job)
 
 
 def print_refusal(reason: object) -> None:
     """One line on stderr, whatever the reason looks like."""
     print("refused:", *str(reason).split(), file=sys.stderr)
+
+
+def _dry_run(job: Job) -> Outcome:
+    refused = refusals(job.config)
+    print(describe(job.config, job.choices, refused))
+    return Outcome("refused" if refused else "finished")
 
 
 def _run_in(folder: Path, job: Job) -> Outcome:
@@ -76,16 +84,16 @@ def _run_in(folder: Path, job: Job) -> Outcome:
             _record(folder, job, "interrupted", "KeyboardInterrupt")
         raise
     except Exception as error:
-        if isinstance(error, ValueError) and not _has_begun(folder):
+        if isinstance(error, UserError) and not _has_begun(folder):
             return _refused(job, folder, error)
         traceback.print_exc()
         if not _has_begun(folder):
-            _record(folder, job, "failed", f"{type(error).__name__}: {error}")
+            _record(folder, job, "failed", describe_error(error))
         return Outcome("failed", folder)
     return Outcome("finished", folder)
 
 
-def _refused(job: Job, folder: Path | None, error: ValueError) -> Outcome:
+def _refused(job: Job, folder: Path | None, error: UserError) -> Outcome:
     """A user's mistake: on its own it leaves a line and nothing else, in a sweep a record."""
     print_refusal(error)
     if not job.in_sweep:

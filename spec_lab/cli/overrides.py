@@ -19,13 +19,14 @@ from omegaconf.errors import OmegaConfBaseException
 from spec_lab.cli.flags import DRY_RUN_FLAG, FLAGS_THAT_ADD_OPTIONS, split_flags
 from spec_lab.cli.nearest import hint, nearest
 from spec_lab.cli.options import Group, Key, conf_folder, read_groups, read_keys
+from spec_lab.errors import UserError
 
 
 def check_arguments(arguments: Sequence[str]) -> list[str]:
     """The arguments as Hydra wants them: flags first, `--dry-run` spelled as the override it stands for.
 
     Raises:
-        ValueError: an argument names something that does not exist, or gives a key a value of another type.
+        UserError: an argument names something that does not exist, or gives a key a value of another type.
     """
     flags, overrides = split_flags(arguments)
     check_overrides(overrides, may_add_options=any(flag in FLAGS_THAT_ADD_OPTIONS for flag in flags))
@@ -54,7 +55,7 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False) -> 
             _check_sign(override)
             _check_value(override, read_keys()[name])
         else:
-            raise ValueError(f"{override.input_line}: {_explain_unknown(name)}")
+            raise UserError(f"{override.input_line}: {_explain_unknown(name)}")
     _check_size(parsed)
 
 
@@ -67,7 +68,7 @@ def _check_size(overrides: Iterable[Override]) -> None:
     experiments = set(_values(chosen["experiment"])) if "experiment" in chosen else set()
     if not experiments or not experiments <= set(sized):
         wanted = "|".join(dict.fromkeys(sized))
-        raise ValueError(
+        raise UserError(
             f"{chosen['size'].input_line}: only experiments that come in sizes read it; add experiment={wanted}"
         )
 
@@ -76,39 +77,39 @@ def _parse(parser: OverridesParser, text: str) -> Override:
     if "=" not in text and not text.startswith("~"):
         owners = [f"{group.name}={text}" for group in read_groups().values() if text in group.options]
         suggestion = hint(" or ".join(owners) or nearest(text, [*read_groups(), *read_keys()]))
-        raise ValueError(f"{text}: not of the form KEY=VALUE{suggestion}")
+        raise UserError(f"{text}: not of the form KEY=VALUE{suggestion}")
     try:
         return parser.parse_override(text)
     except HydraException as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{text}: not of the form KEY=VALUE ({reason}); quote special characters") from error
+        raise UserError(f"{text}: not of the form KEY=VALUE ({reason}); quote special characters") from error
 
 
 def _check_sign(override: Override) -> None:
     name, text = override.key_or_group, str(override.input_line)
     if override.package is not None:
-        raise ValueError(f"{text}: {name} has one place; write {name}=... without {override.package}")
+        raise UserError(f"{text}: {name} has one place; write {name}=... without {override.package}")
     if override.is_delete():
         remedy = f"choose another option with {name}=..." if name in read_groups() else f"set {name}=..."
-        raise ValueError(f"{text}: nothing can be deleted; {remedy}")
+        raise UserError(f"{text}: nothing can be deleted; {remedy}")
     if override.is_add() or override.is_force_add():
-        raise ValueError(f"{text}: {name} exists, nothing is added; write {text.lstrip('+')}")
+        raise UserError(f"{text}: {name} exists, nothing is added; write {text.lstrip('+')}")
 
 
 def _check_option(override: Override, group: Group, may_add_options: bool) -> None:
     for option in _values(override):
         if not isinstance(option, str):
-            raise ValueError(f"{override.input_line}: {group.name} takes one of {', '.join(group.options)}")
+            raise UserError(f"{override.input_line}: {group.name} takes one of {', '.join(group.options)}")
         if option not in group.options and not may_add_options:
             near = nearest(option, group.options)
             suggestion = hint(near) if near else f"; it takes one of {', '.join(group.options)}"
-            raise ValueError(f"{override.input_line}: {group.name} has no option {option}{suggestion}")
+            raise UserError(f"{override.input_line}: {group.name} has no option {option}{suggestion}")
 
 
 def _check_value(override: Override, key: Key) -> None:
     for value in _values(override):
         if not any(_accepts(schema, key.name.rpartition(".")[2], value) for schema in key.schemas):
-            raise ValueError(f"{override.input_line}: {key.name} takes {_in_words(key.type_name)}, not {value!r}")
+            raise UserError(f"{override.input_line}: {key.name} takes {_in_words(key.type_name)}, not {value!r}")
 
 
 def _accepts(schema: type, field: str, value: Any) -> bool:

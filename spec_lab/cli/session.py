@@ -19,6 +19,7 @@ from spec_lab.cli.folder import discard_empty_sweep, display, sweep_folder
 from spec_lab.cli.job import EXIT_CODES, Job, Outcome, print_refusal, run_job
 from spec_lab.cli.options import conf_folder
 from spec_lab.config import register_schemas
+from spec_lab.errors import UserError
 
 
 class Session:
@@ -32,7 +33,7 @@ class Session:
         """Compose and run.
 
         Raises:
-            HydraException, OmegaConfBaseException, ValueError: the arguments do not compose.
+            HydraException, OmegaConfBaseException, ValueError: the arguments do not compose; Hydra raises all three.
         """
         register_schemas()
         OmegaConf.register_new_resolver("sweep_folder", self._name_sweep, replace=True, use_cache=True)
@@ -65,7 +66,7 @@ class Session:
         in_sweep = not OmegaConf.is_missing(settings.job, "num")
         try:
             config = to_run_config(composed)
-        except ValueError as error:
+        except UserError as error:
             print_refusal(error)
             self.outcomes.append(Outcome("refused"))
             return

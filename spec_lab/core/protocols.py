@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 import torch
 
@@ -16,11 +16,14 @@ from spec_lab.core.types import (
     GraphCounts,
     PromptChunk,
     Request,
+    RoundBatch,
     TargetOutput,
     Verification,
     VerifiedRound,
 )
-from spec_lab.engine.kv_cache import LayerCache, PagedKVCache
+
+if TYPE_CHECKING:
+    from spec_lab.engine.kv_cache import LayerCache, PagedKVCache
 
 
 class AttentionBackend(Protocol):
@@ -161,6 +164,10 @@ class Drafter(Protocol[State]):
         """Replace `state.tokens` by draft `index + 1`, for index 1..num_draft_tokens - 1."""
         ...
 
+    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        """[batch, K, vocab] logits of what the drafts of `slot_ids` were sampled from; None when they are given."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RuleTraits:
@@ -201,6 +208,8 @@ class PromptPruning(Protocol):
     `live_attention` is metadata of one query at the prompt's last position, None in the middle of a chunked prompt.
     """
 
+    needs_prewrite: ClassVar[bool]
+
     def target_selection(
         self, num_rows: int, live_attention: AttentionMetadata | None, features: FeatureSpec
     ) -> RowSelection:
@@ -219,6 +228,8 @@ class PromptPruning(Protocol):
 class CatchupPruning(Protocol):
     """Which rows of the drafter's catch-up step go on (`prune.catchup`)."""
 
+    needs_prewrite: ClassVar[bool]
+
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         """`live_rows` [batch] flat row indices; `live_attention` metadata of one query each, at the trimmed length."""
         ...
@@ -235,11 +246,20 @@ class PrunePolicy:
     prompt: PromptPruning
     catchup: CatchupPruning
 
+    @property
+    def needs_prewrite(self) -> bool:
+        """Whether a query may have to attend over a cache that was written before."""
+        return self.prompt.needs_prewrite or self.catchup.needs_prewrite
+
 
 class GraphMode(Protocol):
     """Runs a round directly, or by capture and replay."""
 
     counts: GraphCounts
+
+    def run(self, decode_round: Callable[[RoundBatch], Verification], batch: RoundBatch) -> Verification:
+        """One round over `batch`."""
+        ...
 
     def padded_size(self, num_requests: int) -> int:
         """Rows of a round of `num_requests`: the bucket of a captured mode."""

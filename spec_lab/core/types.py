@@ -41,7 +41,7 @@ class Sequence:
     request: Request
     slot: int
     pages: list[int]
-    arrived_at: float
+    admitted_at: float
     tokens: list[int]
     kv_len: int = 0
     num_prefilled: int = 0
@@ -290,7 +290,8 @@ class RequestRecord:
     emitted_per_round: list[int]
     truncated: bool
     finish_reason: FinishReason
-    arrived_at: float
+    max_new_tokens: int
+    admitted_at: float
     emitted_at: list[float]
 
 

@@ -89,6 +89,9 @@ class Eagle3Drafter:
         assert hidden is not None
         return self._start(hidden, live_attention, DraftedRows(batch.slot_ids, live_lens))
 
+    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return self._picker.kept_logits(slot_ids)
+
     def step(self, state: Eagle3State, index: int) -> None:
         self._backend.advance(state.attention)
         hidden = self._head.forward(state.tokens, state.hidden, self._cache, state.attention, AllRows())

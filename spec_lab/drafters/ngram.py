@@ -11,9 +11,10 @@ import torch
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.types import PromptChunk, Request, VerifiedRound
 from spec_lab.drafters.history import LookupState, TokenHistory
+from spec_lab.drafters.picking import GivenDrafts
 
 
-class NgramDrafter:
+class NgramDrafter(GivenDrafts):
     """See `Drafter`. Where nothing matches, or a match runs into the end, it drafts token 0: almost surely rejected."""
 
     requirements = DrafterRequirements()

@@ -8,6 +8,7 @@ import torch
 
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.types import PromptChunk, Request, VerifiedRound
+from spec_lab.drafters.picking import GivenDrafts
 
 
 @dataclass(slots=True)
@@ -15,7 +16,7 @@ class NoDraftState:
     tokens: torch.Tensor
 
 
-class NoDrafter:
+class NoDrafter(GivenDrafts):
     """See `Drafter`."""
 
     num_draft_tokens = 0

@@ -9,9 +9,10 @@ import torch
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.types import PromptChunk, Request, VerifiedRound
 from spec_lab.drafters.history import LookupState, TokenHistory
+from spec_lab.drafters.picking import GivenDrafts
 
 
-class OracleDrafter:
+class OracleDrafter(GivenDrafts):
     """See `Drafter`. Knows each request's whole text; past its end it drafts token 0."""
 
     def __init__(self, num_draft_tokens: int, history: TokenHistory) -> None:

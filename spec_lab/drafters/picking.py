@@ -41,14 +41,18 @@ class DraftPicker(Protocol):
         ...
 
 
-class GreedyPicker:
-    """The likeliest token; its q is one-hot."""
-
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, step: int) -> torch.Tensor:
-        return head.greedy(hidden)
+class GivenDrafts:
+    """A drafter whose drafts are given, not sampled: their q is one-hot."""
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return None
+
+
+class GreedyPicker(GivenDrafts):
+    """The likeliest token."""
+
+    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, step: int) -> torch.Tensor:
+        return head.greedy(hidden)
 
 
 class SamplingPicker:

@@ -9,7 +9,7 @@ import torch
 from spec_lab.acceptance.noise import SlotSeeds, Use, round_key, uniform
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.types import PromptChunk, Request, VerifiedRound
-from spec_lab.drafters.picking import DraftedRows
+from spec_lab.drafters.picking import DraftedRows, GivenDrafts
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class RandomState:
     rows: DraftedRows
 
 
-class RandomDrafter:
+class RandomDrafter(GivenDrafts):
     """See `Drafter`. Its noise is keyed by request and position, so a draft does not depend on the neighbours."""
 
     requirements = DrafterRequirements()

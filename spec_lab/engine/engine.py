@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
@@ -29,6 +29,7 @@ class _Prefilling:
 
     num_chunks: int = 0
     seconds: float = 0.0
+    rows: RowCounts = field(default_factory=RowCounts)
 
 
 class Engine:
@@ -75,7 +76,6 @@ class _GenerationRun:
         self._eos = engine.parts.target.eos_token_ids
         self._start = perf_counter()
         self._prefilling: dict[str, _Prefilling] = {}
-        self._prefill_rows: dict[str, RowCounts] = {}
         self._requests: dict[str, RequestRecord] = {}
         self._rounds: list[RoundRecord] = []
         self._prefills: list[PrefillRecord] = []
@@ -112,7 +112,6 @@ class _GenerationRun:
         parts.rule.admit(sequence.slot, sequence.request)
         parts.drafter.admit(sequence.slot, sequence.request)
         self._prefilling[sequence.request.request_id] = _Prefilling()
-        self._prefill_rows[sequence.request.request_id] = RowCounts()
 
     def _prefill(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -121,15 +120,12 @@ class _GenerationRun:
         rows = self._engine.prompt_pass.run_chunk(sequence)
         progress.seconds += perf_counter() - start
         progress.num_chunks += 1
-        self._prefill_rows[request.request_id].add(rows)
+        progress.rows.add(rows)
         if sequence.is_prefilling:
             return
-        total = self._prefill_rows.pop(request.request_id)
-        del self._prefilling[request.request_id]
+        done = self._prefilling.pop(request.request_id)
         prompt_len = len(request.prompt_ids)
-        self._prefills.append(
-            PrefillRecord(request.request_id, prompt_len, progress.num_chunks, progress.seconds, total)
-        )
+        self._prefills.append(PrefillRecord(request.request_id, prompt_len, done.num_chunks, done.seconds, done.rows))
         emit_first(sequence, self._eos, self._now())
         self._retire_if_finished(sequence)
 
@@ -139,7 +135,7 @@ class _GenerationRun:
         with parts.timer.round():
             padded_size = engine.graph.padded_size(len(ready))
             batch = parts.slots.batch([s.slot for s in ready], padded_size, max(s.kv_len for s in ready))
-            verification = engine.round.run(batch)
+            verification = engine.graph.run(engine.round.run, batch)
             with parts.timer.span("commit"):
                 all_tokens, all_emitted = verification.tokens.tolist(), verification.num_emitted.tolist()
                 relaxed = None if verification.num_relaxed is None else verification.num_relaxed.tolist()[: len(ready)]
@@ -194,7 +190,8 @@ class _GenerationRun:
             emitted_per_round=sequence.emitted_per_round,
             truncated=sequence.truncated,
             finish_reason=sequence.finish_reason,
-            arrived_at=sequence.arrived_at,
+            max_new_tokens=request.max_new_tokens,
+            admitted_at=sequence.admitted_at,
             emitted_at=sequence.emitted_at,
         )
         self._requests[request.request_id] = record

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from spec_lab.core.types import GraphCounts
+from collections.abc import Callable
+
+from spec_lab.core.types import GraphCounts, RoundBatch, Verification
 
 
 class EagerGraph:
@@ -10,6 +12,9 @@ class EagerGraph:
 
     def __init__(self) -> None:
         self.counts = GraphCounts(mode="eager")
+
+    def run(self, decode_round: Callable[[RoundBatch], Verification], batch: RoundBatch) -> Verification:
+        return decode_round(batch)
 
     def padded_size(self, num_requests: int) -> int:
         return num_requests

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, Drafter, StageTimer, State, Target
 from spec_lab.core.types import AcceptanceInputs, RoundBatch, TargetOutput, Verification, VerifiedRound
-from spec_lab.drafters.picking import DraftPicker, GreedyPicker
 from spec_lab.engine.kv_cache import PagedKVCache
 from spec_lab.engine.slots import SlotState
 from spec_lab.pruning.selection import AllRows
@@ -26,7 +25,6 @@ class Parts:
     cache: PagedKVCache
     slots: SlotState
     timer: StageTimer
-    picker: DraftPicker = field(default_factory=GreedyPicker)
 
 
 class DecodeRound:
@@ -72,7 +70,7 @@ class DecodeRound:
             active=batch.active,
             slot_ids=batch.slot_ids,
             kv_lens=batch.kv_lens,
-            draft_logits=self._parts.picker.kept_logits(batch.slot_ids),
+            draft_logits=self._parts.drafter.kept_logits(batch.slot_ids),
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from spec_lab.core.types import FinishReason, Request, Sequence
 from spec_lab.engine.kv_cache import PageAllocator
+from spec_lab.errors import UserError
 
 
 class Scheduler:
@@ -23,7 +24,7 @@ class Scheduler:
         self.running: list[Sequence] = []
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests; ValueError for one that could never run, and then none is queued."""
+        """Queue requests; UserError for one that could never run, and then none is queued."""
         requests = list(requests)
         for request in requests:
             self.check(request)
@@ -42,7 +43,7 @@ class Scheduler:
                 break
             request = self._waiting.popleft()
             slot, pages = self._free_slots.pop(), self._allocator.take(num_pages)
-            admitted.append(Sequence(request, slot, pages, arrived_at=now, tokens=list(request.prompt_ids)))
+            admitted.append(Sequence(request, slot, pages, admitted_at=now, tokens=list(request.prompt_ids)))
         self.running.extend(admitted)
         return admitted
 
@@ -62,22 +63,20 @@ class Scheduler:
         return -(-longest // self._page_size)
 
     def check(self, request: Request) -> None:
-        """ValueError for a request that could never run."""
+        """UserError for a request that could never run."""
         longest = len(request.prompt_ids) + request.max_new_tokens
         if not request.prompt_ids:
-            raise ValueError(f"request {request.request_id} has an empty prompt; give it at least one token")
+            raise UserError(f"request {request.request_id} has an empty prompt; give it at least one token")
         if request.max_new_tokens < 1:
-            raise ValueError(
-                f"request {request.request_id}: max_new_tokens={request.max_new_tokens}; ask for 1 or more"
-            )
+            raise UserError(f"request {request.request_id}: max_new_tokens={request.max_new_tokens}; ask for 1 or more")
         if longest > self._max_seq_len:
-            raise ValueError(
+            raise UserError(
                 f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens and "
                 f"max_new_tokens={request.max_new_tokens} need {longest} positions, the cache has "
                 f"{self._max_seq_len}; raise cache.max_seq_len or lower max_new_tokens"
             )
         if self._num_pages(request) > self._allocator.num_total:
-            raise ValueError(
+            raise UserError(
                 f"request {request.request_id} needs {self._num_pages(request)} pages of {self._page_size}, the cache "
                 f"has {self._allocator.num_total}; raise cache.num_pages"
             )

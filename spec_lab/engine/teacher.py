@@ -17,14 +17,16 @@ class GreedyChoice:
     """What plain greedy decoding would emit at each output position, given the text before it.
 
     Attributes:
-        token_ids: the argmax at each position.
-        margins: difference of the two largest logits there, in float32.
-        top_logits: the largest logit there.
+        token_ids: the argmax at each position, lowest id first.
+        top_logits: its logit, in float32.
+        margins: how far the second largest logit lies under it.
+        gaps: how far the logit of the text's own token lies under it.
     """
 
     token_ids: list[int]
-    margins: list[float]
     top_logits: list[float]
+    margins: list[float]
+    gaps: list[float]
 
 
 class TeacherForcing:
@@ -38,6 +40,7 @@ class TeacherForcing:
         table = PageTable(1, num_pages * page_size, page_size, cache.kv.device)
         table.assign(0, list(range(NUM_RESERVED_PAGES, NUM_RESERVED_PAGES + num_pages)))
         self._page_table = table.pages[:1]
+        self.eos_token_ids = target.eos_token_ids
         self._target = target
         self._backend = backend
         self._cache = cache
@@ -46,22 +49,28 @@ class TeacherForcing:
     @torch.inference_mode()
     def greedy_choices(self, prompt_ids: list[int], output_ids: list[int]) -> GreedyChoice:
         """The target's choice for each of `output_ids`, fed the ones before it."""
-        text = [*prompt_ids, *output_ids[:-1]]
-        tops = [self._top_two(text, start) for start in range(0, len(text), self._chunk_size)]
+        text = [*prompt_ids, *output_ids]
+        choices = GreedyChoice([], [], [], [])
+        for start in range(0, len(text) - 1, self._chunk_size):
+            end = min(start + self._chunk_size, len(text) - 1)
+            logits = self._logits(text[start:end], start)
+            following = torch.tensor(text[start + 1 : end + 1], device=logits.device).unsqueeze(1)
+            choices.token_ids.extend(logits.argmax(dim=-1).tolist())
+            top, second = logits.topk(2, dim=-1).values.unbind(1)
+            choices.top_logits.extend(top.tolist())
+            choices.margins.extend((top - second).tolist())
+            choices.gaps.extend((top - logits.gather(1, following).squeeze(1)).tolist())
         first = len(prompt_ids) - 1
-        values = torch.cat([top.values for top in tops])[first:]
         return GreedyChoice(
-            token_ids=torch.cat([top.indices for top in tops])[first:, 0].tolist(),
-            margins=(values[:, 0] - values[:, 1]).tolist(),
-            top_logits=values[:, 0].tolist(),
+            choices.token_ids[first:], choices.top_logits[first:], choices.margins[first:], choices.gaps[first:]
         )
 
-    def _top_two(self, text: list[int], start: int) -> torch.return_types.topk:
-        """The two largest logits of each row of the chunk that begins at `start`."""
+    def _logits(self, token_ids: list[int], start: int) -> torch.Tensor:
+        """[rows, vocab] float32 logits of the chunk that begins at position `start`."""
         device = self._page_table.device
-        end = min(start + self._chunk_size, len(text))
+        end = start + len(token_ids)
         positions = torch.arange(start, end, device=device).unsqueeze(0)
         attention = self._backend.build(positions, torch.tensor([end], device=device), self._page_table, end)
-        ids = torch.tensor(text[start:end], device=device)
+        ids = torch.tensor(token_ids, device=device)
         output = self._target.forward(ids, self._cache, attention, AllRows(), FeatureSpec())
-        return self._target.logits(output.hidden).float().topk(2, dim=-1)
+        return self._target.logits(output.hidden).float()

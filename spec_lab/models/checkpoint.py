@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig, read_json
 
 SINGLE_FILE = "model.safetensors"
@@ -83,7 +84,7 @@ def load_tensors(
         optional: names among `wanted` that the checkpoint may lack; they are then absent from the result.
 
     Raises:
-        ValueError: a missing, unreadable or incomplete file, or tensors missing, of another shape or not expected.
+        UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape or not expected.
     """
     stored = stored_tensors(folder)
     tied_head = None if "lm_head.weight" in wanted else stored.pop("lm_head.weight", None)
@@ -102,7 +103,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         in_file = _tensors_of(file)
         absent = [name for name in indexed_names if name not in in_file]
         if absent:
-            raise ValueError(f"{file}: lacks {few(absent)} that {INDEX_FILE} places there; fetch the checkpoint again")
+            raise UserError(f"{file}: lacks {few(absent)} that {INDEX_FILE} places there; fetch the checkpoint again")
         stored |= in_file
     return {name: tensor for name, tensor in stored.items() if not name.endswith("rotary_emb.inv_freq")}
 
@@ -124,7 +125,7 @@ def check_tensors(
     complaints = [("missing", missing), ("of another shape", reshaped), ("not expected", unexpected)]
     found = [f"{len(names)} {kind}: {few(names)}" for kind, names in complaints if names]
     if found:
-        raise ValueError(
+        raise UserError(
             f"{source}: the tensors do not fit config.json ({'; '.join(found)}); "
             "take both from the same checkpoint of a supported architecture"
         )
@@ -134,7 +135,7 @@ def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
     """Refuse weights that are not plain floating point: a quantized checkpoint would be read as wrong numbers."""
     packed = [f"{tensor.name} is {tensor.dtype}" for tensor in stored.values() if tensor.dtype not in FLOAT_DTYPES]
     if packed:
-        raise ValueError(
+        raise UserError(
             f"{source}: quantized weights are not supported ({few(packed)}); "
             "use the float16, bfloat16 or float32 checkpoint"
         )
@@ -171,16 +172,16 @@ def _checkpoint_files(folder: Path) -> dict[Path, list[str]]:
         return {folder / SINGLE_FILE: []}
     index = folder / INDEX_FILE
     if not index.exists():
-        raise ValueError(_no_weights(folder))
+        raise UserError(_no_weights(folder))
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{index}: has no weight_map; fetch the file again")
+        raise UserError(f"{index}: has no weight_map; fetch the file again")
     files: dict[Path, list[str]] = {}
     for name, file in weight_map.items():
         files.setdefault(folder / str(file), []).append(name)
     missing = [file.name for file in files if not file.exists()]
     if missing:
-        raise ValueError(f"{index}: names shards that are not there ({few(missing)}); fetch them into {folder}")
+        raise UserError(f"{index}: names shards that are not there ({few(missing)}); fetch them into {folder}")
     return files
 
 
@@ -212,7 +213,7 @@ def _opened(file: Path) -> safe_open:
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{file}: truncated, corrupt or no safetensors file ({reason}); fetch it again") from error
+        raise UserError(f"{file}: truncated, corrupt or no safetensors file ({reason}); fetch it again") from error
 
 
 def _check_tied_head(head: StoredTensor, embedding: StoredTensor | None) -> None:
@@ -220,7 +221,7 @@ def _check_tied_head(head: StoredTensor, embedding: StoredTensor | None) -> None
     stored = {"head": head} | ({"embedding": embedding} if embedding else {})
     tensors = read_tensors(stored, torch.float32, "cpu")
     if embedding is None or not torch.equal(tensors["head"], tensors["embedding"]):
-        raise ValueError(
+        raise UserError(
             f"{head.file.parent}: config.json ties lm_head to the embedding, but the checkpoint has another "
             "lm_head.weight; set tie_word_embeddings to false there, or drop the tensor"
         )

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from spec_lab.errors import UserError
+
 Family = Literal["llama", "qwen2", "qwen3"]
 RopeScaling = Literal["none", "linear", "llama3"]
 
@@ -71,7 +73,7 @@ class ModelConfig:
         """Read the keys of a config.json; `source` names the file in errors.
 
         Raises:
-            ValueError: an unsupported architecture or option, or a missing or impossible value.
+            UserError: an unsupported architecture or option, or a missing or impossible value.
         """
         fields = ConfigFields(config, source)
         family = _family(config, source)
@@ -86,11 +88,11 @@ class ModelConfig:
         max_positions = fields.integer("max_position_embeddings", 32768 if qwen else 2048)
         head_dim = fields.integer("head_dim", 128 if family == "qwen3" else hidden_size // num_heads)
         if num_heads % num_kv_heads:
-            raise ValueError(
+            raise UserError(
                 f"{source}: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
             )
         if head_dim % 2:
-            raise ValueError(f"{source}: head_dim {head_dim} is odd; the rotary embedding needs an even one")
+            raise UserError(f"{source}: head_dim {head_dim} is odd; the rotary embedding needs an even one")
         attention_bias = family != "qwen2" and fields.flag("attention_bias")
         return cls(
             family=family,
@@ -127,27 +129,27 @@ class ConfigFields:
         """A positive integer."""
         value = self._value(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{self.source}: {key} must be a positive integer, is {value!r}")
+            raise UserError(f"{self.source}: {key} must be a positive integer, is {value!r}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number."""
         value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise ValueError(f"{self.source}: {key} must be a positive number, is {value!r}")
+            raise UserError(f"{self.source}: {key} must be a positive number, is {value!r}")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
-            raise ValueError(f"{self.source}: {key} must be true or false, is {value!r}")
+            raise UserError(f"{self.source}: {key} must be true or false, is {value!r}")
         return value
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.values.get(key)
         value = default if value is None else value
         if value is None:
-            raise ValueError(f"{self.source}: {key} is missing")
+            raise UserError(f"{self.source}: {key} is missing")
         return value
 
 
@@ -158,7 +160,7 @@ def read_model_config(folder: Path, knob: str = "target.path") -> ModelConfig:
         knob: the setting that led here, named in errors.
 
     Raises:
-        ValueError: no such folder or file, no JSON object, or what `ModelConfig.from_dict` refuses.
+        UserError: no such folder or file, no JSON object, or what `ModelConfig.from_dict` refuses.
     """
     config = ModelConfig.from_dict(read_config_json(folder, knob), str(folder / "config.json"))
     generation = folder / "generation_config.json"
@@ -171,10 +173,10 @@ def read_model_config(folder: Path, knob: str = "target.path") -> ModelConfig:
 def read_config_json(folder: Path, knob: str) -> dict[str, Any]:
     """The config.json of a checkpoint folder, as it stands in the file."""
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; {knob} must name one with config.json and model.safetensors")
+        raise UserError(f"{folder}: no such folder; {knob} must name one with config.json and model.safetensors")
     path = folder / "config.json"
     if not path.is_file():
-        raise ValueError(f"{folder}: has no config.json; {knob} must name a Hugging Face checkpoint folder")
+        raise UserError(f"{folder}: has no config.json; {knob} must name a Hugging Face checkpoint folder")
     return read_json(path)
 
 
@@ -184,9 +186,9 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: cannot be read as JSON ({reason}); fetch the file again") from error
+        raise UserError(f"{path}: cannot be read as JSON ({reason}); fetch the file again") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: must hold a JSON object, holds a {type(content).__name__}")
+        raise UserError(f"{path}: must hold a JSON object, holds a {type(content).__name__}")
     return content
 
 
@@ -196,15 +198,15 @@ def _family(config: Mapping[str, Any], source: str) -> Family:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
     found = ", ".join(map(str, architectures)) or "none named"
-    raise ValueError(f"{source}: architecture {found} is not supported; supported are {', '.join(ARCHITECTURES)}")
+    raise UserError(f"{source}: architecture {found} is not supported; supported are {', '.join(ARCHITECTURES)}")
 
 
 def _refuse_unsupported(config: Mapping[str, Any], source: str) -> None:
     activation = config.get("hidden_act") or "silu"
     if activation != "silu":
-        raise ValueError(f"{source}: hidden_act {activation!r} is not supported; supported is 'silu'")
+        raise UserError(f"{source}: hidden_act {activation!r} is not supported; supported is 'silu'")
     if config.get("quantization_config"):
-        raise ValueError(f"{source}: quantized checkpoints are not supported; use the float16, bfloat16 or float32 one")
+        raise UserError(f"{source}: quantized checkpoints are not supported; use the float16, bfloat16 or float32 one")
 
 
 def _rope(config: Mapping[str, Any], max_positions: int, source: str) -> RopeConfig:
@@ -213,7 +215,7 @@ def _rope(config: Mapping[str, Any], max_positions: int, source: str) -> RopeCon
     theta = fields.number("rope_theta", config.get("rope_theta") or 10000.0)
     partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     if partial != 1.0:
-        raise ValueError(f"{source}: partial_rotary_factor {partial} is not supported; supported is 1.0")
+        raise UserError(f"{source}: partial_rotary_factor {partial} is not supported; supported is 1.0")
     kind = parameters.get("rope_type", parameters.get("type")) or "default"
     if kind == "default":
         return RopeConfig(theta=theta, scaling="none")
@@ -230,18 +232,18 @@ def _rope(config: Mapping[str, Any], max_positions: int, source: str) -> RopeCon
             original_max_position_embeddings=original
             or fields.integer("original_max_position_embeddings", max_positions),
         )
-    raise ValueError(f"{source}: rope type {kind!r} is not supported; supported are default, linear, llama3")
+    raise UserError(f"{source}: rope type {kind!r} is not supported; supported are default, linear, llama3")
 
 
 def _shared_rope_parameters(parameters: Any, source: str) -> Mapping[str, Any]:
     """One set of rope parameters, also where transformers 5 keys them by layer type."""
     if not isinstance(parameters, dict):
-        raise ValueError(f"{source}: rope parameters must be an object, are {parameters!r}")
+        raise UserError(f"{source}: rope parameters must be an object, are {parameters!r}")
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     if not nested:
         return parameters
     if any(value != nested[0] for value in nested):
-        raise ValueError(f"{source}: rope parameters that differ by layer type are not supported; one set for all is")
+        raise UserError(f"{source}: rope parameters that differ by layer type are not supported; one set for all is")
     return nested[0]
 
 
@@ -255,14 +257,14 @@ def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tup
         first = config.get("max_window_layers", 28)
         return tuple(window if layer >= first else None for layer in range(num_layers))
     if len(layer_types) != num_layers:
-        raise ValueError(f"{source}: layer_types names {len(layer_types)} layers, num_hidden_layers is {num_layers}")
+        raise UserError(f"{source}: layer_types names {len(layer_types)} layers, num_hidden_layers is {num_layers}")
     for layer_type in layer_types:
         if layer_type not in ("full_attention", "sliding_attention"):
-            raise ValueError(
+            raise UserError(
                 f"{source}: layer type {layer_type!r} is not supported; supported are full_attention, sliding_attention"
             )
     if window is None and "sliding_attention" in layer_types:
-        raise ValueError(
+        raise UserError(
             f"{source}: layer_types has sliding_attention, but use_sliding_window or sliding_window is unset"
         )
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
@@ -271,7 +273,7 @@ def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tup
 def _token_ids(value: Any, source: str) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token, int) for token in ids):
-        raise ValueError(f"{source}: eos_token_id must be an integer or a list of integers, is {value!r}")
+        raise UserError(f"{source}: eos_token_id must be an integer or a list of integers, is {value!r}")
     return tuple(ids)
 
 

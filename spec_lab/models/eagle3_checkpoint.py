@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from spec_lab.errors import UserError
 from spec_lab.models.checkpoint import (
     StoredTensor,
     check_floating,
@@ -56,11 +57,11 @@ def default_tap_layer_inputs(num_layers: int) -> tuple[int, int, int]:
     """The layers whose inputs EAGLE-3 heads read unless their config says otherwise.
 
     Raises:
-        ValueError: a target with fewer than 7 layers, where two of the three coincide.
+        UserError: a target with fewer than 7 layers, where two of the three coincide.
     """
     taps = (2, num_layers // 2, num_layers - 3)
     if not taps[0] < taps[1] < taps[2]:
-        raise ValueError(
+        raise UserError(
             f"drafter=eagle3 reads the inputs of three layers; a target of {num_layers} layers is too shallow"
         )
     return taps
@@ -70,7 +71,7 @@ def read_eagle3_config(folder: Path, target: ModelConfig) -> Eagle3Config:
     """Read a head's config.json and check that the head belongs to the target.
 
     Raises:
-        ValueError: another kind of head, an option that is not supported, or a head for another target.
+        UserError: another kind of head, an option that is not supported, or a head for another target.
     """
     config = read_config_json(folder, KNOB)
     source = str(folder / "config.json")
@@ -78,7 +79,7 @@ def read_eagle3_config(folder: Path, target: ModelConfig) -> Eagle3Config:
     layer = _layer_config(config, source)
     fields = ConfigFields(config, source)
     if "speculators_model_type" in config and config.get("norm_before_residual") is None:
-        raise ValueError(
+        raise UserError(
             f"{source}: norm_before_residual is missing, and the defaults of speculators differ (class false, training "
             "command true); add it as the head was trained"
         )
@@ -106,7 +107,7 @@ def load_eagle3(
     `lm_head.weight` (the target's serve instead), `d2t` (draft ids are target ids) and `t2d`.
 
     Raises:
-        ValueError: what `read_eagle3_config` refuses; tensors missing, of another shape or not expected; a vocabulary
+        UserError: what `read_eagle3_config` refuses; tensors missing, of another shape or not expected; a vocabulary
             map that is out of range or contradicts itself.
     """
     config = read_eagle3_config(folder, target)
@@ -146,7 +147,7 @@ def _optional_tensors(config: Eagle3Config, target: ModelConfig) -> set[str]:
 def _refuse_eagle31(config: Mapping[str, Any], source: str) -> None:
     for option in EAGLE31_OPTIONS:
         if config.get(option):
-            raise ValueError(
+            raise UserError(
                 f"{source}: EAGLE-3.1 option {option} arrives with a later version; set {KNOB} to a head without it"
             )
 
@@ -155,28 +156,26 @@ def _layer_config(config: dict[str, Any], source: str) -> ModelConfig:
     """The one layer of the head, read as a decoder of its family."""
     kind = config.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
-        raise ValueError(f"{source}: speculators_model_type {kind!r} is not supported; set {KNOB} to an eagle3 head")
+        raise UserError(f"{source}: speculators_model_type {kind!r} is not supported; set {KNOB} to an eagle3 head")
     if (config.get("eagle_config") or {}).get("use_aux_hidden_state") is False:
-        raise ValueError(f"{source}: use_aux_hidden_state is false, so this is no EAGLE-3 head; set {KNOB} to one")
+        raise UserError(f"{source}: use_aux_hidden_state is false, so this is no EAGLE-3 head; set {KNOB} to one")
     layer = config.get("transformer_layer_config") if "speculators_model_type" in config else config
     if not isinstance(layer, dict):
-        raise ValueError(
+        raise UserError(
             f"{source}: transformer_layer_config is missing; {KNOB} must name a whole speculators checkpoint"
         )
     family = layer.get("model_type", "llama")
     if family not in LAYER_ARCHITECTURES:
         supported = ", ".join(LAYER_ARCHITECTURES)
-        raise ValueError(f"{source}: a head of model_type {family!r} is not supported; supported are {supported}")
+        raise UserError(f"{source}: a head of model_type {family!r} is not supported; supported are {supported}")
     if (layer.get("num_hidden_layers") or 1) != 1:
-        raise ValueError(
+        raise UserError(
             f"{source}: a head of {layer['num_hidden_layers']} layers is not supported; supported is one layer"
         )
     decoder = layer | {"architectures": [LAYER_ARCHITECTURES[family]], "num_hidden_layers": 1}
     layer_config = ModelConfig.from_dict(decoder, source)
     if layer_config.layer_windows != (None,):
-        raise ValueError(
-            f"{source}: a head with a sliding window is not supported; set {KNOB} to a full-attention head"
-        )
+        raise UserError(f"{source}: a head with a sliding window is not supported; set {KNOB} to a full-attention head")
     return layer_config
 
 
@@ -187,12 +186,12 @@ def _refuse_other_target(head: Eagle3Config, target: ModelConfig, source: str) -
     }
     differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
     if differing:
-        raise ValueError(
+        raise UserError(
             f"{source}: a head for another target ({'; '.join(differing)}); "
             f"set {KNOB} to a head trained for this target"
         )
     if head.draft_vocab_size > head.target_vocab_size:
-        raise ValueError(
+        raise UserError(
             f"{source}: draft_vocab_size {head.draft_vocab_size} exceeds the vocab_size of {head.target_vocab_size}; "
             f"set {KNOB} to a head trained for this target"
         )
@@ -224,7 +223,7 @@ def _checked_taps(layer_ids: Any, offset: int, num_layers: int, source: str) -> 
     valid = isinstance(layer_ids, list) and len(layer_ids) == 3 and all(isinstance(layer, int) for layer in layer_ids)
     taps = sorted(layer + offset for layer in layer_ids) if valid else []
     if not taps or len(set(taps)) < 3 or taps[0] < 0 or taps[-1] >= num_layers:
-        raise ValueError(
+        raise UserError(
             f"{source}: {LAYER_IDS} must name three different layers of the target, which has {num_layers} layers, "
             f"but is {layer_ids}; set {KNOB} to a head trained for this target"
         )
@@ -238,11 +237,11 @@ def _canonical_names(stored: Mapping[str, StoredTensor], source: str) -> dict[st
         if canonical.startswith("layers.0."):
             canonical = canonical.replace("layers.0.", "midlayer.", 1)
         if canonical.startswith(EAGLE31_TENSORS):
-            raise ValueError(
+            raise UserError(
                 f"{source}: EAGLE-3.1 tensor {name} arrives with a later version; set {KNOB} to a head without it"
             )
         if canonical in renamed:
-            raise ValueError(f"{source}: {renamed[canonical].name} and {name} are the same tensor; keep one of them")
+            raise UserError(f"{source}: {renamed[canonical].name} and {name} are the same tensor; keep one of them")
         renamed[canonical] = tensor
     return renamed
 
@@ -253,26 +252,26 @@ def _checked_vocabulary(maps: Mapping[str, torch.Tensor], config: Eagle3Config, 
     if "d2t" not in maps:
         if draft_size == target_size:
             return {}
-        raise ValueError(
+        raise UserError(
             f"{source}: d2t is missing, and the draft vocabulary of {draft_size} is a part of the target's "
             f"{target_size}; set {KNOB} to a whole checkpoint"
         )
     for name, size in (("d2t", draft_size), ("t2d", target_size)):
         if name in maps and maps[name].shape != (size,):
-            raise ValueError(f"{source}: {name} has shape {list(maps[name].shape)}, config.json says [{size}]")
+            raise UserError(f"{source}: {name} has shape {list(maps[name].shape)}, config.json says [{size}]")
     d2t = maps["d2t"].to(torch.int64)
     target_ids = torch.arange(draft_size) + d2t
     outside = target_ids[(target_ids < 0) | (target_ids >= target_size)]
     if len(outside):
-        raise ValueError(
+        raise UserError(
             f"{source}: d2t names target id {outside[0].item()}, outside the target's vocabulary of {target_size}; "
             f"set {KNOB} to a head trained for this target"
         )
     if len(set(target_ids.tolist())) < draft_size:
-        raise ValueError(f"{source}: d2t gives one target id to two draft ids; set {KNOB} to an intact checkpoint")
+        raise UserError(f"{source}: d2t gives one target id to two draft ids; set {KNOB} to an intact checkpoint")
     if "t2d" not in maps:
         return {"d2t": d2t}
     t2d = maps["t2d"].to(torch.bool)
     if not torch.equal(torch.zeros_like(t2d).index_fill(0, target_ids, True), t2d):
-        raise ValueError(f"{source}: d2t and t2d name different target ids; set {KNOB} to an intact checkpoint")
+        raise UserError(f"{source}: d2t and t2d name different target ids; set {KNOB} to an intact checkpoint")
     return {"d2t": d2t, "t2d": t2d}

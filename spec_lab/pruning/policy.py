@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from spec_lab.core.protocols import CatchupPruning, PromptPruning, RowSelection
@@ -15,6 +17,8 @@ def _last_row(num_rows: int, like: torch.Tensor) -> torch.Tensor:
 
 class AllPromptRows:
     """prune.prefill=all_rows: every prompt token is an output row, as in llama.cpp's MTP before #149."""
+
+    needs_prewrite: ClassVar[bool] = False
 
     def target_selection(
         self, num_rows: int, live_attention: AttentionMetadata | None, features: FeatureSpec
@@ -34,6 +38,8 @@ class LastPromptRow:
     In the target's last layer only rows somebody reads go on; that is every row if the drafter reads the final hidden.
     """
 
+    needs_prewrite: ClassVar[bool] = True
+
     def target_selection(
         self, num_rows: int, live_attention: AttentionMetadata | None, features: FeatureSpec
     ) -> RowSelection:
@@ -51,6 +57,8 @@ class LastPromptRow:
 class NoCatchupPruning:
     """prune.catchup=none: all rows of the catch-up step run through the whole layer."""
 
+    needs_prewrite: ClassVar[bool] = False
+
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         return AllRows(live_rows)
 
@@ -61,6 +69,8 @@ class NoCatchupPruning:
 class PruneAfterAttention:
     """prune.catchup=post_attention (tokenspeed #217): all rows attend, the live one goes on."""
 
+    needs_prewrite: ClassVar[bool] = False
+
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         return AfterAttention(live_rows)
 
@@ -70,6 +80,8 @@ class PruneAfterAttention:
 
 class PruneBeforeAttention:
     """prune.catchup=pre_attention (tokenspeed #217): the live row alone attends, over the cache as written."""
+
+    needs_prewrite: ClassVar[bool] = True
 
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         return BeforeAttention(live_rows, live_attention)

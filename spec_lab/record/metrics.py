@@ -104,8 +104,8 @@ def prefill_ms_per_request(prefills: Sequence[PrefillRecord]) -> float | None:
 
 
 def time_to_first_token_ms(requests: Iterable[RequestRecord]) -> list[float]:
-    """From a request's arrival, its wait for a slot included, to the token sampled by its prompt pass."""
-    return [1e3 * (request.emitted_at[0] - request.arrived_at) for request in requests if request.emitted_at]
+    """From a request's admission to a slot (waiting for one is not in it) to the token sampled by its prompt pass."""
+    return [1e3 * (request.emitted_at[0] - request.admitted_at) for request in requests if request.emitted_at]
 
 
 def time_per_output_token_ms(requests: Iterable[RequestRecord]) -> list[float]:
@@ -127,8 +127,8 @@ def inter_token_latency_ms(requests: Iterable[RequestRecord]) -> list[float]:
 
 
 def end_to_end_latency_ms(requests: Iterable[RequestRecord]) -> list[float]:
-    """From a request's arrival to its last token."""
-    return [1e3 * (request.emitted_at[-1] - request.arrived_at) for request in requests if request.emitted_at]
+    """From a request's admission to a slot to its last token."""
+    return [1e3 * (request.emitted_at[-1] - request.admitted_at) for request in requests if request.emitted_at]
 
 
 def latency(values: Sequence[float]) -> Latency:

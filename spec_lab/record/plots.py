@@ -1,15 +1,14 @@
-"""Figures of one run, from its `summary.json`, or of a study; each a matplotlib Figure outside pyplot's list."""
+"""Figures of one run. Each takes a `summary.json` and returns a matplotlib Figure of its own, outside pyplot's list."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.record.metrics import STAGES
 from spec_lab.record.runs import load_categories, load_configurations, load_positions
 from spec_lab.record.schema import Summary
-from spec_lab.record.study import Point
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 PALETTE = "colorblind"
 REST_COLOUR = "0.85"
-FAMILY_MARKERS = ("o", "s", "D", "^", "v", "P")
 ROW_LABELS = {
     "catchup_computed": "catch-up, computed",
     "catchup_live": "catch-up, live",
@@ -35,7 +33,7 @@ def acceptance_by_category(summary: Summary, requests: pd.DataFrame | None = Non
     import seaborn as sns
 
     categories = load_categories(summary)
-    with _figure(height=1.2 + 0.38 * max(len(categories), 1)) as (figure, axes):
+    with open_figure(height=1.2 + 0.38 * max(len(categories), 1)) as (figure, axes):
         colour, line, other_line = sns.color_palette(PALETTE, 3)
         if not categories.empty:
             order = list(categories["category"])
@@ -62,7 +60,7 @@ def acceptance_by_position(summary: Summary) -> Figure:
     import seaborn as sns
 
     positions = load_positions(summary)
-    with _figure(columns=2, height=4.0, width=9.0) as (figure, both):
+    with open_figure(columns=2, height=4.0, width=9.0) as (figure, both):
         for axes, kind in zip(both, ("unconditional", "conditional"), strict=True):
             part = positions[positions["kind"] == kind]
             single, whole = part[part["category"] != "all"], part[part["category"] == "all"]
@@ -86,7 +84,7 @@ def stage_times(summary: Summary) -> Figure:
     import seaborn as sns
 
     frame = load_configurations(summary)
-    with _figure(height=1.6 + 0.45 * len(frame)) as (figure, axes):
+    with open_figure(height=1.6 + 0.45 * len(frame)) as (figure, axes):
         left = [0.0] * len(frame)
         for stage, colour in zip(STAGES, sns.color_palette(PALETTE, len(STAGES)), strict=True):
             widths = list(frame[f"{stage}_ms"].astype(float).fillna(0.0))
@@ -114,7 +112,7 @@ def row_counts(summary: Summary) -> Figure:
     frame = frame[frame["configuration"] != "plain"]
     long = frame.melt(id_vars="configuration", value_vars=list(ROW_LABELS), var_name="kind", value_name="rows")
     long["kind"] = long["kind"].map(ROW_LABELS)
-    with _figure(height=3.4) as (figure, axes):
+    with open_figure(height=3.4) as (figure, axes):
         colours = sns.color_palette(PALETTE, frame["configuration"].nunique())
         sns.barplot(long, x="rows", y="kind", hue="configuration", palette=colours, ax=axes)
         for bars in axes.containers:
@@ -126,62 +124,9 @@ def row_counts(summary: Summary) -> Figure:
     return figure
 
 
-def acceptance_against_accuracy(points: Sequence[Point]) -> Figure:
-    """What a lossy rule brings (to the right) and costs (downwards), both with 95 % intervals; see `record.study`.
-
-    A colour a K, a marker a family of rules with its thresholds joined by a line, a star for strict.
-    """
-    import seaborn as sns
-
-    shown = [point for point in points if point.acceptance_length is not None and point.accuracy["value"] is not None]
-    lengths = sorted({point.num_draft_tokens for point in shown})
-    families = list(dict.fromkeys(point.family for point in shown if not point.is_strict))
-    with _figure(height=5.6, width=9.0) as (figure, axes):
-        colours = dict(zip(lengths, sns.color_palette(PALETTE, len(lengths)), strict=True))
-        markers = {"strict": "*"} | {
-            family: FAMILY_MARKERS[i % len(FAMILY_MARKERS)] for i, family in enumerate(families)
-        }
-        for k in lengths:
-            for family in ("strict", *families):
-                series = [point for point in shown if (point.num_draft_tokens, point.family) == (k, family)]
-                _draw_series(axes, series, colours[k], markers[family])
-        for k in lengths:
-            axes.plot([], [], color=colours[k], linewidth=4, label=f"K = {k}")
-        for family in ("strict", *families):
-            size = 13 if family == "strict" else 7
-            axes.plot([], [], markers[family], color="0.35", markersize=size, linestyle="none", label=family)
-        axes.set(xlabel="acceptance length: tokens emitted a round", ylabel="answers right")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-        axes.set_title("Acceptance length against accuracy, 95 % intervals", loc="left")
-        _legend_below(axes)
-    return figure
-
-
-def _draw_series(axes: Axes, series: Sequence[Point], colour: Any, marker: str) -> None:
-    """Points of one rule at one K, its threshold beside each."""
-    x, y, across, along = [], [], [], []
-    for point in series:
-        length, accuracy = point.acceptance_length, point.accuracy
-        assert length is not None and accuracy["value"] is not None
-        assert accuracy["low"] is not None and accuracy["high"] is not None
-        x.append(length.value)
-        y.append(accuracy["value"])
-        across.append((length.value - length.low, length.high - length.value))
-        along.append((accuracy["value"] - accuracy["low"], accuracy["high"] - accuracy["value"]))
-        if point.threshold is not None:
-            text = f"{point.threshold:g}"
-            axes.annotate(text, (x[-1], y[-1]), (5, 4), textcoords="offset points", fontsize=8, color="0.25")
-    if not series:
-        return
-    is_strict = series[0].is_strict
-    xerr, yerr = list(zip(*across, strict=True)), list(zip(*along, strict=True))
-    axes.errorbar(x, y, yerr=yerr, xerr=xerr, fmt="none", ecolor=colour, alpha=0.3, elinewidth=1.2)
-    look = {"markersize": 17, "markeredgecolor": "black", "zorder": 4} if is_strict else {"markersize": 7, "zorder": 3}
-    axes.plot(x, y, marker=marker, color=colour, linewidth=1.2, **look)
-
-
 @contextmanager
-def _figure(height: float, width: float = 7.5, columns: int = 1) -> Iterator[tuple[Figure, Any]]:
+def open_figure(height: float, width: float = 7.5, columns: int = 1) -> Iterator[tuple[Figure, Any]]:
+    """A figure in the house style with its axes: one, or with several columns an array that shares its y axis."""
     import seaborn as sns
     from matplotlib.figure import Figure
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
+from spec_lab.errors import describe_error
 from spec_lab.record.schema import RequestDivergence, RequestRow, RoundRow, Rows, Status, Summary
 from spec_lab.record.sinks import CONFIG_FILE, SUMMARY_FILE, FileSink, Sink, write_config, write_json
 from spec_lab.record.summary import Divergence, Measured, RunInfo, build_summary
@@ -90,7 +91,7 @@ class Recorder:
 
     def _give_up(self, error: BaseException) -> None:
         status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        self.finish(self._without_results(status, f"{type(error).__name__}: {error}"))
+        self.finish(self._without_results(status, describe_error(error)))
 
     def _without_results(self, status: Status, reason: str) -> Summary:
         return build_summary(self._info, Measured(), seconds=self.seconds, status=status, reason=reason)
@@ -128,7 +129,7 @@ def request_row(
         emitted_per_round=list(record.emitted_per_round),
         truncated=record.truncated,
         finish_reason=record.finish_reason.value,
-        arrived_at=record.arrived_at,
+        admitted_at=record.admitted_at,
         emitted_at=list(record.emitted_at),
         answer=record.answer,
         correct=correct,

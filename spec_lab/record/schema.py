@@ -213,7 +213,7 @@ class RequestRow(TypedDict):
     emitted_per_round: list[int]
     truncated: bool
     finish_reason: str
-    arrived_at: float
+    admitted_at: float
     emitted_at: list[float]
     answer: str | None
     correct: bool | None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from spec_lab.errors import UserError
 from spec_lab.workloads.example import ANSWER_MARKER, Example
 
 
@@ -15,13 +16,13 @@ def generated_examples(categories: Sequence[str] | None, per_category: int, seed
     """`per_category` examples of each checkable category (None: all of them), no prompt twice, the same for a `seed`.
 
     Raises:
-        ValueError: a category does not exist, or has no answer that a program can check.
+        UserError: a category does not exist, or has no answer that a program can check.
     """
     from spec_lab.train.corpus import CHECKABLE_CATEGORIES
 
     unknown = sorted(set(categories or ()) - set(CHECKABLE_CATEGORIES))
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"workload.categories: nothing checkable is generated for {', '.join(unknown)}; "
             f"there are {', '.join(CHECKABLE_CATEGORIES)}"
         )

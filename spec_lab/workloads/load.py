@@ -13,6 +13,7 @@ from typing import Any
 
 from spec_lab.config import RunConfig, WorkloadConfig
 from spec_lab.core.types import Request
+from spec_lab.errors import UserError
 from spec_lab.workloads.example import Form
 from spec_lab.workloads.generated import answer_of, generated_examples
 from spec_lab.workloads.tokenizer import TargetTokenizer
@@ -32,20 +33,25 @@ class Prompt:
 
 
 def load_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
-    """The requests of `config.workload`; ValueError when none is left or a file is not what it should be."""
+    """The requests of `config.workload`; UserError when none is left or a file is not what it should be."""
     requests = WORKLOADS[config.workload.name](config, tokenizer)
     if not requests:
-        raise ValueError(
+        raise UserError(
             f"workload={config.workload.name} is empty; check workload.limit, workload.categories and workload.path"
         )
     _refuse_duplicates(requests)
     return requests
 
 
-def read_pocket(config: WorkloadConfig) -> list[Prompt]:
-    """The shipped evaluation prompts."""
+def shipped_prompts() -> list[Prompt]:
+    """The evaluation prompts that come with the package, one category after the other."""
     files = sorted(PROMPTS_FOLDER.glob("*.jsonl"))
     return [_prompt(row, path) for path in files for row in _json_lines(path)]
+
+
+def read_pocket(config: WorkloadConfig) -> list[Prompt]:
+    """The shipped evaluation prompts."""
+    return shipped_prompts()
 
 
 def read_jsonl(config: WorkloadConfig) -> list[Prompt]:
@@ -63,7 +69,7 @@ def read_spec_bench(config: WorkloadConfig) -> list[Prompt]:
             text = str(row["turns"][0])
             prompts.append(Prompt(f"{path.stem}-{row['question_id']}", str(row["category"]), "chat", text, None))
         except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"{path}: a question needs question_id, category and turns: {error!r}") from error
+            raise UserError(f"{path}: a question needs question_id, category and turns: {error!r}") from error
     return prompts
 
 
@@ -82,7 +88,7 @@ def generated_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Re
     """workload.per_category prompts a checkable category, drawn by the run's seed."""
     workload = config.workload
     if not workload.per_category:
-        raise ValueError(f"workload={workload.name} needs workload.per_category of 1 or more")
+        raise UserError(f"workload={workload.name} needs workload.per_category of 1 or more")
     drawn = generated_examples(workload.categories, workload.per_category, config.seed)
     prompts = [
         Prompt(f"{category}-s{config.seed}-{number:04d}", category, example.form, example.prompt, answer_of(example))
@@ -113,7 +119,7 @@ def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: i
         by_category[prompt.category].append(prompt)
     unknown = sorted(set(categories or ()) - set(by_category))
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"workload.categories: no category {', '.join(unknown)}; there are {', '.join(sorted(by_category))}"
         )
     chosen = [by_category[name] for name in (categories or sorted(by_category))]
@@ -123,7 +129,7 @@ def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: i
 
 def fixed_length_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
     """Shipped natural text cut to exactly workload.prompt_tokens tokens."""
-    text = "\n\n".join(prompt.text for prompt in read_pocket(config.workload) if prompt.form == "continue")
+    text = "\n\n".join(prompt.text for prompt in shipped_prompts() if prompt.form == "continue")
     ids = tokenizer.encode(text)
     num_requests, length = _sizes(config.workload)
     windows = (ids[i * length : (i + 1) * length] for i in range(num_requests))
@@ -160,37 +166,44 @@ WORKLOADS: dict[str, Callable[[RunConfig, TargetTokenizer], list[Request]]] = {
 
 def _sizes(config: WorkloadConfig) -> tuple[int, int]:
     if not config.num_requests or not config.prompt_tokens:
-        raise ValueError(f"workload={config.name} needs workload.num_requests and workload.prompt_tokens of 1 or more")
+        raise UserError(f"workload={config.name} needs workload.num_requests and workload.prompt_tokens of 1 or more")
     return config.num_requests, config.prompt_tokens
 
 
 def _path(config: WorkloadConfig) -> Path:
     if config.path is None:
-        raise ValueError(f"workload={config.name} reads a file: set workload.path=FILE.jsonl")
+        raise UserError(f"workload={config.name} reads a file: set workload.path=FILE.jsonl")
     return Path(config.path)
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
-        raise ValueError(f"workload.path: no file {path}")
+        raise UserError(f"workload.path: no file {path}")
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_utf8_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number} is not JSON: {error}") from error
+            raise UserError(f"{path}:{number} is not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number} is not a JSON object")
+            raise UserError(f"{path}:{number} is not a JSON object")
         rows.append(row)
     return rows
+
+
+def _utf8_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 (byte {error.start + 1}: {error.reason}); save it as UTF-8") from error
 
 
 def _prompt(row: dict[str, Any], path: Path) -> Prompt:
     form = row.get("form", "chat")
     if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
-        raise ValueError(f"{path}: a line needs a text `prompt`, and `form` chat or continue if any: {str(row)[:80]}")
+        raise UserError(f"{path}: a line needs a text `prompt`, and `form` chat or continue if any: {str(row)[:80]}")
     answer = row.get("answer")
     return Prompt(
         str(row["id"]),
@@ -205,5 +218,5 @@ def _refuse_duplicates(requests: list[Request]) -> None:
     seen: set[str] = set()
     for request in requests:
         if request.request_id in seen:
-            raise ValueError(f"workload: two prompts have the id {request.request_id}; ids must differ")
+            raise UserError(f"workload: two prompts have the id {request.request_id}; ids must differ")
         seen.add(request.request_id)

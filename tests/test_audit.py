@@ -1,0 +1,156 @@
+"""The audit against outputs of a real engine: what was tampered with is found where it was, and called what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from spec_lab.audit import audit, near_tie_tolerance
+from spec_lab.core.types import FinishReason, RequestRecord
+from spec_lab.record.summary import Divergence
+from spec_lab.runner import MAIN, Lab, load_lab
+from tests.tiny_checkpoints import rewrite_tensors
+from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
+
+LIMIT = 12
+CHUNK = 8
+EOS = 2
+NUM_LOGITS = 160
+PROMPTS = [{"id": f"r{i}", "prompt": "spoken-words"[: 1 + 2 * i] * (1 + i), "form": "continue"} for i in range(4)]
+HALF = NUM_LOGITS // 2
+
+
+def make_lab(folder: Path, pair: tuple[Path, Path]) -> Lab:
+    """References are off, so that the run has nothing but its own text. Some prompts are longer than a chunk."""
+    prompts = write_prompts(folder / "prompts.jsonl", PROMPTS)
+    config = make_run_config(
+        pair, prompts, references=[], batch_size=2, max_new_tokens=LIMIT, cache={"prefill_chunk": CHUNK}
+    )
+    return load_lab(config)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    folder = tmp_path_factory.mktemp("lab")
+    return make_lab(folder, make_runnable_pair(folder))
+
+
+@pytest.fixture(scope="module")
+def tied_lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """Tokens i and i + 80 are one and the same, going in and coming out: each decision is a tie."""
+    folder = tmp_path_factory.mktemp("tied")
+    pair = make_runnable_pair(folder)
+    tensors = load_file(pair[0] / "model.safetensors")
+    names = ("lm_head.weight", "model.embed_tokens.weight")
+    rewrite_tensors(pair[0], {name: torch.cat([tensors[name][:HALF]] * 2) for name in names})
+    return make_lab(folder, pair)
+
+
+@pytest.fixture(params=["against plain outputs", "by teacher forcing"])
+def with_plain(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "against plain outputs")
+
+
+def generate(lab: Lab) -> list[RequestRecord]:
+    return lab.engines[MAIN].generate(lab.requests).requests
+
+
+def judge(lab: Lab, record: RequestRecord, plain: list[int] | None, lossless: bool = True) -> list[Divergence]:
+    plain_outputs = None if plain is None else {record.request_id: plain}
+    return audit([record], plain_outputs, lab.teacher, lab.models.dtype, lossless)
+
+
+def tampered(record: RequestRecord, index: int, token: int) -> RequestRecord:
+    return replace(record, output_ids=[*record.output_ids[:index], token, *record.output_ids[index + 1 :]])
+
+
+def corruptions(records: list[RequestRecord]) -> Iterator[tuple[RequestRecord, int, int]]:
+    """A record, an index of its output, and a token that does not belong there: first, middle and last."""
+    for record in records:
+        for index in {0, len(record.output_ids) // 2, len(record.output_ids) - 1}:
+            yield record, index, 3 + (record.output_ids[index] + 40) % (NUM_LOGITS - 3)
+
+
+def test_an_untouched_run_has_no_divergence(lab: Lab) -> None:
+    records = generate(lab)
+    plain = {record.request_id: list(record.output_ids) for record in records}
+    assert sum(len(record.output_ids) for record in records) > LIMIT
+    assert audit(records, plain, lab.teacher, lab.models.dtype) == []
+    assert audit(records, None, lab.teacher, lab.models.dtype) == []
+
+
+def test_a_corrupted_token_is_a_bug_at_its_index(lab: Lab, with_plain: bool) -> None:
+    for record, index, token in corruptions(generate(lab)):
+        plain = record.output_ids if with_plain else None
+        [divergence] = judge(lab, tampered(record, index, token), plain)
+        assert (divergence.request_id, divergence.index, divergence.kind) == (record.request_id, index, "bug")
+        assert divergence.margin is not None and divergence.margin > 0
+
+
+def test_a_divergence_under_a_lossy_rule_is_its_price(lab: Lab, with_plain: bool) -> None:
+    record = generate(lab)[0]
+    wrong = tampered(record, 3, (record.output_ids[3] + 1) % NUM_LOGITS)
+    [divergence] = judge(lab, wrong, record.output_ids if with_plain else None, lossless=False)
+    assert (divergence.index, divergence.kind) == (3, "lossy")
+
+
+def test_an_output_that_stops_early_is_a_bug_where_it_stops(lab: Lab, with_plain: bool) -> None:
+    for record in generate(lab):
+        short = replace(record, output_ids=record.output_ids[:5], finish_reason=FinishReason.LENGTH)
+        [divergence] = judge(lab, short, record.output_ids if with_plain else None)
+        assert (divergence.index, divergence.kind, divergence.margin) == (5, "bug", None)
+
+
+def test_an_output_that_claims_an_end_of_sequence_without_one_is_a_bug(lab: Lab) -> None:
+    record = generate(lab)[0]
+    assert EOS not in record.output_ids
+    [divergence] = judge(lab, replace(record, finish_reason=FinishReason.EOS), None)
+    assert (divergence.index, divergence.kind) == (LIMIT, "bug")
+
+
+def test_the_later_of_two_tied_tokens_is_a_near_tie(tied_lab: Lab, with_plain: bool) -> None:
+    for record in generate(tied_lab):
+        plain = record.output_ids if with_plain else None
+        [divergence] = judge(tied_lab, tampered(record, 4, record.output_ids[4] + HALF), plain)
+        assert (divergence.index, divergence.margin, divergence.kind) == (4, 0.0, "near_tie")
+
+
+def test_a_tie_excuses_only_the_tokens_that_are_tied(tied_lab: Lab, with_plain: bool) -> None:
+    """Plain decoding's two best are equal at every position; a third token is as wrong as ever."""
+    for record, index, _ in corruptions(generate(tied_lab)):
+        third = 3 + (record.output_ids[index] + 40) % (HALF - 3)
+        [divergence] = judge(tied_lab, tampered(record, index, third), record.output_ids if with_plain else None)
+        assert (divergence.index, divergence.margin, divergence.kind) == (index, 0.0, "bug")
+
+
+def test_ties_go_to_the_lowest_index(tied_lab: Lab) -> None:
+    for record in generate(tied_lab):
+        choice = tied_lab.teacher.greedy_choices(record.prompt_ids, record.output_ids)
+        assert choice.token_ids == record.output_ids
+        assert max(choice.token_ids) < HALF
+        assert choice.margins == choice.gaps == [0.0] * len(record.output_ids)
+
+
+def test_teacher_forcing_does_not_depend_on_the_chunks(lab: Lab, tmp_path: Path) -> None:
+    """Prompts and outputs cross the borders of chunks of 8 rows."""
+    whole = make_lab(tmp_path, (Path(lab.config.target.path or ""), Path(lab.config.drafter.path or "")))  # type: ignore[attr-defined]
+    whole.config.cache.prefill_chunk = 512
+    record = max(generate(lab), key=lambda record: len(record.prompt_ids))
+    text = record.prompt_ids, record.output_ids
+    one, many = load_lab(whole.config).teacher.greedy_choices(*text), lab.teacher.greedy_choices(*text)
+    assert len(record.prompt_ids) > 2 * CHUNK
+    assert one.token_ids == many.token_ids
+    assert one.top_logits == pytest.approx(many.top_logits, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "top_logit", "tolerance"),
+    [(torch.float32, 20.0, 1e-4), (torch.bfloat16, -16.0, 1.0), (torch.float16, 16.0, 0.125)],
+)
+def test_tolerance_grows_with_the_rounding_of_the_type(dtype: torch.dtype, top_logit: float, tolerance: float) -> None:
+    assert near_tie_tolerance(dtype, top_logit) == tolerance

@@ -1,0 +1,45 @@
+"""What a whole run needs beside a tiny pair: a tokenizer of single characters, prompts, a configuration that is cheap."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from spec_lab.config import RunConfig, WorkloadConfig
+from spec_lab.workloads.example import SPECIAL_TOKENS
+from tests.lab import make_config, make_pair
+
+CHEAP: Mapping[str, Any] = {"repeats": 1, "warmup_requests": 0, "profile_rounds": 0, "max_new_tokens": 12}
+
+
+def write_tokenizer(folder: Path, special: Iterable[str] = SPECIAL_TOKENS) -> None:
+    """A character is a token; 160 ids, the `special` ones at the end."""
+    special = list(special)
+    letters = [chr(33 + index) for index in range(160 - len(special))]
+    tokenizer = Tokenizer(models.WordLevel({text: index for index, text in enumerate(letters)}, unk_token=letters[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def make_runnable_pair(folder: Path, **overrides: Any) -> tuple[Path, Path]:
+    """A tiny target with a tokenizer, for `target=hf`, and a random head for it."""
+    pair = make_pair(folder, **overrides)
+    write_tokenizer(pair[0])
+    return pair
+
+
+def write_prompts(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def make_run_config(pair: tuple[Path, Path], prompts: Path, drafter: str = "eagle3", **changes: Any) -> RunConfig:
+    """A cheap run over a file of `prompts`; `changes` as for `make_config`."""
+    config = make_config(pair, drafter, **(dict(CHEAP) | changes))
+    config.workload = WorkloadConfig(name="jsonl", path=str(prompts))
+    return config
