@@ -4,12 +4,16 @@ Decoding one row of a small model is bound by the cost of calling operators and 
 not by arithmetic, so a round of K + 1 rows costs little more than a plain step. That is what drafting lives on: it pays
 when the acceptance length exceeds the break-even length, time of a round over time of a plain step.
 
-All contestants take turns on the same prompts in one process: every number in the table is the median over the turns of
-that contestant's rate, every ratio the median (lowest to highest) of ratios within a turn. Prompt passes are included
-for transformers and ours alike in the first two columns (`generate` offers no rate of its own for decoding); the
-drafters are compared by decode rate, prompt passes left out.
+Acceptance lengths by category come from an untimed pass over `--prompts-per-category` prompts of each. The clock runs
+over fewer prompts, a multiple of the batch size, so that no contestant ends on a half-empty batch. All take turns on
+them in one process, in float32 and with the same number of threads, in another order each turn, every one warmed up.
 
-    python benchmarks/cpu_vs_transformers.py [--turns 5] [--prompts 9] [--max-new-tokens 128] [--batch-sizes 1 8]
+A rate is the median over the turns, a ratio the median (lowest to highest) of the ratios within a turn. Transformers
+and plain are compared with their prompt passes (`generate` offers no rate of its own for decoding), for which both
+compute logits for the last row alone; drafters are compared with plain by decode rate, prompt passes left out.
+
+    python benchmarks/cpu_vs_transformers.py [--turns 5] [--prompts 9] [--prompts-per-category 8]
+        [--max-new-tokens 128] [--batch-sizes 1 8] [--num-threads 1]
 
 The last line is one JSON document.
 """
@@ -17,6 +21,7 @@ The last line is one JSON document.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 from collections.abc import Callable
 from statistics import median
@@ -27,67 +32,103 @@ import torch
 
 from spec_lab import build
 from spec_lab.cli.compose import compose_run
+from spec_lab.config import RunConfig
 from spec_lab.core.types import GenerationResult, Request
 from spec_lab.engine.engine import Engine
 from spec_lab.record import metrics
 from spec_lab.record.table import format_table, number, with_range
 from spec_lab.runner import MAIN, load_lab
+from spec_lab.workloads.load import shipped_prompts
 
 DRAFTERS = ("eagle3", "ngram", "oracle", "random")
+BATCH_SIZE_FOR_ACCEPTANCE = 8
+
+Turn = dict[str, Any]
+"""One pass of each contestant: a `GenerationResult` by engine, tokens/s under "transformers"."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=9)
+    parser.add_argument("--prompts", type=int, default=9, help="timed ones, rounded up to whole batches")
+    parser.add_argument("--prompts-per-category", type=int, default=8, help="for the acceptance lengths")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--num-threads", type=int, default=1)
     options = parser.parse_args()
-    results = [measure(batch_size, options) for batch_size in options.batch_sizes]
-    print(json.dumps({"num_threads": torch.get_num_threads(), "results": results}))
+    acceptance = measure_acceptance(options)
+    speed = [measure_speed(batch_size, options) for batch_size in options.batch_sizes]
+    print(json.dumps({"num_threads": options.num_threads, "acceptance_length": acceptance, "speed": speed}))
 
 
-def measure(batch_size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Run and print everything at one batch size."""
+def measure_acceptance(options: argparse.Namespace) -> dict[str, dict[str, float | None]]:
+    """Print and return the acceptance length of each drafter by category."""
+    num_prompts = options.prompts_per_category * len({prompt.category for prompt in shipped_prompts()})
+    _, engines, requests = load(BATCH_SIZE_FOR_ACCEPTANCE, num_prompts, options)
+    results = {name: engines[name].generate(requests) for name in DRAFTERS}
+    table: dict[str, dict[str, float | None]] = {}
+    for category in [*sorted({request.category for request in requests}), "all"]:
+        table[category] = {
+            name: metrics.acceptance_length([r for r in result.requests if category in (r.category, "all")])
+            for name, result in results.items()
+        }
+    print(f"acceptance length, {len(requests)} prompts")
+    body = [[category, *map(number, lengths.values())] for category, lengths in table.items()]
+    print(format_table(["category", *DRAFTERS], body, left=["category"]))
+    return table
+
+
+def measure_speed(batch_size: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Time all contestants at one batch size; print and return what came out."""
+    num_prompts = -(-options.prompts // batch_size) * batch_size
+    config, engines, requests = load(batch_size, num_prompts, options)
+    contestants: dict[str, Callable[[list[Request]], Any]] = {
+        "transformers": transformers_generate(config),
+        **{name: engine.generate for name, engine in engines.items()},
+    }
+    for run in contestants.values():
+        run(requests[:batch_size])
+    turns = [take_turns(contestants, requests, turn) for turn in range(options.turns)]
+    return report(batch_size, len(requests), turns)
+
+
+def load(
+    batch_size: int, num_prompts: int, options: argparse.Namespace
+) -> tuple[RunConfig, dict[str, Engine], list[Request]]:
+    """`plain` and every drafter, the oracle taught, and prompts of all categories in turn."""
     common = [
+        "device=cpu",
+        "dtype=float32",
+        f"num_threads={options.num_threads}",
         f"batch_size={batch_size}",
         f"max_new_tokens={options.max_new_tokens}",
-        f"workload.limit={options.prompts}",
+        f"workload.limit={num_prompts}",
         "references=[plain]",
         "prune=catchup",
     ]
     labs = {name: load_lab(compose_run([*common, f"drafter={name}"])[0]) for name in DRAFTERS}
-    requests = labs["eagle3"].requests
-    engines: dict[str, Engine] = {"plain": labs["eagle3"].engines["plain"]}
-    engines |= {name: lab.engines[MAIN] for name, lab in labs.items()}
-    plain = engines["plain"].generate(requests)
-    engines["oracle"].parts.drafter.learn({r.request_id: r.output_ids for r in plain.requests})
-    generate = transformers_generate(labs["eagle3"].config, requests, batch_size)
-    generate()
-    turns = [turn(engines, generate, requests) for _ in range(options.turns)]
-    return report(batch_size, turns)
+    first = labs[DRAFTERS[0]]
+    engines = {"plain": first.engines["plain"]} | {name: lab.engines[MAIN] for name, lab in labs.items()}
+    plain = {record.request_id: record.output_ids for record in engines["plain"].generate(first.requests).requests}
+    for engine in engines.values():
+        learn = engine.parts.drafter.requirements.learn_continuations
+        if learn is not None:
+            learn(plain)
+    return first.config, engines, first.requests
 
 
-def turn(
-    engines: dict[str, Engine], generate: Callable[[], float], requests: list[Request]
-) -> tuple[float, dict[str, GenerationResult]]:
-    """One pass of each contestant: tokens/s of transformers, and our results."""
-    return generate(), {name: engine.generate(requests) for name, engine in engines.items()}
-
-
-def transformers_generate(config: Any, requests: list[Request], batch_size: int) -> Callable[[], float]:
-    """A function that runs `generate` on the requests in batches and returns its tokens/s."""
+def transformers_generate(config: RunConfig) -> Callable[[list[Request]], float]:
+    """A function that runs `generate` on requests in batches and returns its tokens/s."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(build.target_folder(config), dtype=torch.float32).eval()
-    batches = [requests[start : start + batch_size] for start in range(0, len(requests), batch_size)]
 
-    def run() -> float:
+    def run(requests: list[Request]) -> float:
         num_tokens, start = 0, perf_counter()
         with torch.inference_mode():
-            for batch in batches:
-                ids, mask = left_padded([list(request.prompt_ids) for request in batch])
-                limit = batch[0].max_new_tokens
+            for first in range(0, len(requests), config.batch_size):
+                ids, mask = left_padded(requests[first : first + config.batch_size])
+                limit = config.max_new_tokens
                 output = model.generate(ids, attention_mask=mask, max_new_tokens=limit, do_sample=False, pad_token_id=0)
                 num_tokens += count_new_tokens(output[:, ids.shape[1] :], model.generation_config.eos_token_id)
         return num_tokens / (perf_counter() - start)
@@ -95,11 +136,13 @@ def transformers_generate(config: Any, requests: list[Request], batch_size: int)
     return run
 
 
-def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def left_padded(requests: list[Request]) -> tuple[torch.Tensor, torch.Tensor]:
     """ids and mask [batch, longest], padding on the left as `generate` wants it."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    longest = max(len(request.prompt_ids) for request in requests)
+    padding = [longest - len(request.prompt_ids) for request in requests]
+    pairs = list(zip(padding, requests, strict=True))
+    ids = torch.tensor([[0] * left + list(request.prompt_ids) for left, request in pairs])
+    mask = torch.tensor([[0] * left + [1] * len(request.prompt_ids) for left, request in pairs])
     return ids, mask
 
 
@@ -110,22 +153,37 @@ def count_new_tokens(output: torch.Tensor, eos: int | list[int]) -> int:
     return int((after == 0).sum())
 
 
-def report(batch_size: int, turns: list[tuple[float, dict[str, GenerationResult]]]) -> dict[str, Any]:
-    """Print the tables of one batch size; return their numbers."""
-    theirs = [rate for rate, _ in turns]
-    ours = [metrics.end_to_end_tokens_per_second(results["plain"]) for _, results in turns]
+def take_turns(contestants: dict[str, Callable[[list[Request]], Any]], requests: list[Request], turn: int) -> Turn:
+    """One pass of each, another one first each turn, so that a machine that slows down does not hurt always the same.
+
+    Args:
+        turn: counts from 0.
+    """
+    names = list(contestants)
+    shift = turn % len(names)
+    results = {}
+    for name in names[shift:] + names[:shift]:
+        gc.collect()
+        results[name] = contestants[name](requests)
+    return results
+
+
+def report(batch_size: int, num_prompts: int, turns: list[Turn]) -> dict[str, Any]:
+    """Print the table of one batch size; return its numbers."""
+    theirs = [turn["transformers"] for turn in turns]
+    ours = [metrics.end_to_end_tokens_per_second(turn["plain"]) for turn in turns]
     against = ratios(ours, theirs)
-    print(f"\nbatch size {batch_size}, {torch.get_num_threads()} threads, {len(turns)} turns")
+    print(f"\nbatch size {batch_size}, {torch.get_num_threads()} threads, {num_prompts} prompts, {len(turns)} turns")
     print(f"transformers generate {number(median(theirs), 1)} tokens/s, plain {number(median(ours), 1)}, ", end="")
     print(f"ratio {with_range(*against)}")
-    rows = {name: drafter_row(name, [results for _, results in turns]) for name in DRAFTERS}
+    rows = {name: drafter_row([turn[name] for turn in turns], [turn["plain"] for turn in turns]) for name in DRAFTERS}
     header = ["drafter", "decode tok/s", "over plain", "acceptance length", "break-even", "round ms"]
     print(format_table(header, [[name, *cells(row)] for name, row in rows.items()], left=["drafter"]))
-    categories = by_category({name: turns[0][1][name] for name in DRAFTERS})
-    print(format_table(["acceptance length", *DRAFTERS], categories, left=["acceptance length"]))
     return {
         "batch_size": batch_size,
+        "prompts": num_prompts,
         "transformers": median(theirs),
+        "plain": median(ours),
         "plain_over_transformers": against,
         "drafters": rows,
     }
@@ -137,16 +195,17 @@ def ratios(ours: list[Any], theirs: list[Any]) -> tuple[float, float, float]:
     return median(paired), min(paired), max(paired)
 
 
-def drafter_row(name: str, turns: list[dict[str, GenerationResult]]) -> dict[str, Any]:
-    rates = [metrics.decode_tokens_per_second(results[name].rounds) for results in turns]
-    plain = [metrics.decode_tokens_per_second(results["plain"].rounds) for results in turns]
-    even = [metrics.break_even_acceptance_length(results[name].rounds, results["plain"].rounds) for results in turns]
+def drafter_row(results: list[GenerationResult], plain: list[GenerationResult]) -> dict[str, Any]:
+    """One drafter's figures from its turns and plain decoding's."""
+    rates = [metrics.decode_tokens_per_second(result.rounds) for result in results]
+    pairs = zip(results, plain, strict=True)
+    even = [metrics.break_even_acceptance_length(result.rounds, other.rounds) for result, other in pairs]
     return {
-        "decode_tokens_per_second": median(rate for rate in rates if rate),
-        "over_plain": ratios(rates, plain),
-        "acceptance_length": metrics.acceptance_length(turns[0][name].requests),
-        "break_even": median(length for length in even if length),
-        "round_ms": metrics.round_ms(turns[0][name].rounds),
+        "decode_tokens_per_second": metrics.median_over_repeats(rates),
+        "over_plain": ratios(rates, [metrics.decode_tokens_per_second(result.rounds) for result in plain]),
+        "acceptance_length": metrics.acceptance_length(results[0].requests),
+        "break_even": metrics.median_over_repeats(even),
+        "round_ms": metrics.median_over_repeats(metrics.round_ms(result.rounds) for result in results),
     }
 
 
@@ -157,19 +216,6 @@ def cells(row: dict[str, Any]) -> list[str]:
         number(row["acceptance_length"]),
         number(row["break_even"]),
         number(row["round_ms"], 3),
-    ]
-
-
-def by_category(results: dict[str, GenerationResult]) -> list[list[str]]:
-    """Acceptance length of each drafter in each category."""
-    categories = sorted({record.category for result in results.values() for record in result.requests})
-    return [
-        [category]
-        + [
-            number(metrics.acceptance_length([r for r in result.requests if r.category == category]))
-            for result in results.values()
-        ]
-        for category in categories
     ]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from spec_lab.core.types import FinishReason, RequestRecord
-from spec_lab.engine.teacher import TeacherForcing
+from spec_lab.engine.teacher import GreedyChoice, TeacherForcing
 from spec_lab.record.summary import Divergence
 
 FLOAT32_TIE = 1e-4
@@ -57,7 +57,8 @@ def _against_plain(
     index = next((i for i, (ours, theirs) in pairs if ours != theirs), shorter)
     if index == shorter:  # equal so far, then one ends: no tie explains it
         return Divergence(record.request_id, index, None, "bug")
-    return _judge(record, index, teacher, dtype)
+    choice = teacher.greedy_choices(record.prompt_ids, record.output_ids[: index + 1])
+    return _judge(record, index, choice, dtype)
 
 
 def _against_target(record: RequestRecord, teacher: TeacherForcing, dtype: torch.dtype) -> Divergence | None:
@@ -66,7 +67,7 @@ def _against_target(record: RequestRecord, teacher: TeacherForcing, dtype: torch
     choice = teacher.greedy_choices(record.prompt_ids, record.output_ids)
     for index, (ours, theirs) in enumerate(zip(record.output_ids, choice.token_ids, strict=True)):
         if ours != theirs:
-            return _judge(record, index, teacher, dtype)
+            return _judge(record, index, choice, dtype)
     return None
 
 
@@ -76,8 +77,7 @@ def _ends_where_it_should(record: RequestRecord, eos_token_ids: frozenset[int]) 
     return len(record.output_ids) == record.max_new_tokens
 
 
-def _judge(record: RequestRecord, index: int, teacher: TeacherForcing, dtype: torch.dtype) -> Divergence:
+def _judge(record: RequestRecord, index: int, choice: GreedyChoice, dtype: torch.dtype) -> Divergence:
     """A near-tie only if the emitted token itself is within rounding of plain decoding's choice."""
-    choice = teacher.greedy_choices(record.prompt_ids, record.output_ids[: index + 1])
     is_tie = choice.gaps[index] < near_tie_tolerance(dtype, choice.top_logits[index])
     return Divergence(record.request_id, index, choice.margins[index], "near_tie" if is_tie else "bug")

@@ -1,4 +1,4 @@
-"""What a whole run needs beside a tiny pair: a tokenizer of single characters, prompts, a configuration that is cheap."""
+"""What a whole run needs beside a tiny pair: a tokenizer of single characters, prompts, a cheap configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from spec_lab.config import RunConfig, WorkloadConfig
 from spec_lab.workloads.example import SPECIAL_TOKENS
 from tests.lab import make_config, make_pair
 
-CHEAP: Mapping[str, Any] = {"repeats": 1, "warmup_requests": 0, "profile_rounds": 0, "max_new_tokens": 12}
+CHEAP: Mapping[str, Any] = {
+    "repeats": 1,
+    "warmup_requests": 0,
+    "profile_rounds": 0,
+    "max_new_tokens": 12,
+    "num_threads": 1,
+}
 
 
 def write_tokenizer(folder: Path, special: Iterable[str] = SPECIAL_TOKENS) -> None:

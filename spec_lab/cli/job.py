@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import sys
 import traceback
@@ -76,6 +77,7 @@ def _dry_run(job: Job) -> Outcome:
 def _run_in(folder: Path, job: Job) -> Outcome:
     _record(folder, job, "interrupted", "it was killed while its models were loaded")
     try:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read when torch loads: the profiler's own chatter
         from spec_lab.runner import run
 
         run(job.config, job.choices, folder)
