@@ -120,7 +120,9 @@ def load(
 def transformers_generate(config: RunConfig) -> Callable[[list[Request]], float]:
     """A function that runs `generate` on requests in batches and returns its tokens/s."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(build.target_folder(config), dtype=torch.float32).eval()
 
     def run(requests: list[Request]) -> float:
@@ -171,7 +173,7 @@ def take_turns(contestants: dict[str, Callable[[list[Request]], Any]], requests:
 def report(batch_size: int, num_prompts: int, turns: list[Turn]) -> dict[str, Any]:
     """Print the table of one batch size; return its numbers."""
     theirs = [turn["transformers"] for turn in turns]
-    ours = [metrics.end_to_end_tokens_per_second(turn["plain"]) for turn in turns]
+    ours: list[Any] = [metrics.end_to_end_tokens_per_second(turn["plain"]) for turn in turns]
     against = ratios(ours, theirs)
     print(f"\nbatch size {batch_size}, {torch.get_num_threads()} threads, {num_prompts} prompts, {len(turns)} turns")
     print(f"transformers generate {number(median(theirs), 1)} tokens/s, plain {number(median(ours), 1)}, ", end="")

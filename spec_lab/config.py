@@ -202,7 +202,9 @@ class RunConfig:
     target: TargetConfig = knob(MISSING, "the model whose decoding is to become faster")
     drafter: DrafterConfig = knob(MISSING, "what proposes the draft tokens")
     acceptance: AcceptanceConfig = knob(MISSING, "which draft tokens the target accepts")
-    prune: PruneConfig = knob(MISSING, "which rows of the drafter go on after their KV is written")
+    prune: PruneConfig = knob(
+        MISSING, "which rows go on after their KV is written: in the drafter, the target's last layer, to logits"
+    )
     graph: GraphConfig = knob(MISSING, "what of a round is captured and replayed")
     attention: AttentionConfig = knob(MISSING, "the attention backend")
     workload: WorkloadConfig = knob(MISSING, "the prompts")

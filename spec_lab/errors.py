@@ -15,9 +15,9 @@ class UserError(ValueError):
 
 
 def describe_error(error: BaseException) -> str:
-    """The class of an exception with its message, or, where it carries none, the place it was raised at."""
+    """The class of an exception with its message, or, where an error carries none, the place it was raised at."""
     kind, message = type(error).__name__, str(error).strip()
     if message:
         return f"{kind}: {message}"
-    places = traceback.extract_tb(error.__traceback__)
+    places = traceback.extract_tb(error.__traceback__) if isinstance(error, Exception) else []
     return f"{kind} at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else kind

@@ -54,14 +54,17 @@ def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, fol
 
     On a CPU the rows are torch operators with their own time, on a GPU device kernels.
     """
+    # While a long prompt is read, chunk by chunk, shorter ones are already decoded: those rounds are not pure.
+    num_chunks = max(-(-len(request.prompt_ids) // engine.prompt_pass.chunk_size) for request in requests)
+    num_skipped = NUM_SKIPPED_ROUNDS + num_chunks - 1
     on_gpu = engine.parts.slots.kv_lens.device.type == "cuda"
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
     profiler = profile(activities=activities)
     # A round emits K + 1 tokens at most: with so many allowed no request ends before the rounds are done, unless
     # max_new_tokens is smaller; then fewer rounds are profiled.
-    num_tokens = (num_rounds + NUM_SKIPPED_ROUNDS) * (engine.num_draft_tokens + 1) + 1
+    num_tokens = (num_rounds + num_skipped) * (engine.num_draft_tokens + 1) + 1
     batch = [replace(r, max_new_tokens=min(num_tokens, r.max_new_tokens), ignore_eos=True) for r in requests]
-    timer, engine.parts.timer = engine.parts.timer, ProfiledRounds(profiler, NUM_SKIPPED_ROUNDS, num_rounds)
+    timer, engine.parts.timer = engine.parts.timer, ProfiledRounds(profiler, num_skipped, num_rounds)
     spans = engine.parts.timer
     try:
         engine.generate(batch)

@@ -25,7 +25,7 @@ from spec_lab.record.progress import Progress
 from spec_lab.record.provenance import Provenance, collect_provenance
 from spec_lab.record.recorder import Recorder, utc_now
 from spec_lab.record.report import format_run
-from spec_lab.record.schema import Kernel, Summary
+from spec_lab.record.schema import THIS_RUN, Kernel, Summary
 from spec_lab.record.sinks import Sink
 from spec_lab.record.summary import Divergence, Measured, RunInfo, build_summary
 from spec_lab.record.verify_rows import save_verify_rows
@@ -34,7 +34,7 @@ from spec_lab.workloads.checker import is_correct
 from spec_lab.workloads.load import load_requests
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
-MAIN = "this run"
+MAIN = THIS_RUN
 WARMUP_TOKENS = 32
 
 

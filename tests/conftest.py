@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny operators: a second thread on a busy core costs more than it brings
+# Tiny operators: a second thread on a busy core costs more than it brings.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -157,7 +157,7 @@ def test_check_that_breaks_is_a_failure(
     monkeypatch.setattr("spec_lab.compatibility.CHECKS", (broken,))
     assert main([]) == 1
     assert main(["--dry-run"]) == 1
-    assert "refused" not in capsys.readouterr().err
+    assert "refused:" not in capsys.readouterr().err
 
 
 def test_failure_without_a_message_says_where(runner: FakeRunner, empty_folder: Path) -> None:

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab import compatibility
+from spec_lab import build, compatibility
 from spec_lab.cli.compose import compose_run
+from spec_lab.cli.options import read_groups
 from spec_lab.cli.overrides import check_overrides
 from spec_lab.compatibility import refusals, refuse
 from spec_lab.config import RunConfig
+from spec_lab.pruning import policy
+from spec_lab.workloads import load
 
 HF = ["target=hf", "target.path=.", "drafter=ngram"]
 
@@ -167,17 +170,12 @@ def test_remedies_of_one_override_are_themselves_valid() -> None:
 
 
 def test_the_knobs_of_pruning_are_those_that_can_be_built() -> None:
-    policy = pytest.importorskip("spec_lab.pruning.policy")
     assert set(compatibility.PREFILL_PRUNING) == set(policy.PROMPT_PRUNING)
     assert set(compatibility.CATCHUP_PRUNING) == set(policy.CATCHUP_PRUNING)
 
 
 def test_what_can_be_chosen_can_be_built() -> None:
     """The tables of the build module hold exactly the options of `conf/`."""
-    build = pytest.importorskip("spec_lab.build")
-    load = pytest.importorskip("spec_lab.workloads.load")
-    from spec_lab.cli.options import read_groups
-
     tables = {
         "drafter": build.DRAFTERS,
         "acceptance": build.ACCEPTANCE,

@@ -17,12 +17,13 @@ import pytest
 from spec_lab.train.corpus import CATEGORIES, CHECKABLE_CATEGORIES, NATURAL_CATEGORIES, generate
 from spec_lab.train.corpus.categories import TASKS
 from spec_lab.train.corpus.difficulty import Difficulty
-from spec_lab.train.corpus.make_prompts import PROMPTS_FOLDER, telling_windows
+from spec_lab.train.corpus.make_prompts import telling_windows
 from spec_lab.train.corpus.natural import code_documents, prose_documents
 from spec_lab.train.corpus.phrasing import Phraser, compile_rules, parse
 from spec_lab.train.corpus.split import split_of
 from spec_lab.workloads.checker import is_correct
 from spec_lab.workloads.example import Example, render_example
+from spec_lab.workloads.load import PROMPTS_FOLDER
 
 MAX_RENDERED_CHARACTERS = 1120  # 320 tokens of 3.5 characters
 

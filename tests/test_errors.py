@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spec_lab.errors import describe_error
 
 
@@ -10,11 +12,12 @@ def test_an_error_with_a_message_is_its_class_and_message() -> None:
 
 
 def test_an_error_without_a_message_names_the_line_it_was_raised_at() -> None:
-    try:
+    with pytest.raises(AssertionError) as caught:
         raise AssertionError
-    except AssertionError as error:
-        assert describe_error(error) == "AssertionError at test_errors.py:14"
+    assert describe_error(caught.value) == "AssertionError at test_errors.py:16"
 
 
-def test_an_error_that_was_never_raised_is_its_class() -> None:
-    assert describe_error(KeyboardInterrupt()) == "KeyboardInterrupt"
+def test_ctrl_c_is_its_class_wherever_it_struck() -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        raise KeyboardInterrupt
+    assert describe_error(caught.value) == "KeyboardInterrupt"

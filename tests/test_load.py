@@ -18,7 +18,9 @@ def read(path: Path, workload: str = "jsonl") -> list[Prompt]:
 
 def test_a_line_needs_only_a_prompt(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
-    path.write_text('{"prompt": "Hi"}\n\n{"prompt": "Go", "id": "x", "category": "c", "form": "continue", "answer": 4}\n')
+    path.write_text(
+        '{"prompt": "Hi"}\n\n{"prompt": "Go", "id": "x", "category": "c", "form": "continue", "answer": 4}\n'
+    )
     assert read(path) == [Prompt("mine-0000", "mine", "chat", "Hi", None), Prompt("x", "c", "continue", "Go", "4")]
 
 

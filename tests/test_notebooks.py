@@ -1,4 +1,4 @@
-"""Every notebook is stored without outputs and runs on a run folder made here by the real recorder."""
+"""Every notebook is stored without outputs and runs on the record of a run made here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.fake_runs import record_run
+from spec_lab.runner import run
+from tests.fake_runs import CHOICES, record_run
+from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -60,18 +62,37 @@ def test_is_thin(path: Path) -> None:
         assert not [node for node in ast.walk(ast.parse(python)) if isinstance(node, computing)]
 
 
-def test_first_run_shows_a_recorded_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def show_first_run(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
+    """Text and number of plots of `first_run.ipynb` on the newest run below `outputs`."""
+    notebook = read_notebook(ROOT / "notebooks" / "first_run.ipynb")
+    set_parameters(notebook, outputs=str(outputs))
+    execute(notebook, outputs.parent, monkeypatch)
+    shown = [output for cell in code_cells(notebook) for output in cell.outputs]
+    images = [output for output in shown if "image/png" in output.get("data", {})]
+    text = "".join(output.text for output in shown if output.output_type == "stream" and output.name == "stdout")
+    return text, len(images)
+
+
+def test_first_run_shows_a_fabricated_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "outputs" / "a-run"
     record_run(folder)
-    notebook = read_notebook(ROOT / "notebooks" / "first_run.ipynb")
-    set_parameters(notebook, outputs=str(tmp_path / "outputs"))
-
-    execute(notebook, tmp_path, monkeypatch)
-
-    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
-    images = [output for output in outputs if "image/png" in output.get("data", {})]
-    text = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
-    assert len(images) == 4
+    text, num_images = show_first_run(tmp_path / "outputs", monkeypatch)
+    assert num_images == 4
     assert str(folder) in text
     assert "times as fast as plain decoding" in text
+    assert "acceptance_length_all" in text
+
+
+@pytest.mark.slow
+def test_first_run_shows_a_run_made_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"id": str(i), "category": "ab"[i % 2], "prompt": "walk" * (i + 1), "form": "continue"} for i in range(3)]
+    pair = make_runnable_pair(tmp_path / "pair")
+    prompts = write_prompts(tmp_path / "prompts.jsonl", rows)
+    folder = tmp_path / "outputs" / "a-run"
+    folder.mkdir(parents=True)
+    summary = run(make_run_config(pair, prompts, prune="catchup", profile_rounds=2), CHOICES, folder)
+    text, num_images = show_first_run(tmp_path / "outputs", monkeypatch)
+    assert num_images == 4
+    assert str(folder) in text
+    assert summary["verdict"] in " ".join(text.split())
     assert "acceptance_length_all" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,15 +16,35 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NOT_IN_THE_WHEEL = shutil.ignore_patterns(
-    *(".*", "__pycache__", "*.egg-info", "build", "dist", "outputs", "tests", "notebooks", "docs", "wandb")
-)
-DRY_RUN = [sys.executable, "-m", "spec_lab", "--dry-run", "drafter=ngram", "prune=catchup"]
+SOURCES = ("spec_lab", "conf", "kernels", "notebooks")
+SOURCE_SUFFIXES = {".py", ".yaml", ".jsonl", ".json", ".ipynb", ".md", ".safetensors"}
+LEFTOVERS = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "*.egg-info")
+NOT_IN_THE_WHEEL = shutil.ignore_patterns(".*", "build", "dist", "outputs", "tests", "notebooks", "docs", "wandb")
+COMMAND = [sys.executable, "-m", "spec_lab"]
+DRY_RUN = [*COMMAND, "--dry-run", "drafter=ngram", "prune=catchup"]
+SMOKE = [*COMMAND, "drafter=eagle3", "prune=catchup", "debug=smoke", "num_threads=1"]
 
 
 def run(command: list[str], folder: Path, *paths: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONSAFEPATH": ""}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def ignore_leftovers(folder: str, names: list[str]) -> set[str]:
+    """What copying leaves out. Below the root every folder counts: spec_lab/build is a package."""
+    left_out = LEFTOVERS(folder, names)
+    return left_out | NOT_IN_THE_WHEEL(folder, names) if Path(folder) == ROOT else left_out
+
+
+def assert_runs(done: subprocess.CompletedProcess[str], folder: Path) -> None:
+    """The run ended well, and the last line is its folder, relative to where it was started."""
+    assert done.returncode == 0, done.stderr
+    [summary_file] = (folder / "outputs").glob("*/summary.json")
+    assert done.stdout.splitlines()[-1] == str(summary_file.parent.relative_to(folder))
+    summary = json.loads(summary_file.read_text())
+    assert summary["status"] == "finished"
+    assert summary["divergence"]["requests"] == 2
+    assert summary["divergence"]["bugs"] == 0
 
 
 def assert_composes(done: subprocess.CompletedProcess[str]) -> None:
@@ -34,7 +55,7 @@ def assert_composes(done: subprocess.CompletedProcess[str]) -> None:
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the repository, since building leaves files behind."""
-    return Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("copy") / "tree", ignore=NOT_IN_THE_WHEEL))
+    return Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("copy") / "tree", ignore=ignore_leftovers))
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +69,11 @@ def wheel(tree: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel's contents and nothing else of ours."""
+    """A folder with the wheel installed and nothing else of ours."""
     folder = tmp_path_factory.mktemp("installed")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder, wheel]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -68,13 +90,30 @@ def test_wheel_holds_every_file_of_the_tree(tree: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert found == expected
-    assert {"spec_lab/conf/drafter/eagle3.yaml", "spec_lab/conf/train/config.yaml"} <= found
+    assert {
+        "spec_lab/build/__init__.py",
+        "spec_lab/conf/drafter/eagle3.yaml",
+        "spec_lab/conf/train/config.yaml",
+    } <= found
 
 
 @pytest.mark.slow
 def test_wheel_runs_in_an_empty_folder_and_in_the_repository(installed: Path, tree: Path, tmp_path: Path) -> None:
     assert_composes(run(DRY_RUN, tmp_path, installed))
     assert_composes(run(DRY_RUN, tree, installed))
+
+
+@pytest.mark.slow
+def test_first_command_works_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    """What the README says first, at the size of debug=smoke."""
+    assert_runs(run(SMOKE, tmp_path, installed), tmp_path)
+    where = run([sys.executable, "-c", "import spec_lab.runner as r; print(r.__file__)"], tmp_path, installed)
+    assert Path(where.stdout.strip()).is_relative_to(installed)
+
+
+@pytest.mark.slow
+def test_first_command_works_from_a_raw_checkout(tree: Path, tmp_path: Path) -> None:
+    assert_runs(run(SMOKE, tmp_path, tree, tree / "kernels"), tmp_path)
 
 
 @pytest.mark.slow
@@ -105,6 +144,23 @@ def test_installed_package_runs_elsewhere(tmp_path: Path) -> None:
     assert_composes(run(DRY_RUN, tmp_path))
     script = Path(sys.executable).with_name("spec-lab")
     assert_composes(run([str(script), *DRY_RUN[3:]], tmp_path))
+
+
+def test_no_source_is_hidden_from_git() -> None:
+    """An ignore rule that fits a package's name would leave it out of every clone, and no test here would miss it."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("no git checkout")
+    # Only .gitignore: what somebody leaves out of his own checkout is not in the clone either.
+    command = ["git", "ls-files", "-z", "--others", "--ignored", "--exclude-per-directory=.gitignore", "--", *SOURCES]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    hidden = [path for path in done.stdout.split("\0") if Path(path).suffix in SOURCE_SUFFIXES]
+    assert not hidden
+
+
+def test_copying_the_tree_leaves_only_the_roots_folders_out() -> None:
+    names = ["build", "dist", "__pycache__", "spec_lab"]
+    assert ignore_leftovers(str(ROOT), names) == {"build", "dist", "__pycache__"}
+    assert ignore_leftovers(str(ROOT / "spec_lab"), names) == {"__pycache__"}
 
 
 def test_every_dependency_is_pinned_once() -> None:

@@ -175,7 +175,7 @@ def test_a_result_without_rounds(tmp_path: Path) -> None:
     ("error", "status", "reason"),
     [
         (RuntimeError("out of memory"), "failed", "RuntimeError: out of memory"),
-        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt at test_record.py:184"),
+        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt"),
     ],
 )
 def test_an_exception_is_recorded_and_raised_on(tmp_path: Path, error: BaseException, status: str, reason: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from spec_lab.acceptance.phase import ThinkingMarkers, thinking_mask
+from spec_lab.acceptance.phase import ThinkingMarkers, phase_before, thinking_mask
 from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance, draft_standing
 from spec_lab.acceptance.strict import StrictAcceptance
 from tests.acceptance_cases import (
@@ -292,6 +292,12 @@ def test_thinking_tokens_add_up_over_rounds(phase: str) -> None:
     assert counted == [sum(thinking_mask(p, o, MARKERS)) for p, o in zip(prompts, outputs, strict=True)]
     assert all(counted)
     assert all(0 < count < len(output) for count, output in zip(counted, outputs, strict=True))
+
+
+def test_the_row_that_predicts_a_marker_has_the_phase_in_front_of_it() -> None:
+    assert phase_before((1,), [2, BEGIN, 1, 3, END, 4], MARKERS) == [False, False, True, True, True, False]
+    assert phase_before((BEGIN,), [1, BEGIN, END, 2], MARKERS) == [True, True, True, False]
+    assert phase_before((1,), [], MARKERS) == []
 
 
 def test_thinking_mask() -> None:

@@ -35,18 +35,20 @@ RULES: dict[str, AcceptanceConfig] = {
 
 
 class SpreadTarget(FakeTarget):
-    """Logits in coarse steps, so that ties are common and no token is far ahead."""
+    """Logits in coarse steps, so that ties are common and no token is far ahead; markers are common too."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         seeds = super().logits(hidden).argmax(dim=-1, keepdim=True)
         steps = (seeds * 31 + torch.arange(VOCAB) * 17 + seeds * torch.arange(VOCAB) * 7) % 5
+        steps[:, MARKERS.begin] += 4 * (seeds[:, 0] % 4 == 0)
+        steps[:, MARKERS.end] += 4 * (seeds[:, 0] % 4 == 1)
         return steps.float() / 2
 
 
 def make_requests() -> list[Request]:
     """Some begin inside thinking, some do not; more than there are slots, and longer than a chunk."""
     prompts = [(5, 3, 6), (5, 6), (3, 4, 5, 6, 7, 8), (3, 5, 6, 7, 8, 9, 10), (7,), (4, 3), (9, 9, 9, 9, 3)]
-    return [Request(f"r{i}", "test", prompt, 20, ignore_eos=True) for i, prompt in enumerate(prompts)]
+    return [Request(f"r{i}", "test", prompt, 50, ignore_eos=True) for i, prompt in enumerate(prompts)]
 
 
 def make_engine(options: AcceptanceConfig, num_draft_tokens: int = 3) -> Engine:
@@ -81,6 +83,8 @@ def test_the_rule_that_ran_is_reproduced_exactly(name: str, tmp_path: Path) -> N
     hits = [count for entry in result.rounds for count in entry.relaxed or []]
     assert bool(hits) == (name != "strict")
     assert name == "strict" or sum(hits) > 5
+    first_ids = load_verify_rows(tmp_path).first_ids
+    assert {MARKERS.begin, MARKERS.end} <= set(first_ids.tolist()), "the prompt pass's token may set the phase"
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name != "strict"])

@@ -11,7 +11,6 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from spec_lab.train.__main__ import config_folder
-from spec_lab.train.evaluate import ThinkingMarkers
 from spec_lab.train.pipeline import Pipeline
 from spec_lab.train.stages import RunFolder, finished_folder
 
@@ -98,9 +97,3 @@ def test_without_a_drafter_only_the_target_is_described(tmp_path: Path) -> None:
     with initialize_config_dir(config_folder(), version_base="1.3"):
         config = compose("config", ["drafter=none", f"output_dir={tmp_path}"])
     assert instantiate(config, _convert_="all").drafter is None
-
-
-def test_thinking_is_what_stands_behind_the_opening_marker_up_to_the_closing_one() -> None:
-    markers = ThinkingMarkers(start_id=8, end_id=9)
-    assert markers.thinking_mask([1, 8, 2, 3, 9, 4]).tolist() == [False, False, True, True, True, False]
-    assert markers.thinking_mask([1, 2]).tolist() == [False, False]

@@ -30,14 +30,20 @@ class ThinkingMarkers:
         return (tokens == self.begin) | (tokens == self.end)
 
 
+def phase_before(prompt_ids: Sequence[int], output_ids: Sequence[int], markers: ThinkingMarkers) -> list[bool]:
+    """For each output token, whether thinking is open in front of it: the phase of the row that predicts it."""
+    inside, phases = markers.leave_open(prompt_ids), []
+    for token in output_ids:
+        phases.append(inside)
+        inside = (inside or token == markers.begin) and token != markers.end
+    return phases
+
+
 def thinking_mask(prompt_ids: Sequence[int], output_ids: Sequence[int], markers: ThinkingMarkers) -> list[bool]:
     """For each output token, whether it lies inside thinking; the markers themselves do not. For the reports."""
-    inside, mask = markers.leave_open(prompt_ids), []
-    for token in output_ids:
-        is_marker = token in (markers.begin, markers.end)
-        mask.append(inside and not is_marker)
-        inside = token == markers.begin if is_marker else inside
-    return mask
+    phases = phase_before(prompt_ids, output_ids, markers)
+    pairs = zip(phases, output_ids, strict=True)
+    return [inside and token not in (markers.begin, markers.end) for inside, token in pairs]
 
 
 class PhaseState:

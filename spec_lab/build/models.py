@@ -86,8 +86,8 @@ def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: 
     num_positions = read_model_config(target_folder(config)).max_position_embeddings
     if _num_tokens(longest) > num_positions:
         raise UserError(
-            f"request {longest.request_id} of {len(longest.prompt_ids)} prompt and {longest.max_new_tokens} new tokens: "
-            f"{_num_tokens(longest)} tokens are longer than the target's {num_positions} positions; "
+            f"request {longest.request_id} of {len(longest.prompt_ids)} prompt and {longest.max_new_tokens} new "
+            f"tokens: {_num_tokens(longest)} tokens are longer than the target's {num_positions} positions; "
             "lower max_new_tokens or use shorter prompts"
         )
     max_seq_len = config.cache.max_seq_len or _num_tokens(longest)
@@ -113,6 +113,9 @@ def load_models(config: RunConfig, max_seq_len: int, markers: ThinkingMarkers | 
     """Load the target; UserError when the checkpoint is not what it should be or too short for `max_seq_len`."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
+    if device.type == "cuda":
+        # cuDNN plans its attention anew for every shape, and a growing cache has a new one in every round.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     folder = target_folder(config)
     model_config = read_model_config(folder)
     if max_seq_len > model_config.max_position_embeddings:

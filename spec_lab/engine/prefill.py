@@ -15,13 +15,13 @@ class PromptPass:
     def __init__(self, parts: Parts, prune: PrunePolicy, chunk_size: int) -> None:
         self._parts = parts
         self._prune = prune
-        self._chunk_size = chunk_size
+        self.chunk_size = chunk_size
 
     def run_chunk(self, sequence: Sequence) -> RowCounts:
         """The next chunk; after the last one the sampled token is appended and the slot is ready for rounds."""
         prompt = sequence.request.prompt_ids
         start = sequence.num_prefilled
-        end = min(start + self._chunk_size, len(prompt))
+        end = min(start + self.chunk_size, len(prompt))
         is_last = end == len(prompt)
         attention, live_attention = self._attention(sequence.slot, start, end, is_last)
         sampled, features, counts = self._run_target(sequence.slot, prompt[start:end], end, attention, live_attention)

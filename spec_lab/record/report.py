@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from spec_lab.record.metrics import DEFINITIONS, STAGES, paired_ratio
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import Accuracy, Outcome, Ratio, Speed, Summary
+from spec_lab.record.schema import THIS_RUN, Accuracy, Outcome, Ratio, Speed, Summary
 from spec_lab.record.study import describe_rule
 from spec_lab.record.table import ABSENT, format_table, number, percent, with_range
 
 WIDTH = 120
-THIS_RUN = "this run"
 IMPOSED = "* the acceptance was imposed, not measured"
 
 

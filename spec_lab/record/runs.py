@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from spec_lab.record.metrics import STAGES
-from spec_lab.record.schema import SCHEMA_VERSION, RequestRow, Summary
+from spec_lab.record.schema import SCHEMA_VERSION, THIS_RUN, RequestRow, Summary
 from spec_lab.record.sinks import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def load_configurations(summary: Summary) -> pd.DataFrame:
     """One row a configuration, the main one first: stage times, rows and rates beside its references'."""
     import pandas as pd
 
-    configurations: dict[str, Any] = {"this run": summary, **summary["references"]}
+    configurations: dict[str, Any] = {THIS_RUN: summary, **summary["references"]}
     return pd.DataFrame(
         [
             {

@@ -9,6 +9,9 @@ SCHEMA_VERSION = 1
 Status = Literal["finished", "failed", "refused", "interrupted"]
 DivergenceKind = Literal["near_tie", "bug", "lossy"]
 
+THIS_RUN = "this run"
+"""What the main configuration is called beside its references."""
+
 
 class PositionRates(TypedDict):
     """One entry a draft position, K in all."""

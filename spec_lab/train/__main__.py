@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import hydra
 from omegaconf import DictConfig
 
+from spec_lab.cli.options import conf_folder
+
 
 def config_folder() -> str:
-    """`conf/train`: of the installed package, or beside the package in a raw checkout."""
-    installed = importlib.util.find_spec("spec_lab.conf")
-    if installed is not None and installed.submodule_search_locations:
-        return str(Path(installed.submodule_search_locations[0]) / "train")
-    return str(Path(__file__).parents[2] / "conf" / "train")
+    """`conf/train`, in the form Hydra takes."""
+    return str(conf_folder().absolute() / "train")
 
 
 @hydra.main(version_base="1.3", config_path=config_folder(), config_name="config")

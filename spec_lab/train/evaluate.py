@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from spec_lab.acceptance.phase import ThinkingMarkers, phase_before
 from spec_lab.train.drafter import DraftMatcher
 from spec_lab.train.generate import Continuation, generate
 from spec_lab.train.generations import Generations
@@ -21,33 +23,18 @@ from spec_lab.train.rounds import RoundCounts
 from spec_lab.train.target import features_and_logits
 from spec_lab.workloads.checker import is_correct
 from spec_lab.workloads.example import THINK_END, THINK_START, render_prompt
+from spec_lab.workloads.load import Prompt, shipped_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-PROMPTS_FOLDER = Path(__file__).parents[1] / "workloads" / "prompts"
 UNCERTAIN_BELOW = 0.6
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationPrompt:
-    """A line of `spec_lab/workloads/prompts/CATEGORY.jsonl`; `answer` is None where nothing can be checked."""
-
-    id: str
-    category: str
-    text: str
-    answer: str | None
-
-
-def load_prompts(limit_per_category: int | None) -> list[EvaluationPrompt]:
+def load_prompts(limit_per_category: int | None) -> list[Prompt]:
     """The shipped prompts, the first of every category if limited."""
-    prompts = []
-    for file in sorted(PROMPTS_FOLDER.glob("*.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines()[:limit_per_category]:
-            row = json.loads(line)
-            text = render_prompt(row["form"], row["prompt"])
-            prompts.append(EvaluationPrompt(row["id"], row["category"], text, row["answer"]))
-    return prompts
+    categories = groupby(shipped_prompts(), key=lambda prompt: prompt.category)
+    return [prompt for _, prompts in categories for prompt in islice(prompts, limit_per_category)]
 
 
 @dataclass(slots=True)
@@ -143,19 +130,20 @@ class EvaluationRecipe:
     ) -> tuple[dict[str, object], list[Sample]]:
         """The report by category and pooled, and a few texts. Without a drafter the rounds stay empty."""
         prompts = load_prompts(self.limit_per_category)
-        prompt_ids = tokenizer([prompt.text for prompt in prompts])["input_ids"]
+        texts = [render_prompt(prompt.form, prompt.text) for prompt in prompts]
+        prompt_ids = tokenizer(texts)["input_ids"]
         continuations = generate(model, prompt_ids, self.max_new_tokens, self.batch_size)
         counts: dict[str, CategoryCounts] = {}
         samples: list[Sample] = []
-        phases = ThinkingMarkers(*tokenizer.convert_tokens_to_ids([THINK_START, THINK_END]))
+        markers = ThinkingMarkers(*tokenizer.convert_tokens_to_ids([THINK_START, THINK_END]))
         for index, rows in self._measured_rows(model, continuations, match):
             prompt, continuation = prompts[index], continuations[index]
             category = counts.setdefault(prompt.category, CategoryCounts(RoundCounts(self.num_draft_tokens)))
             text = tokenizer.decode(continuation.written)
             correct = None if prompt.answer is None else is_correct(prompt.answer, text)
-            _count(category, continuation, correct, rows, phases)
+            _count(category, continuation, correct, rows, markers)
             if category.num_prompts <= self.samples_per_category:
-                samples.append(Sample(prompt.id, prompt.text, text, prompt.answer, correct))
+                samples.append(Sample(prompt.prompt_id, texts[index], text, prompt.answer, correct))
         pooled = CategoryCounts(RoundCounts(self.num_draft_tokens))
         for category in counts.values():
             pooled.pool(category)
@@ -196,29 +184,12 @@ class MeasuredRows:
     num_matches: list[int] | None
 
 
-@dataclass(frozen=True, slots=True)
-class ThinkingMarkers:
-    """The ids that open and close the thinking."""
-
-    start_id: int
-    end_id: int
-
-    def thinking_mask(self, written: list[int]) -> Tensor:
-        """`[written]`, True for tokens behind the opening marker, up to the closing one, which ends the thinking."""
-        mask = torch.zeros(len(written), dtype=torch.bool)
-        is_thinking = False
-        for index, token in enumerate(written):
-            mask[index] = is_thinking
-            is_thinking = (is_thinking or token == self.start_id) and token != self.end_id
-        return mask
-
-
 def _count(
     counts: CategoryCounts,
     continuation: Continuation,
     correct: bool | None,
     rows: MeasuredRows,
-    phases: ThinkingMarkers,
+    markers: ThinkingMarkers,
 ) -> None:
     prompt_length, num_written = len(continuation.prompt), len(continuation.written)
     counts.num_prompts += 1
@@ -229,7 +200,8 @@ def _count(
     # The row at position p says what stands at p+1.
     predicting = slice(prompt_length - 1, prompt_length - 1 + num_written)
     top_probability, entropy = rows.top_probability[predicting], rows.entropy[predicting]
-    thinking = phases.thinking_mask(continuation.written)
+    phases = phase_before(continuation.prompt, continuation.written, markers)
+    thinking = torch.tensor(phases, dtype=torch.bool)
     counts.thinking_rows.add(top_probability[thinking], entropy[thinking])
     counts.other_rows.add(top_probability[~thinking], entropy[~thinking])
     if rows.num_matches is not None:

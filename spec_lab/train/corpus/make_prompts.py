@@ -9,12 +9,12 @@ from pathlib import Path
 from spec_lab.train.corpus.categories import CATEGORIES, NATURAL_CATEGORIES, generate
 from spec_lab.train.corpus.natural import natural_text
 from spec_lab.workloads.example import ANSWER_MARKER, Example
+from spec_lab.workloads.load import PROMPTS_FOLDER
 
 PROMPTS_PER_CATEGORY = 96
 SEED = 2026
 WINDOW = 48
 _MIN_LETTERS_IN_WINDOW = 24
-PROMPTS_FOLDER = Path(__file__).parents[2] / "workloads" / "prompts"
 
 
 def telling_windows(text: str) -> set[str]:

@@ -1,0 +1,204 @@
+"""The order in which the runner warms up, times and profiles, and what its references add to the record."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_lab import runner
+from spec_lab.config import RejectionConfig, RunConfig, SamplingConfig
+from spec_lab.core.types import GenerationResult, Request
+from spec_lab.engine.engine import Engine
+from spec_lab.profiling import STAGE_PREFIX, TRACE_FILE
+from spec_lab.record.runs import read_request_rows
+from spec_lab.record.schema import Summary
+from tests.fake_runs import CHOICES
+from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
+
+PROMPTS = [
+    {"id": f"r{index}", "prompt": "round-trip"[: 2 + index] * (1 + 2 * index), "form": "continue"} for index in range(4)
+]
+IDS = [prompt["id"] for prompt in PROMPTS]
+Execute = Callable[..., Summary]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_runnable_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def configure(pair: tuple[Path, Path], tmp_path: Path) -> Callable[..., RunConfig]:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
+    return lambda drafter="eagle3", **changes: make_run_config(pair, prompts, drafter, **({"batch_size": 2} | changes))
+
+
+@pytest.fixture
+def execute(configure: Callable[..., RunConfig], tmp_path: Path) -> Execute:
+    """Run a drafter and record into `tmp_path / "run"`."""
+    return lambda *args, **changes: runner.run(configure(*args, **changes), CHOICES, tmp_path / "run")
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
+    """Engine and request ids of every generation of a run, in order."""
+    labs: list[runner.Lab] = []
+    seen: list[tuple[str, list[str]]] = []
+    load_lab, generate = runner.load_lab, Engine.generate
+
+    def load(config: RunConfig) -> runner.Lab:
+        labs.append(load_lab(config))
+        return labs[-1]
+
+    def watched(engine: Engine, requests: list[Request], *args: Any, **options: Any) -> GenerationResult:
+        [name] = [name for name, known in labs[-1].engines.items() if known is engine] or ["another"]
+        seen.append((name, [request.request_id for request in requests]))
+        return generate(engine, requests, *args, **options)
+
+    monkeypatch.setattr(runner, "load_lab", load)
+    monkeypatch.setattr(Engine, "generate", watched)
+    return seen
+
+
+def read_rounds(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def num_stages(folder: Path) -> Counter[str]:
+    """How often each stage occurs in the trace of a profiled stretch."""
+    with gzip.open(folder / TRACE_FILE, "rt") as file:
+        events = json.load(file)["traceEvents"]
+    names = [event["name"] for event in events if event.get("cat") == "user_annotation"]
+    return Counter(name.removeprefix(STAGE_PREFIX) for name in names if name.startswith(STAGE_PREFIX))
+
+
+def attention_calls(summary: Summary) -> float:
+    """Attention calls a profiled round: one a layer of the target, and one a draft step."""
+    [calls] = [k["calls_per_round"] for k in summary["kernels"] if k["name"] == "aten::scaled_dot_product_attention"]
+    return calls
+
+
+def test_passes_are_warmed_up_and_take_turns(execute: Execute, passes: list[tuple[str, list[str]]]) -> None:
+    """Each repeat starts one engine later, so that a machine that slows down does not always hurt the same one."""
+    execute(prune="catchup", repeats=3, warmup_requests=2, profile_rounds=1)
+    main = runner.MAIN
+    warm_up = [(name, IDS[:2]) for name in (main, "plain", "unpruned")]
+    order = [main, "plain", "unpruned", "plain", "unpruned", main, "unpruned", main, "plain"]
+    assert passes == [*warm_up, *((name, IDS) for name in order), (main, IDS[:2])]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "changes", "references"),
+    [
+        ("eagle3", {"prune": "prefill"}, {"plain", "unpruned"}),
+        ("eagle3", {"prune": "none"}, {"plain"}),
+        ("eagle3", {"prune": "catchup", "references": ["unpruned"]}, {"unpruned"}),
+        ("eagle3", {"prune": "catchup", "references": []}, set()),
+        ("none", {"prune": "none"}, set()),
+    ],
+)
+def test_references_are_those_that_differ_from_the_run(
+    drafter: str, changes: dict[str, Any], references: set[str], configure: Callable[..., RunConfig]
+) -> None:
+    lab = runner.load_lab(configure(drafter, **changes))
+    assert set(lab.engines) == {runner.MAIN} | references
+
+
+def test_a_repeated_run_with_references_records_all_of_it(execute: Execute, tmp_path: Path) -> None:
+    summary = execute(prune="catchup", repeats=2, warmup_requests=1)
+    plain, unpruned = summary["references"]["plain"], summary["references"]["unpruned"]
+    assert [len(speed["repeats"]) for speed in (summary, plain, unpruned)] == [2, 2, 2]
+    assert [speed["repeats_identical"] for speed in (summary, plain, unpruned)] == [True, True, True]
+    for ratio, over in ((summary["speedup"], "plain"), (summary["pruning_speedup"], "unpruned")):
+        assert ratio is not None and ratio["over"] == over
+        assert 0 < ratio["low"] <= ratio["value"] <= ratio["high"]
+    assert summary["break_even_acceptance_length"] is not None
+    assert summary["acceptance_length"] == unpruned["acceptance_length"]
+    assert plain["acceptance_length"] is None
+    assert summary["rows"]["catchup_computed"] == summary["rows"]["catchup_live"] > 0
+    assert unpruned["rows"]["catchup_computed"] == 4 * unpruned["rows"]["catchup_live"]
+    assert (summary["divergence"] or {}).get("diverged") == 0
+    assert [row["id"] for row in read_request_rows(tmp_path / "run")] == IDS
+    rounds = read_rounds(tmp_path / "run")
+    assert [row["index"] for row in rounds] == 2 * list(range(summary["verify_calls"]))
+    assert [row["repeat"] for row in rounds] == sorted(row["repeat"] for row in rounds)
+
+
+@pytest.mark.parametrize("references", [[], ["plain"]], ids=["no reference", "plain"])
+def test_an_oracle_learns_before_the_clock_starts(
+    references: list[str], execute: Execute, passes: list[tuple[str, list[str]]]
+) -> None:
+    """Every draft of every round that was not cut short is accepted."""
+    summary = execute("oracle", references=references, max_new_tokens=13, num_draft_tokens=3)
+    learning = ("plain" if references else "another", IDS)
+    assert passes[0] == learning
+    assert passes.count(learning) == (2 if references else 1)
+    assert (summary["acceptance_length"], summary["rounds"]) == (4.0, 3 * len(IDS))
+    assert summary["divergence"] is not None and summary["divergence"]["diverged"] == 0
+
+
+def test_plain_decoding_is_a_run_too(execute: Execute, tmp_path: Path) -> None:
+    summary = execute("none", profile_rounds=2, repeats=2)
+    assert (summary["num_draft_tokens"], summary["acceptance_length"], summary["speedup"]) == (0, None, None)
+    assert summary["emitted_tokens"] == summary["rounds"] > 0
+    assert summary["output_tokens"] == summary["emitted_tokens"] + len(IDS)
+    assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
+    assert summary["stage_ms_per_round"]["catchup"] is summary["stage_ms_per_round"]["recur"] is None
+    assert num_stages(tmp_path / "run")["verify"] == 2
+    assert "drafted nothing" in summary["verdict"]
+
+
+def test_a_sampled_run_has_nothing_to_diverge_from(configure: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config = configure("ngram", repeats=2)
+    config.acceptance, config.sampling = RejectionConfig(method="one_hot"), SamplingConfig(temperature=1.0)
+    summary = runner.run(config, CHOICES, tmp_path / "run")
+    assert summary["divergence"] is None
+    assert summary["repeats_identical"] is True
+    assert summary["speedup"] is not None
+
+
+@pytest.mark.parametrize("num_rounds", [1, 3])
+def test_a_profiled_stretch_has_kernels_and_keeps_its_trace(num_rounds: int, execute: Execute, tmp_path: Path) -> None:
+    summary = execute(profile_rounds=num_rounds)
+    stages = num_stages(tmp_path / "run")
+    assert [stages[name] for name in ("verify", "accept", "catchup", "recur")] == [num_rounds] * 4
+    assert stages["commit"] > 0
+    kernels = summary["kernels"]
+    assert [kernel["us_per_round"] for kernel in kernels] == sorted((k["us_per_round"] for k in kernels), reverse=True)
+    assert all(kernel["calls_per_round"] > 0 and kernel["us_per_round"] > 0 for kernel in kernels)
+    assert not [kernel for kernel in kernels if kernel["name"].startswith(STAGE_PREFIX)]
+    assert attention_calls(summary) == 8 + 3
+
+
+def test_profiling_ends_where_the_requests_do(execute: Execute, tmp_path: Path) -> None:
+    """Requests of 12 tokens are over before 100 rounds are; what there was is averaged over what there was."""
+    summary = execute(profile_rounds=100)
+    assert 0 < num_stages(tmp_path / "run")["verify"] < 12
+    assert attention_calls(summary) == 8 + 3
+
+
+def test_nothing_is_profiled_unless_asked_for(execute: Execute, tmp_path: Path) -> None:
+    assert execute(profile_rounds=0)["kernels"] == []
+    assert not (tmp_path / "run" / TRACE_FILE).exists()
+
+
+def test_prompts_in_chunks_do_not_count_as_rounds(execute: Execute) -> None:
+    """The last of a batch's prompts is still being read, chunk by chunk, while the first is already decoded."""
+    summary = execute(batch_size=4, profile_rounds=2, max_new_tokens=24, cache={"prefill_chunk": 4})
+    assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
+    assert attention_calls(summary) == 8 + 3
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_recorded(
+    configure: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = configure(cache={"max_seq_len": 40}, max_new_tokens=8)
+    with pytest.raises(ValueError, match=r"request r3.*raise cache\.max_seq_len"):
+        runner.run(config, CHOICES, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
