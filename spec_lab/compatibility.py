@@ -259,7 +259,7 @@ def sizes(config: RunConfig) -> str | None:
     """Counts that have a least value, and the value to use instead of a smaller one."""
     least: tuple[tuple[str, int | None, int, str], ...] = (
         ("batch_size", config.batch_size, 1, "1"),
-        ("max_new_tokens", config.max_new_tokens, 1, "192"),
+        ("max_new_tokens", config.max_new_tokens, 1, "160"),
         ("repeats", config.repeats, 1, "3"),
         ("warmup_requests", config.warmup_requests, 0, "0"),
         ("profile_rounds", config.profile_rounds, 0, "0"),

@@ -217,7 +217,7 @@ class RunConfig:
     device: str = knob("auto", "auto (CUDA where there is one), cpu, cuda, cuda:1")
     dtype: str = knob("auto", "auto (float32 on a CPU, else bfloat16), float32, bfloat16, float16")
     batch_size: int = knob(1, "requests decoded together")
-    max_new_tokens: int = knob(192, "longest output of a request, in tokens")
+    max_new_tokens: int = knob(160, "longest output of a request, in tokens")
     references: list[str] = knob(
         ["plain", "unpruned"], "measured beside the run: plain (no drafter), unpruned (no pruning); [] turns them off"
     )

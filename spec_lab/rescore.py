@@ -20,6 +20,7 @@ from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.relaxed import DraftStanding
 from spec_lab.config import AcceptanceConfig
 from spec_lab.core.types import Request
+from spec_lab.errors import UserError
 from spec_lab.record.runs import read_request_rows
 from spec_lab.record.verify_rows import VerifyRows, load_verify_rows
 
@@ -30,13 +31,13 @@ def rescore(folder: Path, options: AcceptanceConfig) -> dict[str, list[int]]:
     """Drafts that a rule with `options` accepts in each round of the run in `folder`, by request id, before any cut.
 
     Raises:
-        ValueError: the run kept no verify rows (`record.topk`) or too few a row, or the rule draws.
+        UserError: the run kept no verify rows (`record.topk`) or too few a row, or the rule draws.
     """
     rows = load_verify_rows(folder)
     recorded = rows.top_ids.shape[-1]
     topk = getattr(options, "topk", 1)
     if topk > recorded:
-        raise ValueError(
+        raise UserError(
             f"acceptance.topk={topk} looks at more tokens than the {recorded} recorded of a row; "
             f"run again with record.topk={topk}"
         )

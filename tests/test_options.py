@@ -63,5 +63,6 @@ def test_every_option_builds_and_runs(group: str, option: str, pair: tuple[Path,
 
     assert choices[group] == option
     assert (summary["status"], summary["num_requests"]) == ("finished", 2)
+    assert summary["num_draft_tokens"] == config.drafter.num_draft_tokens
     assert summary["output_tokens"] > 2
     assert summary["divergence"] is None or summary["divergence"]["bugs"] == 0

@@ -128,6 +128,7 @@ def test_offline_run_has_the_table_and_the_files(recorded: tuple[Path, Summary])
     first = dict(zip(table["columns"], table["data"][1], strict=True))
     assert (first["id"], first["category"], first["divergence"]) == ("r1", "dates", "near_tie")
     assert first["text"] == "text of r1"
+    assert first["acceptance_imposed"] is False
 
     [artifact] = [record.artifact for record in read_offline(folder) if record.HasField("artifact")]
     entries = {entry.path: entry.local_path for entry in artifact.manifest.contents}

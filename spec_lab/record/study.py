@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spec_lab.errors import UserError
 from spec_lab.record.metrics import accuracy_change
 from spec_lab.record.runs import Run, read_request_rows
 from spec_lab.record.schema import Accuracy, AccuracyChange, RequestRow
@@ -72,7 +73,7 @@ def read_studies(runs: Sequence[Run]) -> list[list[Point]]:
     it costs no answers, because it gives none.
 
     Raises:
-        ValueError: two runs of one study do not have the same prompts.
+        UserError: two runs of one study do not have the same prompts.
     """
     newest = {
         _key(run, without=NOT_COMPARED): run
@@ -148,7 +149,7 @@ def _point(run: Run, rows: Sequence[RequestRow], strict_rows: Sequence[RequestRo
     rule, family, threshold = _rule(run)
     strict = {row["id"]: row for row in strict_rows}
     if {row["id"]: row["prompt_ids"] for row in rows} != {key: row["prompt_ids"] for key, row in strict.items()}:
-        raise ValueError(f"{run.folder}: its prompts are not those of its strict run; run the whole sweep again")
+        raise UserError(f"{run.folder}: its prompts are not those of its strict run; run the whole sweep again")
     correct, strict_correct = ({row["id"]: row["correct"] for row in part} for part in (rows, strict_rows))
     thinking, relaxed = summary["thinking"], summary["relaxed"]
     num_equal = sum(row["output_ids"] == strict[row["id"]]["output_ids"] for row in rows)

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.errors import UserError
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -76,13 +78,13 @@ def load_verify_rows(folder: Path) -> VerifyRows:
     """The rows of the run in `folder`.
 
     Raises:
-        ValueError: the run recorded none.
+        UserError: the run recorded none.
     """
     from safetensors import safe_open
 
     path = folder / VERIFY_ROWS_FILE
     if not path.is_file():
-        raise ValueError(f"{path} is missing; run with record.topk=16 to keep the verify rows")
+        raise UserError(f"{path} is missing; run with record.topk=16 to keep the verify rows")
     with safe_open(path, framework="numpy") as file:
         origin = json.loads(file.metadata()["origin"])
         arrays = {name: file.get_tensor(name) for name in ARRAYS}

@@ -24,7 +24,8 @@ INIT_TIMEOUT_SECONDS = 10
 REQUESTS_PER_POINT = 8
 TAGGED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph", "workload")
 TABLE_COLUMNS = (
-    "id", "category", "rounds", "acceptance_length", "output_tokens", "finish_reason", "correct", "divergence", "text",
+    "id", "category", "rounds", "acceptance_length", "acceptance_imposed", "output_tokens", "finish_reason", "correct",
+    "divergence", "text",
 )  # fmt: skip
 NOT_RESULTS = ("config", "versions", "choices", "definitions")
 
@@ -81,7 +82,7 @@ class WandbSink:
             self._log_progress()
         for index, repeat in enumerate(summary["repeats"]):
             self._run.log({"repeat/index": index, **{f"repeat/{key}": value for key, value in repeat.items()}})
-        self._log_table()
+        self._log_table(summary["acceptance_imposed"])
         self._log_files(summary)
         self._run.summary.update(
             {key: value for key, value in without_user_paths(summary).items() if key not in NOT_RESULTS}
@@ -136,12 +137,14 @@ class WandbSink:
             }
         )
 
-    def _log_table(self) -> None:
+    def _log_table(self, acceptance_imposed: bool) -> None:
         import wandb
 
         if self._run.disabled:
             return
-        table: Any = wandb.Table(columns=list(TABLE_COLUMNS), data=self._rows, allow_mixed_types=True)
+        position = TABLE_COLUMNS.index("acceptance_imposed")
+        rows = [[*row[:position], acceptance_imposed, *row[position:]] for row in self._rows]
+        table: Any = wandb.Table(columns=list(TABLE_COLUMNS), data=rows, allow_mixed_types=True)
         # An unbound table is logged as an artifact of its own, staged under the user's home, whose path then stands in
         # the run. Bound beforehand it goes as a file of the run, with the same panel.
         table.bind_to_run(self._run, "requests", self._run.step)
@@ -240,6 +243,7 @@ def _private_settings() -> Any:
 
 
 def _table_row(row: RequestRow) -> list[Any]:
+    """The columns that a request itself fills."""
     rounds = len(row["emitted_per_round"])
     divergence = row["divergence"]
     return [
