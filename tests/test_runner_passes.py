@@ -85,8 +85,11 @@ def attention_calls(summary: Summary) -> float:
 
 
 def test_passes_are_warmed_up_and_take_turns(execute: Execute, passes: list[tuple[str, list[str]]]) -> None:
-    """Each repeat starts one engine later, so that a machine that slows down does not always hurt the same one."""
-    execute(prune="catchup", repeats=3, warmup_requests=2, profile_rounds=1)
+    """Each repeat starts one engine later, so that a machine that slows down does not always hurt the same one.
+
+    What is warmed up fills a round, here of two requests.
+    """
+    execute(prune="catchup", repeats=3, warmup_requests=1, profile_rounds=1, max_new_tokens=6)
     main = runner.MAIN
     warm_up = [(name, IDS[:2]) for name in (main, "plain", "unpruned")]
     order = [main, "plain", "unpruned", "plain", "unpruned", main, "unpruned", main, "plain"]
@@ -177,9 +180,9 @@ def test_a_profiled_stretch_has_kernels_and_keeps_its_trace(num_rounds: int, exe
 
 
 def test_profiling_ends_where_the_requests_do(execute: Execute, tmp_path: Path) -> None:
-    """Requests of 12 tokens are over before 100 rounds are; what there was is averaged over what there was."""
-    summary = execute(profile_rounds=100)
-    assert 0 < num_stages(tmp_path / "run")["verify"] < 12
+    """Requests of 6 tokens are over before 100 rounds are; what there was is averaged over what there was."""
+    summary = execute(profile_rounds=100, max_new_tokens=6)
+    assert 0 < num_stages(tmp_path / "run")["verify"] < 6
     assert attention_calls(summary) == 8 + 3
 
 
