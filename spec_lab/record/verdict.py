@@ -142,7 +142,16 @@ def _saved_rows(summary: Summary) -> str:
     return (
         f"computed {rows['catchup_computed']:,} of {all_rows['catchup_computed']:,} catch-up rows "
         f"and {rows['prefill_logits']:,} of {all_rows['prefill_logits']:,} rows of prompt logits"
+        f"{_prompt_pass(summary)}"
     )
+
+
+def _prompt_pass(summary: Summary) -> str:
+    """What `prune.prefill` saves is no part of the decode rate."""
+    pruned, unpruned = (speed["prefill_ms_per_request"] for speed in (summary, summary["references"]["unpruned"]))
+    if pruned is None or unpruned is None:
+        return ""
+    return f" (prompt pass {number(pruned, 1)} ms a request, unpruned {number(unpruned, 1)})"
 
 
 def _caveat(summary: Summary) -> str:
