@@ -11,25 +11,15 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from spec_lab.acceptance.rates import check_rates, expand_mean_length
-from spec_lab.config import NgramDrafterConfig, RejectionConfig, RelaxedThinkingConfig, RunConfig, SyntheticConfig
-from spec_lab.errors import UserError
+from spec_lab.config import NgramDrafterConfig, RunConfig
+from spec_lab.errors import UserError, not_among
+from spec_lab.rule_compatibility import RULE_CHECKS
 
 MAX_DRAFT_TOKENS = 16
 NUM_RESERVED_PAGES = 2  # of engine.kv_cache, which imports torch; a test holds the two together
 MAX_RECORDED_TOPK = 128
 PREFILL_PRUNING = ("all_rows", "last_row")
 CATCHUP_PRUNING = ("none", "post_attention", "pre_attention")
-GREEDY_RULES = {
-    "strict": "compares with the argmax",
-    "relaxed_thinking": "measures from the argmax of the raw logits",
-    "synthetic": "ends a round with the argmax",
-}
-RELAXED_FORMS = ("delta", "ratio")
-RELAXED_PHASES = ("token", "round")
-REJECTION_METHODS = ("standard", "one_hot", "block")
-DRAFT_SAMPLING = ("greedy", "distribution")
-
 REFERENCES = ("plain", "unpruned")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -114,95 +104,6 @@ def target_path(config: RunConfig) -> str | None:
     return None
 
 
-def rule_is_greedy(config: RunConfig) -> str | None:
-    """strict, relaxed_thinking, synthetic have no meaning at a temperature above 0."""
-    why = GREEDY_RULES.get(config.acceptance.name)
-    if why is None or config.sampling.temperature <= 0:
-        return None
-    return (
-        f"acceptance={config.acceptance.name} {why}, which sampling.temperature={config.sampling.temperature} does not "
-        "take; use sampling.temperature=0 or acceptance=rejection"
-    )
-
-
-def relaxed_knobs(config: RunConfig) -> str | None:
-    rule = config.acceptance
-    if not isinstance(rule, RelaxedThinkingConfig):
-        return None
-    if rule.topk < 1:
-        return f"acceptance.topk={rule.topk} leaves no candidate; use acceptance.topk=1 (strict) or more"
-    if not 0 <= rule.delta <= 1:
-        return f"acceptance.delta={rule.delta} is no difference of probabilities; use acceptance.delta=0.6"
-    if not 0 < rule.ratio <= 1:
-        return f"acceptance.ratio={rule.ratio} is no ratio to the largest probability; use acceptance.ratio=0.5"
-    return _not_among("acceptance.form", rule.form, RELAXED_FORMS) or _not_among(
-        "acceptance.phase", rule.phase, RELAXED_PHASES
-    )
-
-
-def draft_sampling_needs_temperature(config: RunConfig) -> str | None:
-    """Greedy rules with sampled drafts end here too: they run at temperature 0 only."""
-    sampling = getattr(config.drafter, "draft_sampling", "greedy")
-    if sampling == "greedy" or config.sampling.temperature > 0:
-        return _not_among("drafter.draft_sampling", sampling, DRAFT_SAMPLING)
-    return (
-        f"drafter.draft_sampling={sampling} draws at sampling.temperature, which is 0; use "
-        "drafter.draft_sampling=greedy or sampling.temperature=1 acceptance=rejection"
-    )
-
-
-def rejection_reads_the_draft_distribution(config: RunConfig) -> str | None:
-    """standard and block divide by the probability a draft was sampled with; a greedy draft's is 1, not the head's.
-
-    With the head's probabilities under greedy drafts the output would be biased.
-    block with one-hot q would be lossless, and accept what one_hot accepts in expectation: refused as pointless.
-    one_hot holds for every draft, sampled ones included (tests/test_rejection.py enumerates it): it passes.
-    """
-    rule = config.acceptance
-    if not isinstance(rule, RejectionConfig) or config.drafter.name == "none":
-        return None
-    if rule.method not in REJECTION_METHODS:
-        return _not_among("acceptance.method", rule.method, REJECTION_METHODS)
-    if rule.method == "one_hot":
-        return None
-    if not hasattr(config.drafter, "draft_sampling"):
-        return (
-            f"acceptance.method={rule.method} reads draft probabilities, and drafter={config.drafter.name} has none; "
-            "use acceptance.method=one_hot"
-        )
-    if config.sampling.temperature > 0 and config.drafter.draft_sampling == "greedy":
-        return (
-            f"acceptance.method={rule.method} with drafter.draft_sampling=greedy divides by probabilities the drafts "
-            "were not drawn with; use drafter.draft_sampling=distribution or acceptance.method=one_hot"
-        )
-    if config.sampling.temperature <= 0:
-        return (
-            f"acceptance.method={rule.method} needs sampled drafts, and sampling.temperature=0 has none; "
-            "use acceptance.method=one_hot or acceptance=strict"
-        )
-    return None
-
-
-def synthetic_rates(config: RunConfig) -> str | None:
-    rule = config.acceptance
-    if not isinstance(rule, SyntheticConfig):
-        return None
-    if (rule.rates is None) == (rule.mean_length is None):
-        return (
-            f"acceptance.mean_length={rule.mean_length} and acceptance.rates={rule.rates}: one of them sets the rates; "
-            "set the other to null"
-        )
-    try:
-        if rule.rates is None:
-            assert rule.mean_length is not None
-            expand_mean_length(rule.mean_length, config.drafter.num_draft_tokens)
-        else:
-            check_rates(rule.rates, config.drafter.num_draft_tokens)
-    except UserError as error:
-        return str(error)
-    return None
-
-
 def oracle_is_greedy(config: RunConfig) -> str | None:
     if config.drafter.name != "oracle":
         return None
@@ -243,7 +144,7 @@ def truncation_needs_sampling(config: RunConfig) -> str | None:
 
 
 def prune_knobs(config: RunConfig) -> str | None:
-    return _not_among("prune.prefill", config.prune.prefill, PREFILL_PRUNING) or _not_among(
+    return not_among("prune.prefill", config.prune.prefill, PREFILL_PRUNING) or not_among(
         "prune.catchup", config.prune.catchup, CATCHUP_PRUNING
     )
 
@@ -305,7 +206,7 @@ def device_and_dtype(config: RunConfig) -> str | None:
         return f"device={config.device} is unknown; use auto, cpu, cuda or cuda:1"
     if config.dtype == "float16" and config.device == "cpu":
         return "dtype=float16 is for a GPU; use dtype=float32 with device=cpu"
-    return _not_among("dtype", config.dtype, DTYPES)
+    return not_among("dtype", config.dtype, DTYPES)
 
 
 def workload_source(config: RunConfig) -> str | None:
@@ -367,11 +268,7 @@ def workload_categories(config: RunConfig) -> str | None:
 
 
 def logger_mode(config: RunConfig) -> str | None:
-    return _not_among("logger.mode", config.logger.mode, LOGGER_MODES)
-
-
-def _not_among(knob: str, value: str, allowed: tuple[str, ...]) -> str | None:
-    return None if value in allowed else f"{knob}={value} is unknown; use one of {', '.join(allowed)}"
+    return not_among("logger.mode", config.logger.mode, LOGGER_MODES)
 
 
 def _missing_folder(knob: str, path: str) -> str | None:
@@ -384,11 +281,7 @@ CHECKS: tuple[Check, ...] = (
     ngram_lengths,
     target_path,
     eagle3_needs_a_head,
-    rule_is_greedy,
-    relaxed_knobs,
-    draft_sampling_needs_temperature,
-    rejection_reads_the_draft_distribution,
-    synthetic_rates,
+    *RULE_CHECKS,
     oracle_is_greedy,
     sampling_range,
     truncation_needs_sampling,

@@ -108,6 +108,7 @@ class RejectionConfig(AcceptanceConfig):
 
     name: str = "rejection"
     method: str = knob("standard", "standard (reads the draft distribution), one_hot (greedy drafts), block")
+    allow_lossy: bool = knob(False, "let standard and block read the head's probabilities of greedy drafts: biased")
 
 
 @dataclass

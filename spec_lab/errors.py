@@ -21,3 +21,7 @@ def describe_error(error: BaseException) -> str:
         return f"{kind}: {message}"
     places = traceback.extract_tb(error.__traceback__) if isinstance(error, Exception) else []
     return f"{kind} at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else kind
+
+
+def not_among(knob: str, value: str, allowed: tuple[str, ...]) -> str | None:
+    return None if value in allowed else f"{knob}={value} is unknown; use one of {', '.join(allowed)}"

@@ -47,6 +47,11 @@ FORBIDDEN = [
     (["acceptance=rejection", "acceptance.method=block", "sampling=sampled"], "acceptance.method=block", "one_hot"),
     (["acceptance=rejection", "sampling=sampled", "drafter=ngram"], "drafter=ngram", "acceptance.method=one_hot"),
     (["acceptance=rejection"], "sampling.temperature=0", "acceptance=strict"),
+    (
+        ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_hot", "acceptance.allow_lossy=true"],
+        "acceptance.allow_lossy=true",
+        "acceptance.allow_lossy=false",
+    ),
     (["acceptance=synthetic", "acceptance.mean_length=5"], "acceptance.mean_length=5", "acceptance.mean_length=2.5"),
     (["acceptance=synthetic", "acceptance.rates=[0.5]"], "acceptance.rates", "null"),
     (

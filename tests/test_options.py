@@ -66,3 +66,13 @@ def test_every_option_builds_and_runs(group: str, option: str, pair: tuple[Path,
     assert summary["num_draft_tokens"] == config.drafter.num_draft_tokens
     assert summary["output_tokens"] > 2
     assert summary["divergence"] is None or summary["divergence"]["bugs"] == 0
+
+
+def test_a_draft_option_that_breaks_losslessness_runs_when_allowed_and_is_recorded(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    lossy = ["acceptance=rejection", "sampling=sampled", "acceptance.allow_lossy=true"]
+    target = ["target=hf", f"target.path={pair[0]}", f"drafter.path={pair[1]}"]
+    config, choices = compose_run([*lossy, *target, *CHEAP])
+    assert refusals(config) == []
+    assert run(config, choices, tmp_path / "run")["acceptance_lossless"] is False

@@ -66,9 +66,13 @@ class RejectionAcceptance:
         sampling: SamplingParams,
         seeds: SlotSeeds,
         key: NoiseKey = round_key,
+        lossless: bool = True,
     ) -> None:
-        """`key` makes the key of a draw; any other than `round_key` is there to show what goes wrong with it."""
-        self.traits = RuleTraits(lossless=True, reads_draft_logits=method.reads_draft_logits)
+        """`key` makes the key of a draw; any other than `round_key` is there to show what goes wrong with it.
+
+        `lossless` is for the caller to deny: the rule cannot see that drafts did not come from the q it was given.
+        """
+        self.traits = RuleTraits(lossless=lossless, reads_draft_logits=method.reads_draft_logits)
         self._method = method
         self._sampling = sampling
         self._seeds = seeds

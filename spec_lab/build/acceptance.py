@@ -89,7 +89,7 @@ def _rejection(
     config: RunConfig, options: RejectionConfig, models: Models, limits: Limits, seeds: SlotSeeds
 ) -> AcceptanceRule:
     sampling = SamplingParams(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)
-    return RejectionAcceptance(METHODS[options.method], sampling, seeds)
+    return RejectionAcceptance(METHODS[options.method], sampling, seeds, lossless=not options.allow_lossy)
 
 
 def _synthetic(

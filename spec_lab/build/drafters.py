@@ -10,14 +10,14 @@ from typing import Any
 from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.build.models import ZOO, Limits, Models, build_cache
-from spec_lab.config import DrafterConfig, Eagle3DrafterConfig, NgramDrafterConfig, RunConfig
+from spec_lab.config import DrafterConfig, Eagle3DrafterConfig, NgramDrafterConfig, RejectionConfig, RunConfig
 from spec_lab.core.protocols import Drafter, PrunePolicy
 from spec_lab.drafters.eagle3 import Eagle3Drafter
 from spec_lab.drafters.history import TokenHistory
 from spec_lab.drafters.ngram import NgramDrafter
 from spec_lab.drafters.none import NoDrafter
 from spec_lab.drafters.oracle import OracleDrafter
-from spec_lab.drafters.picking import DraftPicker, GreedyPicker, SamplingPicker
+from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPicker, SamplingPicker
 from spec_lab.drafters.random import RandomDrafter
 from spec_lab.errors import UserError
 from spec_lab.models.eagle3 import Eagle3Head
@@ -67,11 +67,14 @@ def _load_ngram(config: RunConfig, options: NgramDrafterConfig, models: Models) 
 def _picker(
     config: RunConfig, options: Eagle3DrafterConfig, models: Models, resources: DrafterResources
 ) -> DraftPicker:
-    if options.draft_sampling == "greedy":
+    biased = isinstance(config.acceptance, RejectionConfig) and config.acceptance.allow_lossy
+    is_greedy = options.draft_sampling == "greedy"
+    if is_greedy and not biased:
         return GreedyPicker()
     num_slots, num_draft_tokens = resources.limits.num_slots, options.num_draft_tokens
     kept = DraftLogits(num_slots, num_draft_tokens, models.target.vocab_size, models.device)
-    return SamplingPicker(config.sampling.temperature, resources.seeds, kept, num_draft_tokens)
+    picker = BiasedGreedyPicker if is_greedy else SamplingPicker
+    return picker(config.sampling.temperature, resources.seeds, kept, num_draft_tokens)
 
 
 def _load_eagle3(config: RunConfig, options: Eagle3DrafterConfig, models: Models) -> DrafterFactory:

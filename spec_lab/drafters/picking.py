@@ -73,3 +73,11 @@ class SamplingPicker:
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self._kept.of(slot_ids)
+
+
+class BiasedGreedyPicker(SamplingPicker):
+    """The likeliest token, verified as if it had been sampled: what acceptance.allow_lossy=true lets one measure."""
+
+    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, step: int) -> torch.Tensor:
+        super().pick(head, hidden, rows, step)
+        return head.greedy(hidden)
