@@ -55,7 +55,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "logger": "jsonl",
     }
     assert config.drafter.num_draft_tokens == 3
-    assert config.workload.limit == 18
+    assert config.workload.limit == 9
     assert config.references == ["plain", "unpruned"]
 
 
@@ -123,7 +123,7 @@ def test_help_explains_every_option_and_every_key_in_a_line() -> None:
 
 def test_help_shows_the_default_of_each_option_where_they_differ() -> None:
     [limit] = [line for line in help_text().splitlines() if line.strip().startswith("workload.limit")]
-    assert limit.endswith("[null, pocket: 18]")
+    assert limit.endswith("[null, pocket: 9]")
 
 
 def test_folder_name_has_the_choices_and_a_hash_of_the_rest() -> None:

@@ -55,7 +55,7 @@ def _describe_key(key: Key, readers: str) -> str:
 
 
 def _describe_defaults(defaults: dict[str, Any]) -> str:
-    """One value where all options agree, else the commonest one and who differs: `null, pocket: 18`."""
+    """One value where all options agree, else the commonest one and who differs: `null, pocket: 9`."""
     shown = {option: show_value(value) for option, value in defaults.items()}
     texts = list(shown.values())
     commonest = max(texts, key=texts.count)
