@@ -17,7 +17,7 @@ import torch
 from spec_lab import build
 from spec_lab.acceptance.emit import leading
 from spec_lab.acceptance.phase import ThinkingMarkers
-from spec_lab.acceptance.relaxed import DraftStanding
+from spec_lab.acceptance.standing import DraftStanding
 from spec_lab.config import AcceptanceConfig
 from spec_lab.core.types import Request
 from spec_lab.errors import UserError

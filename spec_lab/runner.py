@@ -58,7 +58,7 @@ def run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
     """Run and record into `folder`; print the table and the verdict.
 
     Raises:
-        ValueError: before anything is recorded, when a checkpoint, a prompt set or a size is not what it should be.
+        UserError: before anything is recorded, when a checkpoint, a prompt set or a size is not what it should be.
     """
     lab = load_lab(config)
     info = RunInfo(config.name, choices, dataclasses.asdict(config), _provenance(lab), utc_now())

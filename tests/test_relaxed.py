@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from spec_lab.acceptance.phase import ThinkingMarkers, phase_before, thinking_mask
-from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance, draft_standing
+from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance
+from spec_lab.acceptance.standing import draft_standing
 from spec_lab.acceptance.strict import StrictAcceptance
 from tests.acceptance_cases import (
     GREEDY,

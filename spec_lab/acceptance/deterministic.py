@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from spec_lab.acceptance.relaxed import DraftStanding
+from spec_lab.acceptance.standing import DraftStanding
 from spec_lab.core.protocols import AcceptanceRule
 
 

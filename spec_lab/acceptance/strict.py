@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from spec_lab.acceptance.emit import leading
-from spec_lab.acceptance.relaxed import DraftStanding
+from spec_lab.acceptance.standing import DraftStanding
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
 

@@ -8,6 +8,7 @@ decoding one still differ by some 1e-6.
 
 from __future__ import annotations
 
+import warnings
 from typing import Protocol
 
 import torch
@@ -51,13 +52,13 @@ class PackedLinear:
 
 
 def can_pack(weight: torch.Tensor) -> bool:
-    """Whether `weight` is one that oneDNN packs here."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    )
+    """Whether `weight` is one that oneDNN packs here. Says so where a float32 weight on a CPU cannot be packed."""
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return False
+    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return True
+    warnings.warn("this torch cannot pack weights for oneDNN; float32 products on the CPU are slower", stacklevel=2)
+    return False
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:

@@ -1,0 +1,44 @@
+"""How the target sees the drafts: what every deterministic rule decides by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.acceptance.distribution import at_tokens
+
+
+@dataclass(slots=True)
+class DraftStanding:
+    """How the target sees each draft token: all a deterministic rule needs to know. Each [batch, K].
+
+    Attributes:
+        is_top: the token is the argmax.
+        rank: how many tokens are likelier, or equally likely with a lower id.
+        probability: of the token.
+        top: the largest probability of the row.
+    """
+
+    is_top: torch.Tensor
+    rank: torch.Tensor
+    probability: torch.Tensor
+    top: torch.Tensor
+
+
+def draft_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> DraftStanding:
+    """Standing of [batch, K] drafts in [batch, K, vocab] logits.
+
+    Ranks are counted, not looked up in `torch.topk`, which promises no order of equal values. They are counted on the
+    logits: two that differ can have the same float32 probability, and rank 0 has to be the argmax.
+    """
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    own_id, own_logit = draft_tokens.unsqueeze(-1), logits.gather(-1, draft_tokens.unsqueeze(-1))
+    ahead = (logits > own_logit) | ((logits == own_logit) & (ids < own_id))
+    probabilities = torch.softmax(logits, dim=-1, dtype=torch.float32)
+    return DraftStanding(
+        is_top=logits.argmax(dim=-1) == draft_tokens,
+        rank=ahead.sum(dim=-1),
+        probability=at_tokens(probabilities, draft_tokens),
+        top=probabilities.amax(dim=-1),
+    )
