@@ -68,12 +68,58 @@ class NgramDrafterConfig(DrafterConfig):
 
 
 @dataclass
-class Eagle3DrafterConfig(DrafterConfig):
+class TrainedDrafterConfig(DrafterConfig):
+    """What every drafter with weights has."""
+
+    path: str | None = knob(None, "folder of the drafter's weights; null is what is shipped for the target")
+    draft_sampling: str = knob("greedy", "how drafts are picked: greedy, distribution (at sampling.temperature)")
+
+
+@dataclass
+class Eagle3DrafterConfig(TrainedDrafterConfig):
     """drafter=eagle3: a one-layer EAGLE-3 head."""
 
     name: str = "eagle3"
-    path: str | None = knob(None, "folder of the draft head; null is the head shipped for the target")
-    draft_sampling: str = knob("greedy", "how drafts are picked: greedy, distribution (at sampling.temperature)")
+    window: int | None = knob(None, "newest keys the head's attention sees; null is all of them")
+
+
+@dataclass
+class MtpDrafterConfig(TrainedDrafterConfig):
+    """Multi-token prediction modules, as DeepSeek, GLM, MiMo and Qwen ship them. auto is what
+    the engines of the family do."""
+
+    target_hidden: str = knob("auto", "the target's hidden state that goes in: auto, pre_norm, post_norm")
+    recycled_hidden: str = knob("auto", "the module's own that goes on to the next draft: auto, pre_norm, post_norm")
+
+
+@dataclass
+class MtpEagleDrafterConfig(MtpDrafterConfig):
+    """drafter=mtp_eagle: one MTP module, reused for every draft."""
+
+    name: str = "mtp_eagle"
+
+
+@dataclass
+class MtpVanillaDrafterConfig(MtpDrafterConfig):
+    """drafter=mtp_vanilla: an MTP module for each draft, over a window of the last tokens."""
+
+    name: str = "mtp_vanilla"
+
+
+@dataclass
+class FrozenKvDrafterConfig(TrainedDrafterConfig):
+    """drafter=frozen_kv: queries only, over the target's KV (the Gemma 4 assistant)."""
+
+    name: str = "frozen_kv"
+    position: str = knob("last", "where every draft step stands: last (SGLang, vLLM), bonus (transformers)")
+    topk: int = knob(1, "drafts a step; 1, a chain, is the only one there is")
+
+
+@dataclass
+class DraftModelDrafterConfig(TrainedDrafterConfig):
+    """drafter=draft_model: a small language model of its own."""
+
+    name: str = "draft_model"
 
 
 @dataclass
@@ -235,6 +281,10 @@ SCHEMAS: dict[str, type] = {
     "target": TargetConfig,
     "drafter/none": NoDrafterConfig,
     "drafter/eagle3": Eagle3DrafterConfig,
+    "drafter/mtp_eagle": MtpEagleDrafterConfig,
+    "drafter/mtp_vanilla": MtpVanillaDrafterConfig,
+    "drafter/frozen_kv": FrozenKvDrafterConfig,
+    "drafter/draft_model": DraftModelDrafterConfig,
     "drafter/ngram": NgramDrafterConfig,
     "drafter/oracle": OracleDrafterConfig,
     "drafter/random": RandomDrafterConfig,

@@ -18,6 +18,7 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.protocols import AttentionBackend, Drafter, DrafterRequirements, GraphMode, PrunePolicy, RowSelection
 from spec_lab.core.types import (
     AttentionMetadata,
+    DraftStep,
     FeatureSpec,
     PromptChunk,
     Request,
@@ -188,8 +189,8 @@ class ScriptedDrafter(GivenDrafts):
         ]
         return self._propose(slots, lengths.tolist())
 
-    def step(self, state: LookupState, index: int) -> None:
-        state.advance(index)
+    def step(self, state: LookupState, step: DraftStep) -> None:
+        state.take(step)
 
     def _propose(self, slots: list[int], lengths: list[int]) -> LookupState:
         """Drafts after `lengths` known tokens; slot -1 is a padded row."""

@@ -12,9 +12,9 @@ import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.protocols import AttentionBackend
-from spec_lab.core.types import AttentionMetadata, RoundBatch, Verification, VerifiedRound
-from spec_lab.drafters.eagle3 import Eagle3Drafter, Eagle3State
+from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.picking import GreedyPicker
+from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
 from spec_lab.engine.kv_cache import NULL_PAGE, LayerCache, PagedKVCache, PageTable
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import read_model_config
@@ -49,7 +49,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 class Lane:
     """One drafter with its cache, for requests of the given L and padded rows after them."""
 
-    drafter: Eagle3Drafter
+    drafter: RecurrentDrafter
     cache: LayerCache
     table: PageTable
     kv_lens: torch.Tensor
@@ -105,8 +105,14 @@ def make_lane(
         table.assign(slot, list(range(2 + slot, num_pages, len(kv_lens))))
         slots = table.pages[slot].repeat_interleave(PAGE_SIZE)[:length] * PAGE_SIZE + offsets(length)
         cache.kv[slots] = torch.randn(length, 2, 2, 16, generator=generator)
-    drafter = Eagle3Drafter(
-        num_draft_tokens, models.head(backend), (2, 4, 5), cache, backend, make_prune(catchup=catchup), GreedyPicker()
+    drafter = RecurrentDrafter(
+        num_draft_tokens,
+        models.head(backend),
+        FeatureSpec((2, 4, 5)),
+        cache,
+        backend,
+        make_prune(catchup=catchup),
+        GreedyPicker(),
     )
     return Lane(drafter, cache, table, torch.tensor(kv_lens), num_padded)
 
@@ -129,7 +135,8 @@ def draft(lane: Lane, verified: VerifiedRound) -> Drafted:
     rows = [kv.clone() for kv in lane.rows(lane.kv_lens + num_rows)]
     drafts = [state.tokens[:num_requests]]
     for index in range(1, lane.drafter.num_draft_tokens):
-        lane.drafter.step(state, index)
+        lane.drafter._backend.advance(state.attention)
+        lane.drafter.step(state, DraftStep(index, torch.tensor([index])))
         drafts.append(state.tokens[:num_requests])
     return Drafted(hidden, lane.drafter._head.draft_logits(hidden), torch.stack(drafts, dim=1), rows)
 
@@ -284,6 +291,6 @@ def test_rows_past_the_kv_write(models: Models, monkeypatch: pytest.MonkeyPatch)
         tokens, features = random_round(2, 4)
         with torch.inference_mode():
             state = lane.drafter.seed(lane.verified(tokens, features, [2, 3]))
-        assert isinstance(state, Eagle3State) and len(state.tokens) == len(state.hidden) == 2
+        assert isinstance(state, RecurrentState) and len(state.tokens) == len(state.hidden) == 2
         carried[knob] = (attended[0], mlp_rows[0], len(attended))
     assert carried == {"none": (8, 8, 1), "post_attention": (8, 2, 1), "pre_attention": (2, 2, 1)}

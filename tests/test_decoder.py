@@ -13,7 +13,7 @@ import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.protocols import RowSelection
-from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
+from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.kv_cache import NULL_PAGE, PagedKVCache, PageTable
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import Family, read_model_config
@@ -109,7 +109,7 @@ class Reference:
     features: torch.Tensor
 
 
-ALL_FEATURES = FeatureSpec(layer_inputs=(0, 2, 4, 7), final_hidden=True)
+ALL_FEATURES = FeatureSpec(layer_inputs=(0, 2, 4, 7), final_hidden=NormSide.POST_NORM)
 
 
 @torch.inference_mode()
@@ -246,7 +246,7 @@ def test_the_final_hidden_of_dropped_rows_cannot_be_had(checkpoints: Any) -> Non
     lane = make_lane(checkpoints("qwen3")[0])
     live = BeforeAttention(torch.tensor([4]), lane.metadata(1, [4]))
     with pytest.raises(AssertionError, match="every row"):
-        lane.run(random_tokens(1, 5), [0], FeatureSpec(final_hidden=True), live)
+        lane.run(random_tokens(1, 5), [0], FeatureSpec(final_hidden=NormSide.POST_NORM), live)
 
 
 @torch.inference_mode()

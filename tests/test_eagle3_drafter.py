@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.core.types import AcceptanceInputs, PromptChunk, Request, Verification, VerifiedRound
-from spec_lab.drafters.eagle3 import Eagle3Drafter, Eagle3State
+from spec_lab.core.types import AcceptanceInputs, DraftStep, PromptChunk, Request, Verification, VerifiedRound
 from spec_lab.drafters.picking import GivenDrafts
+from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
 from spec_lab.engine.engine import Engine
 from spec_lab.models.config import read_model_config
 from tests.fake_target import PaddedGraph
@@ -102,7 +102,7 @@ class SlowHead:
 class RecordingDrafter(GivenDrafts):
     """An EAGLE-3 drafter whose draft logits are kept by slot."""
 
-    drafter: Eagle3Drafter
+    drafter: RecurrentDrafter
     logits: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     slots: list[int] = field(default_factory=list)
 
@@ -113,18 +113,18 @@ class RecordingDrafter(GivenDrafts):
     def admit(self, slot: int, request: Request) -> None:
         self.drafter.admit(slot, request)
 
-    def ingest(self, chunk: PromptChunk) -> Eagle3State | None:
+    def ingest(self, chunk: PromptChunk) -> RecurrentState | None:
         state = self.drafter.ingest(chunk)
         return state and self._keep(state, [chunk.slot])
 
-    def seed(self, verified: VerifiedRound) -> Eagle3State:
+    def seed(self, verified: VerifiedRound) -> RecurrentState:
         return self._keep(self.drafter.seed(verified), verified.batch.slot_ids.tolist())
 
-    def step(self, state: Eagle3State, index: int) -> None:
-        self.drafter.step(state, index)
-        self._keep(state, self.slots, index)
+    def step(self, state: RecurrentState, step: DraftStep) -> None:
+        self.drafter.step(state, step)
+        self._keep(state, self.slots, step.index)
 
-    def _keep(self, state: Eagle3State, slots: list[int], index: int = 0) -> Eagle3State:
+    def _keep(self, state: RecurrentState, slots: list[int], index: int = 0) -> RecurrentState:
         self.slots = slots
         for slot, logits in zip(slots, self.drafter._head.draft_logits(state.hidden), strict=True):
             self.logits[slot] = [*self.logits[slot][:index], logits] if index else [logits]
@@ -199,7 +199,7 @@ def run_against_slow_chain(
     cache = {"page_size": 4, "prefill_chunk": 5}
     config = make_config((target[0], folder), "eagle3", num_draft_tokens, prune, batch_size=batch_size, cache=cache)
     engine = make_engine(config, requests)
-    assert isinstance(engine.parts.drafter, Eagle3Drafter)
+    assert isinstance(engine.parts.drafter, RecurrentDrafter)
     drafter = RecordingDrafter(engine.parts.drafter)
     rule = ScriptedRule(SlowHead(tensors, head, target[1]), drafter, engine)
     engine.parts.drafter, engine.parts.rule = drafter, rule
@@ -240,7 +240,7 @@ def test_a_draft_vocabulary_is_mapped_to_target_ids(targets: dict[str, tuple[Pat
     tensors = make_tiny_eagle3(tmp_path, read_model_config(targets["gqa"][0]))
     requests = random_requests(1)
     drafter = make_engine(make_config((targets["gqa"][0], tmp_path)), requests).parts.drafter
-    assert isinstance(drafter, Eagle3Drafter)
+    assert isinstance(drafter, RecurrentDrafter)
     hidden = torch.randn(50, 32, generator=torch.Generator().manual_seed(0))
     logits = drafter._head.draft_logits(hidden)
     assert logits.shape == (50, 120)
@@ -251,5 +251,5 @@ def test_a_draft_vocabulary_is_mapped_to_target_ids(targets: dict[str, tuple[Pat
 def test_equal_draft_logits_give_the_lowest_id(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
     make_tiny_eagle3(tmp_path, read_model_config(targets["gqa"][0]), draft_vocab_size=160)
     drafter = make_engine(make_config((targets["gqa"][0], tmp_path)), random_requests(1)).parts.drafter
-    assert isinstance(drafter, Eagle3Drafter)
+    assert isinstance(drafter, RecurrentDrafter)
     assert drafter._head.greedy(torch.zeros(3, 32)).tolist() == [0, 0, 0]

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.types import AttentionMetadata, PromptChunk, Request, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.history import LookupState, TokenHistory
 from spec_lab.drafters.ngram import NgramDrafter, latest_match
@@ -16,6 +17,7 @@ from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.round import collect_drafts
 
 CPU = torch.device("cpu")
+BACKEND = TorchAttention(4, 64)
 JUNK = 999
 
 
@@ -54,7 +56,15 @@ def verified_round(
 def last_chunk(slot: int, prompt: list[int], start: int, sampled: int) -> PromptChunk:
     seq_lens = torch.tensor([len(prompt)])
     attention = AttentionMetadata(seq_lens, seq_lens, seq_lens, seq_lens.view(1, 1), 1, len(prompt))
-    return PromptChunk(slot, start, torch.tensor([*prompt[start + 1 :], sampled]), None, attention, attention)
+    return PromptChunk(
+        slot,
+        start,
+        torch.tensor(prompt[start:]),
+        torch.tensor([*prompt[start + 1 :], sampled]),
+        None,
+        attention,
+        attention,
+    )
 
 
 small_tokens = st.lists(st.integers(1, 3), min_size=1, max_size=20)
@@ -102,7 +112,7 @@ def test_ngram_equals_the_slow_search(
         state = drafter.ingest(last_chunk(slot, prompt, (len(prompt) - 1) // chunk * chunk, sampled=3))
         assert state is not None
         texts.append([*prompt, 3])
-        assert collect_drafts(drafter, state).tolist() == [slow_drafts(texts[-1], num_draft_tokens, *sizes)]
+        assert collect_drafts(drafter, BACKEND, state).tolist() == [slow_drafts(texts[-1], num_draft_tokens, *sizes)]
     for block in blocks:
         emitted = [tokens[:num_rows] for tokens in block[:num_slots]] + [[]]
         verified = verified_round(
@@ -114,7 +124,7 @@ def test_ngram_equals_the_slow_search(
         )
         for text, tokens in zip(texts, emitted[:-1], strict=True):
             text.extend(tokens)
-        drafts = collect_drafts(drafter, drafter.seed(verified)).tolist()[:-1]
+        drafts = collect_drafts(drafter, BACKEND, drafter.seed(verified)).tolist()[:-1]
         assert drafts == [slow_drafts(text, num_draft_tokens, *sizes) for text in texts]
 
 
@@ -126,7 +136,7 @@ def test_ngram_does_not_find_what_an_earlier_request_left_in_the_slot() -> None:
         drafter.admit(0, Request("r", "x", tuple(prompt[:-1]), 9))
         state = drafter.ingest(last_chunk(0, prompt[:-1], 0, prompt[-1]))
         assert state is not None
-        assert collect_drafts(drafter, state).tolist() == [expected]
+        assert collect_drafts(drafter, BACKEND, state).tolist() == [expected]
 
 
 def test_reset_replaces_the_whole_row() -> None:
@@ -171,9 +181,9 @@ def test_oracle_replays_the_continuation_after_the_pending_token() -> None:
     assert oracle.ingest(middle) is None
     state = oracle.ingest(last_chunk(0, [11, 12], 0, 21))
     assert isinstance(state, LookupState)
-    assert collect_drafts(oracle, state).tolist() == [[22, 23, 24]]
+    assert collect_drafts(oracle, BACKEND, state).tolist() == [[22, 23, 24]]
     verified = verified_round([[22, 23], [31]], [2, 1], [2, 0], 3)
-    assert collect_drafts(oracle, oracle.seed(verified)).tolist() == [[24, 25, 0], [0, 0, 0]]
+    assert collect_drafts(oracle, BACKEND, oracle.seed(verified)).tolist() == [[24, 25, 0], [0, 0, 0]]
 
 
 def test_oracle_needs_the_continuation_of_every_request() -> None:
@@ -187,7 +197,7 @@ def test_random_drafts_are_seeded_uniform_and_of_the_whole_vocabulary() -> None:
         for slot in range(500):
             drafter.admit(slot, Request(f"r{slot}", "x", (1,), 5))
         verified = verified_round([[1]] * 500, [1] * 500, [0] * 500, 4)
-        return collect_drafts(drafter, drafter.seed(verified))
+        return collect_drafts(drafter, BACKEND, drafter.seed(verified))
 
     first = drafts(0)
     assert torch.equal(first, drafts(0)) and not torch.equal(first, drafts(1))

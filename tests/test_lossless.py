@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.core.types import GenerationResult, Request
-from spec_lab.drafters.eagle3 import Eagle3Drafter
 from spec_lab.drafters.oracle import OracleDrafter
+from spec_lab.drafters.recurrent import RecurrentDrafter
 from spec_lab.engine.kv_cache import NULL_PAGE
 from tests.fake_target import PaddedGraph
 from tests.lab import DRAFTERS, PRUNING, Reference, make_config, make_engine, make_pair, poison, random_requests
@@ -110,7 +110,7 @@ class Lab:
         match engine.parts.drafter:
             case OracleDrafter() as oracle:
                 oracle.learn(self.plain)
-            case Eagle3Drafter() as eagle3:
+            case RecurrentDrafter() as eagle3:
                 eagle3._cache.kv[(NULL_PAGE + 1) * page_size :] = float("nan")
         return engine.generate(self.requests)
 

@@ -10,7 +10,17 @@ import pytest
 import torch
 
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.types import FeatureSpec, PromptChunk, Request, RowCounts, Sequence, TargetOutput, VerifiedRound
+from spec_lab.core.types import (
+    DraftStep,
+    FeatureSpec,
+    NormSide,
+    PromptChunk,
+    Request,
+    RowCounts,
+    Sequence,
+    TargetOutput,
+    VerifiedRound,
+)
 from spec_lab.drafters.history import LookupState
 from spec_lab.drafters.picking import GivenDrafts
 from spec_lab.engine.engine import Engine
@@ -130,7 +140,7 @@ def test_the_ingest_pairs_the_next_token_with_the_feature_of_each_position(pair:
     assert [chunk.live_attention is None for chunk in passed.chunks] == [True] * 4 + [False]
 
 
-FINAL_HIDDEN = DrafterRequirements(FeatureSpec((0,), final_hidden=True))
+FINAL_HIDDEN = DrafterRequirements(FeatureSpec((0,), final_hidden=NormSide.POST_NORM))
 
 
 @dataclass
@@ -154,8 +164,8 @@ class FinalHiddenDrafter(GivenDrafts):
         assert len(verified.features) == verified.batch.num_rows * (self.num_draft_tokens + 1)
         return self._drafts(verified.batch.num_rows)
 
-    def step(self, state: LookupState, index: int) -> None:
-        state.advance(index)
+    def step(self, state: LookupState, step: DraftStep) -> None:
+        state.take(step)
 
     def _drafts(self, batch_size: int) -> LookupState:
         proposals = torch.zeros(batch_size, self.num_draft_tokens, dtype=torch.int64)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.core.types import AttentionMetadata, FeatureSpec
+from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 from spec_lab.pruning.policy import CATCHUP_PRUNING, PROMPT_PRUNING
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 
-NO_FEATURES, TAPS, FINAL = FeatureSpec(), FeatureSpec(layer_inputs=(2, 4)), FeatureSpec(final_hidden=True)
+NO_FEATURES, TAPS, FINAL = FeatureSpec(), FeatureSpec(layer_inputs=(2, 4)), FeatureSpec(final_hidden=NormSide.POST_NORM)
 
 
 def metadata(num_requests: int, num_queries: int) -> AttentionMetadata:

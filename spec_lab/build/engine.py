@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.build.acceptance import build_rule
-from spec_lab.build.drafters import DrafterFactory, DrafterResources
+from spec_lab.build.heads import DrafterFactory, DrafterResources
 from spec_lab.build.models import Limits, Models, build_cache
 from spec_lab.config import AcceptanceConfig, NoDrafterConfig, PruneConfig, RejectionConfig, RunConfig
 from spec_lab.core.protocols import GraphMode, PrunePolicy
@@ -40,7 +40,8 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
         )
     seeds = SlotSeeds(limits.num_slots, config.seed, models.device)
     rule = build_rule(config, models, limits, seeds)
-    drafter = make_drafter(DrafterResources(limits, prune, seeds))
+    cache = build_cache(models.target.config, models.target.config.num_layers, limits, models)
+    drafter = make_drafter(DrafterResources(limits, prune, seeds, cache))
     assert limits.margin >= 2 * drafter.num_draft_tokens
     table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, models.device)
     parts = Parts(
@@ -48,7 +49,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
         drafter=drafter,
         rule=rule,
         backend=models.backend,
-        cache=build_cache(models.target.config, models.target.config.num_layers, limits, models),
+        cache=cache,
         slots=SlotState(limits.num_slots, drafter.num_draft_tokens, table),
         timer=make_timer(models.device),
     )

@@ -12,6 +12,7 @@ import torch
 from spec_lab.core.types import (
     AcceptanceInputs,
     AttentionMetadata,
+    DraftStep,
     FeatureSpec,
     GraphCounts,
     PromptChunk,
@@ -108,7 +109,7 @@ class Target(Protocol):
     ) -> TargetOutput:
         """Run [rows] tokens; write their KV; in the last layer only the selected rows go on.
 
-        Features are of all rows, except `final_hidden`, for which the caller must select all rows.
+        Features are of all rows, except `final_hidden`, which is of the kept ones.
         """
         ...
 
@@ -124,19 +125,28 @@ class DrafterRequirements:
     Attributes:
         features: the target's hidden states it reads.
         catches_up: whether it has a catch-up step over N rows, so that `prune.catchup` has something to prune.
+        distinct_steps: the steps of a round differ in more than their column (other weights), so that each needs a
+            graph of its own.
         learn_continuations: takes the plain outputs by request id before anything is timed; None for a drafter that
             does not replay them.
     """
 
     features: FeatureSpec = field(default_factory=FeatureSpec)
     catches_up: bool = False
+    distinct_steps: bool = False
     learn_continuations: Callable[[Mapping[str, Sequence[int]]], None] | None = None
 
 
 class DraftState(Protocol):
-    """State of a draft between the steps of one round. `tokens` [batch]: the newest draft, in target ids."""
+    """State of a draft between the steps of one round.
+
+    Attributes:
+        tokens: [batch] the newest draft, in target ids.
+        attention: one-row metadata that moves a position before each step, in place; None where nothing moves.
+    """
 
     tokens: torch.Tensor
+    attention: AttentionMetadata | None
 
 
 State = TypeVar("State", bound=DraftState)
@@ -160,8 +170,8 @@ class Drafter(Protocol[State]):
         """Take a verified round (the catch-up step, or the seed step of a drafter without a cache); give draft 1."""
         ...
 
-    def step(self, state: State, index: int) -> None:
-        """Replace `state.tokens` by draft `index + 1`, for index 1..num_draft_tokens - 1."""
+    def step(self, state: State, step: DraftStep) -> None:
+        """Replace `state.tokens` by the next draft. `state.attention` has been moved already."""
         ...
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:

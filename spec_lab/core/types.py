@@ -60,17 +60,26 @@ class Sequence:
         return self.num_prefilled < len(self.request.prompt_ids)
 
 
+class NormSide(StrEnum):
+    """On which side of a final norm a hidden state is taken."""
+
+    PRE_NORM = "pre_norm"
+    POST_NORM = "post_norm"
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
     """Which hidden states of the target a drafter reads, concatenated in this order.
 
     Attributes:
         layer_inputs: residual stream entering these layers (0-based, before any norm), ascending. EAGLE-3's taps.
-        final_hidden: also append the last hidden state, after the final norm.
+        final_hidden: also append the last hidden state, on this side of the final norm.
+        last_prompt_row: of a prompt only the last row is read, so that `prune.prefill=last_row` may drop the others.
     """
 
     layer_inputs: tuple[int, ...] = ()
-    final_hidden: bool = False
+    final_hidden: NormSide | None = None
+    last_prompt_row: bool = False
 
 
 @dataclass(slots=True)
@@ -189,6 +198,20 @@ class VerifiedRound:
     features: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """One step of the draft loop.
+
+    Attributes:
+        index: 1..num_draft_tokens - 1, known to the host: frozen in a captured step, so only steps that differ in
+            their weights may read it (`DrafterRequirements.distinct_steps`).
+        column: [1] the same on the device, where a captured step that is replayed finds its number.
+    """
+
+    index: int
+    column: torch.Tensor
+
+
 @dataclass(slots=True)
 class PromptChunk:
     """A stretch of one prompt just run through the target, for the drafter to ingest.
@@ -196,9 +219,11 @@ class PromptChunk:
     Attributes:
         slot: the request's slot.
         start: position of the first row.
+        token_ids: [rows] the chunk's own tokens.
         next_token_ids: [rows] token at position p + 1 for the row at position p; the last one is the sampled token
             on the final chunk and the next prompt token before that.
-        features: [rows, feature_size] of the target, None when the drafter asked for none.
+        features: [rows, feature_size] of the target, None when the drafter asked for none; [kept rows, feature_size]
+            when it asked for the last prompt row only.
         attention: the target's metadata of this chunk (same positions and slots).
         live_attention: metadata of one query at the prompt's last position, with room for the draft steps; None
             before the final chunk, when no draft is wanted.
@@ -206,6 +231,7 @@ class PromptChunk:
 
     slot: int
     start: int
+    token_ids: torch.Tensor
     next_token_ids: torch.Tensor
     features: torch.Tensor | None
     attention: AttentionMetadata

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spec_lab.core.types import VerifiedRound
+from spec_lab.core.types import DraftStep, VerifiedRound
 
 
 @dataclass(slots=True)
@@ -15,9 +15,10 @@ class LookupState:
 
     tokens: torch.Tensor
     proposals: torch.Tensor
+    attention: None = None
 
-    def advance(self, index: int) -> None:
-        self.tokens = self.proposals[:, index]
+    def take(self, step: DraftStep) -> None:
+        self.tokens = self.proposals.index_select(1, step.column).squeeze(1)
 
 
 class TokenHistory:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.types import PromptChunk, Request, VerifiedRound
+from spec_lab.core.types import DraftStep, PromptChunk, Request, VerifiedRound
 from spec_lab.drafters.history import LookupState, TokenHistory
 from spec_lab.drafters.picking import GivenDrafts
 
@@ -40,8 +40,8 @@ class NgramDrafter(GivenDrafts):
         lengths = verified.batch.kv_lens + verified.verification.num_emitted + 1
         return self._propose(verified.batch.slot_ids, lengths)
 
-    def step(self, state: LookupState, index: int) -> None:
-        state.advance(index)
+    def step(self, state: LookupState, step: DraftStep) -> None:
+        state.take(step)
 
     def _propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> LookupState:
         """Drafts after the `lengths` [batch] known tokens of each slot."""

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.types import PromptChunk, Request, VerifiedRound
+from spec_lab.core.types import DraftStep, PromptChunk, Request, VerifiedRound
 from spec_lab.drafters.picking import GivenDrafts
 
 
 @dataclass(slots=True)
 class NoDraftState:
     tokens: torch.Tensor
+    attention: None = None
 
 
 class NoDrafter(GivenDrafts):
@@ -31,5 +32,5 @@ class NoDrafter(GivenDrafts):
     def seed(self, verified: VerifiedRound) -> NoDraftState:
         return NoDraftState(verified.verification.tokens[:, 0])
 
-    def step(self, state: NoDraftState, index: int) -> None:
+    def step(self, state: NoDraftState, step: DraftStep) -> None:
         raise AssertionError("a drafter without drafts takes no step")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.types import PromptChunk, Request, VerifiedRound
+from spec_lab.core.types import DraftStep, PromptChunk, Request, VerifiedRound
 from spec_lab.drafters.history import LookupState, TokenHistory
 from spec_lab.drafters.picking import GivenDrafts
 
@@ -38,8 +38,8 @@ class OracleDrafter(GivenDrafts):
         lengths = verified.batch.kv_lens + verified.verification.num_emitted + 1
         return self._propose(verified.batch.slot_ids, lengths)
 
-    def step(self, state: LookupState, index: int) -> None:
-        state.advance(index)
+    def step(self, state: LookupState, step: DraftStep) -> None:
+        state.take(step)
 
     def _propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> LookupState:
         proposals = self._history.gather(slot_ids, lengths, self.num_draft_tokens)

@@ -32,9 +32,15 @@ class DraftedRows:
 
 
 class DraftPicker(Protocol):
-    """Picks draft `step` (from 0) of each row, and keeps what verification needs to know of it."""
+    """Picks a draft of each row, and keeps what verification needs to know of it."""
 
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, step: int) -> torch.Tensor: ...
+    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
+        """Draft 1."""
+        ...
+
+    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
+        """The draft of `column` [1], from 0."""
+        ...
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         """[batch, K, vocab] logits of what the drafts of `slot_ids` were sampled from; None when they are given."""
@@ -51,21 +57,26 @@ class GivenDrafts:
 class GreedyPicker(GivenDrafts):
     """The likeliest token."""
 
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, step: int) -> torch.Tensor:
+    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
+        return head.greedy(hidden)
+
+    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
         return head.greedy(hidden)
 
 
 class SamplingPicker:
     """Samples from the draft distribution at a temperature, and keeps its logits by slot and step."""
 
-    def __init__(self, temperature: float, seeds: SlotSeeds, kept: DraftLogits, num_draft_tokens: int) -> None:
+    def __init__(self, temperature: float, seeds: SlotSeeds, kept: DraftLogits) -> None:
         self._temperature = temperature
         self._seeds = seeds
         self._kept = kept
-        self._steps = torch.arange(num_draft_tokens, device=seeds.values.device)
+        self._first_column = torch.zeros(1, dtype=torch.int64, device=seeds.values.device)
 
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, step: int) -> torch.Tensor:
-        column = self._steps[step : step + 1]
+    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
+        return self.pick(head, hidden, rows, self._first_column)
+
+    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
         seeds = self._seeds.of(rows.slot_ids)
         tokens, logits = sample_draft(head.target_logits(hidden), self._temperature, seeds, rows.kv_lens, column)
         self._kept.write(rows.slot_ids, column, logits)
@@ -78,6 +89,6 @@ class SamplingPicker:
 class BiasedGreedyPicker(SamplingPicker):
     """The likeliest token, verified as if it had been sampled: what acceptance.allow_lossy=true lets one measure."""
 
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, step: int) -> torch.Tensor:
-        super().pick(head, hidden, rows, step)
+    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
+        super().pick(head, hidden, rows, column)
         return head.greedy(hidden)

@@ -8,7 +8,7 @@ import torch
 
 from spec_lab.acceptance.noise import SlotSeeds, Use, round_key, uniform
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.types import PromptChunk, Request, VerifiedRound
+from spec_lab.core.types import DraftStep, PromptChunk, Request, VerifiedRound
 from spec_lab.drafters.picking import DraftedRows, GivenDrafts
 
 
@@ -16,6 +16,7 @@ from spec_lab.drafters.picking import DraftedRows, GivenDrafts
 class RandomState:
     tokens: torch.Tensor
     rows: DraftedRows
+    attention: None = None
 
 
 class RandomDrafter(GivenDrafts):
@@ -41,12 +42,12 @@ class RandomDrafter(GivenDrafts):
         batch = verified.batch
         return self._start(DraftedRows(batch.slot_ids, batch.kv_lens + verified.verification.num_emitted))
 
-    def step(self, state: RandomState, index: int) -> None:
-        state.tokens = self._draw(state.rows, index)
+    def step(self, state: RandomState, step: DraftStep) -> None:
+        state.tokens = self._draw(state.rows, step.column)
 
     def _start(self, rows: DraftedRows) -> RandomState:
         return RandomState(self._draw(rows, 0), rows)
 
-    def _draw(self, rows: DraftedRows, step: int) -> torch.Tensor:
+    def _draw(self, rows: DraftedRows, step: int | torch.Tensor) -> torch.Tensor:
         draws = uniform(round_key(self._seeds.of(rows.slot_ids), rows.kv_lens, step, Use.DRAFT))
         return (draws * self._vocab_size).long()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from spec_lab.core.protocols import PrunePolicy
@@ -24,17 +26,21 @@ class PromptPass:
         end = min(start + self.chunk_size, len(prompt))
         is_last = end == len(prompt)
         attention, live_attention = self._attention(sequence.slot, start, end, is_last)
-        sampled, features, counts = self._run_target(sequence.slot, prompt[start:end], end, attention, live_attention)
-        following = torch.tensor(prompt[start + 1 : end + 1], dtype=torch.int64, device=attention.positions.device)
+        ids = torch.tensor(prompt[start:end], dtype=torch.int64, device=attention.positions.device)
+        sampled, features, counts = self._run_target(sequence.slot, ids, end, attention, live_attention)
+        following = torch.tensor(prompt[start + 1 : end + 1], dtype=torch.int64, device=ids.device)
         next_token_ids = torch.cat((following, sampled))
-        chunk = PromptChunk(sequence.slot, start, next_token_ids, features, attention, live_attention)
+        chunk = PromptChunk(sequence.slot, start, ids, next_token_ids, features, attention, live_attention)
         state = self._parts.drafter.ingest(chunk)
         sequence.num_prefilled = sequence.kv_len = end
         if is_last:
             assert state is not None
-            self._parts.slots.start(sequence.slot, end, sampled, collect_drafts(self._parts.drafter, state))
+            self._parts.slots.start(sequence.slot, end, sampled, self._drafts(state))
             sequence.tokens.append(int(sampled))
         return counts
+
+    def _drafts(self, state: Any) -> torch.Tensor:
+        return collect_drafts(self._parts.drafter, self._parts.backend, state)
 
     def _attention(
         self, slot: int, start: int, end: int, is_last: bool
@@ -53,7 +59,7 @@ class PromptPass:
     def _run_target(
         self,
         slot: int,
-        token_ids: tuple[int, ...],
+        token_ids: torch.Tensor,
         end: int,
         attention: AttentionMetadata,
         live_attention: AttentionMetadata | None,
@@ -61,16 +67,14 @@ class PromptPass:
         """The sampled token [1] ([0] before the last chunk), the drafter's features, and what was computed."""
         parts = self._parts
         features = parts.drafter.requirements.features
-        num_rows = len(token_ids)
-        selection = self._prune.prompt.target_selection(num_rows, live_attention, features)
-        ids = torch.tensor(token_ids, dtype=torch.int64, device=attention.positions.device)
-        output = parts.target.forward(ids, parts.cache, attention, selection, features)
+        selection = self._prune.prompt.target_selection(token_ids.shape[0], live_attention, features)
+        output = parts.target.forward(token_ids, parts.cache, attention, selection, features)
         rows = self._prune.prompt.logit_rows(output.hidden, live_attention is not None)
         counts = RowCounts(prefill_logits=rows.shape[0])
         if output.features is not None:
             counts.prefill_hidden = output.features.shape[0]
         logits = parts.target.logits(rows) if rows.shape[0] else None
         if live_attention is None:
-            return ids[:0], output.features, counts
+            return token_ids[:0], output.features, counts
         assert logits is not None
         return parts.rule.first_token(logits[-1:], slot, end), output.features, counts

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, Drafter, StageTimer, State, Target
-from spec_lab.core.types import AcceptanceInputs, RoundBatch, TargetOutput, Verification, VerifiedRound
+from spec_lab.core.types import AcceptanceInputs, DraftStep, RoundBatch, TargetOutput, Verification, VerifiedRound
 from spec_lab.engine.kv_cache import PagedKVCache
 from spec_lab.engine.slots import SlotState
 from spec_lab.pruning.selection import AllRows
@@ -44,7 +44,7 @@ class DecodeRound:
         with span("catchup"):
             state = parts.drafter.seed(VerifiedRound(batch, verification, output.features))
         with span("recur"):
-            draft_tokens = collect_drafts(parts.drafter, state)
+            draft_tokens = collect_drafts(parts.drafter, parts.backend, state)
         with span("commit"):
             parts.slots.commit(batch, verification, draft_tokens)
         return verification
@@ -74,11 +74,15 @@ class DecodeRound:
         )
 
 
-def collect_drafts(drafter: Drafter[State], state: State) -> torch.Tensor:
+def collect_drafts(drafter: Drafter[State], backend: AttentionBackend, state: State) -> torch.Tensor:
     """Draft 1 from `state`, then one recurrent step for each further draft: [batch, num_draft_tokens]."""
-    drafts = state.tokens.new_zeros((state.tokens.shape[0], drafter.num_draft_tokens))
-    for index in range(drafter.num_draft_tokens):
+    num_draft_tokens = drafter.num_draft_tokens
+    drafts = state.tokens.new_zeros((state.tokens.shape[0], num_draft_tokens))
+    columns = torch.arange(num_draft_tokens, device=drafts.device)
+    for index in range(num_draft_tokens):
         if index > 0:
-            drafter.step(state, index)
+            if state.attention is not None:
+                backend.advance(state.attention)
+            drafter.step(state, DraftStep(index, columns[index : index + 1]))
         drafts[:, index] = state.tokens
     return drafts

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.core.protocols import AttentionBackend, RowSelection
-from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
+from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.kv_cache import LayerCache, PagedKVCache
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.layers import Attention, GatedMLP, RMSNorm, RotaryRows, RotaryTable, fused_linear, per_head_norm
@@ -138,9 +138,9 @@ class DecoderTarget:
             stream_or_none = layer(stream, rotary, cache.layers[index], attention, kept)
             stream = stream[:0] if stream_or_none is None else stream_or_none
         hidden = self._norm(stream)
-        if features.final_hidden:
-            assert hidden.shape[0] == token_ids.shape[0], "final_hidden needs every row: select all rows"
-            taps.append(hidden)
+        if features.final_hidden is not None:
+            assert features.last_prompt_row or hidden.shape[0] == token_ids.shape[0], "select every row"
+            taps.append(hidden if features.final_hidden is NormSide.POST_NORM else stream)
         return TargetOutput(hidden, torch.cat(taps, dim=-1) if taps else None)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

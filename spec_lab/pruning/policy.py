@@ -35,7 +35,8 @@ class AllPromptRows:
 class LastPromptRow:
     """prune.prefill=last_row: hidden rows for the tokens the drafter needs, logits for one row a request (#149).
 
-    In the target's last layer only rows somebody reads go on; that is every row if the drafter reads the final hidden.
+    In the target's last layer only rows somebody reads go on; that is every row if the drafter reads the
+    final hidden of the whole prompt.
     """
 
     needs_prewrite: ClassVar[bool] = True
@@ -43,7 +44,8 @@ class LastPromptRow:
     def target_selection(
         self, num_rows: int, live_attention: AttentionMetadata | None, features: FeatureSpec
     ) -> RowSelection:
-        return AllRows() if features.final_hidden else self.drafter_selection(num_rows, live_attention)
+        reads_all_rows = features.final_hidden is not None and not features.last_prompt_row
+        return AllRows() if reads_all_rows else self.drafter_selection(num_rows, live_attention)
 
     def logit_rows(self, hidden: torch.Tensor, is_last: bool) -> torch.Tensor:
         return hidden[-1:] if is_last else hidden[:0]

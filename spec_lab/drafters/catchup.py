@@ -1,0 +1,57 @@
+"""The catch-up step's rows: which positions the emitted tokens stand at, and which row of a request is live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.types import AttentionMetadata, VerifiedRound
+
+
+@dataclass(slots=True)
+class Catchup:
+    """What a catch-up step needs to know of its [batch * N] rows.
+
+    Attributes:
+        attention: metadata of all rows.
+        live_attention: metadata of the live row alone, at its trimmed length; the recurrent steps move it on.
+        live_rows: [batch] flat index of each request's live row.
+        live_lens: [batch] L + n, the committed length after this round, at least 1.
+    """
+
+    attention: AttentionMetadata
+    live_attention: AttentionMetadata
+    live_rows: torch.Tensor
+    live_lens: torch.Tensor
+
+
+def plan_catchup(
+    verified: VerifiedRound, backend: AttentionBackend, num_draft_tokens: int, first_position: int = 0
+) -> Catchup:
+    """Rows j = 0..K at positions L + first_position + j; row n - 1 is live.
+
+    The live row sees the keys up to itself: a lone query with the untrimmed length would see the rejected tail
+    (tokenspeed #217). An inactive row (n = 0) stands in as n = 1 would, so that its metadata moves like any other.
+    """
+    batch, emitted = verified.batch, verified.verification
+    num_rows = emitted.tokens.shape[1]
+    offsets = torch.arange(num_rows, device=batch.kv_lens.device)
+    start = batch.kv_lens + first_position
+    max_start = batch.max_kv_len + first_position
+    attention = backend.build(
+        positions=start.unsqueeze(1) + offsets,
+        seq_lens=start + num_rows,
+        page_table=batch.page_table,
+        max_seq_len=max_start + num_rows,
+    )
+    num_live = emitted.num_emitted.clamp(min=1)
+    live_attention = backend.build(
+        positions=(start + num_live - 1).unsqueeze(1),
+        seq_lens=start + num_live,
+        page_table=batch.page_table,
+        max_seq_len=max_start + num_rows + num_draft_tokens - 1,
+    )
+    first_rows = torch.arange(batch.num_rows, device=batch.kv_lens.device) * num_rows
+    return Catchup(attention, live_attention, first_rows + num_live - 1, batch.kv_lens + num_live)

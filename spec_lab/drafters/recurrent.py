@@ -1,0 +1,106 @@
+"""One draft layer, reused: catch-up over the N verified rows with the target's features, then one row a step on its own
+output. EAGLE-3 (arXiv 2503.01840) and TensorRT-LLM's MTP-Eagle are this, with other heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, PrunePolicy, RowSelection
+from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, PromptChunk, Request, VerifiedRound
+from spec_lab.drafters.catchup import plan_catchup
+from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
+from spec_lab.engine.kv_cache import LayerCache
+from spec_lab.pruning.selection import AllRows
+
+
+class RecurrentHead(DraftHead, Protocol):
+    """A draft model of one layer with a KV cache; what `forward` returns is fed back and read by `greedy`."""
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """The target's features [rows, feature_size] to what `forward` takes, [rows, hidden_size]."""
+        ...
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        cache: LayerCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor | None:
+        """[rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] to the live rows' output."""
+        ...
+
+
+@dataclass(slots=True)
+class RecurrentState:
+    """tokens [batch]; hidden [batch, hidden_size] to feed back; attention: one-row metadata, moved in place."""
+
+    tokens: torch.Tensor
+    hidden: torch.Tensor
+    attention: AttentionMetadata
+    rows: DraftedRows
+
+
+class RecurrentDrafter:
+    """See `Drafter`. Its KV cache has the target's slot numbering: a row writes its position's slot."""
+
+    def __init__(
+        self,
+        num_draft_tokens: int,
+        head: RecurrentHead,
+        features: FeatureSpec,
+        cache: LayerCache,
+        backend: AttentionBackend,
+        prune: PrunePolicy,
+        picker: DraftPicker,
+    ) -> None:
+        self.num_draft_tokens = num_draft_tokens
+        self.requirements = DrafterRequirements(features=features, catches_up=True)
+        self._head = head
+        self._cache = cache
+        self._backend = backend
+        self._prune = prune
+        self._picker = picker
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Nothing to clear: rows past a slot's length are never read."""
+
+    def ingest(self, chunk: PromptChunk) -> RecurrentState | None:
+        assert chunk.features is not None
+        selection = self._prune.prompt.drafter_selection(chunk.num_rows, chunk.live_attention)
+        fused = self._head.fuse(chunk.features)
+        hidden = self._head.forward(chunk.next_token_ids, fused, self._cache, chunk.attention, selection)
+        if chunk.live_attention is None:
+            return None
+        assert hidden is not None
+        slot_ids = torch.tensor([chunk.slot], device=hidden.device)
+        kv_lens = torch.tensor([chunk.start + chunk.num_rows], device=hidden.device)
+        return self._start(hidden, chunk.live_attention, DraftedRows(slot_ids, kv_lens))
+
+    def seed(self, verified: VerifiedRound) -> RecurrentState:
+        """Catch-up: rows at L..L+K with the emitted tokens; the live row is n - 1, and sees L + n keys."""
+        assert verified.features is not None
+        plan = plan_catchup(verified, self._backend, self.num_draft_tokens)
+        selection = self._prune.catchup.selection(plan.live_rows, plan.live_attention)
+        tokens = verified.verification.tokens.reshape(-1)
+        fused = self._head.fuse(verified.features)
+        hidden = self._head.forward(tokens, fused, self._cache, plan.attention, selection)
+        assert hidden is not None
+        return self._start(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
+
+    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return self._picker.kept_logits(slot_ids)
+
+    def step(self, state: RecurrentState, step: DraftStep) -> None:
+        hidden = self._head.forward(state.tokens, state.hidden, self._cache, state.attention, AllRows())
+        assert hidden is not None
+        state.hidden = hidden
+        state.tokens = self._picker.pick(self._head, hidden, state.rows, step.column)
+
+    def _start(self, hidden: torch.Tensor, attention: AttentionMetadata, rows: DraftedRows) -> RecurrentState:
+        return RecurrentState(self._picker.first(self._head, hidden, rows), hidden, attention, rows)
