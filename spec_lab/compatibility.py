@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from spec_lab.config import NgramDrafterConfig, RunConfig
+from spec_lab.config import RunConfig
+from spec_lab.drafter_compatibility import DRAFTER_CHECKS, missing_folder
 from spec_lab.errors import UserError, not_among
 from spec_lab.rule_compatibility import RULE_CHECKS
 
-MAX_DRAFT_TOKENS = 16
 NUM_RESERVED_PAGES = 2  # of engine.kv_cache, which imports torch; a test holds the two together
 MAX_RECORDED_TOPK = 128
 PREFILL_PRUNING = ("all_rows", "last_row")
@@ -49,75 +49,15 @@ def run_name(config: RunConfig) -> str | None:
     return f"name={config.name!r} is part of a folder's name; use a plain word such as name=run"
 
 
-def drafting_needs_tokens(config: RunConfig) -> str | None:
-    drafter = config.drafter
-    if drafter.name == "none":
-        if drafter.num_draft_tokens == 0:
-            return None
-        return (
-            f"drafter=none drafts nothing, so drafter.num_draft_tokens={drafter.num_draft_tokens} has no meaning; "
-            "leave it out or choose drafter=eagle3"
-        )
-    if 1 <= drafter.num_draft_tokens <= MAX_DRAFT_TOKENS:
-        return None
-    if drafter.num_draft_tokens == 0:
-        return (
-            f"drafter={drafter.name} with drafter.num_draft_tokens=0 drafts nothing; "
-            "use drafter=none or drafter.num_draft_tokens=3"
-        )
-    return (
-        f"drafter.num_draft_tokens={drafter.num_draft_tokens} is outside 1..{MAX_DRAFT_TOKENS}; "
-        "use drafter.num_draft_tokens=3"
-    )
-
-
-def ngram_lengths(config: RunConfig) -> str | None:
-    drafter = config.drafter
-    if not isinstance(drafter, NgramDrafterConfig) or 1 <= drafter.min_ngram <= drafter.max_ngram:
-        return None
-    return (
-        f"drafter.min_ngram={drafter.min_ngram} must be at least 1 and at most drafter.max_ngram={drafter.max_ngram}; "
-        "use drafter.min_ngram=2 drafter.max_ngram=4"
-    )
-
-
-def eagle3_needs_a_head(config: RunConfig) -> str | None:
-    path = getattr(config.drafter, "path", None)
-    if path is not None:
-        return _missing_folder("drafter.path", path)
-    if config.drafter.name == "eagle3" and config.target.name != "pocket":
-        return (
-            f"no eagle3 head is shipped for target={config.target.name}; "
-            "give one with drafter.path=FOLDER or choose drafter=ngram"
-        )
-    return None
-
-
 def target_path(config: RunConfig) -> str | None:
     path = config.target.path
     if config.target.name == "hf":
         if path is None:
             return "target=hf needs a checkpoint; add target.path=FOLDER"
-        return _missing_folder("target.path", path)
+        return missing_folder("target.path", path)
     if path is not None:
         return f"target.path={path} is not read by target={config.target.name}; add target=hf"
     return None
-
-
-def oracle_is_greedy(config: RunConfig) -> str | None:
-    if config.drafter.name != "oracle":
-        return None
-    if config.acceptance.name != "strict" and config.sampling.temperature <= 0:
-        return (
-            f"drafter=oracle replays a strict greedy continuation, which acceptance={config.acceptance.name} does not "
-            "follow; use acceptance=strict"
-        )
-    if config.sampling.temperature <= 0:
-        return None
-    return (
-        "drafter=oracle replays a greedy continuation, which sampling.temperature="
-        f"{config.sampling.temperature} does not follow; use sampling.temperature=0"
-    )
 
 
 def sampling_range(config: RunConfig) -> str | None:
@@ -271,18 +211,11 @@ def logger_mode(config: RunConfig) -> str | None:
     return not_among("logger.mode", config.logger.mode, LOGGER_MODES)
 
 
-def _missing_folder(knob: str, path: str) -> str | None:
-    return None if Path(path).is_dir() else f"{knob}={path} is no folder; give the folder of a checkpoint"
-
-
 CHECKS: tuple[Check, ...] = (
     run_name,
-    drafting_needs_tokens,
-    ngram_lengths,
     target_path,
-    eagle3_needs_a_head,
+    *DRAFTER_CHECKS,
     *RULE_CHECKS,
-    oracle_is_greedy,
     sampling_range,
     truncation_needs_sampling,
     prune_knobs,

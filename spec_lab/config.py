@@ -177,9 +177,51 @@ class PruneConfig:
 
 @dataclass
 class GraphConfig:
-    """graph=eager."""
+    """What every graph mode has."""
+
+    name: str = MISSING
+
+
+@dataclass
+class EagerGraphConfig(GraphConfig):
+    """graph=eager: nothing is captured."""
 
     name: str = "eager"
+
+
+@dataclass
+class StepReplayGraphConfig(GraphConfig):
+    """graph=step_replay: one draft step captured, its metadata rebuilt on the host between replays (vLLM #41162)."""
+
+    name: str = "step_replay"
+    verify: bool = knob(True, "capture the verify forward too, as a graph of its own")
+
+
+@dataclass
+class SplitSeedGraphConfig(GraphConfig):
+    """graph=split_seed: first draft step eager, the others in one graph (SGLang before #25539)."""
+
+    name: str = "split_seed"
+    verify: bool = knob(True, "capture the verify forward too, as a graph of its own")
+    metadata: str = knob("in_place", "between the draft steps of a graph: in_place, stale (wrong on purpose)")
+
+
+@dataclass
+class FullLoopGraphConfig(GraphConfig):
+    """graph=full_loop: all draft steps in one graph (SGLang #25539, vLLM #46849)."""
+
+    name: str = "full_loop"
+    verify: bool = knob(True, "capture the verify forward too, as a graph of its own")
+    metadata: str = knob("in_place", "between the draft steps of a graph: in_place, stale (wrong on purpose)")
+
+
+@dataclass
+class RoundGraphConfig(GraphConfig):
+    """graph=round: verify, accept and all draft steps in one graph."""
+
+    name: str = "round"
+    overlap: bool = knob(False, "the host reads a round's tokens only after it has launched the next round")
+    metadata: str = knob("in_place", "between the draft steps of a graph: in_place, stale (wrong on purpose)")
 
 
 @dataclass
@@ -293,7 +335,11 @@ SCHEMAS: dict[str, type] = {
     "acceptance/rejection": RejectionConfig,
     "acceptance/synthetic": SyntheticConfig,
     "prune": PruneConfig,
-    "graph": GraphConfig,
+    "graph/eager": EagerGraphConfig,
+    "graph/split_seed": SplitSeedGraphConfig,
+    "graph/step_replay": StepReplayGraphConfig,
+    "graph/full_loop": FullLoopGraphConfig,
+    "graph/round": RoundGraphConfig,
     "attention": AttentionConfig,
     "workload": WorkloadConfig,
     "sampling": SamplingConfig,

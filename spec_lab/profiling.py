@@ -1,10 +1,10 @@
-"""Kernel times of a stretch of rounds, outside the timed part."""
+"""Kernels, launches and synchronisations of a stretch of rounds, outside the timed part."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,70 +12,72 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.record.schema import Kernel
+from spec_lab.launch_counts import CountedRounds, TraceEvent, count_trace
+from spec_lab.record.schema import Kernel, RoundWork
+from spec_lab.watched_rounds import WatchedRounds, watch_rounds
 
 TRACE_FILE = "trace.json.gz"
 STAGE_PREFIX = "stage:"
-NUM_SKIPPED_ROUNDS = 2
 
 
-class ProfiledRounds:
-    """A `StageTimer` that profiles `num_rounds` rounds and names the stages in the trace instead of timing them."""
+@dataclass(frozen=True, slots=True)
+class RoundProfile:
+    """What profiled rounds took: `kernels` by time, largest first; `work` is None where no round was profiled."""
+
+    kernels: list[Kernel]
+    work: RoundWork | None
+
+
+class ProfiledRounds(WatchedRounds):
+    """Names stages and replays in the profiler's trace."""
 
     def __init__(self, profiler: profile, num_skipped: int, num_rounds: int) -> None:
+        super().__init__(num_skipped, num_rounds)
         self._profiler = profiler
-        self._recorded = range(num_skipped, num_skipped + num_rounds)
-        self._num_seen = 0
-
-    @property
-    def num_recorded(self) -> int:
-        return len(range(self._recorded.start, min(self._num_seen, self._recorded.stop)))
-
-    @contextmanager
-    def round(self) -> Iterator[None]:
-        index, self._num_seen = self._num_seen, self._num_seen + 1
-        if index == self._recorded.start:
-            self._profiler.start()
-        yield
-        if index == self._recorded[-1]:
-            self._profiler.stop()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         with record_function(STAGE_PREFIX + name):
             yield
 
-    def collect(self) -> dict[str, float]:
-        return {}
+    def _start(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # kernels of the round before are not in the trace, whoever reads it late
+        self._profiler.start()
+
+    def _stop(self) -> None:
+        self._profiler.stop()
 
 
-def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, folder: Path) -> list[Kernel]:
-    """Profile `num_rounds` rounds of the first full batch; keep the trace in `folder`; largest time first.
+def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, folder: Path) -> RoundProfile:
+    """Profile `num_rounds` rounds of the first full batch and keep the trace in `folder`.
 
-    On a CPU the rows are torch operators with their own time, on a GPU device kernels.
+    On a CPU the kernels are torch operators with their own time, and launches are counted in a pass of their own.
     """
-    # While a long prompt is read, chunk by chunk, shorter ones are already decoded: those rounds are not pure.
-    num_chunks = max(-(-len(request.prompt_ids) // engine.prompt_pass.chunk_size) for request in requests)
-    num_skipped = NUM_SKIPPED_ROUNDS + num_chunks - 1
     on_gpu = engine.parts.slots.kv_lens.device.type == "cuda"
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
     profiler = profile(activities=activities)
-    # A round emits K + 1 tokens at most: with so many allowed no request ends before the rounds are done, unless
-    # max_new_tokens is smaller; then fewer rounds are profiled.
-    num_tokens = (num_rounds + num_skipped) * (engine.num_draft_tokens + 1) + 1
-    batch = [replace(r, max_new_tokens=min(num_tokens, r.max_new_tokens), ignore_eos=True) for r in requests]
-    timer, engine.parts.timer = engine.parts.timer, ProfiledRounds(profiler, num_skipped, num_rounds)
-    spans = engine.parts.timer
-    try:
-        engine.generate(batch)
-    finally:
-        engine.parts.timer = timer
-    if spans.num_recorded == 0:
-        return []
-    if spans.num_recorded < num_rounds:
-        profiler.stop()
+    watched = watch_rounds(engine, requests, num_rounds, lambda *stretch: ProfiledRounds(profiler, *stretch))
+    if watched.num_rounds == 0:
+        return RoundProfile([], None)
     profiler.export_chrome_trace(str(folder / TRACE_FILE))
-    return _kernels(profiler, spans.num_recorded, on_gpu)
+    kernels = _kernels(profiler, watched.num_rounds, on_gpu)
+    if on_gpu:
+        return RoundProfile(kernels, count_trace(_trace(profiler), watched.num_rounds, watched.num_replays))
+    return RoundProfile(kernels, watch_rounds(engine, requests, num_rounds, CountedRounds).work())
+
+
+def _trace(profiler: profile) -> list[TraceEvent]:
+    return [
+        TraceEvent(
+            name=event.name,
+            start_us=event.time_range.start,
+            end_us=event.time_range.end,
+            on_device=event.device_type == torch.autograd.DeviceType.CUDA,
+            is_span=event.name.startswith(STAGE_PREFIX),
+        )
+        for event in profiler.events()
+    ]
 
 
 def _kernels(profiler: profile, num_rounds: int, on_gpu: bool) -> list[Kernel]:

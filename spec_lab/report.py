@@ -1,6 +1,7 @@
 """`python -m spec_lab.report [FOLDER...]`: print the tables of recorded runs, the newest or the named ones.
 
-Of a sweep in which lossy rules have a strict run beside them, also what they cost and bring, with a plot in the folder.
+Of a sweep in which lossy rules have a strict run beside them, also what they cost and bring; of runs that differ in
+their drafter alone, also the drafters side by side. With one FOLDER, plots of both go into it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from spec_lab.record.drafter_table import Cell, format_comparison, read_comparisons
 from spec_lab.record.report import format_definitions, format_run, format_runs
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.record.study import Point, format_study, read_studies
 
-PLOT_FILE = "acceptance_against_accuracy.png"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STUDY_PLOT = "acceptance_against_accuracy.png"
+ACCEPTANCE_PLOT = "acceptance_against_draft_tokens.png"
+SPEEDUP_PLOT = "predicted_against_measured.png"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,33 +39,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     runs = runs if options.folders else runs[-options.last :]
     try:
-        studies = read_studies(runs)
-        plots = _draw(studies, options.folders[0]) if len(options.folders) == 1 else []
+        studies, comparisons = read_studies(runs), read_comparisons(runs)
+        plots = _draw(studies, comparisons, options.folders[0]) if len(options.folders) == 1 else []
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     try:
-        print(_text(runs, studies, plots), flush=True)
+        print(_text(runs, studies, comparisons, plots), flush=True)
     except BrokenPipeError:  # a pager or `head` that has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def _draw(studies: Sequence[list[Point]], folder: Path) -> list[Path]:
-    """A plot a study, in `folder`."""
+def _draw(studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]], folder: Path) -> list[Path]:
+    """The plots of every study and comparison, in `folder`."""
     paths = []
     for number, points in enumerate(studies, start=1):
         from spec_lab.record.study_plot import acceptance_against_accuracy
 
-        paths.append(folder / (PLOT_FILE if number == 1 else f"{number}-{PLOT_FILE}"))
-        acceptance_against_accuracy(points).savefig(paths[-1], dpi=160)
+        paths.append(_save(acceptance_against_accuracy(points), folder, number, STUDY_PLOT))
+    for number, cells in enumerate(comparisons, start=1):
+        from spec_lab.record.drafter_plot import BOUNDS, acceptance_against_draft_tokens, predicted_against_measured
+
+        paths.append(_save(acceptance_against_draft_tokens(cells), folder, number, ACCEPTANCE_PLOT))
+        if any(cell.predicted_speedup is not None and cell.drafter not in BOUNDS for cell in cells):
+            paths.append(_save(predicted_against_measured(cells), folder, number, SPEEDUP_PLOT))
     return paths
 
 
-def _text(runs: Sequence[Run], studies: Sequence[list[Point]], plots: Sequence[Path]) -> str:
+def _save(figure: Figure, folder: Path, number: int, name: str) -> Path:
+    path = folder / (name if number == 1 else f"{number}-{name}")
+    figure.savefig(path, dpi=160)
+    return path
+
+
+def _text(
+    runs: Sequence[Run], studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]], plots: Sequence[Path]
+) -> str:
     parts = [format_runs(runs)]
     for points in studies:
         parts += ["What lossy acceptance costs and brings", format_study(points)]
+    parts += [format_comparison(cells) for cells in comparisons]
     parts += [f"plot: {path}" for path in plots]
     finished = [run for run in runs if run.summary["status"] == "finished"]
     if finished:

@@ -20,12 +20,12 @@ from spec_lab.core.types import GenerationResult, Request, RequestRecord
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.engine.teacher import TeacherForcing
-from spec_lab.profiling import profile_rounds
+from spec_lab.profiling import RoundProfile, profile_rounds
 from spec_lab.record.progress import Progress
 from spec_lab.record.provenance import Provenance, collect_provenance
 from spec_lab.record.recorder import Recorder, utc_now
 from spec_lab.record.report import format_run
-from spec_lab.record.schema import THIS_RUN, Kernel, Summary
+from spec_lab.record.schema import THIS_RUN, Summary
 from spec_lab.record.sinks import Sink
 from spec_lab.record.summary import Divergence, Measured, RunInfo, build_summary
 from spec_lab.record.verify_rows import save_verify_rows
@@ -134,7 +134,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
                 divergences = _audit(lab, passes)
                 main = Measured(passes[MAIN], correct[MAIN], thinking[MAIN])
                 _record_requests(lab, recorder, main, divergences or [])
-        kernels = _profile(lab, recorder.folder, progress)
+        profile = _profile(lab, recorder.folder, progress)
         _keep_verify_rows(lab, passes[MAIN][0].requests, recorder.folder, progress)
     measured = {name: Measured(results, correct[name], thinking[name]) for name, results in passes.items()}
     traits = lab.engines[MAIN].parts.rule.traits
@@ -144,7 +144,8 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
         measured,
         seconds=recorder.seconds,
         divergences=divergences,
-        kernels=kernels,
+        kernels=profile.kernels,
+        work=profile.work,
         acceptance_imposed=traits.imposed,
         acceptance_lossless=traits.lossless,
     )
@@ -183,7 +184,21 @@ def _rotated(names: list[str], by: int) -> list[str]:
 def _timed_pass(lab: Lab, name: str, repeat: int, progress: Progress) -> GenerationResult:
     progress.stage(f"{name}, repeat {repeat + 1} of {lab.config.repeats}")
     gc.collect()
-    return lab.engines[name].generate(lab.requests, on_finish=lambda _: progress.advance())
+    result = lab.engines[name].generate(lab.requests, on_finish=lambda _: progress.advance())
+    check_replayed(result, must_replay=name == MAIN)
+    return result
+
+
+def check_replayed(result: GenerationResult, must_replay: bool) -> None:
+    """Raise RuntimeError where rounds ran eagerly that were to be replayed: their times are another mode's.
+
+    With graph.verify=false a reference has nothing to capture; compatibility refuses such a run itself.
+    """
+    graph = result.graph
+    if graph.fallbacks:
+        raise RuntimeError(f"graph={graph.mode} fell back to eager {graph.fallbacks} times; nobody asked for that")
+    if must_replay and graph.mode != "eager" and result.rounds and not graph.replays:
+        raise RuntimeError(f"graph={graph.mode} replayed nothing in {len(result.rounds)} rounds; use graph=eager")
 
 
 def _check(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, bool | None]:
@@ -227,9 +242,9 @@ def _record_requests(lab: Lab, recorder: Recorder, main: Measured, divergences: 
         recorder.request(record, text, main.correct[request_id], by_request.get(request_id), thinking.get(request_id))
 
 
-def _profile(lab: Lab, folder: Path, progress: Progress) -> list[Kernel]:
+def _profile(lab: Lab, folder: Path, progress: Progress) -> RoundProfile:
     if lab.config.profile_rounds == 0:
-        return []
+        return RoundProfile([], None)
     progress.stage("profiling")
     batch = lab.requests[: lab.config.batch_size]
     return profile_rounds(lab.engines[MAIN], batch, lab.config.profile_rounds, folder)

@@ -13,6 +13,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+# Read when triton is imported, which any test may do first.
+if not has_cuda():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 settings.register_profile("spec_lab", deadline=None)
 settings.load_profile("spec_lab")
 
@@ -21,9 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return
-    import torch
-
-    if not torch.cuda.is_available():
+    if not has_cuda():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 

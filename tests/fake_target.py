@@ -28,7 +28,7 @@ from spec_lab.core.types import (
 from spec_lab.drafters.history import LookupState
 from spec_lab.drafters.picking import GivenDrafts
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.graphs import EagerGraph
+from spec_lab.engine.graphs.eager import EagerGraph
 from spec_lab.engine.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, PageAllocator, PagedKVCache, PageTable
 from spec_lab.engine.round import Parts
 from spec_lab.engine.scheduler import Scheduler
@@ -259,6 +259,6 @@ def make_fake_engine(
     cache = PagedKVCache(len(WINDOWS), num_pages, page_size, 1, WIDTH, torch.float32, device)
     cache.kv[:, (NULL_PAGE + 1) * page_size :] = float("nan")
     slots = SlotState(num_slots, drafter.num_draft_tokens, table)
-    parts = Parts(target, drafter, StrictAcceptance(), backend, cache, slots, HostTimer())
+    parts = Parts(target, drafter, StrictAcceptance(), backend, backend, cache, slots, HostTimer())
     scheduler = Scheduler(num_slots, PageAllocator(num_pages), page_size, max_seq_len, margin)
     return Engine(parts, make_prune(prefill), graph or EagerGraph(), scheduler, prefill_chunk), target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +12,22 @@ import torch
 
 from spec_lab import build
 from spec_lab.config import (
+    SCHEMAS,
     AcceptanceConfig,
     AttentionConfig,
     CacheConfig,
-    DrafterConfig,
-    Eagle3DrafterConfig,
-    GraphConfig,
+    EagerGraphConfig,
     LoggerConfig,
-    NgramDrafterConfig,
-    NoDrafterConfig,
-    OracleDrafterConfig,
     PruneConfig,
-    RandomDrafterConfig,
     RunConfig,
     SamplingConfig,
     TargetConfig,
+    TrainedDrafterConfig,
     WorkloadConfig,
 )
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.kv_cache import NULL_PAGE
+from spec_lab.engine.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.models.config import Family, read_model_config
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 
@@ -40,15 +37,6 @@ PRUNING = {
     "post_attention": ("last_row", "post_attention"),
     "catchup": ("last_row", "pre_attention"),
 }
-DRAFTERS: dict[str, type[DrafterConfig]] = {
-    "none": NoDrafterConfig,
-    "eagle3": Eagle3DrafterConfig,
-    "ngram": NgramDrafterConfig,
-    "oracle": OracleDrafterConfig,
-    "random": RandomDrafterConfig,
-}
-
-
 NEAR_TIE = 1e-4
 
 
@@ -63,17 +51,22 @@ def make_pair(folder: Path, family: Family = "qwen3", **overrides: Any) -> tuple
 def make_config(
     pair: tuple[Path, Path], drafter: str = "eagle3", num_draft_tokens: int = 3, prune: str = "none", **changes: Any
 ) -> RunConfig:
-    """A run on `pair`; `changes` are top-level keys, and `cache` a dict of its keys."""
-    options: dict[str, Any] = {"name": drafter, "num_draft_tokens": 0 if drafter == "none" else num_draft_tokens}
-    if drafter == "eagle3":
+    """A run on `pair`: the folder of the target, and that of the drafter where it has weights.
+
+    Args:
+        changes: top-level keys; `cache` and `options` are dicts of keys of the cache and of the drafter.
+    """
+    schema = SCHEMAS[f"drafter/{drafter}"]
+    options: dict[str, Any] = {"num_draft_tokens": 0 if drafter == "none" else num_draft_tokens}
+    if issubclass(schema, TrainedDrafterConfig):
         options["path"] = str(pair[1])
     prefill, catchup = PRUNING[prune]
     return RunConfig(
         target=TargetConfig(name="hf", path=str(pair[0])),
-        drafter=DRAFTERS[drafter](**options),
+        drafter=schema(**options | changes.pop("options", {})),
         acceptance=AcceptanceConfig(name="strict"),
         prune=PruneConfig(name=prune, prefill=prefill, catchup=catchup),
-        graph=GraphConfig(),
+        graph=EagerGraphConfig(),
         attention=AttentionConfig(),
         workload=WorkloadConfig(name="pocket"),
         sampling=SamplingConfig(),
@@ -114,9 +107,24 @@ def generate(config: RunConfig, requests: list[Request]) -> dict[str, list[int]]
 
 
 def poison(engine: Engine) -> None:
-    """Fill the target's cache with NaN, the null page left out: what is read without being written then shows."""
+    """Fill the caches of target and drafter with NaN, the null page left out: a row read before it is written shows."""
     size = engine.parts.slots.table.page_size
-    engine.parts.cache.kv[:, (NULL_PAGE + 1) * size :] = float("nan")
+    for cache in (engine.parts.cache, getattr(engine.parts.drafter, "_cache", None)):
+        if cache is not None:
+            cache.kv[..., (NULL_PAGE + 1) * size :, :, :, :] = float("nan")
+
+
+def assert_captured_alike(config: RunConfig, graph: str, requests: list[Request]) -> None:
+    """Under the graph mode `graph`: the tokens of eager rounds, and the drafter's KV, in which every draft shows."""
+    engines = [make_engine(config, requests)]
+    engines.append(make_engine(replace(config, graph=SCHEMAS[f"graph/{graph}"]()), requests))
+    eager, captured = (engine.generate(requests) for engine in engines)
+    assert captured.graph.replays > 0
+    assert [r.output_ids for r in captured.requests] == [r.output_ids for r in eager.requests]
+    start = (SCRATCH_PAGE + 1) * config.cache.page_size
+    drafters: list[Any] = [engine.parts.drafter for engine in engines]
+    expected, got = (drafter._cache.kv[..., start:, :, :, :] for drafter in drafters)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
 class Reference:

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.types import AttentionMetadata, RoundBatch, Verification, VerifiedRound
+from spec_lab.drafters.catchup import plan_catchup
 from spec_lab.engine.kv_cache import NULL_PAGE, SCRATCH_PAGE, PagedKVCache, PageTable, cache_slots
 
 NUM_KV_HEADS, HEAD_DIM = 2, 8
 MAX_SEQ_LEN, MAX_POSITIONS = 30, 32
 SCALE = 0.3
+WINDOWS = (None, 1, 3, 17)
 
 
 @dataclass
@@ -85,7 +87,7 @@ def random_queries(rows: int, num_heads: int = 4) -> torch.Tensor:
     return torch.randn(rows, num_heads, HEAD_DIM, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 100])
+@pytest.mark.parametrize("window", [*WINDOWS, 100])
 @pytest.mark.parametrize("num_queries", [1, 4])
 @pytest.mark.parametrize("num_heads", [2, 4, 8])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -222,8 +224,11 @@ def assert_same_metadata(got: AttentionMetadata, expected: AttentionMetadata) ->
     steps=st.integers(1, 5),
     page_size=st.sampled_from([1, 4, 16]),
     warm=st.booleans(),
+    window=st.sampled_from(WINDOWS),
 )
-def test_advance_equals_build_at_the_next_position(lens: list[int], steps: int, page_size: int, warm: bool) -> None:
+def test_advance_equals_build_at_the_next_position(
+    lens: list[int], steps: int, page_size: int, warm: bool, window: int | None
+) -> None:
     """Over page borders and past the cache's end, in place, whether the derived tensors were there already or not."""
     filled = fill(lens, page_size, garbage=0.0)
     pages = filled.table.pages[: len(lens)]
@@ -234,7 +239,7 @@ def test_advance_equals_build_at_the_next_position(lens: list[int], steps: int, 
         return filled.backend.build((seq_lens - 1).unsqueeze(1), seq_lens, pages, max(lens) + steps)
 
     def touch(metadata: AttentionMetadata) -> list[torch.Tensor]:
-        return [attend(filled, queries[n], metadata, w) for n, w in ((2, None), (4, None), (4, 3))]
+        return [attend(filled, queries[n], metadata, w) for n, w in ((2, None), (4, None), (4, window))]
 
     metadata = build(0)
     if warm:
@@ -256,3 +261,35 @@ def test_advance_leaves_the_length_of_others_alone() -> None:
     metadata = filled.backend.build(torch.tensor([[4]]), seq_lens, filled.table.pages[:1], 8)
     filled.backend.advance(metadata)
     assert seq_lens.tolist() == [5] and metadata.seq_lens.tolist() == [6]
+
+
+@pytest.mark.parametrize("first_position", [0, 1])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_the_live_row_of_a_catchup_moves_like_metadata_built_anew(
+    page_size: int, window: int | None, first_position: int
+) -> None:
+    """After j draft steps, over page borders, for rows that emitted 1..N tokens and for padded ones, of none."""
+    kv_lens, num_emitted, num_draft_tokens = [3, 7, 15, 20, 0, 0], [1, 2, 3, 4, 0, 0], 3
+    filled = fill([1] * 4, page_size, garbage=0.0)
+    scratch = filled.table.scratch_slot
+    slot_ids = torch.tensor([0, 1, 2, 3, scratch, scratch])
+    batch = RoundBatch(
+        slot_ids=slot_ids,
+        active=slot_ids != scratch,
+        kv_lens=torch.tensor(kv_lens),
+        input_ids=torch.zeros(6, 4, dtype=torch.int64),
+        page_table=filled.table.pages[slot_ids],
+        max_kv_len=20,
+    )
+    verified = VerifiedRound(batch, Verification(batch.input_ids, torch.tensor(num_emitted)), None)
+    live = plan_catchup(verified, filled.backend, num_draft_tokens, first_position).live_attention
+    queries = random_queries(6)
+    for step in range(num_draft_tokens):
+        if step:
+            filled.backend.advance(live)
+        lens = torch.tensor([3 + 1, 7 + 2, 15 + 3, 20 + 4, 1, 1]) + first_position + step
+        anew = filled.backend.build((lens - 1).unsqueeze(1), lens, batch.page_table, live.max_seq_len)
+        assert torch.equal(attend(filled, queries, live, window), attend(filled, queries, anew, window))
+        assert_same_metadata(live, anew)
+        assert live.max_seq_len >= int(live.seq_lens.max())

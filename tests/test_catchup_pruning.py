@@ -32,12 +32,12 @@ HIDDEN, VOCAB = 32, 160
 class Models:
     pair: tuple[Path, Path]
 
-    def head(self, backend: AttentionBackend) -> Eagle3Head:
+    def head(self, backend: AttentionBackend, window: int | None) -> Eagle3Head:
         config = read_model_config(self.pair[0])
         target = load_tensors(self.pair[0], decoder_tensor_shapes(config), torch.float32, "cpu")
         head_config, tensors = load_eagle3(self.pair[1], config, torch.float32, "cpu")
         embedding, head = target["model.embed_tokens.weight"], target["lm_head.weight"]
-        return Eagle3Head(head_config, tensors, embedding, head, backend, MAX_SEQ_LEN)
+        return Eagle3Head(head_config, tensors, embedding, head, backend, MAX_SEQ_LEN, window)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +92,7 @@ def make_lane(
     num_draft_tokens: int = 3,
     num_padded: int = 0,
     backend: AttentionBackend | None = None,
+    window: int | None = None,
 ) -> Lane:
     """Every lane starts from the same random KV below L, and NaN above it."""
     backend = backend or TorchAttention(PAGE_SIZE, MAX_SEQ_LEN)
@@ -107,7 +108,7 @@ def make_lane(
         cache.kv[slots] = torch.randn(length, 2, 2, 16, generator=generator)
     drafter = RecurrentDrafter(
         num_draft_tokens,
-        models.head(backend),
+        models.head(backend, window),
         FeatureSpec((2, 4, 5)),
         cache,
         backend,
@@ -156,13 +157,14 @@ def assert_same(got: Drafted, expected: Drafted) -> None:
     assert torch.equal(got.drafts, expected.drafts)
 
 
+@pytest.mark.parametrize("window", [None, 1, 5])
 @pytest.mark.parametrize("num_padded", [0, 3])
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 5])
-def test_every_n_mixed_in_one_batch(models: Models, num_draft_tokens: int, num_padded: int) -> None:
+def test_every_n_mixed_in_one_batch(models: Models, num_draft_tokens: int, num_padded: int, window: int | None) -> None:
     """n = 1..N over lengths at and beside page borders, and padded rows with n = 0."""
     num_rows = num_draft_tokens + 1
     kv_lens = [1, 4, 7, 16, 31, 12][:num_rows]
-    lanes = {knob: make_lane(models, knob, kv_lens, num_draft_tokens, num_padded) for knob in KNOB}
+    lanes = {knob: make_lane(models, knob, kv_lens, num_draft_tokens, num_padded, window=window) for knob in KNOB}
     tokens, features = random_round(num_rows, num_rows)
     for num_emitted in (list(range(1, num_rows + 1)), list(range(num_rows, 0, -1))):
         drafted = {knob: draft(lane, lane.verified(tokens, features, num_emitted)) for knob, lane in lanes.items()}

@@ -17,7 +17,9 @@ from spec_lab.config import RunConfig
 from spec_lab.pruning import policy
 from spec_lab.workloads import load
 
-HF = ["target=hf", "target.path=.", "drafter=ngram"]
+HF_TARGET = ["target=hf", "target.path=."]
+HF = [*HF_TARGET, "drafter=ngram"]
+ONE_HOT = ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_hot"]
 
 # overrides, the knob that must be named, the remedy that must be named
 FORBIDDEN = [
@@ -32,6 +34,18 @@ FORBIDDEN = [
     (["target=hf"], "target=hf", "target.path=FOLDER"),
     (["target=hf", "target.path=nowhere", "drafter=none"], "target.path=nowhere", "folder"),
     (["target=hf", "target.path=."], "target=hf", "drafter.path=FOLDER"),
+    (["drafter=draft_model", *HF_TARGET], "drafter=draft_model", "drafter.path=FOLDER"),
+    (["drafter=frozen_kv", *HF_TARGET], "drafter=frozen_kv", "drafter.path=FOLDER"),
+    (["drafter=mtp_eagle", "drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
+    (["drafter.window=0"], "drafter.window=0", "drafter.window=null"),
+    (["drafter.window=-4"], "drafter.window=-4", "drafter.window=null"),
+    (["drafter=mtp_eagle", "drafter.target_hidden=norm"], "drafter.target_hidden=norm", "post_norm"),
+    (["drafter=mtp_vanilla", "drafter.recycled_hidden=norm"], "drafter.recycled_hidden=norm", "pre_norm"),
+    (["drafter=mtp_vanilla", "drafter.num_draft_tokens=4"], "drafter.num_draft_tokens=4", "drafter=mtp_eagle"),
+    (["drafter=frozen_kv", "drafter.topk=2"], "tree mask in verify", "drafter.topk=1"),
+    (["drafter=frozen_kv", "drafter.topk=0"], "drafter.topk=0", "drafter.topk=1"),
+    (["drafter=frozen_kv", "drafter.position=first"], "drafter.position=first", "bonus"),
+    (["drafter=draft_model", "drafter.draft_sampling=beam", *ONE_HOT], "drafter.draft_sampling=beam", "distribution"),
     (["target.path=."], "target.path=.", "target=hf"),
     (["sampling.temperature=0.7"], "sampling.temperature=0.7", "sampling.temperature=0"),
     (["acceptance=relaxed_thinking", "sampling.temperature=1"], "acceptance=relaxed_thinking", "acceptance=rejection"),
@@ -120,6 +134,14 @@ ALLOWED = [
     ["workload=fixed_length", "cache.max_seq_len=256"],
     ["profile_rounds=0", "warmup_requests=0"],
     HF,
+    ["drafter.window=1"],
+    ["drafter=draft_model", "drafter.num_draft_tokens=8"],
+    ["drafter=draft_model", "drafter.path=.", *HF_TARGET],
+    ["drafter=mtp_eagle", "drafter.target_hidden=pre_norm", *HF_TARGET],
+    ["drafter=mtp_vanilla", "drafter.num_draft_tokens=4", *HF_TARGET],
+    ["drafter=mtp_vanilla", "drafter.num_draft_tokens=4", "drafter.path=."],
+    ["drafter=mtp_vanilla", "drafter.recycled_hidden=post_norm"],
+    ["drafter=frozen_kv", "drafter.position=bonus", "drafter.num_draft_tokens=8"],
 ]
 
 

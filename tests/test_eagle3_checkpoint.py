@@ -144,9 +144,7 @@ def test_refuses_impossible_tap_layers(tmp_path: Path, layer_ids: Any) -> None:
         ({"vocab_size": 200}, ("vocab_size is 200, the target has 160",)),
         ({"vocab_size": 200, "hidden_size": 64}, ("is 64, the target has 32; vocab_size is 200",)),
         ({"draft_vocab_size": 161}, ("draft_vocab_size 161 exceeds",)),
-        ({"norm_before_fc": True}, ("EAGLE-3.1 option norm_before_fc arrives with a later version",)),
-        ({"fc_norm": True}, ("EAGLE-3.1 option fc_norm",)),
-        ({"norm_output": True}, ("EAGLE-3.1 option norm_output",)),
+        ({"norm_before_fc": True, "fc_norm": True}, ("norm_before_fc and fc_norm are two norms for one place",)),
         ({"speculators_model_type": "eagle"}, ("speculators_model_type 'eagle'",)),
         ({"speculators_model_type": "eagle3"}, ("transformer_layer_config is missing",)),
         ({"eagle_config": {"use_aux_hidden_state": False}}, ("use_aux_hidden_state",)),
@@ -204,10 +202,42 @@ def test_refuses_quantized_weights(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_refuses_eagle31_tensors_the_config_keeps_quiet_about(tmp_path: Path) -> None:
+EAGLE31_NORMS = {
+    "norm_before_fc": {"input_norm.weight": (96,)},
+    "fc_norm": {f"fc_norm.{tap}.weight": (32,) for tap in range(3)},
+    "norm_output": {},
+}
+
+
+@pytest.mark.parametrize("place", ["top level", "eagle_config"])
+@pytest.mark.parametrize("layout", ["safeailab", "speculators"])
+@pytest.mark.parametrize("option", EAGLE31_NORMS)
+def test_eagle31_options_and_their_norms(tmp_path: Path, option: str, layout: Any, place: str) -> None:
+    """`eagle_config` is where NVIDIA's heads have them."""
+    expected = make_tiny_eagle3(tmp_path, TARGET, layout, **{option: True})
+    if place == "eagle_config":
+        rewrite_config(tmp_path, eagle_config={option: True}, **{option: None})
+    config, tensors = load_eagle3(tmp_path, TARGET, torch.float32, "cpu")
+    assert_same(tensors, expected)
+    found = {
+        name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith(("input_norm", "fc_norm"))
+    }
+    assert found == EAGLE31_NORMS[option]
+    assert [name for name in EAGLE31_NORMS if getattr(config, name)] == [option]
+
+
+def test_the_top_level_stands_over_eagle_config(tmp_path: Path) -> None:
+    make_tiny_eagle3(tmp_path, TARGET, norm_output=False, eagle_config={"norm_output": True})
+    assert read_eagle3_config(tmp_path, TARGET).norm_output is False
+
+
+def test_refuses_norms_that_config_and_tensors_do_not_agree_on(tmp_path: Path) -> None:
     make_tiny_eagle3(tmp_path, TARGET)
     rewrite_tensors(tmp_path, {"fc_norm.0.weight": torch.ones(32)})
-    with refused(tmp_path, "EAGLE-3.1 tensor fc_norm.0.weight arrives with a later version"):
+    with refused(tmp_path, "1 not expected: fc_norm.0.weight"):
+        load(tmp_path)
+    rewrite_config(tmp_path, fc_norm=True)
+    with refused(tmp_path, "2 missing: fc_norm.1.weight, fc_norm.2.weight"):
         load(tmp_path)
 
 

@@ -1,8 +1,8 @@
 """Greedy speculative output equals plain decoding and transformers' generate, token for token, in float32.
 
 Where it differs, plain decoding must have been within NEAR_TIE of another token (design: lossless); `test_engine.py`
-has the exact form of it on a target without ties. The vocabulary is tiny and the head knows
-bigrams, so that drafts are accepted in part and EOS falls inside blocks.
+has the exact form of it on a target without ties. The vocabulary is tiny, the head knows bigrams and the draft model is
+the target's first layers, so that drafts are accepted in part and EOS falls inside blocks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 
 from spec_lab.core.types import GenerationResult, Request
 from spec_lab.drafters.oracle import OracleDrafter
-from spec_lab.drafters.recurrent import RecurrentDrafter
-from spec_lab.engine.kv_cache import NULL_PAGE
 from tests.fake_target import PaddedGraph
-from tests.lab import DRAFTERS, PRUNING, Reference, make_config, make_engine, make_pair, poison, random_requests
+from tests.lab import PRUNING, Reference, make_config, make_engine, make_pair, poison, random_requests
+from tests.tiny_checkpoints import keep_first_layers
 
 VOCAB = 24
+DRAFTERS = ("none", "eagle3", "draft_model", "ngram", "oracle", "random")
 BATCHES, DRAFTS, PAGES, CHUNKS = (1, 3, 8), (1, 3, 5), (1, 4, 16), (1, 5, 512)
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"family": "qwen3", "seed": 1, "eos_token_id": [2, 19]},
@@ -83,13 +83,17 @@ def tokens_of(result: GenerationResult) -> dict[str, list[int]]:
 
 @dataclass
 class Lab:
-    """A pair, the requests, and what plain decoding and transformers make of them."""
+    """A target, its drafters with weights, the requests, and what plain decoding and transformers make of them."""
 
-    pair: tuple[Path, Path]
+    target: Path
+    weights: dict[str, Path]
     requests: list[Request]
     reference: Reference
     plain: dict[str, list[int]]
     transformers: dict[str, list[int]]
+
+    def pair(self, drafter: str) -> tuple[Path, Path]:
+        return self.target, self.weights.get(drafter, self.target)
 
     def run(
         self,
@@ -103,15 +107,12 @@ class Lab:
     ) -> GenerationResult:
         """Generate on caches full of NaN."""
         cache = {"page_size": page_size, "prefill_chunk": chunk}
-        config = make_config(self.pair, drafter, num_draft_tokens, prune, batch_size=batch_size, cache=cache)
+        config = make_config(self.pair(drafter), drafter, num_draft_tokens, prune, batch_size=batch_size, cache=cache)
         engine = make_engine(config, self.requests)
         engine.graph = PaddedGraph(bucket)
         poison(engine)
-        match engine.parts.drafter:
-            case OracleDrafter() as oracle:
-                oracle.learn(self.plain)
-            case RecurrentDrafter() as eagle3:
-                eagle3._cache.kv[(NULL_PAGE + 1) * page_size :] = float("nan")
+        if isinstance(engine.parts.drafter, OracleDrafter):
+            engine.parts.drafter.learn(self.plain)
         return engine.generate(self.requests)
 
     def check(self, drafter: str, *arguments: Any, **options: Any) -> GenerationResult:
@@ -123,10 +124,13 @@ class Lab:
 def make_lab(folder: Path, family: str) -> Lab:
     requests = mixed_requests()
     options = dict(FAMILIES[family])
-    pair = make_pair(folder, options.pop("family"), vocab_size=VOCAB, **options)
+    target, head = pair = make_pair(folder, options.pop("family"), vocab_size=VOCAB, **options)
     teach_bigrams(pair)
-    reference = Reference(pair[0])
-    lab = Lab(pair, requests, reference, {}, {r.request_id: reference.greedy(r) for r in requests})
+    draft_model = folder / "draft_model"
+    keep_first_layers(draft_model, target, 3)
+    reference = Reference(target)
+    weights = {"eagle3": head, "draft_model": draft_model}
+    lab = Lab(target, weights, requests, reference, {}, {r.request_id: reference.greedy(r) for r in requests})
     lab.plain = tokens_of(lab.run("none"))
     return lab
 
@@ -143,7 +147,7 @@ def test_plain_decoding_equals_transformers_generate(labs: dict[str, Lab], famil
     lengths = [len(lab.plain[request.request_id]) for request in lab.requests]
     limits = [request.max_new_tokens for request in lab.requests]
     assert lengths != limits, "some request stops at EOS"
-    stops = make_engine(make_config(lab.pair, "none"), lab.requests).parts.target.eos_token_ids
+    stops = make_engine(make_config(lab.pair("none"), "none"), lab.requests).parts.target.eos_token_ids
     assert any(stops & set(lab.plain[request.request_id][:-1]) for request in lab.requests), "some go on past EOS"
 
 
@@ -167,9 +171,44 @@ def test_speculative_output_equals_plain_decoding(
     )
 
 
+@pytest.mark.parametrize("num_draft_tokens", range(1, 9))
+@pytest.mark.parametrize("drafter", ["eagle3", "draft_model"])
+def test_every_number_of_drafts(labs: dict[str, Lab], drafter: str, num_draft_tokens: int) -> None:
+    """K from 1 to 8; mode, batch and family go round, differently for the two (slow tests: all of them)."""
+    turn = num_draft_tokens + (2 if drafter == "eagle3" else 0)
+    labs[list(FAMILIES)[turn // 3 % 3]].check(
+        drafter,
+        list(PRUNING)[turn % 4],
+        batch_size=BATCHES[turn % 3],
+        num_draft_tokens=num_draft_tokens,
+        page_size=PAGES[turn // 2 % 3],
+        chunk=CHUNKS[(turn + 1) % 3],
+        bucket=(1, 4)[turn // 2 % 2],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_draft_tokens", range(1, 9))
+@pytest.mark.parametrize("prune", PRUNING)
+@pytest.mark.parametrize("drafter", ["eagle3", "draft_model"])
+def test_every_number_of_drafts_in_every_mode(
+    labs: dict[str, Lab], drafter: str, prune: str, num_draft_tokens: int
+) -> None:
+    for turn, batch_size in enumerate(BATCHES, start=num_draft_tokens):
+        page_size, chunk = PAGES[turn % 3], CHUNKS[turn // 2 % 3]
+        family, bucket = list(FAMILIES)[turn // 3 % 3], (1, 4)[turn % 2]
+        labs[family].check(drafter, prune, batch_size, num_draft_tokens, page_size, chunk, bucket)
+
+
 def test_the_matrix_would_notice(labs: dict[str, Lab]) -> None:
     """Drafts are accepted in part by each drafter, and blocks are cut by EOS and by limits."""
-    expected = {"eagle3": {0, 1, 2, 3}, "ngram": {0, 1, 2, 3}, "random": {0, 1}, "oracle": {3}}
+    expected = {
+        "eagle3": {0, 1, 2, 3},
+        "draft_model": {0, 1, 2, 3},
+        "ngram": {0, 1, 2, 3},
+        "random": {0, 1},
+        "oracle": {3},
+    }
     truncated = set()
     for drafter, wanted in expected.items():
         accepted = set()
@@ -186,17 +225,21 @@ def test_the_matrix_would_notice(labs: dict[str, Lab]) -> None:
 def test_pruning_changes_no_draft(labs: dict[str, Lab]) -> None:
     """Not only the output: the same drafts are accepted in the same rounds."""
     lab = labs["qwen3"]
-    accepted = [
-        [record.accepted_per_round for record in lab.run("eagle3", prune, batch_size=8).requests] for prune in PRUNING
-    ]
-    assert accepted.count(accepted[0]) == len(PRUNING)
+    for drafter in ("eagle3", "draft_model"):
+        accepted = [
+            [record.accepted_per_round for record in lab.run(drafter, prune, batch_size=8).requests]
+            for prune in PRUNING
+        ]
+        assert accepted.count(accepted[0]) == len(PRUNING)
 
 
 def test_few_pages_change_nothing(labs: dict[str, Lab]) -> None:
     """Admission waits; slots are reused by requests of other lengths."""
     lab = labs["llama"]
     cache = {"page_size": 4, "num_pages": 2 + 20}
-    engine = make_engine(make_config(lab.pair, "eagle3", 3, "catchup", batch_size=8, cache=cache), lab.requests)
+    engine = make_engine(
+        make_config(lab.pair("eagle3"), "eagle3", 3, "catchup", batch_size=8, cache=cache), lab.requests
+    )
     poison(engine)
     for _ in range(2):
         result = engine.generate(lab.requests)

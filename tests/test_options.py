@@ -10,8 +10,11 @@ from spec_lab import build
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
 from spec_lab.compatibility import refusals
+from spec_lab.models.config import read_model_config
 from spec_lab.runner import run
 from spec_lab.workloads.load import PROMPTS_FOLDER
+from tests.tiny_assistant import make_tiny_assistant
+from tests.tiny_mtp import make_tiny_mtp
 from tests.tiny_runs import make_runnable_pair
 
 GROUPS_WITHOUT_PARTS = ("experiment", "size", "debug")
@@ -28,6 +31,8 @@ NEEDS = {
     ("workload", "jsonl"): [f"workload.path={PROMPTS_FOLDER / 'dates.jsonl'}"],
     ("workload", "spec_bench"): ["workload.path=question.jsonl"],
     ("logger", "wandb"): ["logger.mode=disabled"],
+    # In Triton's interpreter: short prompts.
+    ("attention", "triton"): ["workload=random_ids", "workload.prompt_tokens=8", "workload.num_requests=2"],
 }
 CHEAP = [
     *("max_new_tokens=6", "repeats=1", "warmup_requests=0", "profile_rounds=0", "num_threads=1", "batch_size=2"),
@@ -42,20 +47,38 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_runnable_pair(tmp_path_factory.mktemp("pair"), max_position_embeddings=8192)
 
 
-def target_overrides(group: str, option: str, pair: tuple[Path, Path]) -> list[str]:
-    """The shipped target where that is the option, else the tiny pair, with its head where one is read."""
+@pytest.fixture(scope="module")
+def drafter_folders(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Weights for the tiny target, by the drafter that reads them."""
+    target = read_model_config(pair[0])
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("mtp_eagle", "mtp_vanilla", "frozen_kv")}
+    make_tiny_mtp(folders["mtp_eagle"], "ours", target)
+    make_tiny_mtp(folders["mtp_vanilla"], "ours", target, num_modules=3)
+    make_tiny_assistant(folders["frozen_kv"], target)
+    return folders | {"eagle3": pair[1], "draft_model": pair[0]}
+
+
+def target_overrides(group: str, option: str, pair: tuple[Path, Path], folders: dict[str, Path]) -> list[str]:
+    """The shipped target where that is the option, else the tiny one, with the drafter's weights where it has some."""
     if (group, option) == ("target", "pocket"):
         return []
-    head = [f"drafter.path={pair[1]}"] if group != "drafter" or option == "eagle3" else []
-    return ["target=hf", f"target.path={pair[0]}", *head]
+    drafter = option if group == "drafter" else "eagle3"
+    weights = [f"drafter.path={folders[drafter]}"] if drafter in folders else []
+    return ["target=hf", f"target.path={pair[0]}", *weights]
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_every_option_builds_and_runs(group: str, option: str, pair: tuple[Path, Path], empty_folder: Path) -> None:
+def test_every_option_builds_and_runs(
+    group: str, option: str, pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
+) -> None:
     if (group, option) == ("target", "pocket") and not build.ZOO.is_dir():
         pytest.skip("this checkout has no shipped weights")
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
-    chosen = [f"{group}={option}", *NEEDS.get((group, option), []), *target_overrides(group, option, pair), *CHEAP]
+    chosen = [
+        f"{group}={option}",
+        *NEEDS.get((group, option), []),
+        *target_overrides(group, option, pair, drafter_folders),
+    ]
     config, choices = compose_run(list(dict.fromkeys(chosen)))
     assert refusals(config) == []
 

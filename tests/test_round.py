@@ -290,7 +290,7 @@ def test_commit_moves_l_by_n_and_leaves_inactive_rows() -> None:
     slots = make_slots(3)
     for slot, kv_len in ((0, 5), (1, 8), (2, 3)):
         slots.start(slot, kv_len, torch.tensor([9]), torch.tensor([[1, 1, 1]]))
-    batch = slots.batch([2, 0], padded_size=4, max_kv_len=5)
+    batch = slots.batch(slots.ids([2, 0], padded_size=4), max_kv_len=5)
     assert batch.slot_ids.tolist() == [2, 0, 3, 3] and batch.active.tolist() == [True, True, False, False]
     assert batch.kv_lens.tolist() == [3, 5, 0, 0] and batch.num_rows == 4 and batch.max_kv_len == 5
     tokens = torch.tensor([[21, 22, 23, 24], [31, 32, 33, 34], [7, 7, 7, 7], [8, 8, 8, 8]])
@@ -306,7 +306,7 @@ def test_a_round_works_on_a_copy_of_the_slots() -> None:
     """The batch's L is the one at the start of the round, also after commit moved the slot's."""
     slots = make_slots()
     slots.start(0, 5, torch.tensor([9]), torch.tensor([[1, 1, 1]]))
-    batch = slots.batch([0], 1, 5)
+    batch = slots.batch(slots.ids([0], 1), 5)
     slots.commit(batch, Verification(torch.full((1, N), 3), torch.tensor([2])), torch.zeros(1, K, dtype=torch.int64))
     assert batch.kv_lens.tolist() == [5] and batch.draft_tokens.tolist() == [[1, 1, 1]]
 

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from spec_lab.train.eagle3 import Eagle3Head, Eagle3Shape
-from spec_lab.train.eagle3_recipe import Eagle3Recipe, UnrolledLoss, load_head, most_frequent_tokens, save_head
+from spec_lab.train.eagle3_recipe import Eagle3Recipe, load_head, most_frequent_tokens, save_head
 from spec_lab.train.generations import Generations
 from spec_lab.train.loop import Optimisation
+from spec_lab.train.unroll import UnrolledLoss
+from tests.one_row import OneRowAttention, feed_forward, norm
 
 SHAPE = Eagle3Shape(
     hidden_size=12, intermediate_size=20, num_heads=4, num_kv_heads=2, head_dim=6, vocab_size=30, draft_vocab_size=10
@@ -50,51 +51,26 @@ def head() -> Eagle3Head:
     return random_head(SHAPE, DRAFT_TOKEN_IDS).double()
 
 
-def norm(hidden: Tensor, weight: Tensor) -> Tensor:
-    return (hidden.double() / (hidden.double().pow(2).mean() + 1e-6).sqrt()) * weight
-
-
-def rotate(vector: Tensor, position: int) -> Tensor:
-    """Rotates the pairs (i, i + half) of one head's vector as complex numbers."""
-    half = len(vector) // 2
-    angles = position * 10000.0 ** (-torch.arange(half).double() / half)
-    turned = torch.complex(vector[:half].double(), vector[half:].double()) * torch.polar(
-        torch.ones(half).double(), angles
-    )
-    return torch.cat([turned.real, turned.imag])
-
-
 class OneRowDrafter:
-    """A drafter written from the definition: one row at a time, a list of key-value rows, no batch, no mask."""
+    """A drafter written from the definition: one row at a time."""
 
     def __init__(self, head: Eagle3Head) -> None:
         self.head = head
-        self.shape = head.shape
-        self.rows: list[tuple[Tensor, Tensor]] = []
+        self.attention = OneRowAttention(head.midlayer.self_attn)
 
     def row(self, embedding: Tensor, hidden: Tensor, position: int) -> Tensor:
         """Appends a row and returns the hidden state it leaves."""
-        layer, attention = self.head.midlayer, self.head.midlayer.self_attn
+        layer = self.head.midlayer
         wide = torch.cat([norm(embedding, layer.input_layernorm.weight), norm(hidden, layer.hidden_norm.weight)])
-        keys = [rotate(key, position) for key in (attention.k_proj.weight @ wide).split(self.shape.head_dim)]
-        self.rows.append((torch.stack(keys), (attention.v_proj.weight @ wide).view(-1, self.shape.head_dim)))
-        outputs = []
-        for index, query in enumerate((attention.q_proj.weight @ wide).split(self.shape.head_dim)):
-            group = index // (self.shape.num_heads // self.shape.num_kv_heads)
-            scores = torch.stack([rotate(query, position) @ key[group] for key, _ in self.rows])
-            weights = (scores / self.shape.head_dim**0.5).softmax(0)
-            outputs.append(sum(weight * value[group] for weight, (_, value) in zip(weights, self.rows, strict=True)))
-        hidden = hidden + attention.o_proj.weight @ torch.cat(outputs)
-        inner = norm(hidden, layer.post_attention_layernorm.weight)
-        gated = F.silu(layer.mlp.gate_proj.weight @ inner) * (layer.mlp.up_proj.weight @ inner)
-        return hidden + layer.mlp.down_proj.weight @ gated
+        hidden = hidden + self.attention.row(wide, position)
+        return hidden + feed_forward(layer.mlp, norm(hidden, layer.post_attention_layernorm.weight))
 
 
 def test_unrolled_rows_equal_drafting_step_by_step(head: Eagle3Head) -> None:
     num_rows, num_steps = 9, 4
     embeddings = torch.randn(num_rows, SHAPE.hidden_size, dtype=torch.float64)
     features = torch.randn(num_rows, 3 * SHAPE.hidden_size, dtype=torch.float64)
-    states = head.unroll(embeddings[None], features[None], num_steps)
+    states = head.unroll(embeddings[None], (features[None],), num_steps)
     for anchor in range(num_rows):
         drafter = OneRowDrafter(head)
         for position in range(anchor + 1):
@@ -115,9 +91,9 @@ def test_loss_counts_only_steps_anchored_behind_the_prompt_and_ending_in_the_tex
     row = torch.arange(num_rows)[None]
     head = head.float()
     loss = UnrolledLoss(head, num_steps=2, step_loss_decay=0.5)(
-        embeddings, features, probabilities, row + 2 < length, row - (prompt_length - 1)
+        embeddings, probabilities, row + 2 < length, row - (prompt_length - 1), features
     )
-    states = head.unroll(embeddings, features, 2)
+    states = head.unroll(embeddings, (features,), 2)
     by_step = []
     # Drafted are tokens 4, 5 and 6 from anchors 2, 3 and 4; a second step ends in tokens 5 and 6.
     for step, rows in enumerate([[2, 3, 4], [3, 4]]):

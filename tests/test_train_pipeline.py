@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+from spec_lab.build.models import ZOO
 from spec_lab.train.__main__ import config_folder
 from spec_lab.train.pipeline import Pipeline
-from spec_lab.train.stages import RunFolder, finished_folder
+from spec_lab.train.stages import RunFolder, finished_folder, run_stage
+
+DRAFTERS = sorted(file.stem for file in Path(config_folder(), "drafter").glob("*.yaml") if file.stem != "none")
+MTP_DRAFTERS = ("mtp_eagle", "mtp_vanilla")
 
 
 def smoke_pipeline(output_dir: Path, *overrides: str) -> Pipeline:
@@ -24,6 +31,15 @@ def smoke_pipeline(output_dir: Path, *overrides: str) -> Pipeline:
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return smoke_pipeline(tmp_path_factory.mktemp("train")).run()
+
+
+@pytest.fixture(scope="module")
+def shipped_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Two drafters for the shipped target, trained one after the other in one folder."""
+    output_dir = tmp_path_factory.mktemp("shipped")
+    for drafter in MTP_DRAFTERS:
+        folder = smoke_pipeline(output_dir, "target=shipped", f"drafter={drafter}").run()
+    return folder
 
 
 def test_the_target_loads_as_any_checkpoint_does(run_folder: RunFolder) -> None:
@@ -47,7 +63,7 @@ def test_the_head_fits_its_target(run_folder: RunFolder) -> None:
 
 
 def test_the_evaluation_reports_every_category(run_folder: RunFolder) -> None:
-    report = json.loads((run_folder.records / "evaluation.json").read_text())
+    report = json.loads(run_folder.evaluation(run_folder.drafter("eagle3")).read_text())
     assert set(report["by_category"]) >= {"arithmetic", "lists", "trace", "dates", "units", "order", "lookup", "code"}
     assert report["pooled"]["acceptance_length"] >= 1.0
     assert report["by_category"]["code"]["accuracy"] is None
@@ -97,3 +113,64 @@ def test_without_a_drafter_only_the_target_is_described(tmp_path: Path) -> None:
     with initialize_config_dir(config_folder(), version_base="1.3"):
         config = compose("config", ["drafter=none", f"output_dir={tmp_path}"])
     assert instantiate(config, _convert_="all").drafter is None
+
+
+def test_a_drafter_for_the_shipped_target_trains_nothing_else(shipped_folder: RunFolder) -> None:
+    assert shipped_folder.target == ZOO / "pocket"
+    made = {path.name for path in shipped_folder.root.iterdir()}
+    assert made == {"generations", "pocket-mtp_eagle", "pocket-mtp_vanilla", "records", "checkpoints"}
+    for drafter in MTP_DRAFTERS:
+        config = json.loads((shipped_folder.drafter(drafter) / "config.json").read_text())
+        target = json.loads((shipped_folder.target / "config.json").read_text())
+        own = {"intermediate_size", "head_dim", "num_nextn_predict_layers", "transformers_version"}
+        assert {key: value for key, value in config.items() if key not in own} == {
+            key: value for key, value in target.items() if key not in own
+        }
+
+
+def test_drafters_of_one_folder_share_the_texts_and_keep_their_own_figures(shipped_folder: RunFolder) -> None:
+    texts = shipped_folder.generations / "generations.safetensors"
+    first = shipped_folder.drafter("mtp_eagle") / "model.safetensors"
+    assert texts.stat().st_mtime_ns < first.stat().st_mtime_ns
+    for drafter, kind in (("mtp_eagle", "An MTP module of"), ("mtp_vanilla", "A chain of 3 MTP modules of")):
+        folder = shipped_folder.drafter(drafter)
+        report = json.loads(shipped_folder.evaluation(folder).read_text())
+        card = (folder / "README.md").read_text()
+        assert kind in card and f"target=shipped drafter={drafter}" in card
+        assert f"{report['pooled']['acceptance_length']:.2f}" in card
+
+
+def test_texts_of_another_target_are_refused(shipped_folder: RunFolder, tmp_path: Path) -> None:
+    record = json.loads(shipped_folder.record(shipped_folder.generations).read_text())
+    record["recipe"]["target"] = "0" * 64
+    tmp_path.joinpath("records").mkdir()
+    tmp_path.joinpath("records", "generations.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="another target; choose another output_dir"):
+        smoke_pipeline(tmp_path, "target=shipped", "drafter=mtp_eagle").run()
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_drafter_has_a_smoke_setting(drafter: str) -> None:
+    pipeline = smoke_pipeline(Path("unused"), "target=shipped", f"drafter={drafter}")
+    assert pipeline.target is None and pipeline.drafter is not None and pipeline.drafter.name == drafter
+    assert pipeline.drafter.optimisation.num_steps < 10
+
+
+def test_of_several_runs_at_once_one_builds_a_stage_and_the_others_wait(tmp_path: Path) -> None:
+    folder, num_built, missing = RunFolder(tmp_path), [], []
+
+    def build(unfinished: Path) -> dict[str, Any]:
+        num_built.append(1)
+        time.sleep(0.2)
+        return {}
+
+    def run() -> None:
+        run_stage(folder, folder.generations, {"seed": 0}, torch.device("cpu"), build)
+        missing.append(not folder.generations.exists())
+
+    runs = [threading.Thread(target=run) for _ in range(3)]
+    for thread in runs:
+        thread.start()
+    for thread in runs:
+        thread.join()
+    assert len(num_built) == 1 and missing == [False] * 3

@@ -127,7 +127,7 @@ def make_tiny_eagle3(
         format: the tensor names and the config layout.
         draft_vocab_size: None is three quarters of the target's; the target's own size leaves `d2t` and `t2d` out.
         embed_tokens: save an embedding of the head's own.
-        overrides: further keys of config.json, top level.
+        overrides: further keys of config.json, top level; `norm_before_fc` and `fc_norm` add their tensors.
     """
     draft_vocab_size = draft_vocab_size or target_config.vocab_size * 3 // 4
     layer = {
@@ -155,6 +155,7 @@ def make_tiny_eagle3(
     else:
         config = layer | config | {"architectures": ["LlamaForCausalLMEagle3"], "torch_dtype": "float32"}
     tensors = _eagle3_tensors(target_config, draft_vocab_size, family == "qwen3", embed_tokens, seed)
+    tensors |= _eagle31_norms(target_config.hidden_size, overrides, seed)
     layer_prefix = "layers.0." if format == "speculators" else "midlayer."
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
@@ -196,3 +197,29 @@ def _eagle3_tensors(
         tensors["d2t"] = kept - torch.arange(draft_vocab_size)
         tensors["t2d"] = torch.zeros(target.vocab_size, dtype=torch.bool).index_fill(0, kept, True)
     return tensors
+
+
+def _eagle31_norms(hidden: int, options: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """From a generator of their own, so that a head without them has the same other tensors."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if options.get("norm_before_fc"):
+        shapes["input_norm.weight"] = (3 * hidden,)
+    if options.get("fc_norm"):
+        shapes |= {f"fc_norm.{tap}.weight": (hidden,) for tap in range(3)}
+    generator = torch.Generator().manual_seed(seed + 1)
+    return {name: random_weight(name, shape, generator) for name, shape in shapes.items()}
+
+
+def keep_first_layers(folder: Path, target: Path, num_layers: int) -> None:
+    """Write the target's first layers, under its norm and head: a draft model that is right now and then."""
+    config = json.loads((target / "config.json").read_text()) | {"num_hidden_layers": num_layers}
+    if config.get("layer_types"):
+        config["layer_types"] = config["layer_types"][:num_layers]
+    kept = {
+        name: tensor
+        for name, tensor in load_file(target / "model.safetensors").items()
+        if not name.startswith("model.layers.") or int(name.split(".")[2]) < num_layers
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})

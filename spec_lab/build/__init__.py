@@ -3,13 +3,13 @@
 from spec_lab.build.acceptance import ACCEPTANCE, RuleContext, build_deterministic_rule
 from spec_lab.build.drafters import DRAFTERS, load_drafter
 from spec_lab.build.engine import (
-    GRAPH,
     UNPRUNED,
     build_engine,
     build_prune_policy,
     plain_config,
     unpruned_config,
 )
+from spec_lab.build.graphs import GRAPH
 from spec_lab.build.models import (
     ATTENTION,
     ZOO,

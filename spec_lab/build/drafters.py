@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from spec_lab.build.draft_model import load_draft_model
 from spec_lab.build.eagle3 import load_eagle3_drafter
+from spec_lab.build.frozen_kv import load_frozen_kv_drafter
 from spec_lab.build.heads import DrafterFactory, DrafterResources
 from spec_lab.build.models import Models
+from spec_lab.build.mtp import load_mtp_eagle_drafter
+from spec_lab.build.mtp_vanilla import load_mtp_vanilla_drafter
 from spec_lab.config import DrafterConfig, NgramDrafterConfig, RunConfig
 from spec_lab.drafters.history import TokenHistory
 from spec_lab.drafters.ngram import NgramDrafter
@@ -45,7 +49,11 @@ def _load_ngram(config: RunConfig, options: NgramDrafterConfig, models: Models) 
 
 DRAFTERS: Mapping[str, Callable[..., DrafterFactory]] = {
     "none": _load_none,
+    "draft_model": load_draft_model,
     "eagle3": load_eagle3_drafter,
+    "frozen_kv": load_frozen_kv_drafter,
+    "mtp_eagle": load_mtp_eagle_drafter,
+    "mtp_vanilla": load_mtp_vanilla_drafter,
     "ngram": _load_ngram,
     "oracle": _load_oracle,
     "random": _load_random,

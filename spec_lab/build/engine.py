@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
 
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.build.acceptance import build_rule
+from spec_lab.build.graphs import build_graph_mode, build_mover
 from spec_lab.build.heads import DrafterFactory, DrafterResources
-from spec_lab.build.models import Limits, Models, build_cache
+from spec_lab.build.models import Limits, Models, build_cache, overlaps
 from spec_lab.config import AcceptanceConfig, NoDrafterConfig, PruneConfig, RejectionConfig, RunConfig
-from spec_lab.core.protocols import GraphMode, PrunePolicy
+from spec_lab.core.protocols import PrunePolicy
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.graphs import EagerGraph
 from spec_lab.engine.kv_cache import PageAllocator, PageTable
 from spec_lab.engine.round import Parts
 from spec_lab.engine.scheduler import Scheduler
@@ -23,7 +22,6 @@ from spec_lab.pruning.policy import CATCHUP_PRUNING, PROMPT_PRUNING
 
 UNPRUNED = PruneConfig(name="none", prefill="all_rows", catchup="none")
 PLAIN_PRUNE = PruneConfig(name="prefill", prefill="last_row", catchup="none")
-GRAPH: Mapping[str, Callable[[], GraphMode]] = {"eager": EagerGraph}
 
 
 def build_prune_policy(config: PruneConfig) -> PrunePolicy:
@@ -49,13 +47,15 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
         drafter=drafter,
         rule=rule,
         backend=models.backend,
+        mover=build_mover(config, models),
         cache=cache,
         slots=SlotState(limits.num_slots, drafter.num_draft_tokens, table),
         timer=make_timer(models.device),
     )
     allocator = PageAllocator(limits.num_pages)
     scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
-    return Engine(parts, prune, GRAPH[config.graph.name](), scheduler, config.cache.prefill_chunk)
+    graph = build_graph_mode(config, models, limits)
+    return Engine(parts, prune, graph, scheduler, config.cache.prefill_chunk, overlaps(config))
 
 
 def plain_config(config: RunConfig) -> RunConfig:

@@ -22,7 +22,31 @@ from spec_lab.workloads.example import THINK_END, THINK_START
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 ZOO = Path(__file__).parents[1] / "zoo"
-ATTENTION: Mapping[str, Callable[[int, int], AttentionBackend]] = {"torch": TorchAttention}
+
+
+def _triton_attention(page_size: int, max_positions: int) -> AttentionBackend:
+    """Imported only when asked for: triton is there on Linux alone.
+
+    Raises:
+        UserError: nothing here can run the kernels.
+    """
+    try:
+        from spec_kernels.utils import INTERPRETED
+        from spec_lab.attention.triton_backend import TritonAttention
+    except ModuleNotFoundError as error:
+        raise UserError(f"attention=triton: {error}; use attention=torch") from error
+    if not INTERPRETED and not torch.cuda.is_available():
+        raise UserError(
+            "attention=triton: this torch sees no CUDA device; use attention=torch, or set TRITON_INTERPRET=1 in the "
+            "environment to run the kernels in Triton's interpreter, which is slow"
+        )
+    return TritonAttention(page_size, max_positions)
+
+
+ATTENTION: Mapping[str, Callable[[int, int], AttentionBackend]] = {
+    "torch": TorchAttention,
+    "triton": _triton_attention,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +55,8 @@ class Limits:
 
     Attributes:
         max_seq_len: longest prompt plus output.
-        margin: positions past it that a round may write (2K).
+        margin: positions past it that a round may write: 2K, and N more where the host runs a round behind.
+        max_kv_len: the longest committed length at the start of a round.
     """
 
     num_slots: int
@@ -39,6 +64,7 @@ class Limits:
     margin: int
     page_size: int
     num_pages: int
+    max_kv_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +117,18 @@ def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: 
             "lower max_new_tokens or use shorter prompts"
         )
     max_seq_len = config.cache.max_seq_len or _num_tokens(longest)
-    margin = 2 * num_draft_tokens
+    num_late_rows = num_draft_tokens + 1 if overlaps(config) else 0
+    margin = 2 * num_draft_tokens + num_late_rows
     page_size = config.cache.page_size
     num_slots = min(config.batch_size, len(requests))
     pages_each = -(-(max_seq_len + margin) // page_size)
     num_pages = config.cache.num_pages or pages_each * num_slots + NUM_RESERVED_PAGES
-    return Limits(num_slots, max_seq_len, margin, page_size, num_pages)
+    return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows)
+
+
+def overlaps(config: RunConfig) -> bool:
+    """Whether the host runs a round behind; only some graph modes can."""
+    return bool(getattr(config.graph, "overlap", False))
 
 
 def _num_tokens(request: Request) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import torch
 
@@ -17,7 +17,6 @@ from spec_lab.core.types import (
     GraphCounts,
     PromptChunk,
     Request,
-    RoundBatch,
     TargetOutput,
     Verification,
     VerifiedRound,
@@ -25,9 +24,18 @@ from spec_lab.core.types import (
 
 if TYPE_CHECKING:
     from spec_lab.engine.kv_cache import LayerCache, PagedKVCache
+    from spec_lab.engine.round import DecodeRound
 
 
-class AttentionBackend(Protocol):
+class MetadataMover(Protocol):
+    """What the draft loop does to the metadata between two steps."""
+
+    def advance(self, metadata: AttentionMetadata) -> None:
+        """Move one-row metadata to the next position, in place."""
+        ...
+
+
+class AttentionBackend(MetadataMover, Protocol):
     """Attention over a paged KV cache.
 
     Attributes:
@@ -44,10 +52,6 @@ class AttentionBackend(Protocol):
         self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
     ) -> AttentionMetadata:
         """Metadata for query rows at `positions` [batch, num_queries] of requests with `seq_lens` [batch] keys."""
-        ...
-
-    def advance(self, metadata: AttentionMetadata) -> None:
-        """Move one-row metadata to the next position, in place."""
         ...
 
     def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -267,8 +271,12 @@ class GraphMode(Protocol):
 
     counts: GraphCounts
 
-    def run(self, decode_round: Callable[[RoundBatch], Verification], batch: RoundBatch) -> Verification:
-        """One round over `batch`."""
+    def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
+        """Capture what a round of `num_requests` needs, if that has not been done; touches the scratch slot only."""
+        ...
+
+    def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
+        """One round over the requests in `slots`, whose committed lengths are at most `max_kv_len`."""
         ...
 
     def padded_size(self, num_requests: int) -> int:
@@ -284,6 +292,14 @@ class StageTimer(Protocol):
         ...
 
     def span(self, name: str) -> AbstractContextManager[None]: ...
+
+    def capture(self) -> AbstractContextManager[list[Any]]:
+        """While a graph is captured: spans become marks inside the graph, where there is such a thing."""
+        ...
+
+    def replay(self, name: str, marks: list[Any]) -> AbstractContextManager[None]:
+        """Around a replay of segment `name`; its time counts as that of the marked spans, or without marks as one."""
+        ...
 
     def collect(self) -> dict[str, float]:
         """Seconds by name of the round just ended."""

@@ -271,6 +271,7 @@ class RoundRecord:
 
     Attributes:
         stage_seconds: a key for each stage that could be told apart.
+        launch_seconds: from the start of the round until the host had launched all of it, before it waits for results.
         relaxed: drafts accepted only because the rule relaxed; None for rules that never do.
     """
 
@@ -283,6 +284,7 @@ class RoundRecord:
     stage_seconds: dict[str, float]
     rows: RowCounts
     relaxed: list[int] | None = None
+    launch_seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -323,12 +325,16 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class GraphCounts:
-    """How often an engine's graph mode captured, replayed, and fell back to eager, since the engine was made."""
+    """How often an engine's graph mode captured, replayed, and fell back to eager, since the engine was made.
+
+    `nodes`: of the last captured graph of each segment; None where the device does not tell.
+    """
 
     mode: str = "eager"
     captures: int = 0
     replays: int = 0
     fallbacks: int = 0
+    nodes: dict[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from spec_lab.core.types import (
     Sequence,
 )
 from spec_lab.engine.prefill import PromptPass
+from spec_lab.engine.readback import PendingResult, read_later, read_now
 from spec_lab.engine.round import DecodeRound, Parts
 from spec_lab.engine.scheduler import Scheduler, emit_first, emit_round
 
@@ -36,12 +37,20 @@ class Engine:
     """Generates for batches of requests. One engine owns its caches; targets and heads can be shared."""
 
     def __init__(
-        self, parts: Parts, prune: PrunePolicy, graph: GraphMode, scheduler: Scheduler, prefill_chunk: int
+        self,
+        parts: Parts,
+        prune: PrunePolicy,
+        graph: GraphMode,
+        scheduler: Scheduler,
+        prefill_chunk: int,
+        overlap: bool = False,
     ) -> None:
+        """`overlap`: the host reads a round's results only after it has launched the next."""
         self.parts = parts
         self.graph = graph
         self.prune = prune
         self.scheduler = scheduler
+        self.overlap = overlap
         self.round = DecodeRound(parts)
         self.prompt_pass = PromptPass(parts, prune, prefill_chunk)
 
@@ -67,6 +76,16 @@ class Engine:
         return run.result(requests)
 
 
+@dataclass(slots=True)
+class _Round:
+    """A round that was launched."""
+
+    sequences: list[Sequence]
+    launched_at: float
+    launch_seconds: float
+    result: PendingResult
+
+
 class _GenerationRun:
     """State of one `Engine.generate` call."""
 
@@ -79,25 +98,34 @@ class _GenerationRun:
         self._requests: dict[str, RequestRecord] = {}
         self._rounds: list[RoundRecord] = []
         self._prefills: list[PrefillRecord] = []
+        self._in_flight: _Round | None = None
+        self._settled_at = 0.0
 
     def step(self) -> None:
-        """Admit, run one chunk of each unfinished prompt, then one round of everything that is ready."""
+        """Admit, run one chunk of each unfinished prompt, then one round of everything that is ready.
+
+        With overlap the host reads the round before only after the next one is launched.
+        """
         scheduler = self._engine.scheduler
         for sequence in scheduler.admit(self._now()):
             self._admit(sequence)
         assert scheduler.running, "what submit let in fits an empty engine"
         for sequence in [s for s in scheduler.running if s.is_prefilling]:
             self._prefill(sequence)
-        ready = [s for s in scheduler.running if not s.is_prefilling]
-        if ready:
-            self._decode(ready)
+        ready = [s for s in scheduler.running if not s.is_prefilling and s.finish_reason is None]
+        launched = self._launch(ready) if ready else None
+        if self._engine.overlap:
+            launched, self._in_flight = self._in_flight, launched
+        if launched is not None:
+            self._settle(launched)
 
     def result(self, requests: list[Request]) -> GenerationResult:
+        counts = self._engine.graph.counts
         return GenerationResult(
             requests=[self._requests[request.request_id] for request in requests],
             rounds=self._rounds,
             prefills=self._prefills,
-            graph=replace(self._engine.graph.counts),
+            graph=replace(counts, nodes=dict(counts.nodes)),
             num_draft_tokens=self._engine.num_draft_tokens,
             seconds=self._now(),
         )
@@ -129,32 +157,42 @@ class _GenerationRun:
         emit_first(sequence, self._eos, self._now())
         self._retire_if_finished(sequence)
 
-    def _decode(self, ready: list[Sequence]) -> None:
+    def _launch(self, ready: list[Sequence]) -> _Round:
         engine, parts = self._engine, self._engine.parts
-        start = perf_counter()
+        engine.graph.prepare(engine.round, len(ready))
+        launched_at = self._now()
         with parts.timer.round():
-            padded_size = engine.graph.padded_size(len(ready))
-            batch = parts.slots.batch([s.slot for s in ready], padded_size, max(s.kv_len for s in ready))
-            verification = engine.graph.run(engine.round.run, batch)
+            verification = engine.graph.run(engine.round, [s.slot for s in ready], max(s.kv_len for s in ready))
             with parts.timer.span("commit"):
-                all_tokens, all_emitted = verification.tokens.tolist(), verification.num_emitted.tolist()
-                relaxed = None if verification.num_relaxed is None else verification.num_relaxed.tolist()[: len(ready)]
-        seconds = perf_counter() - start
+                result = read_later(verification) if engine.overlap else read_now(verification)
+        return _Round(ready, launched_at, self._now() - launched_at, result)
+
+    def _settle(self, settled: _Round) -> None:
+        """Account for a round's tokens. A surplus round of a sequence that finished in the one before emits nothing."""
+        with self._engine.parts.timer.span("commit"):
+            result = settled.result.read()
         now = self._now()
-        for sequence, tokens, num_emitted in zip(ready, all_tokens, all_emitted, strict=False):
+        rows = list(zip(settled.sequences, result.tokens, result.num_emitted, strict=False))
+        running = [index for index, (sequence, *_) in enumerate(rows) if sequence.finish_reason is None]
+        for index in running:
+            sequence, tokens, num_emitted = rows[index]
             emit_round(sequence, tokens[:num_emitted], self._eos, now)
-        self._rounds.append(self._record(ready, seconds, relaxed))
-        for sequence in ready:
+        seconds = now - max(settled.launched_at, self._settled_at)
+        self._settled_at = now
+        if running:
+            relaxed = None if result.num_relaxed is None else [result.num_relaxed[index] for index in running]
+            self._record(settled, [rows[index][0] for index in running], seconds, relaxed)
+        for sequence in settled.sequences:
             self._retire_if_finished(sequence)
 
-    def _record(self, ready: list[Sequence], seconds: float, relaxed: list[int] | None) -> RoundRecord:
+    def _record(self, settled: _Round, ready: list[Sequence], seconds: float, relaxed: list[int] | None) -> None:
         engine, drafter = self._engine, self._engine.parts.drafter
         rows = RowCounts()
         if drafter.requirements.catches_up:
             num_rows = drafter.num_draft_tokens + 1
             rows.catchup_live = len(ready)
             rows.catchup_computed = engine.prune.catchup.num_computed(engine.graph.padded_size(len(ready)), num_rows)
-        return RoundRecord(
+        record = RoundRecord(
             index=len(self._rounds),
             request_ids=[s.request.request_id for s in ready],
             accepted=[s.accepted_per_round[-1] for s in ready],
@@ -164,18 +202,29 @@ class _GenerationRun:
             stage_seconds=self._stage_seconds(),
             rows=rows,
             relaxed=relaxed,
+            launch_seconds=settled.launch_seconds,
         )
+        self._rounds.append(record)
 
     def _stage_seconds(self) -> dict[str, float]:
-        """Stages that exist: without drafts there is nothing to catch up, with one draft nothing recurs."""
+        """Stages that exist: without drafts there is nothing to catch up, with one draft nothing recurs.
+
+        None with overlap: the next round has recorded over this one's events.
+        """
+        if self._engine.overlap:
+            return {}
         stages = self._engine.parts.timer.collect()
         num_draft_tokens = self._engine.num_draft_tokens
         absent = {"catchup"} if num_draft_tokens == 0 else set()
         absent |= {"recur"} if num_draft_tokens <= 1 else set()
         return {name: seconds for name, seconds in stages.items() if name not in absent}
 
+    def _is_in_flight(self, sequence: Sequence) -> bool:
+        """Whether a round that is still running may write this sequence's pages."""
+        return self._in_flight is not None and sequence in self._in_flight.sequences
+
     def _retire_if_finished(self, sequence: Sequence) -> None:
-        if sequence.finish_reason is None:
+        if sequence.finish_reason is None or self._is_in_flight(sequence):
             return
         engine, request = self._engine, sequence.request
         engine.scheduler.release(sequence)

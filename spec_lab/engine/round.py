@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, Drafter, StageTimer, State, Target
-from spec_lab.core.types import AcceptanceInputs, DraftStep, RoundBatch, TargetOutput, Verification, VerifiedRound
+from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, Drafter, MetadataMover, StageTimer, State, Target
+from spec_lab.core.types import AcceptanceInputs, DraftStep, RoundBatch, Verification, VerifiedRound
 from spec_lab.engine.kv_cache import PagedKVCache
 from spec_lab.engine.slots import SlotState
 from spec_lab.pruning.selection import AllRows
@@ -16,65 +16,92 @@ from spec_lab.pruning.selection import AllRows
 
 @dataclass(slots=True)
 class Parts:
-    """Everything a round is made of."""
+    """Everything a round is made of. `mover` is the backend, unless its metadata is made stale on purpose."""
 
     target: Target
     drafter: Drafter[Any]
     rule: AcceptanceRule
     backend: AttentionBackend
+    mover: MetadataMover
     cache: PagedKVCache
     slots: SlotState
     timer: StageTimer
 
 
+@dataclass(slots=True)
+class Verified:
+    """What the target says of a batch: logits [batch, N, vocab], and the drafter's features [batch * N, ...]."""
+
+    batch: RoundBatch
+    logits: torch.Tensor
+    features: torch.Tensor | None
+
+
 class DecodeRound:
-    """Runs rounds. Everything up to the end of `run` stays on the device."""
+    """The stages of a round. Each touches device tensors only, so that a graph mode may capture any stretch of them."""
 
     def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        self.parts = parts
 
     def run(self, batch: RoundBatch) -> Verification:
         """One round over `batch`; leaves the next round's inputs in the slots."""
-        parts = self._parts
-        span = parts.timer.span
-        with span("verify"):
-            output, logits = self._verify(batch)
-        with span("accept"):
-            verification = parts.rule.accept(self._acceptance_inputs(batch, logits))
-        with span("catchup"):
-            state = parts.drafter.seed(VerifiedRound(batch, verification, output.features))
-        with span("recur"):
-            draft_tokens = collect_drafts(parts.drafter, parts.backend, state)
-        with span("commit"):
-            parts.slots.commit(batch, verification, draft_tokens)
+        verified = self.verify(batch)
+        verification = self.accept(verified)
+        state = self.seed(VerifiedRound(batch, verification, verified.features))
+        draft_tokens = self.recur(state)
+        self.commit(batch, verification, draft_tokens)
         return verification
 
-    def _verify(self, batch: RoundBatch) -> tuple[TargetOutput, torch.Tensor]:
-        """Target forward over N rows a request at positions L..L+K; logits [batch, N, vocab]."""
-        parts = self._parts
+    def load(self, slot_ids: torch.Tensor, max_kv_len: int) -> RoundBatch:
+        """The rows of [batch] slots, read from the slot state."""
+        return self.parts.slots.batch(slot_ids, max_kv_len)
+
+    def verify(self, batch: RoundBatch) -> Verified:
+        """Target forward over N rows a request at positions L..L+K."""
+        parts = self.parts
         batch_size, num_rows = batch.input_ids.shape
-        attention = parts.backend.build(
-            positions=batch.kv_lens.unsqueeze(1) + torch.arange(num_rows, device=batch.kv_lens.device),
-            seq_lens=batch.kv_lens + num_rows,
-            page_table=batch.page_table,
-            max_seq_len=batch.max_kv_len + num_rows,
-        )
-        features = parts.drafter.requirements.features
-        output = parts.target.forward(batch.input_ids.reshape(-1), parts.cache, attention, AllRows(), features)
-        return output, parts.target.logits(output.hidden).view(batch_size, num_rows, -1)
+        with parts.timer.span("verify"):
+            attention = parts.backend.build(
+                positions=batch.kv_lens.unsqueeze(1) + torch.arange(num_rows, device=batch.kv_lens.device),
+                seq_lens=batch.kv_lens + num_rows,
+                page_table=batch.page_table,
+                max_seq_len=batch.max_kv_len + num_rows,
+            )
+            features = parts.drafter.requirements.features
+            output = parts.target.forward(batch.input_ids.reshape(-1), parts.cache, attention, AllRows(), features)
+            logits = parts.target.logits(output.hidden).view(batch_size, num_rows, -1)
+        return Verified(batch, logits, output.features)
 
-    def _acceptance_inputs(self, batch: RoundBatch, logits: torch.Tensor) -> AcceptanceInputs:
-        return AcceptanceInputs(
-            logits=logits,
-            draft_tokens=batch.draft_tokens,
-            active=batch.active,
-            slot_ids=batch.slot_ids,
-            kv_lens=batch.kv_lens,
-            draft_logits=self._parts.drafter.kept_logits(batch.slot_ids),
-        )
+    def accept(self, verified: Verified) -> Verification:
+        batch = verified.batch
+        with self.parts.timer.span("accept"):
+            return self.parts.rule.accept(
+                AcceptanceInputs(
+                    logits=verified.logits,
+                    draft_tokens=batch.draft_tokens,
+                    active=batch.active,
+                    slot_ids=batch.slot_ids,
+                    kv_lens=batch.kv_lens,
+                    draft_logits=self.parts.drafter.kept_logits(batch.slot_ids),
+                )
+            )
+
+    def seed(self, verified: VerifiedRound) -> Any:
+        """The drafter's catch-up or seed step: its state, with draft 1."""
+        with self.parts.timer.span("catchup"):
+            return self.parts.drafter.seed(verified)
+
+    def recur(self, state: Any) -> torch.Tensor:
+        """The other draft steps; [batch, num_draft_tokens] all drafts of the round."""
+        with self.parts.timer.span("recur"):
+            return collect_drafts(self.parts.drafter, self.parts.mover, state)
+
+    def commit(self, batch: RoundBatch, verification: Verification, draft_tokens: torch.Tensor) -> None:
+        with self.parts.timer.span("commit"):
+            self.parts.slots.commit(batch, verification, draft_tokens)
 
 
-def collect_drafts(drafter: Drafter[State], backend: AttentionBackend, state: State) -> torch.Tensor:
+def collect_drafts(drafter: Drafter[State], mover: MetadataMover, state: State) -> torch.Tensor:
     """Draft 1 from `state`, then one recurrent step for each further draft: [batch, num_draft_tokens]."""
     num_draft_tokens = drafter.num_draft_tokens
     drafts = state.tokens.new_zeros((state.tokens.shape[0], num_draft_tokens))
@@ -82,7 +109,7 @@ def collect_drafts(drafter: Drafter[State], backend: AttentionBackend, state: St
     for index in range(num_draft_tokens):
         if index > 0:
             if state.attention is not None:
-                backend.advance(state.attention)
+                mover.advance(state.attention)
             drafter.step(state, DraftStep(index, columns[index : index + 1]))
         drafts[:, index] = state.tokens
     return drafts

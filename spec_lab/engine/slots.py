@@ -23,11 +23,13 @@ class SlotState:
         self.kv_lens = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self.input_ids = torch.zeros((num_slots + 1, num_draft_tokens + 1), dtype=torch.int64, device=device)
 
-    def batch(self, slots: list[int], padded_size: int, max_kv_len: int) -> RoundBatch:
-        """The rows of `slots`, padded with the scratch slot."""
-        num_padding = padded_size - len(slots)
-        device = self.kv_lens.device
-        slot_ids = torch.tensor(slots + [self.table.scratch_slot] * num_padding, device=device)
+    def ids(self, slots: list[int], padded_size: int) -> torch.Tensor:
+        """[padded_size] `slots`, padded with the scratch slot."""
+        padding = [self.table.scratch_slot] * (padded_size - len(slots))
+        return torch.tensor(slots + padding, device=self.kv_lens.device)
+
+    def batch(self, slot_ids: torch.Tensor, max_kv_len: int) -> RoundBatch:
+        """The rows of [batch] slots; those of the scratch slot are inactive."""
         return RoundBatch(
             slot_ids=slot_ids,
             active=slot_ids != self.table.scratch_slot,

@@ -45,7 +45,7 @@ def layer_tensor_shapes(config: ModelConfig, attention_input_size: int) -> dict[
     hidden, inner = config.hidden_size, config.intermediate_size
     query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention = {
-        "q_proj": (query_size, attention_input_size),
+        "q_proj": (2 * query_size if config.attention_gate else query_size, attention_input_size),
         "k_proj": (kv_size, attention_input_size),
         "v_proj": (kv_size, attention_input_size),
         "o_proj": (hidden, query_size),
@@ -77,7 +77,8 @@ def load_tensors(
 ) -> dict[str, torch.Tensor]:
     """Read the wanted tensors of a checkpoint, cast to `dtype`, in the order of `wanted`.
 
-    Ignored without a word: rotary buffers of old exports, and an `lm_head.weight` equal to the embedding it is tied to.
+    Ignored without a word: rotary buffers of old exports, an `lm_head.weight` equal to the embedding it is tied to, and
+    multi-token prediction modules, which stand beside the trunk and are a drafter's (`mtp_checkpoint`).
 
     Args:
         wanted: name -> shape of every tensor the model has.
@@ -86,7 +87,7 @@ def load_tensors(
     Raises:
         UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape or not expected.
     """
-    stored = stored_tensors(folder)
+    stored = without_mtp(stored_tensors(folder))
     tied_head = None if "lm_head.weight" in wanted else stored.pop("lm_head.weight", None)
     check_tensors(stored, wanted, optional, str(folder))
     check_floating(stored, str(folder))
@@ -106,6 +107,14 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             raise UserError(f"{file}: lacks {few(absent)} that {INDEX_FILE} places there; fetch the checkpoint again")
         stored |= in_file
     return {name: tensor for name, tensor in stored.items() if not name.endswith("rotary_emb.inv_freq")}
+
+
+def without_mtp(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The trunk's tensors. A layer with an `eh_proj` is a module under DeepSeek's names; the other names say it."""
+    suffix = "eh_proj.weight"
+    layers = tuple(name.removesuffix(suffix) for name in stored if name.endswith(f".{suffix}"))
+    prefixes = ("mtp.", "model.mtp_layers.", *layers)
+    return {name: tensor for name, tensor in stored.items() if not name.startswith(prefixes)}
 
 
 def check_tensors(

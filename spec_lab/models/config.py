@@ -22,12 +22,18 @@ ARCHITECTURES: dict[str, Family] = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "MiMoForCausalLM": "qwen2",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding of a model. The fields after `factor` matter for `llama3` only."""
+    """Rotary embedding of a model.
+
+    Attributes:
+        low_freq_factor: this and the next two matter for `llama3` only.
+        partial_rotary_factor: part of a head's channels that turn, from the first on.
+    """
 
     theta: float
     scaling: RopeScaling
@@ -35,6 +41,7 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 0
+    partial_rotary_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,7 @@ class ModelConfig:
     Attributes:
         layer_windows: keys each layer's query sees, itself included; None is full attention. One entry a layer.
         eos_token_ids: every id that ends a request, empty when the checkpoint names none.
+        attention_gate: q_proj has doubled rows, of each head the query's and then its output gate's (Qwen3-Next).
         torch_dtype: name of the dtype the config declares, "float32" when it declares none.
     """
 
@@ -67,6 +75,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     torch_dtype: str
+    attention_gate: bool = False
 
     @classmethod
     def from_dict(cls, config: dict[str, Any], source: str) -> ModelConfig:

@@ -21,16 +21,14 @@ def build_attention(
     config: ModelConfig, tensors: Mapping[str, torch.Tensor], prefix: str, window: int | None, backend: AttentionBackend
 ) -> Attention:
     """Attention from Hugging Face names below `prefix` (ending in `self_attn.`)."""
-    projections = ("q_proj", "k_proj", "v_proj")
+    projections = _attention_inputs(config, tensors, prefix, "weight")
+    biases = _attention_inputs(config, tensors, prefix, "bias") if config.qkv_bias else None
     qk_norm = None
     if config.qk_norm:
         weights = tensors[f"{prefix}q_norm.weight"], tensors[f"{prefix}k_norm.weight"]
         qk_norm = per_head_norm(*weights, config.num_heads, config.num_kv_heads, config.rms_norm_eps)
     return Attention(
-        qkv=fused_linear(
-            [tensors[f"{prefix}{name}.weight"] for name in projections],
-            [tensors[f"{prefix}{name}.bias"] for name in projections] if config.qkv_bias else None,
-        ),
+        qkv=fused_linear(projections, biases),
         o=make_linear(tensors[f"{prefix}o_proj.weight"], tensors.get(f"{prefix}o_proj.bias")),
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -38,7 +36,19 @@ def build_attention(
         backend=backend,
         window=window,
         qk_norm=qk_norm,
+        gated=config.attention_gate,
     )
+
+
+def _attention_inputs(
+    config: ModelConfig, tensors: Mapping[str, torch.Tensor], prefix: str, kind: str
+) -> list[torch.Tensor]:
+    """Weights or biases of q, k and v, and of the gate, which shares q_proj: a head's query rows, then its gate's."""
+    q, k, v = (tensors[f"{prefix}{name}.{kind}"] for name in ("q_proj", "k_proj", "v_proj"))
+    if not config.attention_gate:
+        return [q, k, v]
+    query, gate = q.unflatten(0, (config.num_heads, 2, config.head_dim)).unbind(1)
+    return [query.flatten(0, 1), k, v, gate.flatten(0, 1)]
 
 
 def build_mlp(tensors: Mapping[str, torch.Tensor], prefix: str, bias: bool) -> GatedMLP:
@@ -80,6 +90,18 @@ class DecoderLayer:
         return stream + self._mlp(self._mlp_norm(stream))
 
 
+def build_layer(
+    config: ModelConfig, tensors: Mapping[str, torch.Tensor], prefix: str, window: int | None, backend: AttentionBackend
+) -> DecoderLayer:
+    """A layer from Hugging Face names below `prefix` (empty, or ending in a dot)."""
+    return DecoderLayer(
+        build_attention(config, tensors, f"{prefix}self_attn.", window, backend),
+        build_mlp(tensors, f"{prefix}mlp.", config.mlp_bias),
+        RMSNorm(tensors[f"{prefix}input_layernorm.weight"], config.rms_norm_eps),
+        RMSNorm(tensors[f"{prefix}post_attention_layernorm.weight"], config.rms_norm_eps),
+    )
+
+
 class DecoderTarget:
     """See `Target`."""
 
@@ -99,23 +121,13 @@ class DecoderTarget:
         self.head_weight = head
         self._head = make_linear(head)
         self._norm = RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps)
-        self._layers = [self._build_layer(config, tensors, index, backend) for index in range(config.num_layers)]
+        self._layers = [
+            build_layer(config, tensors, f"model.layers.{index}.", window, backend)
+            for index, window in enumerate(config.layer_windows)
+        ]
         self.num_positions = max_positions or config.max_position_embeddings
         cos, sin = rope_tables(config, self.num_positions, self.embedding.dtype, self.embedding.device)
         self._rotary = RotaryTable(cos, sin)
-
-    @staticmethod
-    def _build_layer(
-        config: ModelConfig, tensors: Mapping[str, torch.Tensor], index: int, backend: AttentionBackend
-    ) -> DecoderLayer:
-        prefix = f"model.layers.{index}."
-        eps = config.rms_norm_eps
-        return DecoderLayer(
-            build_attention(config, tensors, f"{prefix}self_attn.", config.layer_windows[index], backend),
-            build_mlp(tensors, f"{prefix}mlp.", config.mlp_bias),
-            RMSNorm(tensors[f"{prefix}input_layernorm.weight"], eps),
-            RMSNorm(tensors[f"{prefix}post_attention_layernorm.weight"], eps),
-        )
 
     def forward(
         self,

@@ -1,12 +1,14 @@
 """The EAGLE-3 head (Li et al. 2025, arXiv 2503.01840): one decoder layer over fused target features.
 
 Row p pairs the embedding of token t[p+1] with the feature of position p. The first step's features are the
-target's tapped layer inputs through `fc`; later steps feed the layer's own output (before the final norm) back.
+target's tapped layer inputs through `fc`; later steps feed the layer's own output back, before the final norm or, as
+some EAGLE-3.1 heads want it, after.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,7 @@ from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.kv_cache import LayerCache
 from spec_lab.models.decoder import build_attention, build_mlp
-from spec_lab.models.eagle3_checkpoint import Eagle3Config
+from spec_lab.models.eagle3_checkpoint import NUM_TAPS, Eagle3Config
 from spec_lab.models.layers import RMSNorm, RotaryTable
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.rope import rope_tables
@@ -32,15 +34,21 @@ class Eagle3Head:
         target_head: torch.Tensor,
         backend: AttentionBackend,
         max_positions: int,
+        window: int | None = None,
     ) -> None:
-        """`embedding` and `target_head` [vocab, hidden_size] are the target's, used where the checkpoint has none."""
+        """`embedding` and `target_head` [vocab, hidden_size] are the target's, used where the checkpoint has none.
+
+        Args:
+            window: newest keys a row sees, itself included; None is all of them.
+        """
         layer, eps = config.layer, config.layer.rms_norm_eps
         self.config = config
         self._embedding = tensors.get("embed_tokens.weight", embedding)
+        self._tap_norm = tap_norm(config, tensors)
         self._fc = make_linear(tensors["fc.weight"])
         self._embedding_norm = RMSNorm(tensors["midlayer.input_layernorm.weight"], eps)
         self._hidden_norm = RMSNorm(tensors["midlayer.hidden_norm.weight"], eps)
-        self._attention = build_attention(layer, tensors, "midlayer.self_attn.", None, backend)
+        self._attention = build_attention(layer, tensors, "midlayer.self_attn.", window, backend)
         self._mlp = build_mlp(tensors, "midlayer.mlp.", layer.mlp_bias)
         self._mlp_norm = RMSNorm(tensors["midlayer.post_attention_layernorm.weight"], eps)
         self._norm = RMSNorm(tensors["norm.weight"], eps)
@@ -51,7 +59,7 @@ class Eagle3Head:
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Tapped features [rows, 3 * target_hidden_size] to [rows, hidden_size]."""
-        return self._fc(features)
+        return self._fc(features if self._tap_norm is None else self._tap_norm(features))
 
     def forward(
         self,
@@ -69,11 +77,12 @@ class Eagle3Head:
         if attended is None:
             return None
         stream = selection.residual(residual) + attended
-        return selection.live(stream + self._mlp(self._mlp_norm(stream)))
+        out = selection.live(stream + self._mlp(self._mlp_norm(stream)))
+        return self._norm(out) if self.config.norm_output else out
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden_size] to [rows, draft_vocab_size]."""
-        return self._head(self._norm(hidden))
+        """[rows, hidden_size] of `forward` to [rows, draft_vocab_size]."""
+        return self._head(hidden if self.config.norm_output else self._norm(hidden))
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows] most likely tokens, in target ids."""
@@ -87,6 +96,26 @@ class Eagle3Head:
             return draft_logits
         logits = draft_logits.new_full((hidden.shape[0], self.config.target_vocab_size), float("-inf"))
         return logits.index_copy_(1, self._draft_to_target, draft_logits)
+
+
+@dataclass(slots=True)
+class TapNorm:
+    """An RMSNorm of its own for each tap; weights [num_taps, target_hidden_size]."""
+
+    norm: RMSNorm
+
+    def __call__(self, features: torch.Tensor) -> torch.Tensor:
+        return self.norm(features.view(-1, *self.norm.weight.shape)).flatten(1)
+
+
+def tap_norm(config: Eagle3Config, tensors: Mapping[str, torch.Tensor]) -> RMSNorm | TapNorm | None:
+    """What EAGLE-3.1 heads do to the tapped features before `fc`; None for EAGLE-3 heads."""
+    eps = config.layer.rms_norm_eps
+    if config.norm_before_fc:
+        return RMSNorm(tensors["input_norm.weight"], eps)
+    if config.fc_norm:
+        return TapNorm(RMSNorm(torch.stack([tensors[f"fc_norm.{tap}.weight"] for tap in range(NUM_TAPS)]), eps))
+    return None
 
 
 def draft_to_target_ids(d2t: torch.Tensor | None) -> torch.Tensor | None:

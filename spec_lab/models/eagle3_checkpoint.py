@@ -1,7 +1,8 @@
 """Reading EAGLE-3 draft heads: SafeAILab's layout, which vLLM and SGLang read too, and that of vLLM's speculators.
 
 EAGLE-3: Li et al. 2025, arXiv 2503.01840. Whatever the layout, tensors come back under SafeAILab's names (`fc.weight`,
-`midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d`, `embed_tokens.weight`).
+`midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d`, `embed_tokens.weight`), those of EAGLE-3.1 under the
+speculators' (`input_norm.weight`, `fc_norm.{0,1,2}.weight`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ logger = logging.getLogger(__name__)
 
 KNOB = "drafter.path"
 LAYER_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-EAGLE31_OPTIONS = ("norm_before_fc", "fc_norm", "norm_output")
-EAGLE31_TENSORS = ("input_norm.", "fc_norm.")
+NUM_TAPS = 3
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -43,6 +43,9 @@ class Eagle3Config:
         tap_layer_inputs: the target's layers whose inputs the head reads, ascending; None means
             `default_tap_layer_inputs` of the target.
         norm_before_residual: the layer's residual is the normed feature, not the raw output of `fc`.
+        norm_before_fc: one norm over the concatenated taps (EAGLE-3.1).
+        fc_norm: a norm for each tap (EAGLE-3.1); never together with `norm_before_fc`.
+        norm_output: later steps are fed the output after the final norm, not before (EAGLE-3.1).
     """
 
     layer: ModelConfig
@@ -51,6 +54,9 @@ class Eagle3Config:
     target_vocab_size: int
     tap_layer_inputs: tuple[int, int, int] | None
     norm_before_residual: bool
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
 
 
 def default_tap_layer_inputs(num_layers: int) -> tuple[int, int, int]:
@@ -75,9 +81,8 @@ def read_eagle3_config(folder: Path, target: ModelConfig) -> Eagle3Config:
     """
     config = read_config_json(folder, KNOB)
     source = str(folder / "config.json")
-    _refuse_eagle31(config, source)
     layer = _layer_config(config, source)
-    fields = ConfigFields(config, source)
+    fields = _fields(config, source)
     if "speculators_model_type" in config and config.get("norm_before_residual") is None:
         raise UserError(
             f"{source}: norm_before_residual is missing, and the defaults of speculators differ (class false, training "
@@ -92,7 +97,15 @@ def read_eagle3_config(folder: Path, target: ModelConfig) -> Eagle3Config:
         target_vocab_size=layer.vocab_size,
         tap_layer_inputs=_tap_layer_inputs(config, target.num_layers, source),
         norm_before_residual=fields.flag("norm_before_residual"),
+        norm_before_fc=fields.flag("norm_before_fc"),
+        fc_norm=fields.flag("fc_norm"),
+        norm_output=fields.flag("norm_output"),
     )
+    if head.norm_before_fc and head.fc_norm:
+        raise UserError(
+            f"{source}: norm_before_fc and fc_norm are two norms for one place; set to true the one that the head of "
+            f"{KNOB} was trained with"
+        )
     _refuse_other_target(head, target, source)
     return head
 
@@ -127,7 +140,8 @@ def eagle3_tensor_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     hidden = config.layer.hidden_size
     layer = layer_tensor_shapes(config.layer, attention_input_size=2 * hidden)
     return {
-        "fc.weight": (hidden, 3 * config.target_hidden_size),
+        **_tap_norm_shapes(config),
+        "fc.weight": (hidden, NUM_TAPS * config.target_hidden_size),
         "midlayer.hidden_norm.weight": (hidden,),
         **{f"midlayer.{name}": shape for name, shape in layer.items()},
         "norm.weight": (hidden,),
@@ -144,12 +158,18 @@ def _optional_tensors(config: Eagle3Config, target: ModelConfig) -> set[str]:
     return {"embed_tokens.weight"} | ({"lm_head.weight"} if whole_vocabulary else set())
 
 
-def _refuse_eagle31(config: Mapping[str, Any], source: str) -> None:
-    for option in EAGLE31_OPTIONS:
-        if config.get(option):
-            raise UserError(
-                f"{source}: EAGLE-3.1 option {option} arrives with a later version; set {KNOB} to a head without it"
-            )
+def _tap_norm_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
+    if config.norm_before_fc:
+        return {"input_norm.weight": (NUM_TAPS * config.target_hidden_size,)}
+    if config.fc_norm:
+        return {f"fc_norm.{tap}.weight": (config.target_hidden_size,) for tap in range(NUM_TAPS)}
+    return {}
+
+
+def _fields(config: Mapping[str, Any], source: str) -> ConfigFields:
+    """Keys of the top level, then of `eagle_config`, where NVIDIA's heads have norm_before_fc (vLLM #42143)."""
+    nested: Mapping[str, Any] = config.get("eagle_config") or {}
+    return ConfigFields({**nested, **{key: value for key, value in config.items() if value is not None}}, source)
 
 
 def _layer_config(config: dict[str, Any], source: str) -> ModelConfig:
@@ -236,10 +256,6 @@ def _canonical_names(stored: Mapping[str, StoredTensor], source: str) -> dict[st
         canonical = name.removeprefix("model.")
         if canonical.startswith("layers.0."):
             canonical = canonical.replace("layers.0.", "midlayer.", 1)
-        if canonical.startswith(EAGLE31_TENSORS):
-            raise UserError(
-                f"{source}: EAGLE-3.1 tensor {name} arrives with a later version; set {KNOB} to a head without it"
-            )
         if canonical in renamed:
             raise UserError(f"{source}: {renamed[canonical].name} and {name} are the same tensor; keep one of them")
         renamed[canonical] = tensor

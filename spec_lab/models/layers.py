@@ -30,19 +30,26 @@ class RMSNorm:
 
 @dataclass(slots=True)
 class RotaryRows:
-    """cos and signed sin [rows, 1, head_dim] of the rows of one forward, gathered once for all layers."""
+    """cos and signed sin [rows, 1, rotary_dim] of the rows of one forward, gathered once for all layers."""
 
     cos: torch.Tensor
     signed_sin: torch.Tensor
 
     def __call__(self, heads: torch.Tensor) -> torch.Tensor:
-        """Rotate [rows, num_heads, head_dim]. With sin negated in its first half, swapping halves is one roll."""
+        """Rotate the first rotary_dim channels of [rows, num_heads, head_dim]; the others stay as they are."""
+        rotary_dim = self.cos.shape[-1]
+        if rotary_dim == heads.shape[-1]:
+            return self._turned(heads)
+        return torch.cat((self._turned(heads[..., :rotary_dim]), heads[..., rotary_dim:]), dim=-1)
+
+    def _turned(self, heads: torch.Tensor) -> torch.Tensor:
+        """With sin negated in its first half, swapping halves is one roll."""
         swapped = torch.roll(heads, heads.shape[-1] // 2, -1)
         return torch.addcmul(heads * self.cos, swapped, self.signed_sin)
 
 
 class RotaryTable:
-    """cos and sin of every position, in the rotate-half layout [max_positions, head_dim]."""
+    """cos and sin of every position, in the rotate-half layout [max_positions, rotary_dim]."""
 
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         half = sin.shape[-1] // 2
@@ -55,11 +62,15 @@ class RotaryTable:
 
 
 class Attention:
-    """Grouped-query attention over the paged cache, with optional biases and per-head q and k norms (Qwen3)."""
+    """Grouped-query attention over the paged cache, with optional biases and per-head q and k norms (Qwen3).
+
+    A gated one (Qwen3-Next, Qwen3.5) multiplies each head's output by the sigmoid of a gate: `num_heads` more heads at
+    the end of the `qkv` product.
+    """
 
     __slots__ = (
         "_backend",
-        "_eps",
+        "_gated",
         "_head_dim",
         "_num_heads",
         "_num_kv_heads",
@@ -80,6 +91,7 @@ class Attention:
         backend: AttentionBackend,
         window: int | None = None,
         qk_norm: RMSNorm | None = None,
+        gated: bool = False,
     ) -> None:
         self._qkv = qkv
         self._o = o
@@ -90,6 +102,7 @@ class Attention:
         self._backend = backend
         self._window = window
         self._qk_norm = qk_norm
+        self._gated = gated
 
     def __call__(
         self,
@@ -101,8 +114,9 @@ class Attention:
     ) -> torch.Tensor | None:
         """Write the KV of all rows; return [kept rows, hidden_size], None when no row goes on."""
         num_qk_heads = self._num_heads + self._num_kv_heads
-        heads = self._qkv(rows).view(-1, num_qk_heads + self._num_kv_heads, self._head_dim)
-        qk, values = heads[:, :num_qk_heads], heads[:, num_qk_heads:]
+        num_qkv_heads = num_qk_heads + self._num_kv_heads
+        heads = self._qkv(rows).unflatten(-1, (-1, self._head_dim))
+        qk, values = heads[:, :num_qk_heads], heads[:, num_qk_heads:num_qkv_heads]
         if self._qk_norm is not None:
             qk = self._qk_norm(qk)
         qk = rotary(qk)
@@ -110,8 +124,10 @@ class Attention:
         if selection.is_empty:
             return None
         queries, metadata = selection.queries(qk[:, : self._num_heads], metadata)
-        out = self._backend.attend(queries, cache, metadata, self._window, self._scale)
-        return self._o(selection.attended(out))
+        out = selection.attended(self._backend.attend(queries, cache, metadata, self._window, self._scale))
+        if self._gated:
+            out = out * torch.sigmoid(selection.residual(heads[:, num_qkv_heads:].flatten(1)))
+        return self._o(out)
 
 
 class GatedMLP:

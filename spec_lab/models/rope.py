@@ -14,8 +14,9 @@ from spec_lab.models.config import ModelConfig, RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Radians a position turns each pair of channels by: [head_dim / 2] float32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    """Radians a position turns each pair of channels by: [rotary_dim / 2] float32."""
+    rotary_dim = int(head_dim * rope.partial_rotary_factor)
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     frequencies = 1.0 / (rope.theta**exponents)
     match rope.scaling:
         case "none":
@@ -38,9 +39,9 @@ def _llama3_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Te
 def rope_tables(
     config: ModelConfig, max_positions: int, dtype: torch.dtype, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of the positions 0..max_positions - 1, each [max_positions, head_dim].
+    """Cosines and sines of the positions 0..max_positions - 1, each [max_positions, rotary_dim].
 
-    Channel i and channel i + head_dim / 2 are one pair and hold the same angle. Angles are computed in float32 on the
+    Channel i and channel i + rotary_dim / 2 are one pair and hold the same angle. Angles are computed in float32 on the
     CPU whatever `dtype` and `device`, so that every device reads the same table.
     """
     positions = torch.arange(max_positions, dtype=torch.float32)

@@ -17,7 +17,8 @@ from spec_lab.record.schema import Accuracy, AccuracyChange, Latency, PositionRa
 if TYPE_CHECKING:
     from spec_lab.core.types import GenerationResult, PrefillRecord, RequestRecord, RoundRecord
 
-STAGES = ("verify", "accept", "catchup", "recur", "commit")
+STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit")
+"""`draft` is catchup and recur in one graph, `graph` a whole round in one, where the spans inside cannot be timed."""
 
 
 def num_request_rounds(requests: Iterable[RequestRecord]) -> int:
@@ -91,6 +92,20 @@ def end_to_end_tokens_per_second(result: GenerationResult) -> float | None:
 def round_ms(rounds: Sequence[RoundRecord]) -> float | None:
     """Mean time of a round, from verify to commit, in milliseconds. Median over timed repeats."""
     return _mean([1e3 * record.seconds for record in rounds])
+
+
+def launch_ms(rounds: Sequence[RoundRecord]) -> float | None:
+    """CPU span: mean time from the start of a round until the host has launched all of it, before it waits for results.
+
+    On a CPU an operator has run once it is launched, so the span is nearly the round. Median over timed repeats.
+    """
+    return _mean([1e3 * record.launch_seconds for record in rounds if record.launch_seconds is not None])
+
+
+def gpu_idle_share(busy_ms: float | None, round_ms: float | None) -> float | None:
+    """1 - `gpu_busy_ms_per_round` / `round_ms`, not under 0; null on a CPU. Busy time is profiled, `round_ms` timed."""
+    share = None if busy_ms is None or round_ms is None else _ratio(busy_ms, round_ms)
+    return None if share is None else max(0.0, 1 - share)
 
 
 def stage_ms(rounds: Sequence[RoundRecord], stage: str) -> float | None:
@@ -314,6 +329,7 @@ DEFINITIONS: dict[str, str] = {
     "pruning_speedup": "The same over the reference without pruning: what pruning saved.",
     "break_even_acceptance_length": _first_paragraph(break_even_acceptance_length),
     "round_ms": _first_paragraph(round_ms),
+    "launch_ms": _first_paragraph(launch_ms),
     "stage_ms_per_round": _first_paragraph(stage_ms),
     "prefill_ms_per_request": _first_paragraph(prefill_ms_per_request),
     "latency_ms": _first_paragraph(latency),
@@ -327,6 +343,18 @@ DEFINITIONS: dict[str, str] = {
     "rows.prefill_hidden": "Prompt rows for which the target handed features to the drafter.",
     "rows.prefill_logits": "Prompt rows for which the target computed logits.",
     "graph": "Captures, replays and fallbacks to eager since the engine was made, warm-up included.",
+    "graph.nodes": "Kernels, copies and fills of each segment's graph, on a CPU operators; of the last one captured.",
+    "launches_per_round": (
+        "Device work the host submits in a round: kernels, copies, fills and graph launches of the profiled rounds; on "
+        "a CPU operators called from Python that compute or write, and replays."
+    ),
+    "replays_per_round": "Graph replays a round, in the same rounds.",
+    "host_syncs_per_round": (
+        "Calls in which the host waits for the GPU (stream, event, device, blocking copy), in the same rounds; on a CPU "
+        "reads of a tensor's value, where it would wait."
+    ),
+    "gpu_busy_ms_per_round": "Time in which the GPU runs at least one kernel, copy or fill, in the same rounds.",
+    "gpu_idle_share": _first_paragraph(gpu_idle_share),
     "kernels": "Calls and device time of each kernel a round, profiled outside the timed part.",
     "accuracy": _first_paragraph(accuracy),
     "accuracy_change": _first_paragraph(accuracy_change),

@@ -153,4 +153,5 @@ def round_row(repeat: int, record: RoundRecord) -> RoundRow:
         stage_seconds=record.stage_seconds,
         rows=cast(Rows, asdict(record.rows)),
         relaxed=record.relaxed,
+        launch_seconds=record.launch_seconds,
     )

@@ -125,16 +125,19 @@ def _over_plain(name: str, summary: Summary) -> Ratio | None:
 
 
 def _stage_table(speeds: Mapping[str, Speed]) -> str:
+    seen = [
+        stage for stage in STAGES if any(speed["stage_ms_per_round"][stage] is not None for speed in speeds.values())
+    ]
     body = [
         [
             name,
-            *[number(speed["stage_ms_per_round"][stage], 3) for stage in STAGES],
+            *[number(speed["stage_ms_per_round"][stage], 3) for stage in seen],
             number(speed["round_ms"], 3),
             number(speed["prefill_ms_per_request"], 3),
         ]
         for name, speed in speeds.items()
     ]
-    return format_table(["ms a round", *STAGES, "round", "prompt pass"], body, left=("ms a round",))
+    return format_table(["ms a round", *seen, "round", "prompt pass"], body, left=("ms a round",))
 
 
 def _run_cells(run: Run) -> list[str]:

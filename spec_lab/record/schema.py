@@ -1,10 +1,14 @@
-"""The layout of `summary.json` and of the JSON Lines beside it, schema version 1. Keys may be added, never changed."""
+"""The layout of `summary.json` and of the JSON Lines beside it, schema version 2.
+
+Version 1 knew neither launches and graph nodes nor the stages `draft` and `graph`, which its readers could not do
+without.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Status = Literal["finished", "failed", "refused", "interrupted"]
 DivergenceKind = Literal["near_tie", "bug", "lossy"]
@@ -55,6 +59,7 @@ class Graph(TypedDict):
     captures: int
     replays: int
     fallbacks: int
+    nodes: dict[str, int | None]
 
 
 class Accuracy(TypedDict):
@@ -96,6 +101,15 @@ class Kernel(TypedDict):
     us_per_round: float
 
 
+class RoundWork(TypedDict):
+    """What a round asks of host and GPU, counted outside the timed part; nulls where no round was profiled."""
+
+    launches_per_round: float | None
+    replays_per_round: float | None
+    host_syncs_per_round: float | None
+    gpu_busy_ms_per_round: float | None
+
+
 class DivergenceCounts(TypedDict):
     requests: int
     diverged: int
@@ -123,6 +137,7 @@ class Speed(TypedDict):
     repeats: list[Repeat]
     repeats_identical: bool | None
     round_ms: float | None
+    launch_ms: float | None
     stage_ms_per_round: dict[str, float | None]
     prefill_ms_per_request: float | None
     rows: Rows
@@ -175,7 +190,7 @@ class Comparison(TypedDict):
     accuracy_change: AccuracyChange | None
 
 
-class Summary(Origin, Outcome, Speed, Comparison):
+class Summary(Origin, Outcome, Speed, Comparison, RoundWork):
     """`summary.json`. A run that has no results has the same keys, with nulls, zeros and empty lists."""
 
     schema_version: int
@@ -190,6 +205,7 @@ class Summary(Origin, Outcome, Speed, Comparison):
     emitted_histogram: list[int]
     verify_calls: int
     latency_ms: LatencyMs
+    gpu_idle_share: float | None
     kernels: list[Kernel]
     by_category: dict[str, Outcome]
     divergence: DivergenceCounts | None
@@ -237,3 +253,4 @@ class RoundRow(TypedDict):
     stage_seconds: dict[str, float]
     rows: Rows
     relaxed: list[int] | None
+    launch_seconds: float | None

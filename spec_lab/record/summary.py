@@ -7,7 +7,7 @@ from the first repeat: greedy runs repeat exactly, and `repeats_identical` says 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from spec_lab.record.schema import (
     Ratio,
     Reference,
     Repeat,
+    RoundWork,
     Speed,
     Status,
     Summary,
@@ -52,6 +53,11 @@ class RunInfo:
     config: dict[str, Any]
     provenance: Provenance
     started_at: str
+
+
+NOT_PROFILED = RoundWork(
+    launches_per_round=None, replays_per_round=None, host_syncs_per_round=None, gpu_busy_ms_per_round=None
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,7 @@ def build_summary(
     reason: str | None = None,
     divergences: Sequence[Divergence] | None = None,
     kernels: Sequence[Kernel] = (),
+    work: RoundWork | None = None,
     acceptance_imposed: bool = False,
     acceptance_lossless: bool | None = None,
 ) -> Summary:
@@ -120,6 +127,7 @@ def build_summary(
         reason: why a run did not finish.
         divergences: result of the audit against plain decoding; None where there was none.
         kernels: from the profiled stretch.
+        work: of a round of it; None where there was none.
         acceptance_imposed: the rule set how much is accepted, so acceptance is no result.
         acceptance_lossless: whether the rule promises plain decoding's output; None where no rule was at work.
     """
@@ -127,6 +135,8 @@ def build_summary(
     first = main.repeats[0] if main.repeats else None
     num_draft_tokens = main.num_draft_tokens
     diverged = None if divergences is None else {divergence.request_id for divergence in divergences}
+    work = work or NOT_PROFILED
+    speed = _speed(main.repeats)
     summary: Summary = {
         "schema_version": SCHEMA_VERSION,
         "status": status,
@@ -141,9 +151,11 @@ def build_summary(
         "accepted_histogram": metrics.accepted_histogram(main.requests, num_draft_tokens),
         "emitted_histogram": metrics.emitted_histogram(main.requests, num_draft_tokens),
         "verify_calls": len(first.rounds) if first else 0,
-        **_speed(main.repeats),
+        **speed,
         **_comparison(main, references),
         "latency_ms": _latency_ms(main.repeats),
+        **work,
+        "gpu_idle_share": metrics.gpu_idle_share(work["gpu_busy_ms_per_round"], speed["round_ms"]),
         "kernels": list(kernels),
         "by_category": _by_category(main, diverged),
         "divergence": None if divergences is None else _count_divergences(len(main.requests), divergences),
@@ -197,6 +209,7 @@ def _speed(repeats: Sequence[GenerationResult]) -> Speed:
         repeats=[_repeat(result) for result in repeats],
         repeats_identical=_repeats_identical(repeats),
         round_ms=over_repeats(metrics.round_ms(result.rounds) for result in repeats),
+        launch_ms=over_repeats(metrics.launch_ms(result.rounds) for result in repeats),
         stage_ms_per_round={
             stage: over_repeats(metrics.stage_ms(result.rounds, stage) for result in repeats)
             for stage in metrics.STAGES
@@ -227,9 +240,8 @@ def _repeats_identical(repeats: Sequence[GenerationResult]) -> bool | None:
 def _graph(repeats: Sequence[GenerationResult]) -> Graph:
     """The engine counts on from pass to pass, so the last repeat knows them all."""
     if not repeats:
-        return Graph(mode=None, captures=0, replays=0, fallbacks=0)
-    counts = repeats[-1].graph
-    return Graph(mode=counts.mode, captures=counts.captures, replays=counts.replays, fallbacks=counts.fallbacks)
+        return Graph(mode=None, captures=0, replays=0, fallbacks=0, nodes={})
+    return Graph(**asdict(repeats[-1].graph))
 
 
 def _comparison(main: Measured, references: Mapping[str, Measured]) -> Comparison:

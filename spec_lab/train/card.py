@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.evaluate import format_table
 from spec_lab.train.stages import RunFolder
 
@@ -21,8 +22,11 @@ REPRODUCIBILITY = """The same seed gives the same examples in the same order, no
 its kernels, and the natural text on the Python version."""
 
 
-def target_card(folder: RunFolder) -> str:
-    """README.md of the target."""
+def target_card(folder: RunFolder, measured: Path, kind: str | None) -> str:
+    """README.md of a target trained here.
+
+    `measured`: the drafter whose drafts its evaluation counts, of the given kind; the target itself without one.
+    """
     corpus, training = _record(folder, folder.corpus), _record(folder, folder.target)
     recipe, output = training["recipe"], folder.target
     config = json.loads((output / "config.json").read_text())
@@ -58,46 +62,37 @@ token. Seed {recipe["seed"]}. {_where(training)}.
 
 {_curve(training)}
 
-{_evaluation(folder)}
+{_evaluation(folder, measured, kind)}
 
 {LIMITS}"""
     return _reflow(card)
 
 
-def drafter_card(folder: RunFolder, output: Path) -> str:
-    """README.md of the EAGLE-3 head in `output`."""
+def drafter_card(folder: RunFolder, output: Path, description: DrafterDescription, command: str) -> str:
+    """README.md of the drafter in `output`; `command` is what trained it."""
     training, texts = _record(folder, output), _record(folder, folder.generations)
     recipe = training["recipe"]
-    config = json.loads((output / "config.json").read_text())
-    body = sum(prod(shape) for name, shape in _shapes(output).items() if name.startswith(("fc.", "midlayer.")))
-    share = body / _num_parameters(folder.target)
-    card = f"""# {output.name}: a draft head for {folder.target.name}
+    kind = description.kind[0].upper() + description.kind[1:]
+    share = _num_parameters(output) / _num_parameters(folder.target)
+    card = f"""# {output.name}: a drafter for {folder.target.name}
 
-An EAGLE-3 head of {_num_parameters(output) / 1e6:.2f} M parameters in bf16 ({_megabytes(output):.1f} MB). Its layer and
-`fc` are {share:.1%} of the target's parameters. It reads the inputs of the target's layers 2, L // 2 and L - 3 (the
-default of vLLM and SGLang, so the config names none), has one layer with {config["num_attention_heads"]} query and
-{config["num_key_value_heads"]} key-value heads and feed-forward {config["intermediate_size"]}, and drafts
-{config["draft_vocab_size"]} of the target's {config["vocab_size"]} tokens: those the target writes most, and all
-markers.
-
-Row p pairs the target's embedding of token p+1 with `fc` of the taps at p, at rotary position p. The residual is the
-raw `fc` output (`norm_before_residual` false); what the layer leaves, before the norm, is recycled.
+{kind} of {_num_parameters(output) / 1e6:.2f} M parameters in bf16 ({_megabytes(output):.1f} MB), {share:.0%} of the
+target's. {description.reading}
 
 ## Training
 On {texts["num_texts"]:,} texts that the target wrote after prompts of the training split of all nine categories,
 {texts["recipe"]["sampled_fraction"]:.0%} of them sampled at temperature {texts["recipe"]["temperature"]:g}, the others
-greedy; loss on what the target wrote, against the target's own probabilities, over {recipe["num_unrolled_steps"]} steps
-of the paper's training-time test, step i counting {recipe["step_loss_decay"]:g}^i.
+greedy; loss on what the target wrote, against the target's own probabilities, {description.loss}.
 {_optimisation(recipe["optimisation"])} Seed {recipe["seed"]}. {_where(training)}, and {texts["seconds"]:.0f} s for the
 texts. Licences of the data: as the target's.
 
-    {COMMAND}
+    {command}
 
 {REPRODUCIBILITY}
 
 {_curve(training)}
 
-{_evaluation(folder)}
+{_evaluation(folder, output, description.kind)}
 
 {LIMITS}"""
     return _reflow(card)
@@ -108,27 +103,31 @@ LIMITS = """## What these figures do not say about large models
   random and where it computes in its head; a large model is uncertain about meaning.
 - The natural text was seen many times over. On unseen code and prose the model invents and repeats itself, and
   repetition is easy to draft.
-- The head is larger beside its target than a real one, and the target costs almost nothing to run: a speedup measured
-  with this pair says nothing about speedups elsewhere. Which method is better may carry over, by how much does not.
+- The drafter is larger beside its target than a real one, and the target costs almost nothing to run: a speedup
+  measured with this pair says nothing about speedups elsewhere. Which method is better may carry over, by how much does
+  not.
 - Accuracy is measured on prompts of the generator that made the training text. It is a meter for what a lossy rule
   breaks, not a claim about reasoning.
 """
 
 
-def _evaluation(folder: RunFolder) -> str:
-    report = json.loads((folder.records / "evaluation.json").read_text())
+def _evaluation(folder: RunFolder, measured: Path, kind: str | None) -> str:
+    report = json.loads(folder.evaluation(measured).read_text(encoding="utf-8"))
     pooled = report["pooled"]
-    cut_short = pooled["truncated_rounds"]
     return f"""## Evaluation
 {pooled["prompts"]} prompts (`spec_lab/workloads/prompts`), greedy, at most {report["max_new_tokens"]} new tokens,
-float32 from the bf16 weights. Acceptance length: tokens a round, pooled, strict acceptance of
-K={report["num_draft_tokens"]} drafts of the EAGLE-3 head; {cut_short} rounds that the end of a text
-cut short are left out of {pooled["rounds"] + cut_short}. Rate by position: share of rounds that accepted draft 1, 2,
-... Rows < {report["uncertain_below"]}: share of written tokens whose most likely token had less probability, in
-thinking and elsewhere. Counted by replaying the rounds over the plain greedy text (`spec_lab/train/rounds.py`), not by
-running them.
+float32 from the bf16 weights. {"" if kind is None else _drafts(report, kind)} Rows < {report["uncertain_below"]}: share
+of written tokens whose most likely token had less probability, in thinking and elsewhere.
 
 {format_table(report)}"""
+
+
+def _drafts(report: dict[str, Any], kind: str) -> str:
+    num_rounds, cut_short = report["pooled"]["rounds"], report["pooled"]["truncated_rounds"]
+    return f"""Acceptance length: tokens a round, pooled, strict acceptance of K={report["num_draft_tokens"]} drafts of
+{kind}; {cut_short} rounds that the end of a text cut short are left out of {num_rounds + cut_short}. Rate by position:
+share of rounds that accepted draft 1, 2, ... Both are counted by replaying the rounds over the plain greedy text
+(`spec_lab/train/rounds.py`), not by running them."""
 
 
 def _passes_over_natural_text(training: dict[str, Any], corpus: dict[str, Any]) -> float:

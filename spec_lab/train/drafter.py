@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,6 +24,35 @@ given that the drafts before it were.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingTask:
+    """What every recipe gets: the frozen target `model` and its own texts.
+
+    `always_drafted`: token ids that must be draftable, however rare. `checkpoint`: the file that an interrupted
+    training goes on from.
+    """
+
+    model: Qwen3ForCausalLM
+    generations: Generations
+    always_drafted: list[int]
+    checkpoint: Path
+    seed: int
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterDescription:
+    """A drafter's part of its card, in Markdown without headings.
+
+    `kind`: what it is with its article, as in "an EAGLE-3 head". `reading`: paragraphs about its sizes, what it reads
+    and what it recycles. `loss`: what training compared with the target's probabilities, as in "over 5 steps of ...".
+    """
+
+    kind: str
+    reading: str
+    loss: str
+
+
 class DrafterRecipe(Protocol):
     """Size and training of one kind of drafter: an option of the `drafter` group."""
 
@@ -30,20 +60,11 @@ class DrafterRecipe(Protocol):
     def name(self) -> str:
         """As in `drafter=NAME`; the weights go to `pocket-NAME`."""
 
-    def train(
-        self,
-        model: Qwen3ForCausalLM,
-        generations: Generations,
-        always_drafted: list[int],
-        folder: Path,
-        checkpoint: Path,
-        seed: int,
-        device: torch.device,
-    ) -> list[CurvePoint]:
-        """Trains for the frozen target `model` on its own `generations` and saves the drafter to `folder`.
-
-        `always_drafted`: token ids that must be draftable, however rare.
-        """
+    def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
+        """Trains a drafter and saves it to `folder`; returns the loss curve."""
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
         """The saved drafter beside its target, ready to be asked where it agrees with a text."""
+
+    def describe(self, folder: Path) -> DrafterDescription:
+        """What the card says of the drafter saved in `folder`; common to all are data, curve, evaluation and limits."""

@@ -5,11 +5,9 @@ Everything is computed in float32 from the bf16 weights, as the runtime does on 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby, islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +18,7 @@ from spec_lab.train.drafter import DraftMatcher
 from spec_lab.train.generate import Continuation, generate
 from spec_lab.train.generations import Generations
 from spec_lab.train.rounds import RoundCounts
-from spec_lab.train.target import features_and_logits
+from spec_lab.train.target import run_target
 from spec_lab.workloads.checker import is_correct
 from spec_lab.workloads.example import THINK_END, THINK_START, render_prompt
 from spec_lab.workloads.load import Prompt, shipped_prompts
@@ -164,7 +162,7 @@ class EvaluationRecipe:
         for start in range(0, len(continuations), self.rows_per_forward):
             part = continuations[start : start + self.rows_per_forward]
             tokens = Generations.of(part, width, pad_id=0).tokens.long().to(model.device)
-            log_probabilities = features_and_logits(model, tokens)[1].float().log_softmax(-1)
+            log_probabilities = run_target(model, tokens).logits.float().log_softmax(-1)
             top_probability = log_probabilities.amax(-1).exp().cpu()
             entropy = -(log_probabilities.exp() * log_probabilities).sum(-1).cpu()
             num_matches = None
@@ -227,11 +225,3 @@ def format_table(report: dict) -> str:  # type: ignore[type-arg]
 
 def _cell(value: float | None, spec: str) -> str:
     return "-" if value is None else format(value, spec)
-
-
-def save_report(report: dict[str, object], samples: list[Sample], folder: Path) -> None:
-    """`evaluation.json` and `samples.json`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "evaluation.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    texts = json.dumps([asdict(sample) for sample in samples], indent=2, ensure_ascii=False)
-    (folder / "samples.json").write_text(texts + "\n", encoding="utf-8")

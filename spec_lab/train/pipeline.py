@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from dataclasses import asdict, dataclass
@@ -11,14 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from spec_lab.build.models import ZOO
 from spec_lab.train import corpus
-from spec_lab.train.card import drafter_card, target_card
+from spec_lab.train.card import COMMAND, drafter_card, target_card
 from spec_lab.train.data import Shard, build_shard, generate_examples, map_in_processes, tokenise_natural_text
-from spec_lab.train.drafter import DrafterRecipe
-from spec_lab.train.evaluate import EvaluationRecipe, format_table, save_report
+from spec_lab.train.drafter import DrafterRecipe, TrainingTask
+from spec_lab.train.evaluate import EvaluationRecipe, format_table
 from spec_lab.train.generations import Generations, GenerationsRecipe
 from spec_lab.train.loop import CurvePoint
-from spec_lab.train.stages import RunFolder, run_stage
+from spec_lab.train.stages import RunFolder, run_stage, write_json
 from spec_lab.train.target import TargetRecipe, load_target
 from spec_lab.train.tokenizer import train_tokenizer
 from spec_lab.workloads.example import SPECIAL_TOKENS, render_example
@@ -47,38 +49,43 @@ class CorpusRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The recipes of all stages; an option of the `drafter` group gives the last one, none leaves it out."""
+    """The recipes of all stages.
+
+    `target` None takes the shipped one as it lies and leaves out the stages before it; `drafter` None leaves out the
+    stages after it.
+    """
 
     tokenizer: TokenizerRecipe
     corpus: CorpusRecipe
-    target: TargetRecipe
     generations: GenerationsRecipe
     evaluation: EvaluationRecipe
     output_dir: str
     seed: int
     device: str
     num_workers: int | None
+    target: TargetRecipe | None = None
     drafter: DrafterRecipe | None = None
 
     def run(self) -> RunFolder:
         """Runs what is missing under `output_dir`; the last line printed is that folder."""
-        folder = RunFolder(Path(self.output_dir))
-        for output, recipe, build in (
-            (folder.tokenizer, self.tokenizer, self._train_tokenizer),
-            (folder.corpus, self.corpus, self._build_corpus),
-            (folder.target, self.target, self._train_target),
-        ):
-            self._stage(folder, output, recipe, build)
+        folder = RunFolder(Path(self.output_dir), shipped_target=ZOO / "pocket" if self.target is None else None)
+        if self.target is not None:
+            self._stage(folder, folder.tokenizer, self.tokenizer, self._train_tokenizer)
+            self._stage(folder, folder.corpus, self.corpus, self._build_corpus)
+            self._stage(folder, folder.target, self.target, self._train_target)
         if self.drafter is not None:
-            self._stage(folder, folder.generations, self.generations, self._generate)
-            self._stage(folder, folder.drafter(self.drafter.name), self.drafter, self._train_drafter)
+            made_for = {"target": _digest(folder.target / "model.safetensors")}
+            self._stage(folder, folder.generations, self.generations, self._generate, made_for)
+            self._stage(folder, folder.drafter(self.drafter.name), self.drafter, self._train_drafter, made_for)
         self._evaluate(folder)
         self._write_cards(folder)
         print(folder.root)
         return folder
 
-    def _stage(self, folder: RunFolder, output: Path, recipe: Any, build: Any) -> None:
-        settings = {"seed": self.seed, **asdict(recipe)}
+    def _stage(
+        self, folder: RunFolder, output: Path, recipe: Any, build: Any, made_for: dict[str, str] | None = None
+    ) -> None:
+        settings = {"seed": self.seed, **(made_for or {}), **asdict(recipe)}
         run_stage(folder, output, settings, self._device(), lambda unfinished: build(folder, unfinished))
 
     def _train_tokenizer(self, folder: RunFolder, output: Path) -> dict[str, Any]:
@@ -112,6 +119,7 @@ class Pipeline:
     def _train_target(self, folder: RunFolder, output: Path) -> dict[str, Any]:
         from transformers import AutoTokenizer
 
+        assert self.target is not None
         tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer)
         checkpoint = folder.checkpoint(folder.target)
         curve = self.target.train(tokenizer, folder.corpus, output, checkpoint, self.seed, self._device())
@@ -132,8 +140,8 @@ class Pipeline:
         generations = Generations.load(folder.generations / "generations.safetensors")
         markers = tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))
         checkpoint = folder.checkpoint(folder.drafter(self.drafter.name))
-        curve = self.drafter.train(model, generations, markers, output, checkpoint, self.seed, self._device())
-        return {"curve": _plain(curve)}
+        task = TrainingTask(model, generations, markers, checkpoint, self.seed, self._device())
+        return {"curve": _plain(self.drafter.train(task, output))}
 
     def _evaluate(self, folder: RunFolder) -> None:
         """Always runs anew: it is short, and no later stage depends on it."""
@@ -142,14 +150,29 @@ class Pipeline:
         if self.drafter is not None:
             match = self.drafter.matcher(folder.drafter(self.drafter.name), model, self._device())
         report, samples = self.evaluation.run(model, tokenizer, match)
-        save_report(report, samples, folder.records)
+        write_json(folder.evaluation(self._measured(folder)), report)
+        write_json(folder.samples(self._measured(folder)), [asdict(sample) for sample in samples])
         print(format_table(report))
 
+    def _measured(self, folder: RunFolder) -> Path:
+        """What the evaluation is of: the drafter beside its target, or the target alone."""
+        return folder.target if self.drafter is None else folder.drafter(self.drafter.name)
+
     def _write_cards(self, folder: RunFolder) -> None:
-        (folder.target / "README.md").write_text(target_card(folder), encoding="utf-8")
+        measured, kind = self._measured(folder), None
         if self.drafter is not None:
-            output = folder.drafter(self.drafter.name)
-            (output / "README.md").write_text(drafter_card(folder, output), encoding="utf-8")
+            description = self.drafter.describe(measured)
+            kind = description.kind
+            card = drafter_card(folder, measured, description, self._command())
+            (measured / "README.md").write_text(card, encoding="utf-8")
+        if self.target is not None:
+            (folder.target / "README.md").write_text(target_card(folder, measured, kind), encoding="utf-8")
+
+    def _command(self) -> str:
+        """What trains this drafter, as its card gives it."""
+        assert self.drafter is not None
+        target = " target=shipped" if self.target is None else ""
+        return f"{COMMAND}{target} drafter={self.drafter.name}"
 
     def _device(self) -> torch.device:
         if self.device == "auto":
@@ -162,3 +185,8 @@ class Pipeline:
 
 def _plain(curve: list[CurvePoint]) -> list[dict[str, Any]]:
     return [asdict(point) for point in curve]
+
+
+def _digest(file: Path) -> str:
+    """Tells one target's weights from another's."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()

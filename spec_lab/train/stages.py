@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import platform
@@ -20,9 +21,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where a run keeps what."""
+    """Where a run keeps what; several runs that train drafters for one target may share it, also at the same time.
+
+    `shipped_target`: a target that is used as it lies, None where the run trains its own.
+    """
 
     root: Path
+    shipped_target: Path | None = None
 
     @property
     def tokenizer(self) -> Path:
@@ -35,7 +40,7 @@ class RunFolder:
 
     @property
     def target(self) -> Path:
-        return self.root / "pocket"
+        return self.shipped_target or self.root / "pocket"
 
     @property
     def generations(self) -> Path:
@@ -43,7 +48,7 @@ class RunFolder:
 
     @property
     def records(self) -> Path:
-        """A file a stage with its recipe, time, device and loss curve; and what the evaluation measured."""
+        """A file a stage with its recipe, time, device and loss curve; and what the evaluations measured."""
         return self.root / "records"
 
     def drafter(self, name: str) -> Path:
@@ -51,6 +56,14 @@ class RunFolder:
 
     def record(self, output: Path) -> Path:
         return self.records / f"{output.name}.json"
+
+    def evaluation(self, output: Path) -> Path:
+        """What was measured of the target, or of the drafter in `output` beside it."""
+        return self.records / f"{output.name}-evaluation.json"
+
+    def samples(self, output: Path) -> Path:
+        """A few of the texts that were written to measure it."""
+        return self.records / f"{output.name}-samples.json"
 
     def checkpoint(self, output: Path) -> Path:
         return self.root / "checkpoints" / f"{output.name}.pt"
@@ -65,13 +78,24 @@ def run_stage(
 ) -> None:
     """Builds `output` with `build(unfinished folder)`, whose result goes into the record, unless `output` exists.
 
-    Raises ValueError where the folder, or a checkpoint in it, was made with another `recipe`.
+    Of several processes that want the same output one builds it, and the others wait for it. Raises ValueError where
+    the folder, or a checkpoint in it, was made with another `recipe`.
     """
-    record_file = folder.record(output)
-    _refuse_another_recipe(record_file, output, recipe)
-    if output.exists():
-        log.info("%s exists: skipped", output)
-        return
+    with _locked(folder.record(output).with_suffix(".lock")):
+        _refuse_another_recipe(folder.record(output), output, recipe)
+        if output.exists():
+            log.info("%s exists: skipped", output)
+            return
+        _build_stage(folder, output, recipe, device, build)
+
+
+def _build_stage(
+    folder: RunFolder,
+    output: Path,
+    recipe: dict[str, Any],
+    device: torch.device,
+    build: Callable[[Path], dict[str, Any]],
+) -> None:
     log.info("building %s", output)
     record: dict[str, Any] = {
         "recipe": recipe,
@@ -79,14 +103,23 @@ def run_stage(
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    _write_json(record_file, record)
+    write_json(folder.record(output), record)
     started = time.perf_counter()
     with finished_folder(output) as unfinished:
         facts = build(unfinished)
         record |= {"seconds": time.perf_counter() - started, **facts}
-        _write_json(record_file, record)
+        write_json(folder.record(output), record)
     folder.checkpoint(output).unlink(missing_ok=True)
     log.info("built %s in %.0f s", output, record["seconds"])
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Holds the lock of `file` against other processes; the system releases it when a process dies."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
 
 
 def _refuse_another_recipe(record_file: Path, output: Path, recipe: dict[str, Any]) -> None:
@@ -101,9 +134,10 @@ def _refuse_another_recipe(record_file: Path, output: Path, recipe: dict[str, An
         )
 
 
-def _write_json(file: Path, content: dict[str, Any]) -> None:
+def write_json(file: Path, content: Any) -> None:
+    """One file of the records, its folder made where it is missing."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @contextmanager

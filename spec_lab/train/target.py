@@ -118,12 +118,31 @@ def tapped_layers(num_layers: int) -> tuple[int, int, int]:
     return taps
 
 
+@dataclass(frozen=True, slots=True)
+class TargetOutputs:
+    """What one forward over rows `[batch, length]` leaves for drafters to read.
+
+    `layer_inputs`: of every layer, `[batch, length, hidden]`. `final_hidden` `[batch, length, hidden]`: after the last
+    norm, what the LM head reads. `keys_values`: of every layer, `[batch, num_kv_heads, length, head_dim]` each, the
+    keys normed and rotated, as the target's cache holds them.
+    """
+
+    layer_inputs: tuple[Tensor, ...]
+    final_hidden: Tensor
+    logits: Tensor
+    keys_values: tuple[tuple[Tensor, Tensor], ...]
+
+    def taps(self) -> Tensor:
+        """`[batch, length, 3 * hidden]`: the inputs of the tapped layers side by side."""
+        return torch.cat([self.layer_inputs[layer] for layer in tapped_layers(len(self.layer_inputs))], dim=-1)
+
+
 @torch.no_grad()
-def features_and_logits(model: Qwen3ForCausalLM, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Of rows `[batch, length]`: the tapped layer inputs side by side `[batch, length, 3 * hidden]`, and the logits."""
-    output = model(
-        input_ids=tokens, attention_mask={"full_attention": None}, use_cache=False, output_hidden_states=True
-    )
-    taps = tapped_layers(model.config.num_hidden_layers)
-    # hidden_states[i] is the input of layer i; entry 0 is the embedding.
-    return torch.cat([output.hidden_states[layer] for layer in taps], dim=-1), output.logits
+def run_target(model: Qwen3ForCausalLM, tokens: Tensor) -> TargetOutputs:
+    """One causal forward over rows `[batch, length]`, positions 0.. each."""
+    # The mask as for training: none. The cache comes for the price of a copy.
+    output = model(input_ids=tokens, attention_mask={"full_attention": None}, use_cache=True, output_hidden_states=True)
+    # hidden_states[i] is the input of layer i; entry 0 is the embedding, the last one the final norm's output.
+    *layer_inputs, final_hidden = output.hidden_states
+    keys_values = tuple((layer.keys, layer.values) for layer in output.past_key_values.layers)
+    return TargetOutputs(tuple(layer_inputs), final_hidden, output.logits, keys_values)

@@ -1,0 +1,143 @@
+"""Time of the paged attention kernel on a GPU, beside torch's SDPA and the bytes that have to move.
+
+    PYTHONPATH=.:kernels python kernels/bench/attention.py [--batch 1 16 64] [--keys 512 4096] [--rows 1 4]
+
+The physics: with few query rows a request, attention reads every key and value once and does next to no arithmetic, so
+its floor is `2 * keys * num_kv_heads * head_dim * bytes` a request over the memory's bandwidth (an H200 streams about
+4.2 TB/s). One request has only `num_kv_heads` independent pieces, far fewer than the GPU has multiprocessors; the keys
+are split so that all of them read. Splits cost a second kernel and their partial results: `splits * rows * num_heads *
+(head_dim + 2)` floats written and read. At short lengths none of this shows: two dependent kernels in a CUDA graph take
+some microseconds however little they read. The partials stay in L2 mostly, so the floor printed leaves them out.
+
+Times are of one launch inside a CUDA graph of many, which cycles through caches larger together than L2: a layer's keys
+are never there from the layer before. SDPA gets keys and values that are contiguous already, so that what it is spared,
+the gather from pages, is not in its time; it reads the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from spec_kernels.attention import choose_split_keys, paged_attention
+
+BANDWIDTH = 4.2e12
+L2_BYTES = 60e6
+LAUNCHES, REPEATS = 64, 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One measurement: `batch` requests of `keys` keys and `rows` query rows each."""
+
+    batch: int
+    keys: int
+    rows: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    window: int | None
+
+    @property
+    def kv_bytes(self) -> int:
+        """bfloat16 keys and values that have to be read."""
+        seen = self.keys if self.window is None else min(self.keys, self.window + self.rows - 1)
+        return self.batch * seen * 2 * self.num_kv_heads * self.head_dim * 2
+
+
+def microseconds(launch: Callable[[int], object]) -> float:
+    """Median time of one of LAUNCHES `launch(i)` in one CUDA graph."""
+    launch(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for index in range(LAUNCHES):
+            launch(index)
+    times = []
+    for _ in range(REPEATS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / LAUNCHES)
+    return sorted(times)[len(times) // 2]
+
+
+def num_copies(shape: Shape) -> int:
+    """Caches to cycle through, so that each is out of L2 when its turn comes again."""
+    return min(LAUNCHES, 1 + int(2 * L2_BYTES / shape.kv_bytes))
+
+
+def kernel_time(shape: Shape, split_keys: int) -> float:
+    columns = -(-shape.keys // shape.page_size)
+    pages = torch.randperm(shape.batch * columns, device="cuda").view(shape.batch, columns) + 2
+    page_table = torch.cat((pages, torch.ones_like(pages[:, :1])), dim=1)
+    cells = (num_copies(shape), (shape.batch * columns + 2) * shape.page_size, 2, shape.num_kv_heads, shape.head_dim)
+    caches = torch.randn(cells, device="cuda", dtype=torch.bfloat16)
+    num_rows = shape.batch * shape.rows
+    queries = torch.randn(num_rows, shape.num_heads, shape.head_dim, device="cuda", dtype=torch.bfloat16)
+    out = queries.new_empty(num_rows, shape.num_heads * shape.head_dim)
+    seq_lens = torch.full((shape.batch,), shape.keys, device="cuda")
+
+    def launch(index: int) -> None:
+        cache = caches[index % len(caches)]
+        bound, scale = shape.keys, shape.head_dim**-0.5
+        paged_attention(
+            out, queries, cache, page_table, seq_lens, shape.page_size, bound, split_keys, scale, shape.window
+        )
+
+    return microseconds(launch)
+
+
+def sdpa_time(shape: Shape) -> float:
+    """The query heads of a KV head as rows of one product, a causal (windowed) mask, keys and values contiguous."""
+    group = shape.num_heads // shape.num_kv_heads
+    kv_shape = (num_copies(shape), 2, shape.batch, shape.num_kv_heads, shape.keys, shape.head_dim)
+    kv = torch.randn(kv_shape, device="cuda", dtype=torch.bfloat16)
+    heads = (shape.batch, shape.num_kv_heads, group * shape.rows, shape.head_dim)
+    queries = torch.randn(heads, device="cuda", dtype=torch.bfloat16)
+    positions = torch.arange(shape.keys, device="cuda")
+    ends = (shape.keys - torch.arange(shape.rows - 1, -1, -1, device="cuda")).repeat(group).unsqueeze(1)
+    visible = positions < ends
+    if shape.window is not None:
+        visible &= positions >= ends - shape.window
+    mask = torch.zeros(visible.shape, device="cuda", dtype=torch.bfloat16).masked_fill_(~visible, float("-inf"))
+
+    def launch(index: int) -> torch.Tensor:
+        keys, values = kv[index % len(kv)]
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask.expand(*heads[:2], -1, -1))
+
+    return microseconds(launch)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("batch", [1, 16, 64]), ("keys", [512, 1024, 4096]), ("rows", [1, 4, 8])):
+        parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
+    parser.add_argument("--split-keys", type=int, nargs="+", help="splits to try; default: that of --keys positions")
+    for name, default in (("num-heads", 32), ("num-kv-heads", 8), ("head-dim", 128), ("page-size", 16)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--window", type=int)
+    options = parser.parse_args()
+    torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for every shape
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of {REPEATS} replays")
+    print("batch   keys  rows  split   kernel us    sdpa us   floor us   of floor")
+    for batch, keys, rows in itertools.product(options.batch, options.keys, options.rows):
+        heads = (options.num_heads, options.num_kv_heads, options.head_dim)
+        shape = Shape(batch, keys, rows, *heads, options.page_size, options.window)
+        floor, sdpa = shape.kv_bytes / BANDWIDTH * 1e6, sdpa_time(shape)
+        for split_keys in options.split_keys or [choose_split_keys(keys)]:
+            kernel = kernel_time(shape, split_keys)
+            cells = f"{kernel:11.2f}{sdpa:11.2f}{floor:11.2f}{floor / kernel:11.0%}"
+            print(f"{batch:5}{keys:7}{rows:6}{split_keys:7} {cells}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Sampling a draft from its logits, with the step's number on the device.
+
+vLLM's `gumbel_sample` writes the processed logits itself for the reason this kernel does: a column that is a tensor,
+used as an index in torch, copies. The draw is the exponential race of the lab's noise, the same law as the Gumbel trick.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.noise import USE_DRAFT, arrival, race_reference, round_key, round_key_reference
+from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.vocabulary import NO_TOKEN, RACE_TILE, finite_or_zero, load_logits, lowest_top, num_tiles_of
+
+
+@triton.jit
+def _race_in_tiles(
+    scores_ptr: tl.tensor,
+    score_ids_ptr: tl.tensor,
+    kept_logits_ptr: tl.tensor,
+    logits_ptr: tl.tensor,
+    slot_ids_ptr: tl.tensor,
+    slot_seeds_ptr: tl.tensor,
+    kv_lens_ptr: tl.tensor,
+    column_ptr: tl.tensor,
+    temperature: tl.tensor,
+    vocab_size: tl.tensor,
+    logits_stride: tl.tensor,
+    kept_slot_stride: tl.tensor,
+    kept_column_stride: tl.tensor,
+    RACE_TILE: tl.constexpr,
+) -> None:
+    """One vocabulary tile of one request: its winner, and by how much, in a measure that tiles share."""
+    request = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    slot = tl.load(slot_ids_ptr + request)
+    column = tl.load(column_ptr)
+    ids = tile * RACE_TILE + tl.arange(0, RACE_TILE)
+    logits = load_logits(logits_ptr + request * logits_stride, ids, vocab_size)
+    scaled = tl.div_rn(logits, tl.full(logits.shape, temperature, tl.float32))
+    kept_ptrs = kept_logits_ptr + slot * kept_slot_stride + column * kept_column_stride + ids
+    tl.store(kept_ptrs, scaled, mask=ids < vocab_size)
+
+    key = round_key(tl.load(slot_seeds_ptr + slot), tl.load(kv_lens_ptr + request), column, USE_DRAFT)
+    # Weights relative to the tile's own top: one pass, since the winner's logarithm puts the top back.
+    top = tl.max(scaled, 0)
+    weights = tl.exp(scaled - finite_or_zero(top))
+    ratio, winner = lowest_top(tl.where(weights > 0, weights, 0.0) / arrival(key, ids), ids, 0)
+    out = request * tl.num_programs(1) + tile
+    tl.store(scores_ptr + out, tl.log(ratio) + top)
+    tl.store(score_ids_ptr + out, winner)
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def _finish_race(
+    tokens_ptr: tl.tensor,
+    scores_ptr: tl.tensor,
+    score_ids_ptr: tl.tensor,
+    num_tiles: tl.tensor,
+    TILE_TILE: tl.constexpr,
+) -> None:
+    """One request. Without any weight, of a padded row perhaps, token 0."""
+    request = tl.program_id(0)
+    tiles = tl.arange(0, TILE_TILE)
+    is_tile = tiles < num_tiles
+    scores = tl.load(scores_ptr + request * num_tiles + tiles, mask=is_tile, other=float("-inf"))
+    scores = tl.where(scores == scores, scores, float("-inf"))
+    winners = tl.load(score_ids_ptr + request * num_tiles + tiles, mask=is_tile, other=NO_TOKEN)
+    _, token = lowest_top(scores, winners, 0)
+    tl.store(tokens_ptr + request, token)
+
+
+@torch.library.custom_op("spec_kernels::sample_draft", mutates_args=("tokens", "kept_logits"))
+def sample_draft(
+    tokens: torch.Tensor,
+    kept_logits: torch.Tensor,
+    logits: torch.Tensor,
+    slot_ids: torch.Tensor,
+    slot_seeds: torch.Tensor,
+    kv_lens: torch.Tensor,
+    column: torch.Tensor,
+    temperature: float,
+) -> None:
+    """Draw a token a request from softmax(logits / temperature), and keep logits / temperature for verification.
+
+    Args:
+        tokens: [batch] int64, written.
+        kept_logits: [num_slots + 1, K, vocab] float32, written at (`slot_ids`, `column`). Padded rows have the scratch
+            slot, the last.
+        logits: [batch, vocab] float32, float16 or bfloat16; -inf outside the draft vocabulary.
+        slot_ids: [batch] int64.
+        slot_seeds: [num_slots + 1] int64 request seed of each slot.
+        kv_lens: [batch] int64 L of the round that will verify the draft.
+        column: [1] int64 which draft of the round, from 0.
+        temperature: above 0.
+    """
+    batch, vocab_size = logits.shape
+    assert temperature > 0, "greedy drafts are an argmax"
+    for vector in (tokens, slot_ids, kv_lens):
+        assert_rows_of(vector, batch)
+    assert_rows_of(column, 1)
+    assert_rows_of(kept_logits, kept_logits.shape[0], kept_logits.shape[1], vocab_size)
+    assert_rows_of(slot_seeds, kept_logits.shape[0])
+    assert logits.stride(1) == 1 and kept_logits.dtype == torch.float32
+    num_tiles = num_tiles_of(vocab_size, RACE_TILE)
+    scores = torch.empty((batch, num_tiles), dtype=torch.float64, device=logits.device)
+    score_ids = torch.empty_like(scores, dtype=torch.int32)
+    with launch_on(logits):
+        _race_in_tiles[(batch, num_tiles)](
+            *(scores, score_ids, kept_logits, logits, slot_ids, slot_seeds, kv_lens, column, temperature, vocab_size),
+            *(logits.stride(0), kept_logits.stride(0), kept_logits.stride(1)),
+            RACE_TILE=RACE_TILE,
+        )
+        _finish_race[(batch,)](tokens, scores, score_ids, num_tiles, TILE_TILE=triton.next_power_of_2(num_tiles))
+
+
+def sample_draft_reference(
+    tokens: torch.Tensor,
+    kept_logits: torch.Tensor,
+    logits: torch.Tensor,
+    slot_ids: torch.Tensor,
+    slot_seeds: torch.Tensor,
+    kv_lens: torch.Tensor,
+    column: torch.Tensor,
+    temperature: float,
+) -> None:
+    """What `sample_draft` does."""
+    scaled = logits.float() / temperature
+    kept_logits.index_put_((slot_ids, column.expand_as(slot_ids)), scaled)
+    keys = round_key_reference(slot_seeds[slot_ids], kv_lens, column, USE_DRAFT)
+    tokens.copy_(race_reference(torch.softmax(scaled, dim=-1), keys))

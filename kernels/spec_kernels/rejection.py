@@ -1,0 +1,349 @@
+"""Rejection sampling of drafts (Leviathan et al., arXiv 2211.17192): accept draft x with probability min(1, p(x) / q(x)),
+then draw one token from what of p the drafts left.
+
+In the stages of vLLM's sampler: a softmax's maximum and sum for every tile of the vocabulary; one program a request that
+walks its drafts; a race over the vocabulary of the one row reached, tile by tile; its winner put behind the drafts. The
+probabilities of a whole row are never written.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.noise import (
+    USE_ACCEPT,
+    USE_EMIT,
+    arrival,
+    race_reference,
+    round_key,
+    round_key_reference,
+    uniform,
+    uniform_reference,
+)
+from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.vocabulary import (
+    NO_TOKEN,
+    RACE_TILE,
+    VOCAB_TILE,
+    finite_or_zero,
+    load_logits,
+    lowest_top,
+    merge_sums,
+    num_tiles_of,
+)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _softmax_in_tiles(
+    tops_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    logits_ptr: tl.tensor,
+    temperature: tl.tensor,
+    num_rows: tl.tensor,
+    vocab_size: tl.tensor,
+    request_stride: tl.tensor,
+    row_stride: tl.tensor,
+    VOCAB_TILE: tl.constexpr,
+) -> None:
+    """One vocabulary tile of one row: its largest scaled logit, and the sum of exponentials relative to it."""
+    row = tl.program_id(0)
+    tile = tl.program_id(1)
+    ids = tile * VOCAB_TILE + tl.arange(0, VOCAB_TILE)
+    row_ptr = logits_ptr + (row // num_rows).to(tl.int64) * request_stride + row % num_rows * row_stride
+    scaled = _scale(load_logits(row_ptr, ids, vocab_size), temperature)
+    top = tl.max(scaled, 0)
+    out = row * tl.num_programs(1) + tile
+    tl.store(tops_ptr + out, top)
+    tl.store(sums_ptr + out, tl.sum(tl.exp(scaled - finite_or_zero(top)), 0))
+
+
+@triton.jit
+def _scale(logits: tl.tensor, temperature: tl.tensor) -> tl.tensor:
+    return tl.div_rn(logits, tl.full(logits.shape, temperature, tl.float32))
+
+
+@triton.jit
+def _probability(scaled: tl.tensor, top: tl.tensor, total: tl.tensor) -> tl.tensor:
+    """Tops and totals are scalars, or one for each."""
+    return tl.div_rn(tl.exp(scaled - finite_or_zero(top)), tl.zeros(scaled.shape, tl.float32) + total)
+
+
+@triton.jit
+def _merge_rows(
+    tops_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    first_row: tl.tensor,
+    rows: tl.tensor,
+    is_row: tl.tensor,
+    num_tiles: tl.tensor,
+    TILE_TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The largest scaled logit and the sum of exponentials of whole rows."""
+    tiles = tl.arange(0, TILE_TILE)[None, :]
+    is_tile = is_row[:, None] & (tiles < num_tiles)
+    parts = (first_row + rows)[:, None] * num_tiles + tiles
+    tops = tl.load(tops_ptr + parts, mask=is_tile, other=float("-inf"))
+    sums = tl.load(sums_ptr + parts, mask=is_tile, other=0.0)
+    return tl.max(tops, 1), merge_sums(sums, tops, tl.max(tops, 1, keep_dims=True), 1)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tiles", "batch"])
+def _walk_drafts(
+    tokens_ptr: tl.tensor,
+    num_emitted_ptr: tl.tensor,
+    num_accepted_ptr: tl.tensor,
+    reached_ptr: tl.tensor,
+    tops_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    draft_tops_ptr: tl.tensor,
+    draft_sums_ptr: tl.tensor,
+    logits_ptr: tl.tensor,
+    draft_logits_ptr: tl.tensor,
+    draft_tokens_ptr: tl.tensor,
+    active_ptr: tl.tensor,
+    slot_ids_ptr: tl.tensor,
+    slot_seeds_ptr: tl.tensor,
+    kv_lens_ptr: tl.tensor,
+    temperature: tl.tensor,
+    batch: tl.tensor,
+    num_rows: tl.tensor,
+    num_tiles: tl.tensor,
+    request_stride: tl.tensor,
+    row_stride: tl.tensor,
+    draft_request_stride: tl.tensor,
+    draft_row_stride: tl.tensor,
+    draft_stride: tl.tensor,
+    IS_SAMPLED: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    TILE_TILE: tl.constexpr,
+) -> None:
+    """One request: how many leading drafts pass, and the softmax of the row (of target and drafter) they lead to."""
+    request = tl.program_id(0).to(tl.int64)
+    rows = tl.arange(0, ROW_TILE)
+    is_row = rows < num_rows
+    is_draft = rows < num_rows - 1
+    drafts = tl.load(draft_tokens_ptr + request * draft_stride + rows, mask=is_draft, other=0)
+    tops, totals = _merge_rows(tops_ptr, sums_ptr, request * num_rows, rows, is_row, num_tiles, TILE_TILE)
+    own_ptrs = logits_ptr + request * request_stride + rows * row_stride + drafts
+    own = _scale(tl.load(own_ptrs, mask=is_row, other=0.0).to(tl.float32), temperature)
+    p = _probability(own, tops, tl.where(is_row, totals, 1.0))
+    q = tl.full((ROW_TILE,), 1.0, tl.float32)
+    if IS_SAMPLED:
+        first = request * (num_rows - 1)
+        q_tops, q_totals = _merge_rows(draft_tops_ptr, draft_sums_ptr, first, rows, is_draft, num_tiles, TILE_TILE)
+        q_ptrs = draft_logits_ptr + request * draft_request_stride + rows * draft_row_stride + drafts
+        q_own = tl.load(q_ptrs, mask=is_draft, other=0.0).to(tl.float32)
+        q = _probability(q_own, q_tops, tl.where(is_draft, q_totals, 1.0))
+
+    seed = tl.load(slot_seeds_ptr + tl.load(slot_ids_ptr + request))
+    draws = uniform(round_key(seed, tl.load(kv_lens_ptr + request), rows.to(tl.int64), USE_ACCEPT))
+    is_likelier = p >= q
+    ratio = tl.where(is_likelier, (p > 0).to(tl.float32), tl.div_rn(p, tl.where(is_likelier, 1.0, q)))
+    passes = is_draft & (draws < ratio.to(tl.float64))
+    num_accepted = tl.min(tl.where(passes, ROW_TILE, rows), 0)
+
+    tl.store(tokens_ptr + request * num_rows + rows, drafts, mask=is_draft)
+    tl.store(num_accepted_ptr + request, num_accepted)
+    is_active = tl.load(active_ptr + request) != 0
+    tl.store(num_emitted_ptr + request, tl.where(is_active, num_accepted + 1, 0))
+    is_reached = rows == num_accepted
+    tl.store(reached_ptr + request, tl.sum(tl.where(is_reached, finite_or_zero(tops), 0.0), 0))
+    tl.store(reached_ptr + batch + request, tl.sum(tl.where(is_reached, totals, 0.0), 0))
+    if IS_SAMPLED:
+        tl.store(reached_ptr + 2 * batch + request, tl.sum(tl.where(is_reached, finite_or_zero(q_tops), 0.0), 0))
+        tl.store(reached_ptr + 3 * batch + request, tl.sum(tl.where(is_reached, q_totals, 0.0), 0))
+
+
+@triton.jit(do_not_specialize=["num_rows", "batch"])
+def _race_in_tiles(
+    ratios_ptr: tl.tensor,
+    winners_ptr: tl.tensor,
+    num_accepted_ptr: tl.tensor,
+    reached_ptr: tl.tensor,
+    logits_ptr: tl.tensor,
+    draft_logits_ptr: tl.tensor,
+    draft_tokens_ptr: tl.tensor,
+    slot_ids_ptr: tl.tensor,
+    slot_seeds_ptr: tl.tensor,
+    kv_lens_ptr: tl.tensor,
+    temperature: tl.tensor,
+    batch: tl.tensor,
+    num_rows: tl.tensor,
+    vocab_size: tl.tensor,
+    request_stride: tl.tensor,
+    row_stride: tl.tensor,
+    draft_request_stride: tl.tensor,
+    draft_row_stride: tl.tensor,
+    draft_stride: tl.tensor,
+    IS_SAMPLED: tl.constexpr,
+    RACE_TILE: tl.constexpr,
+) -> None:
+    """One vocabulary tile of the row reached: who wins by max(p - q, 0), and who by p, should nothing of that be left."""
+    request = tl.program_id(0).to(tl.int64)
+    row = tl.load(num_accepted_ptr + request)
+    ids = tl.program_id(1) * RACE_TILE + tl.arange(0, RACE_TILE)
+    is_token = ids < vocab_size
+    row_ptr = logits_ptr + request * request_stride + row * row_stride
+    scaled = _scale(load_logits(row_ptr, ids, vocab_size), temperature)
+    p = _probability(scaled, tl.load(reached_ptr + request), tl.load(reached_ptr + batch + request))
+    is_draft = row < num_rows - 1
+    if IS_SAMPLED:
+        q_row_ptr = draft_logits_ptr + request * draft_request_stride + row * draft_row_stride
+        q_logits = tl.load(q_row_ptr + ids, mask=is_token & is_draft, other=float("-inf")).to(tl.float32)
+        q_total = tl.where(is_draft, tl.load(reached_ptr + 3 * batch + request), 1.0)
+        q = _probability(q_logits, tl.load(reached_ptr + 2 * batch + request), q_total)
+    else:
+        draft = tl.load(draft_tokens_ptr + request * draft_stride + row, mask=is_draft, other=-1)
+        q = (ids == draft).to(tl.float32)
+    left = p - q
+
+    seed = tl.load(slot_seeds_ptr + tl.load(slot_ids_ptr + request))
+    arrivals = arrival(round_key(seed, tl.load(kv_lens_ptr + request), row.to(tl.int64), USE_EMIT), ids)
+    # Selected, so that the NaN of a padded row loses too.
+    ratio, winner = lowest_top(tl.where(left > 0, left, 0.0) / arrivals, ids, 0)
+    p_ratio, p_winner = lowest_top(tl.where(p > 0, p, 0.0) / arrivals, ids, 0)
+    out = (request * tl.num_programs(1) + tl.program_id(1)) * 2
+    tl.store(ratios_ptr + out, ratio)
+    tl.store(ratios_ptr + out + 1, p_ratio)
+    tl.store(winners_ptr + out, winner)
+    tl.store(winners_ptr + out + 1, p_winner)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tiles"])
+def _put_last(
+    tokens_ptr: tl.tensor,
+    num_accepted_ptr: tl.tensor,
+    ratios_ptr: tl.tensor,
+    winners_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_tiles: tl.tensor,
+    TILE_TILE: tl.constexpr,
+) -> None:
+    """One request. The bonus column has nothing yet, so it is filled whether it is reached or not."""
+    request = tl.program_id(0)
+    tiles = tl.arange(0, TILE_TILE)
+    is_tile = tiles < num_tiles
+    parts = (request * num_tiles + tiles) * 2
+    ratios = tl.load(ratios_ptr + parts, mask=is_tile, other=-1.0)
+    ratio, winner = lowest_top(ratios, tl.load(winners_ptr + parts, mask=is_tile, other=NO_TOKEN), 0)
+    p_ratios = tl.load(ratios_ptr + parts + 1, mask=is_tile, other=-1.0)
+    _, p_winner = lowest_top(p_ratios, tl.load(winners_ptr + parts + 1, mask=is_tile, other=NO_TOKEN), 0)
+    last = tl.where(ratio > 0, winner, p_winner)
+    tl.store(tokens_ptr + request * num_rows + tl.load(num_accepted_ptr + request), last)
+    tl.store(tokens_ptr + request * num_rows + num_rows - 1, last)
+
+
+@torch.library.custom_op("spec_kernels::rejection_sample", mutates_args=("tokens", "num_emitted"))
+def rejection_sample(
+    tokens: torch.Tensor,
+    num_emitted: torch.Tensor,
+    logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_logits: torch.Tensor | None,
+    active: torch.Tensor,
+    slot_ids: torch.Tensor,
+    slot_seeds: torch.Tensor,
+    kv_lens: torch.Tensor,
+    temperature: float,
+) -> None:
+    """Accept leading drafts by p / q, and draw the token behind them from max(p - q, 0), or from p after the last.
+
+    p is softmax(logits / temperature), q softmax(draft_logits), both in float32; q is one-hot without `draft_logits`.
+    Temperature 0 is `strict_accept`. Top-k and top-p come before: pass the truncated logits, scaled, and temperature 1.
+
+    Args:
+        tokens: [batch, K + 1] int64, contiguous, written in full; from column `num_emitted` on they are junk.
+        num_emitted: [batch] int64, written: 1 to K + 1, 0 where inactive.
+        logits: [batch, K + 1, vocab] float32, float16 or bfloat16.
+        draft_tokens: [batch, K] int64 of the vocabulary, of any row stride.
+        draft_logits: [batch, K, vocab] that the drafts were sampled from, temperature included, or None.
+        active: [batch] bool.
+        slot_ids: [batch] int64.
+        slot_seeds: [num_slots + 1] int64 request seed of each slot.
+        kv_lens: [batch] int64 L at the start of the round.
+        temperature: above 0.
+    """
+    batch, num_rows, vocab_size = logits.shape
+    assert temperature > 0, "greedy verification is strict_accept"
+    assert_rows_of(tokens, batch, num_rows)
+    assert_rows_of(draft_tokens, batch, num_rows - 1)
+    for vector in (num_emitted, active, slot_ids, kv_lens):
+        assert_rows_of(vector, batch)
+    assert tokens.is_contiguous() and slot_seeds.is_contiguous() and logits.stride(2) == 1
+    q_logits = logits if draft_logits is None else draft_logits
+    if draft_logits is not None:
+        assert_rows_of(draft_logits, batch, num_rows - 1, vocab_size)
+    is_sampled = draft_logits is not None and num_rows > 1
+    num_tiles, num_race_tiles = num_tiles_of(vocab_size, VOCAB_TILE), num_tiles_of(vocab_size, RACE_TILE)
+    tops, sums, q_tops, q_sums = logits.new_empty((4, batch * num_rows, num_tiles), dtype=torch.float32).unbind()
+    reached = logits.new_empty((4, batch), dtype=torch.float32)
+    num_accepted = torch.empty_like(num_emitted)
+    ratios = logits.new_empty((batch, num_race_tiles, 2), dtype=torch.float64)
+    winners = torch.empty_like(ratios, dtype=torch.int32)
+    strides = (logits.stride(0), logits.stride(1))
+    q_strides = (q_logits.stride(0), q_logits.stride(1))
+    draws = (slot_ids, slot_seeds, kv_lens, temperature, batch, num_rows)
+    with launch_on(logits):
+        _softmax_in_tiles[(batch * num_rows, num_tiles)](
+            *(tops, sums, logits, temperature, num_rows, vocab_size, *strides), VOCAB_TILE=VOCAB_TILE
+        )
+        if is_sampled:
+            _softmax_in_tiles[(batch * (num_rows - 1), num_tiles)](
+                *(q_tops, q_sums, q_logits, 1.0, num_rows - 1, vocab_size, *q_strides), VOCAB_TILE=VOCAB_TILE
+            )
+        _walk_drafts[(batch,)](
+            *(tokens, num_emitted, num_accepted, reached, tops, sums, q_tops, q_sums, logits, q_logits, draft_tokens),
+            *(active, *draws, num_tiles, *strides, *q_strides, draft_tokens.stride(0)),
+            IS_SAMPLED=is_sampled,
+            ROW_TILE=triton.next_power_of_2(num_rows),
+            TILE_TILE=triton.next_power_of_2(num_tiles),
+        )
+        _race_in_tiles[(batch, num_race_tiles)](
+            *(ratios, winners, num_accepted, reached, logits, q_logits, draft_tokens, *draws, vocab_size),
+            *(*strides, *q_strides, draft_tokens.stride(0)),
+            IS_SAMPLED=is_sampled,
+            RACE_TILE=RACE_TILE,
+        )
+        _put_last[(batch,)](
+            *(tokens, num_accepted, ratios, winners, num_rows, num_race_tiles),
+            TILE_TILE=triton.next_power_of_2(num_race_tiles),
+        )
+
+
+def rejection_sample_reference(
+    tokens: torch.Tensor,
+    num_emitted: torch.Tensor,
+    logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_logits: torch.Tensor | None,
+    active: torch.Tensor,
+    slot_ids: torch.Tensor,
+    slot_seeds: torch.Tensor,
+    kv_lens: torch.Tensor,
+    temperature: float,
+) -> None:
+    """What `rejection_sample` does."""
+    drafts = draft_tokens.unsqueeze(-1)
+    p = torch.softmax(logits.float() / temperature, dim=-1)
+    q = torch.zeros_like(p)  # the bonus row keeps none
+    if draft_logits is None:
+        q[:, :-1].scatter_(-1, drafts, 1.0)
+    else:
+        q[:, :-1] = torch.softmax(draft_logits.float(), dim=-1)
+    own_p, own_q = p[:, :-1].gather(-1, drafts).squeeze(-1), q[:, :-1].gather(-1, drafts).squeeze(-1)
+    thresholds = torch.where(own_p >= own_q, (own_p > 0).float(), own_p / own_q)
+
+    seeds = slot_seeds[slot_ids]
+    rows = torch.arange(draft_tokens.shape[1], device=logits.device)
+    draws = uniform_reference(round_key_reference(seeds.unsqueeze(1), kv_lens.unsqueeze(1), rows, USE_ACCEPT))
+    num_accepted = (draws < thresholds).long().cumprod(dim=1).sum(dim=1)
+    reached = num_accepted.view(-1, 1, 1).expand(-1, 1, p.shape[-1])
+    p, q = p.gather(1, reached).squeeze(1), q.gather(1, reached).squeeze(1)
+    left = (p - q).clamp(min=0)
+    weights = torch.where((left > 0).any(dim=-1, keepdim=True), left, p)
+    last = race_reference(weights, round_key_reference(seeds, kv_lens, num_accepted, USE_EMIT)).unsqueeze(1)
+    tokens.copy_(torch.cat((draft_tokens, last), dim=1).scatter(1, num_accepted.unsqueeze(1), last))
+    num_emitted.copy_(torch.where(active, num_accepted + 1, 0))

@@ -1,0 +1,172 @@
+"""How the target sees the drafts: all that relaxed acceptance, or any rule that does not draw, decides by.
+
+TensorRT-LLM's relaxed acceptance sorts the top k of every row's softmax first (`mtp_relaxed_acceptance_op`). A draft's
+rank and probability are enough, and both are sums over the row: one pass, no sort. Thresholds and the thinking phase
+are a few numbers a request and stay in torch.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.vocabulary import (
+    NO_TOKEN,
+    VOCAB_TILE,
+    finite_or_zero,
+    load_logits,
+    lowest_top,
+    merge_sums,
+    nan_as_largest,
+    num_tiles_of,
+)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _standing_in_tiles(
+    tops_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    top_ids_ptr: tl.tensor,
+    num_ahead_ptr: tl.tensor,
+    logits_ptr: tl.tensor,
+    draft_tokens_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    vocab_size: tl.tensor,
+    request_stride: tl.tensor,
+    row_stride: tl.tensor,
+    draft_stride: tl.tensor,
+    VOCAB_TILE: tl.constexpr,
+) -> None:
+    """One vocabulary tile of one row: its top, its sum of exponentials, and the tokens ahead of the row's draft."""
+    program = tl.program_id(0)
+    request = (program // num_rows).to(tl.int64)
+    row = program % num_rows
+    tile = tl.program_id(1)
+    ids = tile * VOCAB_TILE + tl.arange(0, VOCAB_TILE)
+    row_ptr = logits_ptr + request * request_stride + row * row_stride
+    logits = load_logits(row_ptr, ids, vocab_size)
+    top, top_id = lowest_top(nan_as_largest(logits), ids, 0)
+
+    # The bonus row judges no draft: its counts are of token 0, and nobody reads them.
+    draft = tl.load(draft_tokens_ptr + request * draft_stride + row, mask=row < num_rows - 1, other=0)
+    own = tl.load(row_ptr + draft).to(tl.float32)
+    is_ahead = (ids < vocab_size) & ((logits > own) | ((logits == own) & (ids < draft)))
+    out = program * tl.num_programs(1) + tile
+    tl.store(tops_ptr + out, top)
+    tl.store(top_ids_ptr + out, top_id)
+    tl.store(sums_ptr + out, tl.sum(tl.exp(logits - finite_or_zero(top)), 0))
+    tl.store(num_ahead_ptr + out, tl.sum(is_ahead.to(tl.int32), 0))
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tiles"])
+def _merge_standing(
+    is_top_ptr: tl.tensor,
+    rank_ptr: tl.tensor,
+    probability_ptr: tl.tensor,
+    top_probability_ptr: tl.tensor,
+    top_tokens_ptr: tl.tensor,
+    tops_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    top_ids_ptr: tl.tensor,
+    num_ahead_ptr: tl.tensor,
+    logits_ptr: tl.tensor,
+    draft_tokens_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_tiles: tl.tensor,
+    request_stride: tl.tensor,
+    row_stride: tl.tensor,
+    draft_stride: tl.tensor,
+    TILE_TILE: tl.constexpr,
+) -> None:
+    """One row."""
+    program = tl.program_id(0)
+    request = (program // num_rows).to(tl.int64)
+    row = program % num_rows
+    tiles = tl.arange(0, TILE_TILE)
+    is_tile = tiles < num_tiles
+    parts = program * num_tiles + tiles
+    tops = tl.load(tops_ptr + parts, mask=is_tile, other=float("-inf"))
+    top, top_token = lowest_top(tops, tl.load(top_ids_ptr + parts, mask=is_tile, other=NO_TOKEN), 0)
+    tl.store(top_tokens_ptr + program, top_token)
+
+    is_draft = row < num_rows - 1
+    draft = tl.load(draft_tokens_ptr + request * draft_stride + row, mask=is_draft, other=0)
+    own = tl.load(logits_ptr + request * request_stride + row * row_stride + draft).to(tl.float32)
+    total = merge_sums(tl.load(sums_ptr + parts, mask=is_tile, other=0.0), tops, top, 0)
+    rank = tl.sum(tl.load(num_ahead_ptr + parts, mask=is_tile, other=0), 0)
+    out = request * (num_rows - 1) + row
+    tl.store(is_top_ptr + out, top_token == draft, mask=is_draft)
+    tl.store(rank_ptr + out, rank, mask=is_draft)
+    # One divisor and one exponential of equal logits: as likely as the top means equal to it, bit for bit.
+    tl.store(probability_ptr + out, tl.div_rn(tl.exp(own - finite_or_zero(top)), total), mask=is_draft)
+    tl.store(top_probability_ptr + out, tl.div_rn(tl.exp(top - finite_or_zero(top)), total), mask=is_draft)
+
+
+@torch.library.custom_op(
+    "spec_kernels::draft_standing", mutates_args=("is_top", "rank", "probability", "top", "top_tokens")
+)
+def draft_standing(
+    is_top: torch.Tensor,
+    rank: torch.Tensor,
+    probability: torch.Tensor,
+    top: torch.Tensor,
+    top_tokens: torch.Tensor,
+    logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+) -> None:
+    """Where each draft stands in the row that judges it, and the argmax of every row.
+
+    Args:
+        is_top: [batch, K] bool, contiguous, written: the draft is the argmax.
+        rank: [batch, K] int64, contiguous, written: tokens with a larger logit, or an equal one and a lower id.
+        probability: [batch, K] float32, contiguous, written: of the draft, by a softmax in float32.
+        top: [batch, K] float32, contiguous, written: the largest probability of the row.
+        top_tokens: [batch, K + 1] int64, contiguous, written: the argmax, lowest id on ties.
+        logits: [batch, K + 1, vocab] float32, float16 or bfloat16.
+        draft_tokens: [batch, K] int64 of the vocabulary, of any row stride.
+    """
+    batch, num_rows, vocab_size = logits.shape
+    for written in (is_top, rank, probability, top):
+        assert_rows_of(written, batch, num_rows - 1)
+        assert written.is_contiguous()
+    assert_rows_of(top_tokens, batch, num_rows)
+    assert_rows_of(draft_tokens, batch, num_rows - 1)
+    assert top_tokens.is_contiguous() and logits.stride(2) == 1
+    num_tiles = num_tiles_of(vocab_size, VOCAB_TILE)
+    tops, sums = torch.empty((2, batch * num_rows, num_tiles), dtype=torch.float32, device=logits.device).unbind()
+    top_ids, num_ahead = torch.empty((2, *tops.shape), dtype=torch.int32, device=logits.device).unbind()
+    strides = (logits.stride(0), logits.stride(1), draft_tokens.stride(0))
+    with launch_on(logits):
+        _standing_in_tiles[(batch * num_rows, num_tiles)](
+            *(tops, sums, top_ids, num_ahead, logits, draft_tokens, num_rows, vocab_size, *strides),
+            VOCAB_TILE=VOCAB_TILE,
+        )
+        _merge_standing[(batch * num_rows,)](
+            *(is_top, rank, probability, top, top_tokens, tops, sums, top_ids, num_ahead, logits, draft_tokens),
+            *(num_rows, num_tiles, *strides),
+            TILE_TILE=triton.next_power_of_2(num_tiles),
+        )
+
+
+def draft_standing_reference(
+    is_top: torch.Tensor,
+    rank: torch.Tensor,
+    probability: torch.Tensor,
+    top: torch.Tensor,
+    top_tokens: torch.Tensor,
+    logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+) -> None:
+    """What `draft_standing` does."""
+    judging, drafts = logits[:, :-1], draft_tokens.unsqueeze(-1)
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    own = judging.gather(-1, drafts)
+    probabilities = torch.softmax(judging, dim=-1, dtype=torch.float32)
+    top_tokens.copy_(logits.argmax(dim=-1))
+    is_top.copy_(top_tokens[:, :-1] == draft_tokens)
+    rank.copy_(((judging > own) | ((judging == own) & (ids < drafts))).sum(dim=-1))
+    probability.copy_(probabilities.gather(-1, drafts).squeeze(-1))
+    top.copy_(probabilities.amax(dim=-1))

@@ -1,0 +1,120 @@
+"""Strict greedy acceptance: the argmax of every verified row, and how many drafts it confirms.
+
+TensorRT-LLM has it as one operator (`mtp_sampling_and_accepted_draft_tokens_op`) with a block a row; here a row is cut
+into tiles.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.vocabulary import NO_TOKEN, VOCAB_TILE, load_logits, lowest_top, nan_as_largest, num_tiles_of
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _tops_of_tiles(
+    tops_ptr: tl.tensor,
+    top_ids_ptr: tl.tensor,
+    logits_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    vocab_size: tl.tensor,
+    request_stride: tl.tensor,
+    row_stride: tl.tensor,
+    VOCAB_TILE: tl.constexpr,
+) -> None:
+    """One vocabulary tile of one row."""
+    row = tl.program_id(0)
+    tile = tl.program_id(1)
+    ids = tile * VOCAB_TILE + tl.arange(0, VOCAB_TILE)
+    row_ptr = logits_ptr + (row // num_rows).to(tl.int64) * request_stride + row % num_rows * row_stride
+    top, top_id = lowest_top(nan_as_largest(load_logits(row_ptr, ids, vocab_size)), ids, 0)
+    out = row * tl.num_programs(1) + tile
+    tl.store(tops_ptr + out, top)
+    tl.store(top_ids_ptr + out, top_id)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tiles"])
+def _count_matches(
+    tokens_ptr: tl.tensor,
+    num_emitted_ptr: tl.tensor,
+    tops_ptr: tl.tensor,
+    top_ids_ptr: tl.tensor,
+    draft_tokens_ptr: tl.tensor,
+    active_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_tiles: tl.tensor,
+    draft_stride: tl.tensor,
+    ROW_TILE: tl.constexpr,
+    TILE_TILE: tl.constexpr,
+) -> None:
+    """One request."""
+    request = tl.program_id(0)
+    rows = tl.arange(0, ROW_TILE)
+    tiles = tl.arange(0, TILE_TILE)[None, :]
+    is_row = rows < num_rows
+    is_tile = is_row[:, None] & (tiles < num_tiles)
+    parts = (request * num_rows + rows)[:, None] * num_tiles + tiles
+    tops = tl.load(tops_ptr + parts, mask=is_tile, other=float("-inf"))
+    _, tokens = lowest_top(tops, tl.load(top_ids_ptr + parts, mask=is_tile, other=NO_TOKEN), 1)
+    tl.store(tokens_ptr + request * num_rows + rows, tokens, mask=is_row)
+
+    draft_ptrs = draft_tokens_ptr + request.to(tl.int64) * draft_stride + rows
+    drafts = tl.load(draft_ptrs, mask=rows < num_rows - 1, other=-1)
+    num_accepted = tl.min(tl.where(is_row & (tokens != drafts), rows, ROW_TILE), 0)
+    is_active = tl.load(active_ptr + request) != 0
+    tl.store(num_emitted_ptr + request, tl.where(is_active, num_accepted + 1, 0))
+
+
+@torch.library.custom_op("spec_kernels::strict_accept", mutates_args=("tokens", "num_emitted"))
+def strict_accept(
+    tokens: torch.Tensor,
+    num_emitted: torch.Tensor,
+    logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    active: torch.Tensor,
+) -> None:
+    """The argmax of each row, lowest id on ties, compared in float32; and 1 + the number of leading drafts equal to it.
+
+    Args:
+        tokens: [batch, N] int64, contiguous, written in full; from column `num_emitted` on they are junk.
+        num_emitted: [batch] int64, written: 1 to N, 0 where inactive.
+        logits: [batch, N, vocab] float32, float16 or bfloat16; row j judges draft j.
+        draft_tokens: [batch, N - 1] int64, of any row stride.
+        active: [batch] bool.
+    """
+    batch, num_rows, vocab_size = logits.shape
+    assert_rows_of(tokens, batch, num_rows)
+    assert_rows_of(num_emitted, batch)
+    assert_rows_of(draft_tokens, batch, num_rows - 1)
+    assert_rows_of(active, batch)
+    assert tokens.is_contiguous() and logits.stride(2) == 1
+    num_tiles = num_tiles_of(vocab_size, VOCAB_TILE)
+    tops = torch.empty((batch * num_rows, num_tiles), dtype=torch.float32, device=logits.device)
+    top_ids = torch.empty_like(tops, dtype=torch.int32)
+    with launch_on(logits):
+        _tops_of_tiles[(batch * num_rows, num_tiles)](
+            *(tops, top_ids, logits, num_rows, vocab_size, logits.stride(0), logits.stride(1)), VOCAB_TILE=VOCAB_TILE
+        )
+        _count_matches[(batch,)](
+            *(tokens, num_emitted, tops, top_ids, draft_tokens, active),
+            *(num_rows, num_tiles, draft_tokens.stride(0)),
+            ROW_TILE=triton.next_power_of_2(num_rows),
+            TILE_TILE=triton.next_power_of_2(num_tiles),
+        )
+
+
+def strict_accept_reference(
+    tokens: torch.Tensor,
+    num_emitted: torch.Tensor,
+    logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    active: torch.Tensor,
+) -> None:
+    """What `strict_accept` does."""
+    tokens.copy_(logits.argmax(dim=-1))
+    matches = (tokens[:, :-1] == draft_tokens).long().cumprod(dim=1)
+    num_emitted.copy_(torch.where(active, matches.sum(dim=1) + 1, 0))

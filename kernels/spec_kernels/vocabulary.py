@@ -1,0 +1,53 @@
+"""What kernels over the vocabulary share: the tiles a row of logits is cut into, and how their results are merged.
+
+A row is cut into tiles of a fixed size, one program each, so that a batch of one request keeps more than one
+multiprocessor busy. A second kernel merges them, always in one order: a row's result does not depend on what is beside
+it. Ties go to the lowest token id.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+VOCAB_TILE = 4096
+RACE_TILE = 1024
+"""A race hashes and takes float64 logarithms for every token, so its tiles are smaller."""
+
+NO_TOKEN = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def load_logits(row_ptr: tl.tensor, ids: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
+    """float32 logits, -inf past the vocabulary."""
+    return tl.load(row_ptr + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def nan_as_largest(logits: tl.tensor) -> tl.tensor:
+    """What `torch.argmax` takes NaN for; without it no value would equal the maximum, and no token be the argmax."""
+    return tl.where(logits == logits, logits, float("inf"))
+
+
+@triton.jit
+def lowest_top(values: tl.tensor, ids: tl.tensor, AXIS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """The maximum along AXIS and the lowest of the `ids` that have it."""
+    top = tl.max(values, AXIS, keep_dims=True)
+    return tl.max(values, AXIS), tl.min(tl.where(values == top, ids, NO_TOKEN), AXIS)
+
+
+@triton.jit
+def finite_or_zero(maxima: tl.tensor) -> tl.tensor:
+    """What to subtract before an exponential: the difference of two infinities is NaN."""
+    return tl.where(maxima == float("-inf"), 0.0, maxima)
+
+
+@triton.jit
+def merge_sums(sums: tl.tensor, maxima: tl.tensor, top: tl.tensor, AXIS: tl.constexpr) -> tl.tensor:
+    """Sums of exp(x - own maximum) to one sum of exp(x - top); `top` broadcasts."""
+    return tl.sum(sums * tl.exp(maxima - finite_or_zero(top)), AXIS)
+
+
+def num_tiles_of(vocab_size: int, tile: int) -> int:
+    return -(-vocab_size // tile)

@@ -1,0 +1,69 @@
+"""attention=triton: the paged kernels of `spec_kernels`, on a CUDA device or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import torch
+
+from spec_kernels.attention import choose_split_keys, paged_attention
+from spec_kernels.metadata import advance_metadata
+from spec_kernels.rope_write import write_kv
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.engine.kv_cache import LayerCache
+
+
+class TritonAttention:
+    """See `AttentionBackend`. The kernel derives windows and key positions from `seq_lens` and the page table, so that
+    metadata has no derived tensors. A row's output does not depend on what is computed beside it."""
+
+    prewrite = True
+    supports_in_place_update = True
+
+    def __init__(self, page_size: int, max_positions: int) -> None:
+        self._page_size = page_size
+        self._max_positions = max_positions
+        self._split_keys = choose_split_keys(max_positions)
+        # Metadata is built by the reference, so that both agree on every position and slot.
+        self._reference = TorchAttention(page_size, max_positions)
+
+    def build(
+        self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
+    ) -> AttentionMetadata:
+        return self._reference.build(positions, seq_lens, page_table, max_seq_len)
+
+    def advance(self, metadata: AttentionMetadata) -> None:
+        assert metadata.num_queries == 1
+        advance_metadata(
+            metadata.positions,
+            metadata.slot_mapping,
+            metadata.seq_lens,
+            metadata.page_table,
+            self._page_size,
+            self._max_positions,
+        )
+
+    def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
+        write_kv(cache.kv, keys, values, metadata.slot_mapping)
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        window: int | None,
+        scale: float,
+    ) -> torch.Tensor:
+        out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
+        paged_attention(
+            out,
+            queries,
+            cache.kv,
+            metadata.page_table,
+            metadata.seq_lens,
+            self._page_size,
+            metadata.max_seq_len,
+            self._split_keys,
+            scale,
+            window,
+        )
+        return out

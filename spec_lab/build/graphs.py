@@ -1,0 +1,79 @@
+"""From `graph=` to a graph mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from spec_lab.attention.stale import StaleMover
+from spec_lab.build.models import Limits, Models
+from spec_lab.config import (
+    EagerGraphConfig,
+    FullLoopGraphConfig,
+    RoundGraphConfig,
+    RunConfig,
+    SplitSeedGraphConfig,
+    StepReplayGraphConfig,
+)
+from spec_lab.core.protocols import GraphMode, MetadataMover
+from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
+from spec_lab.engine.graphs.draft_loops import FullLoop, SplitSeed, StepReplay
+from spec_lab.engine.graphs.eager import EagerGraph
+from spec_lab.engine.graphs.whole_round import WholeRound
+from spec_lab.engine.tape import TapeRecorder
+from spec_lab.errors import UserError
+
+
+def build_graph_mode(config: RunConfig, models: Models, limits: Limits) -> GraphMode:
+    """The mode, with a recorder of the device.
+
+    Raises:
+        UserError: the mode moves attention metadata inside a graph, and the attention backend cannot.
+    """
+    moves_in_graph = hasattr(config.graph, "metadata")
+    if moves_in_graph and not models.backend.supports_in_place_update:
+        raise UserError(
+            f"attention={config.attention.name} cannot move its metadata in place, which graph={config.graph.name} "
+            "needs; use graph=step_replay, or attention=torch"
+        )
+    return GRAPH[config.graph.name](config.graph, models, limits)
+
+
+def build_mover(config: RunConfig, models: Models) -> MetadataMover:
+    """What moves the metadata between draft steps: the backend, or with graph.metadata=stale one that does it wrong."""
+    if getattr(config.graph, "metadata", "in_place") == "stale":
+        return StaleMover(models.backend)
+    return models.backend
+
+
+def _recorder(models: Models) -> GraphRecorder:
+    return CudaGraphRecorder(models.device) if models.device.type == "cuda" else TapeRecorder()
+
+
+def _eager(options: EagerGraphConfig, models: Models, limits: Limits) -> GraphMode:
+    return EagerGraph()
+
+
+def _split_seed(options: SplitSeedGraphConfig, models: Models, limits: Limits) -> GraphMode:
+    return SplitSeed(options.name, _recorder(models), limits.max_kv_len, options.verify)
+
+
+def _step_replay(options: StepReplayGraphConfig, models: Models, limits: Limits) -> GraphMode:
+    return StepReplay(options.name, _recorder(models), limits.max_kv_len, options.verify)
+
+
+def _full_loop(options: FullLoopGraphConfig, models: Models, limits: Limits) -> GraphMode:
+    return FullLoop(options.name, _recorder(models), limits.max_kv_len, options.verify)
+
+
+def _round(options: RoundGraphConfig, models: Models, limits: Limits) -> GraphMode:
+    return WholeRound(options.name, _recorder(models), limits.max_kv_len)
+
+
+GRAPH: Mapping[str, Callable[[Any, Models, Limits], GraphMode]] = {
+    "eager": _eager,
+    "split_seed": _split_seed,
+    "step_replay": _step_replay,
+    "full_loop": _full_loop,
+    "round": _round,
+}

@@ -1,0 +1,48 @@
+"""Tensors inside the dataclasses that pass between parts, found wherever they stand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+Tree = TypeVar("Tree")
+
+
+def map_tensors(tree: Tree, function: Callable[[torch.Tensor], torch.Tensor]) -> Tree:
+    """A copy of nested dataclasses, tuples, lists and dicts with every tensor replaced; other leaves are kept."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)  # type: ignore[return-value]
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        changes = {part.name: map_tensors(getattr(tree, part.name), function) for part in dataclasses.fields(tree)}
+        return dataclasses.replace(tree, **changes)
+    if isinstance(tree, dict):
+        return {key: map_tensors(value, function) for key, value in tree.items()}  # type: ignore[return-value]
+    if isinstance(tree, tuple | list):
+        return type(tree)(map_tensors(item, function) for item in tree)
+    return tree
+
+
+def copy_tensors(into: Any, source: Any) -> None:
+    """Copy every tensor of `source` into the one at the same place of `into`; everything else must be equal.
+
+    A tensor that is the same object in both, or a view of the same memory, is left alone.
+    """
+    if isinstance(source, torch.Tensor):
+        if into.data_ptr() != source.data_ptr() or into.numel() == 0:
+            assert into.shape == source.shape, f"a buffer of {tuple(into.shape)} cannot take {tuple(source.shape)}"
+            into.copy_(source)
+    elif dataclasses.is_dataclass(source) and not isinstance(source, type):
+        for part in dataclasses.fields(source):
+            copy_tensors(getattr(into, part.name), getattr(source, part.name))
+    elif isinstance(source, dict):
+        assert into.keys() == source.keys()
+        for key, value in source.items():
+            copy_tensors(into[key], value)
+    elif isinstance(source, tuple | list):
+        for mine, theirs in zip(into, source, strict=True):
+            copy_tensors(mine, theirs)
+    else:
+        assert into == source, f"{into!r} was frozen, and now it is {source!r}"

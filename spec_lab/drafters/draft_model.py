@@ -1,0 +1,108 @@
+"""A language model of its own as drafter, with a KV cache of its own (Leviathan et al. 2022, arXiv 2211.17192).
+
+It reads no feature of the target, so token t[p] stands at position p, one further than in a draft head, and a row needs
+no token after its own. The catch-up takes every emitted token. Feeding the newest alone, as a plain decoding loop would
+do, leaves a hole after full acceptance: the last draft was picked, but never fed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, PrunePolicy, RowSelection, Target
+from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, PromptChunk, Request, VerifiedRound
+from spec_lab.drafters.catchup import plan_catchup
+from spec_lab.drafters.picking import DraftedRows, DraftPicker
+from spec_lab.engine.kv_cache import PagedKVCache
+from spec_lab.pruning.selection import AllRows
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModelHead:
+    """See `DraftHead`: the model's own head, over the target's vocabulary."""
+
+    model: Target
+
+    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.model.logits(hidden).argmax(dim=-1)
+
+    def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.model.logits(hidden)
+
+
+@dataclass(slots=True)
+class DraftModelState:
+    """tokens [batch]; attention: one-row metadata, moved in place."""
+
+    tokens: torch.Tensor
+    attention: AttentionMetadata
+    rows: DraftedRows
+
+
+class DraftModelDrafter:
+    """See `Drafter`. Its KV cache has the target's slot numbering: a row writes its position's slot."""
+
+    def __init__(
+        self,
+        num_draft_tokens: int,
+        model: Target,
+        cache: PagedKVCache,
+        backend: AttentionBackend,
+        prune: PrunePolicy,
+        picker: DraftPicker,
+    ) -> None:
+        self.num_draft_tokens = num_draft_tokens
+        self.requirements = DrafterRequirements(catches_up=True)
+        self._model = model
+        self._head = LanguageModelHead(model)
+        self._cache = cache
+        self._backend = backend
+        self._prune = prune
+        self._picker = picker
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Nothing to clear: rows past a slot's length are never read."""
+
+    def ingest(self, chunk: PromptChunk) -> DraftModelState | None:
+        """The chunk's own tokens; on the last chunk also the sampled one, whose output gives draft 1."""
+        if chunk.live_attention is None:
+            selection = self._prune.prompt.drafter_selection(chunk.num_rows, None)
+            self._forward(chunk.token_ids, chunk.attention, selection)
+            return None
+        tokens = torch.cat((chunk.token_ids, chunk.next_token_ids[-1:]))
+        kv_lens = torch.tensor([chunk.start + chunk.num_rows], device=tokens.device)
+        attention = self._backend.build(
+            positions=torch.arange(len(tokens), device=tokens.device).unsqueeze(0) + chunk.start,
+            seq_lens=kv_lens + 1,
+            page_table=chunk.attention.page_table,
+            max_seq_len=chunk.start + len(tokens),
+        )
+        self._backend.advance(chunk.live_attention)  # from the prompt's last token to the sampled one
+        selection = self._prune.prompt.drafter_selection(len(tokens), chunk.live_attention)
+        hidden = self._forward(tokens, attention, selection)
+        slot_ids = torch.tensor([chunk.slot], device=tokens.device)
+        return self._start(hidden, chunk.live_attention, DraftedRows(slot_ids, kv_lens))
+
+    def seed(self, verified: VerifiedRound) -> DraftModelState:
+        """Catch-up: the emitted tokens at L+1..L+N; the live row is n - 1, at L + n, and sees L + n + 1 keys."""
+        plan = plan_catchup(verified, self._backend, self.num_draft_tokens, first_position=1)
+        selection = self._prune.catchup.selection(plan.live_rows, plan.live_attention)
+        hidden = self._forward(verified.verification.tokens.reshape(-1), plan.attention, selection)
+        return self._start(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
+
+    def step(self, state: DraftModelState, step: DraftStep) -> None:
+        hidden = self._forward(state.tokens, state.attention, AllRows())
+        state.tokens = self._picker.pick(self._head, hidden, state.rows, step.column)
+
+    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return self._picker.kept_logits(slot_ids)
+
+    def _forward(self, token_ids: torch.Tensor, attention: AttentionMetadata, selection: RowSelection) -> torch.Tensor:
+        """[rows] tokens to the live rows' output [live rows, hidden_size] after the final norm."""
+        output = self._model.forward(token_ids, self._cache, attention, selection, FeatureSpec())
+        return selection.live(output.hidden)
+
+    def _start(self, hidden: torch.Tensor, attention: AttentionMetadata, rows: DraftedRows) -> DraftModelState:
+        return DraftModelState(self._picker.first(self._head, hidden, rows), attention, rows)

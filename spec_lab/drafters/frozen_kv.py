@@ -1,0 +1,161 @@
+"""Drafting with queries only, over the target's own KV: SGLang's FROZEN_KV_MTP (#24436, #25539).
+
+The drafter writes nothing, so from its side the cache stands still for the round: every step has the same position, the
+same keys and the same metadata. What it knows of its own drafts is the last one's token and a vector that it hands to
+itself. There is no prompt pass, no cache and no slot of its own, and nothing to roll back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from spec_lab.core.protocols import AttentionBackend, DrafterRequirements
+from spec_lab.core.types import (
+    AttentionMetadata,
+    DraftStep,
+    FeatureSpec,
+    NormSide,
+    PromptChunk,
+    Request,
+    VerifiedRound,
+)
+from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
+from spec_lab.engine.kv_cache import LayerCache
+
+
+class FrozenHead(DraftHead, Protocol):
+    """A model that reads another model's KV; `greedy` and `project` take what `forward` returns."""
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        recurrent: torch.Tensor,
+        caches: Sequence[LayerCache],
+        attention: AttentionMetadata,
+    ) -> torch.Tensor:
+        """[batch] tokens and [batch, target hidden_size] recurrent vectors to [batch, hidden_size]."""
+        ...
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[batch, hidden_size] to the next step's recurrent vectors."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Where the queries of a round stand, against the committed length L; they see keys 0..L-1 wherever they stand.
+
+    Attributes:
+        positions_past_last_key: 0 is L - 1, the newest key's position; 1 is L, that of the bonus token.
+        extra_window_keys: keys that a sliding layer sees beyond its window.
+    """
+
+    positions_past_last_key: int
+    extra_window_keys: int
+
+
+# transformers takes the bonus token's position, and its mask admits a distance of `sliding_window`, one key more than
+# vLLM's. SGLang and vLLM take the position of the hidden state's token.
+ANCHORS: Mapping[str, Anchor] = {"last": Anchor(0, 0), "bonus": Anchor(1, 1)}
+
+
+@dataclass(slots=True)
+class FrozenState:
+    """State between the steps of a round.
+
+    Attributes:
+        tokens: [batch] the newest draft.
+        hidden: [batch, hidden_size] the model's newest output.
+        frozen_attention: one-query metadata of every step; `attention`, which the loop would move, is None.
+    """
+
+    tokens: torch.Tensor
+    hidden: torch.Tensor
+    frozen_attention: AttentionMetadata
+    rows: DraftedRows
+    attention: None = None
+
+
+class FrozenKVDrafter:
+    """See `Drafter`. `caches` are the target's: for each layer of the head the one it reads."""
+
+    def __init__(
+        self,
+        num_draft_tokens: int,
+        head: FrozenHead,
+        caches: Sequence[LayerCache],
+        backend: AttentionBackend,
+        picker: DraftPicker,
+        anchor: Anchor,
+    ) -> None:
+        self.num_draft_tokens = num_draft_tokens
+        features = FeatureSpec(final_hidden=NormSide.POST_NORM, last_prompt_row=True)
+        self.requirements = DrafterRequirements(features=features)
+        self._head = head
+        self._caches = tuple(caches)
+        self._backend = backend
+        self._picker = picker
+        self._anchor = anchor
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Nothing to clear: there is no state between rounds."""
+
+    def ingest(self, chunk: PromptChunk) -> FrozenState | None:
+        """Nothing before the last chunk; then the seed step on the prompt's last row."""
+        if chunk.live_attention is None:
+            return None
+        assert chunk.features is not None
+        # Earlier rows may have been pruned or not; the last one is the prompt's last either way.
+        tokens, target_hidden = chunk.next_token_ids[-1:], chunk.features[-1:]
+        kv_len = chunk.start + chunk.num_rows
+        device = tokens.device
+        rows = DraftedRows(torch.tensor([chunk.slot], device=device), torch.tensor([kv_len], device=device))
+        return self._seed(tokens, target_hidden, rows, chunk.attention.page_table, kv_len)
+
+    def seed(self, verified: VerifiedRound) -> FrozenState:
+        """The newest emitted token t[L + n] with the target's hidden state h[L + n - 1], row n - 1 of verify."""
+        assert verified.features is not None
+        batch, emitted = verified.batch, verified.verification
+        num_rows = emitted.tokens.shape[1]
+        # An inactive row (n = 0) stands in as n = 1 would.
+        num_live = emitted.num_emitted.clamp(min=1)
+        last = num_live - 1
+        tokens = emitted.tokens.gather(1, last.unsqueeze(1)).squeeze(1)
+        first_rows = torch.arange(batch.num_rows, device=last.device) * num_rows
+        target_hidden = verified.features.index_select(0, first_rows + last)
+        rows = DraftedRows(batch.slot_ids, batch.kv_lens + num_live)
+        return self._seed(tokens, target_hidden, rows, batch.page_table, batch.max_kv_len + num_rows)
+
+    def step(self, state: FrozenState, step: DraftStep) -> None:
+        recurrent = self._head.project(state.hidden)
+        state.hidden = self._head.forward(state.tokens, recurrent, self._caches, state.frozen_attention)
+        state.tokens = self._picker.pick(self._head, state.hidden, state.rows, step.column)
+
+    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return self._picker.kept_logits(slot_ids)
+
+    def _seed(
+        self,
+        tokens: torch.Tensor,
+        target_hidden: torch.Tensor,
+        rows: DraftedRows,
+        page_table: torch.Tensor,
+        max_kv_len: int,
+    ) -> FrozenState:
+        """Build the round's metadata over `rows.kv_lens` committed keys, and draft once.
+
+        Built as a plain decode of that length: with one key more a step would read a slot that was never written, or
+        a rejected token's.
+        """
+        attention = self._backend.build(
+            positions=(rows.kv_lens - 1 + self._anchor.positions_past_last_key).unsqueeze(1),
+            seq_lens=rows.kv_lens,
+            page_table=page_table,
+            max_seq_len=max_kv_len,
+        )
+        hidden = self._head.forward(tokens, target_hidden, self._caches, attention)
+        return FrozenState(self._picker.first(self._head, hidden, rows), hidden, attention, rows)

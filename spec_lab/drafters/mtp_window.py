@@ -1,0 +1,91 @@
+"""What vanilla MTP keeps between rounds: per slot the last K input tokens and the target's hidden states of them.
+
+From TensorRT-LLM (`MTPHiddenStatesManager`; the update and prepare steps of `MTPWorker`), written out of place: every
+function makes new tensors, so that none reads what it has just overwritten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+
+@dataclass(frozen=True, slots=True)
+class MtpRows:
+    """Neighbouring rows of each request: tokens [batch, rows] and hidden [batch, rows, hidden_size].
+
+    As a window, row p is (t[p], h[p]). As a module's input it is (t[p+1], h[p]).
+    """
+
+    tokens: torch.Tensor
+    hidden: torch.Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return self.tokens.shape[1]
+
+    def first(self, num_rows: int) -> MtpRows:
+        """A view of the first rows."""
+        return MtpRows(self.tokens[:, :num_rows], self.hidden[:, :num_rows])
+
+    def put(self, row: int, tokens: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Fill one row in place: drafts [batch] and the hidden states [batch, hidden_size] they were picked from."""
+        self.tokens[:, row] = tokens
+        self.hidden[:, row] = hidden
+
+
+def slide(window: MtpRows, inputs: MtpRows, num_valid: torch.Tensor, num_rows: int) -> MtpRows:
+    """The last `num_rows` rows of `window` and the first `num_valid` rows of `inputs` after it.
+
+    With `num_rows` the window's own size K this is the source's update: rows [n, n + K) of the window and a round's N
+    inputs, or the last K of the window and a prompt chunk. A prompt shorter than K leaves old rows in front, zero
+    since admission.
+
+    Args:
+        num_valid: [batch] inputs whose hidden state counts: n, or the rows of a chunk. At least
+            `num_rows` - K.
+    """
+    first = window.num_rows - num_rows + num_valid
+    columns = first.unsqueeze(1) + torch.arange(num_rows, device=first.device)
+    tokens = torch.cat((window.tokens, inputs.tokens), dim=1)
+    hidden = torch.cat((window.hidden, inputs.hidden), dim=1)
+    wide = columns.unsqueeze(2).expand(-1, -1, hidden.shape[2])
+    return MtpRows(tokens.gather(1, columns), hidden.gather(1, wide))
+
+
+def pair_with_next(rows: MtpRows, next_tokens: torch.Tensor) -> MtpRows:
+    """(t[p], h[p]) to the first module's (t[p+1], h[p]); `next_tokens` [batch] follow the last row."""
+    return MtpRows(torch.cat((rows.tokens[:, 1:], next_tokens.unsqueeze(1)), dim=1), rows.hidden)
+
+
+def with_room(rows: MtpRows, num_drafts: int) -> MtpRows:
+    """A copy with `num_drafts` zero rows behind, for `put` to fill."""
+    return MtpRows(F.pad(rows.tokens, (0, num_drafts)), F.pad(rows.hidden, (0, 0, 0, num_drafts)))
+
+
+class MtpWindow:
+    """A window a slot: tokens [num_slots + 1, K] and hidden [num_slots + 1, K, hidden_size]; last row scratch."""
+
+    def __init__(self, num_slots: int, size: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.tokens = torch.zeros((num_slots + 1, size), dtype=torch.int64, device=device)
+        self.hidden = torch.zeros((num_slots + 1, size, hidden_size), dtype=dtype, device=device)
+
+    @property
+    def size(self) -> int:
+        return self.tokens.shape[1]
+
+    def clear(self, slot: int) -> None:
+        """Forget what an earlier request left."""
+        self.tokens[slot].zero_()
+        self.hidden[slot].zero_()
+
+    def of(self, slot_ids: torch.Tensor) -> MtpRows:
+        """A copy of the windows of `slot_ids` [batch]."""
+        return MtpRows(self.tokens.index_select(0, slot_ids), self.hidden.index_select(0, slot_ids))
+
+    def store(self, slot_ids: torch.Tensor, rows: MtpRows) -> None:
+        """Replace the windows of `slot_ids` [batch] by `rows`, K of them each."""
+        self.tokens.index_copy_(0, slot_ids, rows.tokens)
+        self.hidden.index_copy_(0, slot_ids, rows.hidden)

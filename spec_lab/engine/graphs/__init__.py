@@ -1,0 +1,1 @@
+"""Graph modes: what of a round is captured and replayed."""

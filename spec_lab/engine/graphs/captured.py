@@ -1,0 +1,71 @@
+"""What every captured mode shares: buckets of batch sizes, and capture on scratch rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from spec_lab.core.types import GraphCounts, Verification
+from spec_lab.engine.capture import GraphRecorder
+from spec_lab.engine.graphs.segment import Segment
+from spec_lab.engine.round import DecodeRound
+
+
+@dataclass(slots=True)
+class Bucket:
+    """The segments of one batch size, made as they are first called.
+
+    Attributes:
+        fixed: addresses that no replay changes: what segments put out.
+    """
+
+    segments: dict[str, Segment[Any, Any]] = field(default_factory=dict)
+    fixed: set[int] = field(default_factory=set)
+
+
+class CapturedMode(ABC):
+    """See `GraphMode`. A batch is padded with the scratch slot to the next bucket: powers of two, and the slot count.
+
+    A bucket is captured by running a round of scratch rows only: they emit nothing, and write the scratch page and the
+    scratch rows of per-slot state alone.
+    """
+
+    def __init__(self, name: str, recorder: GraphRecorder, max_kv_len: int) -> None:
+        """`max_kv_len`: the longest committed length there can be; a replay cannot be given a nearer bound."""
+        self.counts = GraphCounts(mode=name)
+        self._recorder = recorder
+        self._max_kv_len = max_kv_len
+        self._buckets: dict[int, Bucket] = {}
+
+    def padded_size(self, num_requests: int) -> int:
+        return 1 << (num_requests - 1).bit_length()
+
+    def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
+        size = self.padded_size(num_requests)
+        if size not in self._buckets:
+            bucket = Bucket()
+            self._run(bucket, decode_round, decode_round.parts.slots.ids([], size))
+            self._buckets[size] = bucket
+
+    def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
+        size = self.padded_size(len(slots))
+        assert max_kv_len <= self._max_kv_len
+        return self._run(self._buckets[size], decode_round, decode_round.parts.slots.ids(slots, size))
+
+    @abstractmethod
+    def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
+        """One round over [bucket size] slots."""
+
+    def _segment(
+        self, bucket: Bucket, decode_round: DecodeRound, name: str, function: Callable[[Any], Any], stage: str = ""
+    ) -> Segment[Any, Any]:
+        """The bucket's segment of that name; `function` is what it captures if it is new."""
+        if name not in bucket.segments:
+            bucket.segments[name] = Segment(
+                name, stage or name, function, self._recorder, decode_round.parts, self.counts, bucket.fixed
+            )
+        return bucket.segments[name]

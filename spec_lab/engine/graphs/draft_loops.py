@@ -1,0 +1,147 @@
+"""Three ways to capture the draft steps; verify is a graph of its own in each."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spec_lab.core.types import AttentionMetadata, DraftStep, Verification, VerifiedRound
+from spec_lab.engine.capture import GraphRecorder
+from spec_lab.engine.graphs.captured import Bucket, CapturedMode
+from spec_lab.engine.round import DecodeRound, Verified
+
+
+class SeparateVerify(CapturedMode):
+    """Verify in one graph (or launched from Python), accept and commit launched, and the drafts as a subclass has them.
+
+    Without drafts there is nothing beside verify to capture.
+    """
+
+    def __init__(self, name: str, recorder: GraphRecorder, max_kv_len: int, capture_verify: bool = True) -> None:
+        super().__init__(name, recorder, max_kv_len)
+        self._capture_verify = capture_verify
+
+    def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
+        verified = self._verify(bucket, decode_round, slot_ids)
+        verification = decode_round.accept(verified)
+        draft = self._draft if decode_round.parts.drafter.num_draft_tokens else _no_drafts
+        draft_tokens = draft(bucket, decode_round, VerifiedRound(verified.batch, verification, verified.features))
+        decode_round.commit(verified.batch, verification, draft_tokens)
+        return verification
+
+    def _verify(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verified:
+        def load_and_verify(slot_ids: torch.Tensor) -> Verified:
+            return decode_round.verify(decode_round.load(slot_ids, self._max_kv_len))
+
+        if not self._capture_verify:
+            return load_and_verify(slot_ids)
+        verified: Verified = self._segment(bucket, decode_round, "verify", load_and_verify)(slot_ids)
+        return verified
+
+    @abstractmethod
+    def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
+        """[batch, num_draft_tokens]"""
+
+
+def _no_drafts(bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
+    return decode_round.recur(decode_round.seed(verified))
+
+
+class SplitSeed(SeparateVerify):
+    """graph=split_seed: the first draft step is launched, the others are one graph (SGLang before #25539)."""
+
+    def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
+        state = decode_round.seed(verified)
+        if decode_round.parts.drafter.num_draft_tokens < 2:
+            return decode_round.recur(state)
+        return self._segment(bucket, decode_round, "recur", decode_round.recur)(state)
+
+
+class FullLoop(SeparateVerify):
+    """graph=full_loop: all draft steps are one graph, with the seed or catch-up step folded in and the metadata moved
+    inside it (SGLang #25539, vLLM #46849).
+    """
+
+    def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
+        def draft(verified: VerifiedRound) -> torch.Tensor:
+            return decode_round.recur(decode_round.seed(verified))
+
+        return self._segment(bucket, decode_round, "draft", draft)(verified)
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """What one captured step reads and rewrites: the state, its column [1], and all drafts [batch, K]."""
+
+    state: Any
+    column: torch.Tensor
+    drafts: torch.Tensor
+
+
+class StepReplay(SeparateVerify):
+    """graph=step_replay: the first step in a graph of its own; one recurrent step in another, replayed K - 1 times with
+    its metadata rebuilt from the host in between (vLLM #41162). Steps with weights of their own have a graph each.
+
+    The step's number is a device tensor: it chooses the column of drafts and draft logits.
+    """
+
+    def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
+        drafter = decode_round.parts.drafter
+
+        def first(verified: VerifiedRound) -> StepInputs:
+            return first_step(decode_round, verified)
+
+        inputs: StepInputs = self._segment(bucket, decode_round, "seed", first, stage="catchup")(verified)
+        for index in range(1, drafter.num_draft_tokens):
+            inputs.column.fill_(index)
+            if inputs.state.attention is not None:
+                rebuild(decode_round, inputs.state.attention)
+            number = index if drafter.requirements.distinct_steps else 1
+
+            def step(inputs: StepInputs, number: int = number) -> None:
+                next_step(decode_round, inputs, number)
+
+            self._segment(bucket, decode_round, f"step_{number}", step, stage="recur")(inputs)
+        return inputs.drafts
+
+
+def first_step(decode_round: DecodeRound, verified: VerifiedRound) -> StepInputs:
+    """The seed or catch-up step, and the buffers that the others go on with."""
+    state = decode_round.seed(verified)
+    num_draft_tokens = decode_round.parts.drafter.num_draft_tokens
+    drafts = state.tokens.new_zeros((state.tokens.shape[0], num_draft_tokens))
+    drafts[:, 0] = state.tokens
+    return StepInputs(state, torch.zeros(1, dtype=torch.int64, device=drafts.device), drafts)
+
+
+def next_step(decode_round: DecodeRound, inputs: StepInputs, number: int) -> None:
+    """One recurrent step, whose result stands where the next replay reads."""
+    before = inputs.state
+    attention = before.attention
+    if attention is not None:  # what is derived from the rebuilt metadata is derived inside the graph
+        attention = dataclasses.replace(attention, read_slots=None, masks={})
+    state = dataclasses.replace(before) if attention is None else dataclasses.replace(before, attention=attention)
+    with decode_round.parts.timer.span("recur"):
+        decode_round.parts.drafter.step(state, DraftStep(number, inputs.column))
+        inputs.drafts.index_copy_(1, inputs.column, state.tokens.unsqueeze(1))
+        for part in dataclasses.fields(state):
+            old, new = getattr(before, part.name), getattr(state, part.name)
+            if isinstance(new, torch.Tensor) and new is not old:
+                old.copy_(new)
+
+
+def rebuild(decode_round: DecodeRound, attention: AttentionMetadata) -> None:
+    """What `AttentionBackend.advance` does in place, built anew and copied to where the captured step reads."""
+    fresh = decode_round.parts.backend.build(
+        positions=attention.seq_lens.unsqueeze(1),
+        seq_lens=attention.seq_lens + 1,
+        page_table=attention.page_table,
+        max_seq_len=attention.max_seq_len,
+    )
+    attention.positions.copy_(fresh.positions)
+    attention.slot_mapping.copy_(fresh.slot_mapping)
+    attention.seq_lens.copy_(fresh.seq_lens)

@@ -1,0 +1,23 @@
+"""graph=eager: every operation is launched from Python."""
+
+from __future__ import annotations
+
+from spec_lab.core.types import GraphCounts, Verification
+from spec_lab.engine.round import DecodeRound
+
+
+class EagerGraph:
+    """See `GraphMode`. Batches are not padded."""
+
+    def __init__(self) -> None:
+        self.counts = GraphCounts(mode="eager")
+
+    def padded_size(self, num_requests: int) -> int:
+        return num_requests
+
+    def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
+        """Nothing to capture."""
+
+    def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
+        slot_ids = decode_round.parts.slots.ids(slots, self.padded_size(len(slots)))
+        return decode_round.run(decode_round.load(slot_ids, max_kv_len))

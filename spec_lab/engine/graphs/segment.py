@@ -1,0 +1,83 @@
+"""A stretch of the round, captured once for a batch size and replayed ever after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from spec_lab.core.trees import copy_tensors, map_tensors
+from spec_lab.core.types import GraphCounts
+from spec_lab.engine.capture import CapturedGraph, GraphRecorder
+from spec_lab.engine.round import Parts
+
+Inputs = TypeVar("Inputs")
+Outputs = TypeVar("Outputs")
+
+
+class Segment(Generic[Inputs, Outputs]):
+    """A function from inputs to outputs, both trees of tensors, run as one graph.
+
+    The first call captures and must be given rows of the scratch slot only. Inputs are copied into buffers of its own,
+    except those that stand at a fixed address already: outputs of another segment, named by `fixed`. Its replays count
+    as `stage` where the spans inside cannot be told apart.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stage: str,
+        function: Callable[[Inputs], Outputs],
+        recorder: GraphRecorder,
+        parts: Parts,
+        counts: GraphCounts,
+        fixed: set[int],
+    ) -> None:
+        self._name = name
+        self._stage = stage
+        self._function = function
+        self._recorder = recorder
+        self._parts = parts
+        self._counts = counts
+        self._fixed = fixed
+        self._graph: CapturedGraph[Outputs] | None = None
+        self._inputs: Inputs | None = None
+        self._marks: list[Any] = []
+
+    def __call__(self, inputs: Inputs) -> Outputs:
+        if self._graph is None:
+            self._graph = self._capture(inputs)
+        copy_tensors(self._inputs, inputs)
+        timer = self._parts.timer
+        with timer.replay(self._stage, self._marks):
+            self._graph.replay()
+        self._counts.replays += 1
+        return self._graph.outputs
+
+    def _capture(self, inputs: Inputs) -> CapturedGraph[Outputs]:
+        self._inputs = buffers = map_tensors(inputs, self._buffer)
+        with self._parts.timer.capture() as marks:
+
+            def function() -> Outputs:
+                marks.clear()  # those of a warm-up are not in the graph
+                # The function may keep what it derives on the containers it is given, so it gets its own.
+                return self._function(map_tensors(buffers, _same))
+
+            graph = self._recorder.capture(function)
+        self._marks = marks
+        map_tensors(graph.outputs, self._note_fixed)
+        self._counts.captures += 1
+        self._counts.nodes[self._name] = graph.num_nodes
+        return graph
+
+    def _buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.data_ptr() in self._fixed else tensor.clone()
+
+    def _note_fixed(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._fixed.add(tensor.data_ptr())
+        return tensor
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

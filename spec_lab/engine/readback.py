@@ -1,0 +1,69 @@
+"""The host's copy of a round's results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.core.types import Verification
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """A round's verification as Python lists, a row a request: tokens, emitted counts, relaxed counts or None."""
+
+    tokens: list[list[int]]
+    num_emitted: list[int]
+    num_relaxed: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingResult:
+    """Results in one tensor, so that the host waits and copies once.
+
+    Attributes:
+        packed: [batch, N + 1] tokens and emitted count, and relaxed count as one column more where there is one.
+        num_tokens: N.
+        copied: recorded behind the copy into host memory; None where `packed` is read where it is.
+    """
+
+    packed: torch.Tensor
+    num_tokens: int
+    copied: torch.cuda.Event | None = None
+
+    def read(self) -> RoundResult:
+        """Waits until the results are there."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        rows = self.packed.tolist()
+        num_tokens = self.num_tokens
+        has_relaxed = self.packed.shape[1] > num_tokens + 1
+        return RoundResult(
+            tokens=[row[:num_tokens] for row in rows],
+            num_emitted=[row[num_tokens] for row in rows],
+            num_relaxed=[row[num_tokens + 1] for row in rows] if has_relaxed else None,
+        )
+
+
+def read_now(verification: Verification) -> PendingResult:
+    """To be read before the next round is launched: reading waits for the device."""
+    return PendingResult(_pack(verification), verification.tokens.shape[1])
+
+
+def read_later(verification: Verification) -> PendingResult:
+    """Begins a copy that the next replay cannot overwrite, and waits for nothing."""
+    packed, num_tokens = _pack(verification), verification.tokens.shape[1]
+    if packed.device.type == "cpu":
+        return PendingResult(packed, num_tokens)
+    pinned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True).copy_(packed, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+    return PendingResult(pinned, num_tokens, copied)
+
+
+def _pack(verification: Verification) -> torch.Tensor:
+    """A tensor of its own: what it is made of is rewritten by the next replay."""
+    counts = [verification.num_emitted, verification.num_relaxed]
+    columns = [count.unsqueeze(1) for count in counts if count is not None]
+    return torch.cat([verification.tokens, *columns], dim=1)

@@ -1,0 +1,272 @@
+"""CUDA graphs without CUDA: a tape of operators with a graph's semantics, so that every graph mode runs in CI.
+
+Each operator is recorded once with its arguments. Python values stay as they were, results are rewritten into the
+tensors that were recorded, and views are not taken again, since the memory they look at stays where it was. `make_fx`
+would not do: it burns `.item()` in silently and keeps no addresses.
+
+A function that runs here can still fail in a real capture (a library call that synchronises); one that is refused here
+would fail there, or be frozen there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Generic
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spec_lab.engine.capture import Result
+from spec_lab.engine.tape_rules import UPLOADS, check_call, check_operator, refuse, written_arguments
+
+Step = Callable[[], object]
+
+_aten = torch.ops.aten
+_COPIES = {_aten.clone.default, _aten._to_copy.default}
+_ALLOCATIONS = {
+    _aten.empty.memory_format,
+    _aten.empty_strided.default,
+    _aten.empty_like.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+}
+# What a factory is told about its result; its out= form reads it off the tensor.
+_FACTORY_OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format"}
+
+
+@dataclass(slots=True)
+class TapeGraph(Generic[Result]):
+    """See `CapturedGraph`.
+
+    Attributes:
+        inputs: the tensors from before the capture that it reads or writes, one for each storage, in order of use.
+    """
+
+    outputs: Result
+    inputs: tuple[torch.Tensor, ...]
+    _steps: list[Step]
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self._steps)
+
+    def replay(self) -> None:
+        with torch.inference_mode():
+            for step in self._steps:
+                step()
+
+    def uses(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` lies in memory the graph reads or writes: no longer true of a buffer that was replaced."""
+        return any(storage_id(tensor) == storage_id(known) for known in self.inputs)
+
+
+class TapeRecorder:
+    """See `GraphRecorder`. The recording does execute, and is undone: buffers are restored, results poisoned."""
+
+    def __init__(self, num_warmups: int = 1) -> None:
+        """One warm-up, as on a GPU, so that what a function derives once and keeps is derived outside the tape."""
+        self._num_warmups = num_warmups
+
+    def capture(self, function: Callable[[], Result]) -> TapeGraph[Result]:
+        with torch.inference_mode():
+            for _ in range(self._num_warmups):
+                function()
+            tape = _Tape()
+            try:
+                with _HostAccess(tape), tape:
+                    outputs = function()
+            finally:
+                tape.restore_inputs()
+            tape.poison_results()
+        return TapeGraph(outputs, tuple(tape.inputs.values()), tape.steps)
+
+
+class _Tape(TorchDispatchMode):
+    """Records every operator that computes or writes.
+
+    Attributes:
+        steps: what a replay calls, in order.
+        inputs: by storage, the first tensor seen of those that existed before.
+        is_assigning: inside `tensor[...] = value`. A number is a fill there on a GPU; a CPU makes a tensor of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[Step] = []
+        self.inputs: dict[int, torch.Tensor] = {}
+        self.is_assigning = False
+        self._results: dict[int, torch.Tensor] = {}
+        self._before: dict[int, torch.Tensor] = {}
+        self._numbers: dict[int, torch.Tensor] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks. Its default imports the whole compiler at the first capture, seconds for nothing."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _is_composite(func):
+            with self:  # its parts are recorded: a host read inside it shows, and what turns out a view costs nothing
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        if func in UPLOADS and self.is_assigning and args[0].dim() == 0:
+            self._numbers[storage_id(args[0])] = args[0]
+            return args[0]
+        check_operator(func, args, kwargs)
+        known = self._know_inputs(func, args, kwargs)
+        result = func(*args, **kwargs)
+        self._append(func, args, kwargs, result, known)
+        return result
+
+    def restore_inputs(self) -> None:
+        """Undo what the recording did to tensors that existed before."""
+        for key, before in self._before.items():
+            _bytes_of(self.inputs[key]).copy_(before)
+
+    def poison_results(self) -> None:
+        """NaN in floats, -1 in integers: a result that is read before the first replay, or never written, shows."""
+        for tensor in self._results.values():
+            _bytes_of(tensor).fill_(1 if tensor.dtype is torch.bool else 0xFF)
+
+    def _know_inputs(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+        """Notes new inputs, and keeps what is about to be overwritten in them; the storages of all arguments."""
+        known = set()
+        for tensor in _tensors((args, kwargs)):
+            key = storage_id(tensor)
+            known.add(key)
+            if key not in self._results and key not in self._numbers:
+                self.inputs.setdefault(key, tensor)
+        for tensor in _tensors(written_arguments(func, args, kwargs)):
+            key = storage_id(tensor)
+            if key in self.inputs and key not in self._before:
+                self._before[key] = _bytes_of(tensor).clone()
+        return known
+
+    def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, known: set[int]) -> None:
+        fresh = [tensor if storage_id(tensor) not in known else None for tensor in _tensors(result)]
+        for tensor in fresh:
+            if tensor is not None:
+                if tensor.layout is not torch.strided:
+                    refuse(str(func), "its result has no plain memory to rewrite; make it before the capture")
+                self._results[storage_id(tensor)] = tensor
+        if func in _ALLOCATIONS or (not func._schema.is_mutable and not any(t is not None for t in fresh)):
+            return  # no work, a view, or an answer for the host that depends on shapes alone
+        self.steps.append(_make_step(func, args, kwargs, fresh))
+
+
+class _HostAccess(TorchFunctionMode):
+    """Refuses what goes past the dispatcher: .tolist(), .numpy(), .cpu(), torch.tensor(...), ...
+
+    It is off inside every call it sees, so that the body of a custom operator may do what it likes.
+    """
+
+    def __init__(self, tape: _Tape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        check_call(func, args, kwargs)
+        self._tape.is_assigning = func is torch.Tensor.__setitem__
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._tape.is_assigning = False
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """The same for all views of one memory, empty ones included. Opaque tensors (oneDNN's) have no storage to ask."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _make_step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fresh: list[torch.Tensor | None]) -> Step:
+    """What a replay calls for one operator. Kept free of Python frames where it can be: replays are what counts."""
+    run = partial(func._op, *args, **kwargs)
+    if not any(tensor is not None for tensor in fresh):
+        return run
+    if func in _COPIES:
+        assert fresh[0] is not None
+        return partial(fresh[0].copy_, args[0])
+    writing = (
+        None if func._schema.is_mutable or any(tensor is None for tensor in fresh) else _find_out_form(func, len(fresh))
+    )
+    if writing is not None:
+        out_names = [argument.name for argument in writing._schema.arguments if argument.is_out]
+        kept = {argument.name for argument in writing._schema.arguments}
+        options = {name: value for name, value in kwargs.items() if name in kept}
+        return partial(writing._op, *args, **options, **dict(zip(out_names, fresh, strict=True)))
+    if len(fresh) == 1:
+        assert fresh[0] is not None
+        return _copying_one(run, fresh[0])
+    return _copying_all(run, fresh)
+
+
+def _copying_one(run: Callable[[], Any], result: torch.Tensor) -> Step:
+    copy = result.copy_
+
+    def step() -> None:
+        value = run()
+        copy(value if isinstance(value, torch.Tensor) else next(_tensors(value)))
+
+    return step
+
+
+def _copying_all(run: Callable[[], Any], results: list[torch.Tensor | None]) -> Step:
+    def step() -> None:
+        for value, result in zip(_tensors(run()), results, strict=True):
+            if result is not None:
+                result.copy_(value)
+
+    return step
+
+
+@cache
+def _find_out_form(func: Any, num_results: int) -> Any | None:
+    """The overload with the same arguments that writes into given tensors, where that is its native form.
+
+    Generated ones call the functional form and copy: nothing is won.
+    """
+    wanted = _signature(func, drop_options=True)
+    packet = func._overloadpacket
+    for name in packet.overloads():
+        candidate = getattr(packet, name)
+        if torch.Tag.generated in candidate.tags:
+            continue
+        num_out = sum(argument.is_out for argument in candidate._schema.arguments)
+        if num_out == num_results and _signature(candidate, drop_options=False) == wanted:
+            return candidate
+    return None
+
+
+def _signature(func: Any, drop_options: bool) -> list[tuple[str, str, bool]]:
+    """Names, types and kinds of what an overload reads. Only a factory's options follow from its out tensor."""
+    arguments = [argument for argument in func._schema.arguments if not argument.is_out]
+    is_factory = not any("Tensor" in str(argument.type) for argument in arguments)
+    dropped = _FACTORY_OPTIONS if drop_options and is_factory else set()
+    return [(a.name, str(a.type), a.kwarg_only) for a in arguments if a.name not in dropped]
+
+
+def _is_composite(func: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole memory a tensor lies in."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

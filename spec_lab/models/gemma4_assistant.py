@@ -1,0 +1,216 @@
+"""The Gemma 4 assistant: a small decoder with queries only, which reads keys and values that the target wrote.
+
+Google, 2026; `gemma4_assistant` in transformers, SGLang #24436, vLLM #41745. Input of a step is the target's embedding
+of a token beside a recurrent vector of the target's width: first the target's hidden state after its final norm, then
+the assistant's own output, projected back. Keys and values come normed and rotated from the target's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.engine.kv_cache import LayerCache
+from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING
+from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantLayerConfig, LayerRope
+from spec_lab.models.layers import RMSNorm, RotaryRows, RotaryTable, fused_linear
+from spec_lab.models.linear import make_linear
+
+ATTENTION_SCALE = 1.0
+
+
+class Gemma4Assistant:
+    """Weights and forward; no state between calls. See `DraftHead` for `greedy` and `target_logits`.
+
+    Rows are in the checkpoint's own width, hidden_size, where not said otherwise.
+    """
+
+    def __init__(
+        self,
+        config: AssistantConfig,
+        tensors: Mapping[str, torch.Tensor],
+        target_embedding: torch.Tensor,
+        backend: AttentionBackend,
+        max_positions: int,
+        extra_window_keys: int = 0,
+    ) -> None:
+        """`target_embedding` [vocab, target hidden_size]; `extra_window_keys` is added to every sliding window."""
+        self.config = config
+        self._embedding = target_embedding
+        # Rounded to the weights' dtype first, as the target's embedding module does.
+        self._embedding_scale = float(torch.tensor(config.target.embedding_scale, dtype=target_embedding.dtype))
+        self._pre_projection = make_linear(tensors["pre_projection.weight"])
+        self._post_projection = make_linear(tensors["post_projection.weight"])
+        self._layers = [
+            AssistantLayer(config, layer, tensors, f"model.layers.{index}.", backend, extra_window_keys)
+            for index, layer in enumerate(config.layers)
+        ]
+        self._norm = RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps)
+        self._head = build_token_head(config, tensors)
+        shapes = dict.fromkeys((layer.rope, layer.head_dim) for layer in config.layers)
+        like = target_embedding
+        self._rotary = {shape: rotary_table(*shape, max_positions, like.dtype, like.device) for shape in shapes}
+        self._rotary_keys = [(layer.rope, layer.head_dim) for layer in config.layers]
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        recurrent: torch.Tensor,
+        caches: Sequence[LayerCache],
+        attention: AttentionMetadata,
+    ) -> torch.Tensor:
+        """[batch] tokens and [batch, target hidden_size] recurrent vectors to the normed output [batch, hidden_size].
+
+        `caches` holds the target layer that each layer reads; nothing is written to them.
+        """
+        embedded = F.embedding(token_ids, self._embedding) * self._embedding_scale
+        stream = self._pre_projection(torch.cat((embedded, recurrent), dim=-1))
+        rotary = {shape: table.rows(attention.positions) for shape, table in self._rotary.items()}
+        for layer, key, cache in zip(self._layers, self._rotary_keys, caches, strict=True):
+            stream = layer(stream, rotary[key], cache, attention)
+        return self._norm(stream)
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Output rows to the next step's recurrent vectors [batch, target hidden_size]."""
+        return self._post_projection(hidden)
+
+    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head.greedy(hidden)
+
+    def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head.target_logits(hidden)
+
+
+class AssistantLayer:
+    """A Gemma 4 layer without keys and values: each half is normed before and after, and the sum is scaled."""
+
+    def __init__(
+        self,
+        config: AssistantConfig,
+        layer: AssistantLayerConfig,
+        tensors: Mapping[str, torch.Tensor],
+        prefix: str,
+        backend: AttentionBackend,
+        extra_window_keys: int,
+    ) -> None:
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(tensors[f"{prefix}{name}.weight"], config.rms_norm_eps)
+
+        self._backend = backend
+        self._head_dim = layer.head_dim
+        self._window = None if layer.window is None else layer.window + extra_window_keys
+        self._input_norm = norm("input_layernorm")
+        self._q = make_linear(tensors[f"{prefix}self_attn.q_proj.weight"])
+        self._q_norm = norm("self_attn.q_norm")
+        self._o = make_linear(tensors[f"{prefix}self_attn.o_proj.weight"])
+        self._post_attention_norm = norm("post_attention_layernorm")
+        self._pre_feedforward_norm = norm("pre_feedforward_layernorm")
+        self._gate_up = fused_linear([tensors[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")])
+        self._down = make_linear(tensors[f"{prefix}mlp.down_proj.weight"])
+        self._post_feedforward_norm = norm("post_feedforward_layernorm")
+        self._scalar = tensors[f"{prefix}layer_scalar"]
+
+    def __call__(
+        self, stream: torch.Tensor, rotary: RotaryRows, cache: LayerCache, attention: AttentionMetadata
+    ) -> torch.Tensor:
+        queries = self._q(self._input_norm(stream)).view(stream.shape[0], -1, self._head_dim)
+        queries = rotary(self._q_norm(queries))
+        attended = self._backend.attend(queries, cache, attention, self._window, ATTENTION_SCALE)
+        stream = stream + self._post_attention_norm(self._o(attended))
+        gate, up = self._gate_up(self._pre_feedforward_norm(stream)).chunk(2, dim=-1)
+        out = self._down(F.gelu(gate, approximate="tanh") * up)
+        return (stream + self._post_feedforward_norm(out)) * self._scalar
+
+
+class TokenHead(Protocol):
+    """Output rows [batch, hidden_size] to tokens."""
+
+    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[batch] likeliest tokens; of equal ones the lowest id."""
+        ...
+
+    def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[batch, vocab], -inf for tokens that were not scored."""
+        ...
+
+
+class DenseHead:
+    """Scores every token, by the assistant's own embedding [vocab, hidden_size]."""
+
+    def __init__(self, embedding: torch.Tensor) -> None:
+        self._linear = make_linear(embedding)
+
+    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._linear(hidden).argmax(dim=-1)
+
+    def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._linear(hidden)
+
+
+class CentroidHead:
+    """Scores only the tokens of the likeliest clusters.
+
+    The rows of the embedding are put in cluster order once (as SGLang does), so that a cluster is read as one block;
+    the embedding serves the head alone, tokens go in by the target's. Unscored tokens are -inf: transformers'
+    smallest score minus 1 leaves them real probability, and asks the device for it.
+    """
+
+    def __init__(
+        self, embedding: torch.Tensor, centroids: torch.Tensor, token_ordering: torch.Tensor, top_k: int
+    ) -> None:
+        """embedding [vocab, hidden_size], centroids [num_centroids, hidden_size], token_ordering [vocab]."""
+        num_centroids, (self._vocab_size, hidden_size) = centroids.shape[0], embedding.shape
+        self._centroids = make_linear(centroids)
+        self._tokens = token_ordering.view(num_centroids, -1)
+        self._rows = embedding.index_select(0, token_ordering).view(num_centroids, -1, hidden_size)
+        self._top_k = top_k
+
+    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
+        tokens, logits = self._scored(hidden)
+        # Clusters come in the order of their scores, so the lowest id of the best is looked for by itself.
+        best = logits.amax(dim=-1, keepdim=True)
+        return tokens.masked_fill(logits < best, self._vocab_size - 1).amin(dim=-1)
+
+    def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        tokens, logits = self._scored(hidden)
+        return logits.new_full((hidden.shape[0], self._vocab_size), float("-inf")).scatter_(1, tokens, logits)
+
+    def _scored(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and logits of the likeliest clusters, both [batch, top_k * vocab / num_centroids]."""
+        # topk promises no order of equal scores; the sort is stable.
+        order = self._centroids(hidden).sort(dim=-1, descending=True, stable=True).indices
+        clusters = order[:, : self._top_k].reshape(-1)
+        batch, hidden_size = hidden.shape
+        rows = self._rows.index_select(0, clusters).view(batch, -1, hidden_size)
+        tokens = self._tokens.index_select(0, clusters).view(batch, -1)
+        return tokens, torch.bmm(rows, hidden.unsqueeze(2)).squeeze(2)
+
+
+def build_token_head(config: AssistantConfig, tensors: Mapping[str, torch.Tensor]) -> TokenHead:
+    """The head the checkpoint was trained with."""
+    embedding = tensors["model.embed_tokens.weight"]
+    if config.centroids is None:
+        return DenseHead(embedding)
+    centroids = tensors["masked_embedding.centroids.weight"]
+    return CentroidHead(embedding, centroids, tensors[TOKEN_ORDERING], config.centroids.top_k)
+
+
+def rotary_table(
+    rope: LayerRope, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device
+) -> RotaryTable:
+    """cos and sin of every position; the channel pairs past `rope.rotated_fraction` never turn.
+
+    The fractions of "proportional" RoPE keep the exponents of the whole head. Angles are computed in float32 on the
+    CPU whatever the device, as `rope_tables` does for targets.
+    """
+    num_pairs = head_dim // 2
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    turns = torch.arange(num_pairs) < int(rope.rotated_fraction * head_dim // 2)
+    frequencies = torch.where(turns, 1.0 / rope.theta**exponents, 0.0)
+    angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies).repeat(1, 2)
+    return RotaryTable(angles.cos().to(device, dtype), angles.sin().to(device, dtype))

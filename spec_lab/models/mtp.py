@@ -1,0 +1,83 @@
+"""One multi-token prediction module (DeepSeek-V3, arXiv 2412.19437; NextN in SGLang).
+
+Row p pairs the embedding of token t[p+1] with the hidden state of position p, each normed, through a projection into
+one decoder layer with a KV cache of its own. Embedding and LM head are the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.core.protocols import AttentionBackend, RowSelection
+from spec_lab.core.types import AttentionMetadata, NormSide
+from spec_lab.engine.kv_cache import LayerCache
+from spec_lab.models.decoder import build_layer
+from spec_lab.models.layers import RMSNorm, RotaryTable
+from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.mtp_checkpoint import MtpConfig
+from spec_lab.models.mtp_layouts import EMBEDDING_NORM, FINAL_NORM, HIDDEN_NORM, PROJECTION
+
+
+class MtpModule:
+    """Weights and forward of one module; no state between calls."""
+
+    def __init__(
+        self,
+        config: MtpConfig,
+        tensors: Mapping[str, torch.Tensor],
+        embedding: torch.Tensor,
+        head: Linear,
+        rotary: RotaryTable,
+        backend: AttentionBackend,
+    ) -> None:
+        """`tensors` as `load_mtp` gives them; `embedding` [vocab, hidden_size] and `head` are the target's."""
+        eps = config.layer.rms_norm_eps
+        self.config = config
+        self._embedding = embedding
+        self._head = head
+        self._rotary = rotary
+        self._embedding_norm = RMSNorm(tensors[EMBEDDING_NORM], eps)
+        self._hidden_norm = RMSNorm(tensors[HIDDEN_NORM], eps)
+        self._projection = make_linear(tensors[PROJECTION])
+        self._layer = build_layer(config.layer, tensors, "", None, backend)
+        self._norm = RMSNorm(tensors[FINAL_NORM], eps)
+        self._recycles_normed = config.recycled_hidden is NormSide.POST_NORM
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """The target's hidden states [rows, hidden_size], as they are."""
+        return features
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        cache: LayerCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor | None:
+        """[rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] to the live rows' output, as it is recycled.
+
+        None when no row goes on.
+        """
+        embedded = self._embedding_norm(F.embedding(token_ids, self._embedding))
+        stream = self._projection(torch.cat((embedded, self._hidden_norm(hidden)), dim=-1))
+        kept = self._layer(stream, self._rotary.rows(attention.positions), cache, attention, selection)
+        if kept is None:
+            return None
+        live = selection.live(kept)
+        return self._norm(live) if self._recycles_normed else live
+
+    def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What `forward` returned [rows, hidden_size] to [rows, vocab]."""
+        return self._head(hidden if self._recycles_normed else self._norm(hidden))
+
+    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows] likeliest tokens."""
+        return self.draft_logits(hidden).argmax(dim=-1)
+
+    def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, vocab]; the draft vocabulary is the target's."""
+        return self.draft_logits(hidden)

@@ -1,0 +1,218 @@
+"""Reading multi-token prediction (MTP, NextN) modules, from a folder of their own or from their target's.
+
+Whatever the family's layout, tensors come back in one form: DeepSeek's names without prefix (`enorm.weight`,
+`hnorm.weight`, `eh_proj.weight`, `input_layernorm.weight`, `self_attn.*`, `mlp.*`, `shared_head.norm.weight`), the
+projection reading [embedding, hidden], norms that multiply by their weight alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spec_lab.core.types import NormSide
+from spec_lab.errors import UserError
+from spec_lab.models.checkpoint import (
+    StoredTensor,
+    check_floating,
+    check_tensors,
+    layer_tensor_shapes,
+    read_tensors,
+    stored_tensors,
+)
+from spec_lab.models.config import ARCHITECTURES, ConfigFields, ModelConfig, read_config_json
+from spec_lab.models.mtp_layouts import (
+    EMBEDDING_NORM,
+    FINAL_NORM,
+    HIDDEN_NORM,
+    LAYOUTS,
+    PROJECTION,
+    UNSUPPORTED_TENSORS,
+    MtpLayout,
+    find_layout,
+)
+
+KNOB = "drafter.path"
+COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+# The engines' loaders skip these copies too, and let the target's embedding and head serve.
+SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class MtpConfig:
+    """What the modules of a checkpoint have in common.
+
+    Attributes:
+        layer: sizes, rope and options of a module's one decoder layer.
+        num_modules: how many the checkpoint has.
+        target_hidden: the target's hidden state a module reads, by the side of the target's final norm.
+        recycled_hidden: a module's own hidden state that the next draft reads, by the side of its final norm.
+    """
+
+    layer: ModelConfig
+    num_modules: int
+    target_hidden: NormSide
+    recycled_hidden: NormSide
+
+
+def num_mtp_modules(config: Mapping[str, Any]) -> int:
+    """How many modules a config.json names; 0 when it names none."""
+    decoder = config.get("text_config") or config
+    return next((decoder[key] for key in COUNT_KEYS if isinstance(decoder.get(key), int)), 0)
+
+
+def load_mtp(
+    folder: Path, target: ModelConfig, num_modules: int, dtype: torch.dtype, device: torch.device | str
+) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
+    """Read the first `num_modules` modules for a target: their config, and each one's tensors in the common form.
+
+    The trunk's tensors, where the folder has them, are not looked at; copies of the target's embedding and head are
+    skipped.
+
+    Raises:
+        UserError: no module in the folder, or too few; MLA or MoE; a module for another target; tensors missing, of
+            another shape or not expected.
+    """
+    config = read_config_json(folder, KNOB)
+    decoder = config.get("text_config") or config
+    source = str(folder / "config.json")
+    num_layers = ConfigFields(decoder, source).integer("num_hidden_layers")
+    count = num_mtp_modules(config) or 1
+    layout, prefixes, stored = _stored_modules(folder, num_layers, count)
+    if num_modules > count:
+        raise UserError(
+            f"{folder}: has {count} MTP module{'s' if count > 1 else ''}, {num_modules} are wanted; "
+            f"use drafter.num_draft_tokens={count}, or drafter=mtp_eagle, which reuses one"
+        )
+    layer = _layer_config(decoder, layout, _names_below(stored, prefixes[0].layer), source)
+    _refuse_other_target(layer, target, source)
+    shapes = mtp_tensor_shapes(layer)
+    file_names = [{name: of_module.file_name(layout, name) for name in shapes} for of_module in prefixes]
+    wanted = {of_module[name]: shape for of_module in file_names for name, shape in shapes.items()}
+    check_tensors(stored, wanted, (), str(folder))
+    check_floating(stored, str(folder))
+    modules = [
+        _common_form({name: stored[file_name] for name, file_name in of_module.items()}, layout, dtype, device)
+        for of_module in file_names[:num_modules]
+    ]
+    return MtpConfig(layer, count, layout.target_hidden, layout.recycled_hidden), modules
+
+
+def mtp_tensor_shapes(layer: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of one module in the common form."""
+    hidden = layer.hidden_size
+    return {
+        EMBEDDING_NORM: (hidden,),
+        HIDDEN_NORM: (hidden,),
+        PROJECTION: (hidden, 2 * hidden),
+        **layer_tensor_shapes(layer, attention_input_size=hidden),
+        FINAL_NORM: (hidden,),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefixes:
+    """Where one module's tensors stand in the file."""
+
+    module: str
+    layer: str
+
+    @classmethod
+    def of(cls, layout: MtpLayout, module: int, num_layers: int) -> _Prefixes:
+        numbers = {"module": module, "layer": num_layers + module}
+        return cls(layout.module_prefix.format(**numbers), layout.layer_prefix.format(**numbers))
+
+    def file_name(self, layout: MtpLayout, name: str) -> str:
+        return self.module + layout.names[name] if name in layout.names else self.layer + name
+
+
+def _stored_modules(
+    folder: Path, num_layers: int, count: int
+) -> tuple[MtpLayout, list[_Prefixes], dict[str, StoredTensor]]:
+    """The family, where each of the `count` modules stands, and their tensors, without copies of the target's."""
+    stored = stored_tensors(folder)
+    layout = find_layout(stored, num_layers)
+    if layout is None:
+        markers = ", ".join(layout.marker.format(module=0, layer=num_layers) for layout in LAYOUTS)
+        raise UserError(f"{folder}: holds no MTP module (none of {markers}); set {KNOB} to a checkpoint that does")
+    prefixes = [_Prefixes.of(layout, module, num_layers) for module in range(count)]
+    skipped = {of_module.module + name for of_module in prefixes for name in SKIPPED_COPIES}
+    starts = tuple(of_module.module for of_module in prefixes)
+    ours = {name: tensor for name, tensor in stored.items() if name.startswith(starts) and name not in skipped}
+    _refuse_unsupported_blocks(ours, folder)
+    return layout, prefixes, ours
+
+
+def _names_below(stored: Collection[str], prefix: str) -> set[str]:
+    return {name.removeprefix(prefix) for name in stored if name.startswith(prefix)}
+
+
+def _refuse_unsupported_blocks(stored: Collection[str], folder: Path) -> None:
+    for name in stored:
+        for part, block in UNSUPPORTED_TENSORS.items():
+            if part in name:
+                raise UserError(
+                    f"{folder}: an MTP module with {block} is not supported ({name}); "
+                    f"set {KNOB} to a module with grouped-query attention and a dense MLP"
+                )
+
+
+def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collection[str], source: str) -> ModelConfig:
+    """A module's decoder layer: sizes from the config, biases and q and k norms as the stored `names` have them."""
+    architectures = decoder.get("architectures") or []
+    supported = [name for name in architectures if name in ARCHITECTURES]
+    one_layer = {"architectures": supported or [layout.architecture], "num_hidden_layers": 1, "layer_types": None}
+    options, partial_rotary_factor = _without_partial_rotary({**layout.defaults, **decoder, **one_layer})
+    layer = ModelConfig.from_dict(options, source)
+    if decoder.get("use_sliding_window"):
+        raise UserError(f"{source}: an MTP module with a sliding window is not supported; use a full-attention one")
+    return replace(
+        layer,
+        qkv_bias="self_attn.q_proj.bias" in names,
+        o_bias="self_attn.o_proj.bias" in names,
+        qk_norm="self_attn.q_norm.weight" in names,
+        attention_gate=layout.attention_gate,
+        rope=replace(layer.rope, partial_rotary_factor=partial_rotary_factor),
+    )
+
+
+def _without_partial_rotary(config: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    """The config without the key that no target may have, and its value. It stands in either of two places."""
+    key = "partial_rotary_factor"
+    rope_key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    rope = dict(config.get(rope_key) or {})
+    top_level = config.get(key)
+    factor = rope.pop(key, None) or top_level or 1.0
+    return {**config, key: None, rope_key: rope}, factor
+
+
+def _refuse_other_target(layer: ModelConfig, target: ModelConfig, source: str) -> None:
+    pairs = {
+        "hidden_size": (layer.hidden_size, target.hidden_size),
+        "vocab_size": (layer.vocab_size, target.vocab_size),
+    }
+    differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
+    if differing:
+        raise UserError(
+            f"{source}: MTP modules of another target ({'; '.join(differing)}); "
+            f"set {KNOB} to modules trained for this target"
+        )
+
+
+def _common_form(
+    stored: Mapping[str, StoredTensor], layout: MtpLayout, dtype: torch.dtype, device: torch.device | str
+) -> dict[str, torch.Tensor]:
+    """Read one module and undo what its family does differently."""
+    tensors = read_tensors(stored, dtype, device)
+    if layout.hidden_first:
+        hidden, embedding = tensors[PROJECTION].chunk(2, dim=1)
+        tensors[PROJECTION] = torch.cat((embedding, hidden), dim=1)
+    if layout.zero_centred:
+        norms = {name: tensor for name, tensor in stored.items() if name.endswith("norm.weight")}
+        # The sum is rounded once: 1 + w of a small w already rounded to bfloat16 would be rounded twice.
+        tensors |= {name: (1 + w).to(dtype) for name, w in read_tensors(norms, torch.float32, device).items()}
+    return tensors

@@ -1,0 +1,103 @@
+"""The names under which model families store their multi-token prediction (MTP, NextN) modules, and how these differ.
+
+Sources: the loaders of vLLM (`deepseek_mtp`, `glm4_moe_mtp`, `mimo_mtp`, `qwen3_5_mtp`), the weights' README of
+DeepSeek-V3. Every family here feeds and recycles hidden states after the final norm (vLLM #46075, llama.cpp #24025,
+ROCm/ATOM #1764); older engines took DeepSeek's before it, which the knobs of the drafter still can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spec_lab.core.types import NormSide
+
+EMBEDDING_NORM = "enorm.weight"
+HIDDEN_NORM = "hnorm.weight"
+PROJECTION = "eh_proj.weight"
+FINAL_NORM = "shared_head.norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class MtpLayout:
+    """How a family stores its modules. In prefixes, {module} is the module's number, {layer} num_hidden_layers + it.
+
+    Attributes:
+        module_prefix: before the two input norms, the projection and the final norm.
+        layer_prefix: before the decoder layer's tensors.
+        marker: a name that tells the family, of module 0.
+        names: what the family calls `enorm`, `hnorm`, `eh_proj` and `shared_head.norm`, DeepSeek's names.
+        architecture: of the decoder whose config keys and defaults the layer follows, where the file's is no target.
+        defaults: values of config keys the file leaves out.
+        hidden_first: the projection reads [hidden, embedding], not [embedding, hidden].
+        zero_centred: norms multiply by 1 + weight.
+        attention_gate: see `ModelConfig`.
+        target_hidden: side of the target's final norm the module reads.
+        recycled_hidden: side of its own final norm the next draft reads.
+    """
+
+    module_prefix: str
+    layer_prefix: str
+    marker: str
+    names: Mapping[str, str]
+    architecture: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    hidden_first: bool = False
+    zero_centred: bool = False
+    attention_gate: bool = False
+    target_hidden: NormSide = NormSide.POST_NORM
+    recycled_hidden: NormSide = NormSide.POST_NORM
+
+
+DEEPSEEK = MtpLayout(
+    module_prefix="model.layers.{layer}.",
+    layer_prefix="model.layers.{layer}.",
+    marker="model.layers.{layer}.eh_proj.weight",
+    names={name: name for name in (EMBEDDING_NORM, HIDDEN_NORM, PROJECTION, FINAL_NORM)},
+    architecture="LlamaForCausalLM",
+)
+MIMO = MtpLayout(
+    module_prefix="model.mtp_layers.{module}.",
+    layer_prefix="model.mtp_layers.{module}.",
+    marker="model.mtp_layers.{module}.input_proj.weight",
+    names={
+        EMBEDDING_NORM: "token_layernorm.weight",
+        HIDDEN_NORM: "hidden_layernorm.weight",
+        PROJECTION: "input_proj.weight",
+        FINAL_NORM: "final_layernorm.weight",
+    },
+    architecture="Qwen2ForCausalLM",
+    hidden_first=True,
+)
+QWEN3_NEXT = MtpLayout(
+    module_prefix="mtp.",
+    layer_prefix="mtp.layers.{module}.",
+    marker="mtp.fc.weight",
+    names={
+        EMBEDDING_NORM: "pre_fc_norm_embedding.weight",
+        HIDDEN_NORM: "pre_fc_norm_hidden.weight",
+        PROJECTION: "fc.weight",
+        FINAL_NORM: "norm.weight",
+    },
+    architecture="Qwen3ForCausalLM",
+    defaults={"head_dim": 256, "partial_rotary_factor": 0.25},
+    zero_centred=True,
+    attention_gate=True,
+)
+LAYOUTS = (DEEPSEEK, MIMO, QWEN3_NEXT)
+
+UNSUPPORTED_TENSORS = {
+    ".self_attn.kv_a_proj": "multi-head latent attention (MLA)",
+    ".self_attn.q_a_proj": "multi-head latent attention (MLA)",
+    ".mlp.experts.": "a mixture-of-experts MLP (MoE)",
+    ".mlp.gate.": "a mixture-of-experts MLP (MoE)",
+    ".mlp.shared_expert": "a mixture-of-experts MLP (MoE)",
+    ".linear_attn.": "linear attention",
+}
+
+
+def find_layout(stored: Collection[str], num_layers: int) -> MtpLayout | None:
+    """The family whose module 0 is among the stored names."""
+    found = (layout for layout in LAYOUTS if layout.marker.format(module=0, layer=num_layers) in stored)
+    return next(found, None)

@@ -1,0 +1,134 @@
+"""`drafter=draft_model`: an ordinary Qwen3 model, small, distilled on the target's own texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
+from spec_lab.train.embedding_init import leading_directions
+from spec_lab.train.generations import Generations
+from spec_lab.train.loop import CurvePoint, Optimisation, train
+from spec_lab.train.target import run_target
+from spec_lab.train.unroll import agreement
+
+if TYPE_CHECKING:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelRecipe:
+    """Size and training of the draft model.
+
+    What the target wrote counts 1, the tokens of the prompts `prompt_loss_weight`.
+    """
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    prompt_loss_weight: float
+    optimisation: Optimisation
+
+    def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
+        """See `DrafterRecipe`."""
+        from transformers import Qwen3ForCausalLM
+
+        torch.manual_seed(task.seed)
+        draft_model = Qwen3ForCausalLM(self.model_config(task.model.config))
+        embedding = task.model.get_input_embeddings().weight
+        draft_model.get_input_embeddings().weight.data = embedding @ leading_directions(embedding, self.hidden_size)
+        generations = task.generations.to(task.device)
+
+        def batch_of(step: int) -> tuple[Tensor, ...]:
+            picked = generations.batch(step, self.optimisation.batch_size, task.seed)
+            return distillation_batch(task.model, picked, self.prompt_loss_weight)
+
+        loss = DistillationLoss(draft_model)
+        curve = train(loss, batch_of, self.optimisation, task.checkpoint, task.device)
+        draft_model.generation_config = task.model.generation_config
+        draft_model.to(torch.bfloat16).save_pretrained(folder)
+        return curve
+
+    def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
+        """See `DrafterRecipe`. Computes in float32."""
+        from transformers import Qwen3ForCausalLM
+
+        draft_model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+
+        def match(tokens: Tensor, num_draft_tokens: int) -> Tensor:
+            drafts = run_target(draft_model, tokens).logits.argmax(-1)
+            # What is drafted for a token depends on the text before it alone, not on where the round began.
+            return agreement(tokens, [drafts[:, 1:]] * num_draft_tokens)
+
+        return match
+
+    def describe(self, folder: Path) -> DrafterDescription:
+        """See `DrafterRecipe`."""
+        return DrafterDescription(
+            kind="a draft model",
+            reading=f"""A Qwen3-architecture language model on its own, with the target's tokenizer and vocabulary:
+{self.num_layers} layers, hidden {self.hidden_size}, feed-forward {self.intermediate_size}, {self.num_heads} query and
+{self.num_kv_heads} key-value heads of {self.head_dim}, tied embeddings. It reads tokens alone, nothing of the target,
+and keeps its own cache. `AutoModelForCausalLM` loads it. Its embedding began as the target's in fewer dimensions.""",
+            loss=f"token by token; a prompt's tokens count {self.prompt_loss_weight:g}",
+        )
+
+    def model_config(self, target: Qwen3Config) -> Qwen3Config:
+        """The target's vocabulary, positions and rotary embedding in this recipe's sizes."""
+        from transformers import Qwen3Config
+
+        return Qwen3Config(
+            vocab_size=target.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            max_position_embeddings=target.max_position_embeddings,
+            rope_parameters=dict(target.rope_parameters),
+            tie_word_embeddings=True,
+            bos_token_id=target.bos_token_id,
+            eos_token_id=target.eos_token_id,
+            pad_token_id=target.pad_token_id,
+        )
+
+
+@torch.no_grad()
+def distillation_batch(
+    model: Qwen3ForCausalLM, picked: Generations, prompt_loss_weight: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens `[batch, length]`; of every position but the last the target's next-token probabilities and the weight.
+
+    The last prompt position already predicts what the target wrote; nothing is predicted behind the end of a text.
+    """
+    tokens = picked.tokens.long()
+    with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=tokens.device.type == "cuda"):
+        logits = run_target(model, tokens).logits
+    position = torch.arange(tokens.shape[1] - 1, device=tokens.device)
+    is_written = position >= picked.prompt_lengths[:, None] - 1
+    weights = torch.where(is_written, 1.0, prompt_loss_weight) * (position + 1 < picked.lengths[:, None])
+    return tokens, logits[:, :-1].float().softmax(-1), weights
+
+
+class DistillationLoss(nn.Module):
+    """Cross-entropy between the target's next-token distribution and the draft model's, a weighted mean."""
+
+    def __init__(self, draft_model: Qwen3ForCausalLM) -> None:
+        super().__init__()
+        self.draft_model = draft_model
+
+    def forward(self, tokens: Tensor, probabilities: Tensor, weights: Tensor) -> Tensor:
+        """See `distillation_batch`."""
+        # The mask as for the target's training: none.
+        output = self.draft_model(input_ids=tokens, attention_mask={"full_attention": None}, use_cache=False)
+        losses = -(probabilities * output.logits[:, :-1].float().log_softmax(-1)).sum(-1)
+        return (losses * weights).sum() / weights.sum().clamp(min=1e-6)

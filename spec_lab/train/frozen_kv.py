@@ -1,0 +1,158 @@
+"""The frozen-KV drafter as trained: queries only, over keys and values that the target already wrote.
+
+The architecture is that of the Gemma 4 assistant (Google, 2026; SGLang #24436, vLLM #41745, transformers
+`gemma4_assistant`): no keys and no values of its own, so nothing to write, to roll back or to prefill. What it knows of
+the tokens drafted so far is the last one's embedding and a vector of the target's width that it hands to itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spec_lab.train.layers import RMSNorm, Rotation, split_heads
+from spec_lab.train.target import TargetOutputs
+from spec_lab.train.unroll import UnrolledDrafter
+
+ATTENTION_SCALE = 1.0
+RMS_NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenKVShape:
+    """Sizes of a drafter.
+
+    The target's own: `backbone_hidden_size` (its width), `num_kv_heads`, `head_dim`, `vocab_size`, `rope_theta`.
+    `kv_source_layers`: of every drafter layer the target layer whose keys and values it reads.
+    """
+
+    backbone_hidden_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    rope_theta: float
+    kv_source_layers: tuple[int, ...]
+
+
+class FrozenKVAttention(nn.Module):
+    """Queries and output; keys and values come from outside."""
+
+    def __init__(self, shape: FrozenKVShape) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(shape.hidden_size, shape.num_heads * shape.head_dim, bias=False)
+        self.q_norm = RMSNorm(shape.head_dim, RMS_NORM_EPS)
+        self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, shape.hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor, key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
+        """Row p of `hidden` `[batch, rows, hidden]` sees keys `[batch, heads, rows, head_dim]` 0..p."""
+        query = rotation.apply(self.q_norm(split_heads(self.q_proj(hidden), key.shape[-1]))).to(key.dtype)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=ATTENTION_SCALE)
+        return self.o_proj(attended.transpose(1, 2).flatten(2))
+
+
+class GatedGELU(nn.Module):
+    def __init__(self, shape: FrozenKVShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.down_proj(F.gelu(self.gate_proj(hidden), approximate="tanh") * self.up_proj(hidden))
+
+
+class FrozenKVLayer(nn.Module):
+    """A Gemma 4 layer: each half is normed before and after, and the sum is scaled.
+
+    The scale is part of the format; trained it would repeat what the norms can say, so it stays 1.
+    """
+
+    layer_scalar: Tensor
+
+    def __init__(self, shape: FrozenKVShape) -> None:
+        super().__init__()
+        self.self_attn = FrozenKVAttention(shape)
+        self.mlp = GatedGELU(shape)
+        self.input_layernorm = RMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.pre_feedforward_layernorm = RMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.post_feedforward_layernorm = RMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.register_buffer("layer_scalar", torch.ones(1))
+
+    def forward(self, stream: Tensor, key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
+        attended = self.self_attn(self.input_layernorm(stream), key, value, rotation)
+        stream = stream + self.post_attention_layernorm(attended)
+        stream = stream + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(stream)))
+        return stream * self.layer_scalar
+
+
+class FrozenKVModel(nn.Module):
+    """What the checkpoint keeps under `model.`; the embedding is the head's, tokens are embedded by the target."""
+
+    def __init__(self, shape: FrozenKVShape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(FrozenKVLayer(shape) for _ in shape.kv_source_layers)
+        self.norm = RMSNorm(shape.hidden_size, RMS_NORM_EPS)
+
+
+class FrozenKVDrafter(UnrolledDrafter):
+    """The drafter; `state_dict()` is the checkpoint."""
+
+    def __init__(self, shape: FrozenKVShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = FrozenKVModel(shape)
+        self.pre_projection = nn.Linear(2 * shape.backbone_hidden_size, shape.hidden_size, bias=False)
+        self.post_projection = nn.Linear(shape.hidden_size, shape.backbone_hidden_size, bias=False)
+
+    def features(self, outputs: TargetOutputs) -> tuple[Tensor, ...]:
+        """The target's normed final hidden state; then keys and values, layer by layer of the drafter.
+
+        `[batch, rows, backbone_hidden]`, and `[batch, num_kv_heads, rows, head_dim]` each.
+        """
+        sources = [outputs.keys_values[layer] for layer in self.shape.kv_source_layers]
+        return outputs.final_hidden[:, :-1], *(part[:, :, :-1] for key_value in sources for part in key_value)
+
+    def draft_token_ids(self) -> Tensor:
+        """Every token of the target can be drafted."""
+        return torch.arange(self.shape.vocab_size, device=self.post_projection.weight.device)
+
+    def draft_logits(self, state: Tensor) -> Tensor:
+        """`[..., vocab_size]` from a state of `unroll`; the head is the embedding."""
+        return F.linear(state, self.model.embed_tokens.weight)
+
+    def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
+        """Normed states `[batch, rows, hidden]`; see `UnrolledDrafter`.
+
+        From anchor a, the last position in the target's cache, step s takes the embedding of token a+1+s and, at step
+        0, the target's hidden state at a, later what it handed itself. It stands at position a and sees keys 0..a
+        whatever the step, so every anchor unrolls beside the others in one row, and only the result moves to row a+s.
+        """
+        target_hidden, *keys_values = features
+        num_rows = embeddings.shape[1]
+        rotation = Rotation.of_rows(num_rows, self.shape.head_dim, self.shape.rope_theta, embeddings.device)
+        sources = self._repeat_heads(keys_values)
+        recurrent = target_hidden
+        states: list[Tensor] = []
+        for step in range(num_steps):
+            embedded = F.pad(embeddings[:, step:], (0, 0, 0, step))
+            stream = self.pre_projection(torch.cat([embedded, recurrent], dim=-1))
+            for layer, (key, value) in zip(self.model.layers, sources, strict=True):
+                stream = layer(stream, key, value, rotation)
+            state = self.model.norm(stream)
+            states.append(F.pad(state[:, : num_rows - step], (0, 0, step, 0)))
+            recurrent = self.post_projection(state)
+        return states
+
+    def _repeat_heads(self, keys_values: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer for every query head, in one dtype."""
+        queries_per_key = self.shape.num_heads // self.shape.num_kv_heads
+        repeated = [part.to(keys_values[-1].dtype).repeat_interleave(queries_per_key, 1) for part in keys_values]
+        return list(zip(repeated[::2], repeated[1::2], strict=True))

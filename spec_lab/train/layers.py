@@ -1,0 +1,104 @@
+"""Pieces of a transformer layer that trained drafters are put together from, under the names of checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """Scale to unit mean square, in float32 whatever the surroundings compute in."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden.float()
+        return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """`input_size` is what the queries, keys and values are projected from, `hidden_size` what comes out.
+
+    `head_norm_eps`: queries and keys are normed per head before the rotation, as in Qwen3; None leaves them as they
+    are, as in Llama.
+    """
+
+    input_size: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    head_norm_eps: float | None = None
+
+
+class SelfAttention(nn.Module):
+    """Projections and norms of the heads only: what attends to what is the unrolling's business."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        self.q_proj = nn.Linear(shape.input_size, shape.num_heads * shape.head_dim, bias=False)
+        self.k_proj = nn.Linear(shape.input_size, shape.num_kv_heads * shape.head_dim, bias=False)
+        self.v_proj = nn.Linear(shape.input_size, shape.num_kv_heads * shape.head_dim, bias=False)
+        self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, shape.hidden_size, bias=False)
+        self.q_norm = head_norm(shape.head_dim, shape.head_norm_eps)
+        self.k_norm = head_norm(shape.head_dim, shape.head_norm_eps)
+
+    def project(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys, values `[batch, heads, rows, head_dim]`; keys and values repeated for their query heads."""
+        query = rotation.apply(self.q_norm(split_heads(self.q_proj(hidden), self.head_dim)))
+        key = rotation.apply(self.k_norm(split_heads(self.k_proj(hidden), self.head_dim)))
+        value = split_heads(self.v_proj(hidden), self.head_dim)
+        queries_per_key = query.shape[1] // key.shape[1]
+        return query, key.repeat_interleave(queries_per_key, 1), value.repeat_interleave(queries_per_key, 1)
+
+    def merge(self, attended: Tensor) -> Tensor:
+        """`[batch, rows, hidden]` from what the heads read, `[batch, heads, rows, head_dim]`."""
+        return self.o_proj(attended.transpose(1, 2).flatten(2))
+
+
+def head_norm(head_dim: int, eps: float | None) -> nn.Module:
+    """A norm of each head's vector, or nothing, which has no name in a checkpoint either."""
+    return nn.Identity() if eps is None else RMSNorm(head_dim, eps)
+
+
+def split_heads(projected: Tensor, head_dim: int) -> Tensor:
+    """`[batch, heads, rows, head_dim]` from `[batch, rows, heads * head_dim]`."""
+    return projected.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotary embedding of rows 0.. in the half-split layout of Llama; `cos` and `sin` are `[rows, head_dim]`."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def of_rows(cls, num_rows: int, head_dim: int, theta: float, device: torch.device) -> Rotation:
+        frequencies = theta ** (-torch.arange(0, head_dim, 2, device=device).float() / head_dim)
+        angles = torch.outer(torch.arange(num_rows, device=device).float(), frequencies).repeat(1, 2)
+        return cls(angles.cos(), angles.sin())
+
+    def apply(self, heads: Tensor) -> Tensor:
+        """Rotates `[batch, heads, rows, head_dim]`, keeping its dtype."""
+        first, second = heads.float().chunk(2, dim=-1)
+        return (heads * self.cos + torch.cat([-second, first], dim=-1) * self.sin).to(heads.dtype)

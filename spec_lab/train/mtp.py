@@ -1,0 +1,120 @@
+"""Multi-token-prediction modules as trained, beside a Qwen3 target.
+
+A module (DeepSeek-V3, 2024, section 2.2) joins a token's embedding with the hidden state before it, passes both through
+one layer of the target's kind, and reads the result with the target's own head. MTP-Eagle uses one module again and
+again, vanilla MTP one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spec_lab.errors import UserError
+from spec_lab.train.chain import unroll_chain
+from spec_lab.train.layers import AttentionShape, RMSNorm, Rotation, SelfAttention, SwiGLU
+from spec_lab.train.target import TargetOutputs
+from spec_lab.train.unroll import UnrolledDrafter
+
+
+@dataclass(frozen=True, slots=True)
+class MtpShape:
+    """Sizes of a module; `hidden_size`, `rope_theta` and `rms_norm_eps` are the target's."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+
+    def attention(self) -> AttentionShape:
+        return AttentionShape(
+            self.hidden_size, self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim, self.rms_norm_eps
+        )
+
+
+class SharedHead(nn.Module):
+    """The norm before the target's head, which the module does not own."""
+
+    def __init__(self, shape: MtpShape) -> None:
+        super().__init__()
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+
+
+class MtpModule(nn.Module):
+    """One module under the names of its checkpoint; a `ChainLayer`."""
+
+    def __init__(self, shape: MtpShape) -> None:
+        super().__init__()
+        self.enorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.hnorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.eh_proj = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=False)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.self_attn = SelfAttention(shape.attention())
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.mlp = SwiGLU(shape.hidden_size, shape.intermediate_size)
+        self.shared_head = SharedHead(shape)
+
+    def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The embedding stands before the hidden state."""
+        joined = self.eh_proj(torch.cat([self.enorm(embeddings), self.hnorm(hidden)], dim=-1))
+        return joined, self.input_layernorm(joined)
+
+    def leave(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """What the head reads is recycled: the state after the norm."""
+        hidden = residual + attended
+        hidden = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return self.shared_head.norm(hidden)
+
+
+class MtpDrafter(UnrolledDrafter):
+    """Modules and the target's frozen head; a single module takes every step, several one step each."""
+
+    head_weight: Tensor
+
+    def __init__(self, shape: MtpShape, num_modules: int, head_weight: Tensor) -> None:
+        """`head_weight` `[vocab, hidden]`: the target's."""
+        super().__init__()
+        self.shape = shape
+        self.modules_in_order = nn.ModuleList(MtpModule(shape) for _ in range(num_modules))
+        self.register_buffer("head_weight", head_weight.detach(), persistent=False)
+
+    def features(self, outputs: TargetOutputs) -> tuple[Tensor, ...]:
+        """The final hidden state after the norm, `[batch, rows, hidden]`."""
+        return (outputs.final_hidden[:, :-1],)
+
+    def draft_token_ids(self) -> Tensor:
+        """The whole vocabulary."""
+        return torch.arange(len(self.head_weight), device=self.head_weight.device)
+
+    def draft_logits(self, state: Tensor) -> Tensor:
+        """`[..., vocab]` from the module's output, which is normed already."""
+        return F.linear(state, self.head_weight)
+
+    def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
+        """See `unroll_chain`."""
+        (final_hidden,) = features
+        rotation = Rotation.of_rows(embeddings.shape[1], self.shape.head_dim, self.shape.rope_theta, embeddings.device)
+        return unroll_chain(self._layers(num_steps), embeddings, final_hidden.float(), rotation)
+
+    def chain(self) -> list[MtpModule]:
+        """The modules in their order."""
+        return [cast(MtpModule, module) for module in self.modules_in_order]
+
+    def _layers(self, num_steps: int) -> Sequence[MtpModule]:
+        modules = self.chain()
+        if len(modules) == 1:
+            return modules * num_steps
+        if num_steps > len(modules):
+            raise UserError(
+                f"num_draft_tokens={num_steps} is more than the {len(modules)} modules of this drafter; "
+                f"lower it to {len(modules)}"
+            )
+        return modules[:num_steps]

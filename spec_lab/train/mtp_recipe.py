@@ -1,0 +1,130 @@
+"""`drafter=mtp_eagle` and `drafter=mtp_vanilla`: multi-token-prediction modules for a target that came without."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from spec_lab.errors import UserError
+from spec_lab.train.checkpoint import load_drafter, save_drafter
+from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
+from spec_lab.train.loop import CurvePoint, Optimisation
+from spec_lab.train.mtp import MtpDrafter, MtpShape
+from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class MtpRecipe:
+    """Sizes and training of the modules.
+
+    `num_modules` 1 is used again at each of `num_unrolled_steps`; of several each takes one step.
+    """
+
+    name: str
+    num_modules: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_unrolled_steps: int
+    step_loss_decay: float
+    optimisation: Optimisation
+
+    def __post_init__(self) -> None:
+        if self.num_modules not in (1, self.num_unrolled_steps):
+            raise UserError(
+                f"drafter.num_unrolled_steps={self.num_unrolled_steps} must be drafter.num_modules={self.num_modules}: "
+                "a step a module; or use one module for all steps"
+            )
+
+    def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
+        """See `DrafterRecipe`. The norm before the head begins as the target's, because it feeds the same head."""
+        torch.manual_seed(task.seed)
+        drafter = MtpDrafter(self._shape(task.model), self.num_modules, task.model.get_output_embeddings().weight)
+        for module in drafter.chain():
+            module.shared_head.norm.weight.data.copy_(task.model.model.norm.weight)
+        curve = train_unrolled(drafter, self.num_unrolled_steps, self.step_loss_decay, self.optimisation, task)
+        save_modules(drafter, task.model, folder)
+        return curve
+
+    def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
+        """See `DrafterRecipe`. Computes in float32."""
+        return unrolled_matcher(load_modules(folder, model).to(device).eval(), model)
+
+    def describe(self, folder: Path) -> DrafterDescription:
+        """See `DrafterRecipe`."""
+        _, config = load_drafter(folder)
+        several = config["num_nextn_predict_layers"] > 1
+        return DrafterDescription(
+            kind=f"a chain of {config['num_nextn_predict_layers']} MTP modules" if several else "an MTP module",
+            reading=f"""{"Each has" if several else "It has"} one Qwen3 layer with {config["num_attention_heads"]} query
+and {config["num_key_value_heads"]} key-value heads and feed-forward {config["intermediate_size"]}, and drafts the whole
+vocabulary with the target's own embedding and head, which are not in the file.
+
+Row p pairs the target's embedding of token p+1 with its final hidden state at p, after the norm, at rotary position p:
+`eh_proj` reads the embedding's half first. What is recycled is the module's own state after `shared_head.norm`. """
+            + (VANILLA if several else EAGLE),
+            loss=unrolled_loss_words(self.num_unrolled_steps, self.step_loss_decay),
+        )
+
+    def _shape(self, model: Qwen3ForCausalLM) -> MtpShape:
+        config = model.config
+        return MtpShape(
+            hidden_size=config.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            rope_theta=config.rope_parameters["rope_theta"],
+            rms_norm_eps=config.rms_norm_eps,
+        )
+
+
+EAGLE = "The same module takes every draft step, over one cache."
+VANILLA = """Draft s is made by module s, each over its own cache: the pairs of the committed text, then those of the
+drafts before, whose hidden states are what the modules before left."""
+
+
+def save_modules(drafter: MtpDrafter, model: Qwen3ForCausalLM, folder: Path) -> None:
+    """Module i under `model.layers.{num_hidden_layers + i}.`; the config is the target's with the module's sizes."""
+    target: dict[str, Any] = json.loads(model.config.to_json_string())
+    shape, modules = drafter.shape, drafter.chain()
+    config = target | {
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "num_nextn_predict_layers": len(modules),
+        "dtype": "bfloat16",
+    }
+    tensors: dict[str, Tensor] = {}
+    for index, module in enumerate(modules, start=target["num_hidden_layers"]):
+        tensors |= {f"model.layers.{index}.{name}": tensor for name, tensor in module.state_dict().items()}
+    save_drafter(tensors, config, folder)
+
+
+def load_modules(folder: Path, model: Qwen3ForCausalLM) -> MtpDrafter:
+    """The saved modules beside their target, the weights held in float32."""
+    tensors, config = load_drafter(folder)
+    shape = MtpShape(
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        rope_theta=config["rope_parameters"]["rope_theta"],
+        rms_norm_eps=config["rms_norm_eps"],
+    )
+    drafter = MtpDrafter(shape, config["num_nextn_predict_layers"], model.get_output_embeddings().weight)
+    for index, module in enumerate(drafter.chain(), start=config["num_hidden_layers"]):
+        prefix = f"model.layers.{index}."
+        module.load_state_dict({name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)})
+    return drafter

@@ -1,0 +1,155 @@
+"""What every drafter that is unrolled over its steps shares: the batch, the loss, and where it agrees with a text."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from spec_lab.train.drafter import DraftMatcher, TrainingTask
+from spec_lab.train.generations import Generations
+from spec_lab.train.loop import CurvePoint, Optimisation, train
+from spec_lab.train.target import TargetOutputs, run_target
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+
+
+class UnrolledDrafter(nn.Module, ABC):
+    """A drafter as the loss and the evaluation see it: a module with its own parameters only.
+
+    Texts of `length` tokens have `rows = length - 1` rows: row p pairs token p+1 with the target's position p.
+    """
+
+    @abstractmethod
+    def features(self, outputs: TargetOutputs) -> tuple[Tensor, ...]:
+        """What it reads of the target at positions 0..length-2."""
+
+    @abstractmethod
+    def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
+        """A state `[batch, rows, ...]` a step. `embeddings` `[batch, rows, hidden]`: row p that of token p+1.
+
+        Row p of step s drafts token p+2, anchored at position p-s: from what is known there, and the text's own tokens
+        p-s+2..p+1 as the drafts before. Rows p < s may hold anything finite.
+        """
+
+    @abstractmethod
+    def draft_logits(self, state: Tensor) -> Tensor:
+        """`[batch, rows, draft_vocab_size]`."""
+
+    @abstractmethod
+    def draft_token_ids(self) -> Tensor:
+        """`[draft_vocab_size]`: the target id of every draft id."""
+
+
+def train_unrolled(
+    drafter: UnrolledDrafter, num_steps: int, step_loss_decay: float, optimisation: Optimisation, task: TrainingTask
+) -> list[CurvePoint]:
+    """Trains `drafter` in place on the frozen target's texts; it is left on the task's device."""
+    drafter.to(task.device)
+    generations = task.generations.to(task.device)
+
+    def batch_of(step: int) -> tuple[Tensor, ...]:
+        return unrolling_batch(task.model, drafter, generations.batch(step, optimisation.batch_size, task.seed))
+
+    loss = UnrolledLoss(drafter, num_steps, step_loss_decay)
+    return train(loss, batch_of, optimisation, task.checkpoint, task.device)
+
+
+def unrolled_loss_words(num_steps: int, step_loss_decay: float) -> str:
+    """How a card names `UnrolledLoss`."""
+    return f"over {num_steps} steps of EAGLE-3's training-time test, step i counting {step_loss_decay:g}^i"
+
+
+@torch.no_grad()
+def unrolling_batch(model: Qwen3ForCausalLM, drafter: UnrolledDrafter, picked: Generations) -> tuple[Tensor, ...]:
+    """Inputs of `UnrolledLoss` from generated rows."""
+    tokens = picked.tokens.long()
+    with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=tokens.device.type == "cuda"):
+        outputs = run_target(model, tokens)
+    embeddings = model.get_input_embeddings()(tokens[:, 1:])
+    labels = soft_labels(outputs.logits, drafter.draft_token_ids(), picked)
+    return embeddings, *labels, *drafter.features(outputs)
+
+
+def soft_labels(logits: Tensor, draft_token_ids: Tensor, picked: Generations) -> tuple[Tensor, Tensor, Tensor]:
+    """What the rows of a text should draft, and which of them count.
+
+    `probabilities` `[batch, rows, draft_vocab_size]`: row p stands for drafting token p+2, so its label is the target's
+    distribution at position p+1. `ends_in_text` bool `[batch, rows]`: token p+2 lies before the text's end.
+    `from_first` `[batch, rows]`: distance of row p from the first anchor, the last prompt position.
+    """
+    probabilities = torch.softmax(logits[:, 1:].float(), dim=-1)[..., draft_token_ids]
+    row = torch.arange(logits.shape[1] - 1, device=logits.device)
+    ends_in_text = row + 2 < picked.lengths[:, None]
+    first_anchor = picked.prompt_lengths[:, None] - 1
+    return probabilities, ends_in_text, row - first_anchor
+
+
+class UnrolledLoss(nn.Module):
+    """Cross-entropy between the target's distribution and the drafter's over every step; step i counts `decay ** i`.
+
+    Probability outside the draft vocabulary is dropped and not renormalised: a row counts by the mass it could match.
+    """
+
+    def __init__(self, drafter: UnrolledDrafter, num_steps: int, step_loss_decay: float) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self.num_steps = num_steps
+        self.step_loss_decay = step_loss_decay
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        probabilities: Tensor,
+        ends_in_text: Tensor,
+        from_first: Tensor,
+        *features: Tensor,
+    ) -> Tensor:
+        """See `soft_labels`. A chain counts where its anchor is no earlier than the last prompt position."""
+        total = torch.zeros((), device=embeddings.device)
+        sum_weights = 0.0
+        for step, state in enumerate(self.drafter.unroll(embeddings, features, self.num_steps)):
+            counts = ends_in_text & (from_first >= step)
+            weight = self.step_loss_decay**step
+            total = total + weight * soft_label_loss(self.drafter.draft_logits(state), probabilities, counts)
+            sum_weights += weight
+        return total / sum_weights
+
+
+def soft_label_loss(draft_logits: Tensor, probabilities: Tensor, counts: Tensor) -> Tensor:
+    """Mean cross-entropy of the rows that count.
+
+    `draft_logits` and `probabilities` `[batch, rows, draft_vocab_size]`, `counts` bool `[batch, rows]`.
+    """
+    row_loss = -(probabilities * draft_logits.float().log_softmax(-1)).sum(-1)
+    return torch.where(counts, row_loss, 0.0).sum() / counts.sum().clamp(min=1)
+
+
+def unrolled_matcher(drafter: UnrolledDrafter, model: Qwen3ForCausalLM) -> DraftMatcher:
+    """Where the drafter agrees with a text, in the dtype of its weights."""
+    target_ids = drafter.draft_token_ids()
+
+    @torch.no_grad()
+    def match(tokens: Tensor, num_draft_tokens: int) -> Tensor:
+        features = drafter.features(run_target(model, tokens))
+        embeddings = model.get_input_embeddings()(tokens[:, 1:])
+        states = drafter.unroll(embeddings, features, num_draft_tokens)
+        return agreement(tokens, [target_ids[drafter.draft_logits(state).argmax(-1)] for state in states])
+
+    return match
+
+
+def agreement(tokens: Tensor, drafts: Sequence[Tensor]) -> Tensor:
+    """`DraftMatcher`'s answer for `tokens` `[batch, length]`, from the drafts `[batch, length - 1]` of every step.
+
+    `drafts[s][:, p]` is drafted for token p+2 from the anchor p-s.
+    """
+    matches = torch.zeros(*tokens.shape, len(drafts), dtype=torch.bool, device=tokens.device)
+    for step, drafted in enumerate(drafts):
+        agrees = drafted[:, step:-1] == tokens[:, step + 2 :]
+        matches[:, : agrees.shape[1], step] = agrees
+    return matches

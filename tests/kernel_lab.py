@@ -1,0 +1,42 @@
+"""Where kernel tests run: on a CUDA device where there is one, else on the CPU in Triton's interpreter.
+
+Import this before anything that imports triton: TRITON_INTERPRET is read when a kernel is defined, and triton's own
+library of kernels is defined when triton is imported. TRITON_INTERPRET=1 in the environment wins over a CUDA device.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+from spec_kernels.utils import INTERPRETED
+
+assert INTERPRETED or torch.cuda.is_available(), "spec_kernels was imported before TRITON_INTERPRET was set"
+assert not (INTERPRETED and isinstance(tl.max, JITFunction)), "triton was imported before TRITON_INTERPRET was set"
+
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+DTYPES = [torch.float32, torch.float16] + ([] if INTERPRETED else [torch.bfloat16])
+"""The interpreter's bfloat16 products are silently wrong, so bfloat16 is for a GPU."""
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+if not INTERPRETED:
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within what the dtype rounds to; NaN nowhere."""
+    assert got.isfinite().all()
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The same numbers on every device."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)

@@ -1,0 +1,263 @@
+"""drafter=draft_model against the draft model itself, run by transformers on the whole text for every draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.core.types import Request, VerifiedRound
+from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelState
+from spec_lab.drafters.picking import DraftedRows
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.kv_cache import NULL_PAGE, SCRATCH_PAGE
+from spec_lab.pruning.selection import AllRows
+from tests.fake_target import PaddedGraph
+from tests.lab import PRUNING, Reference, assert_captured_alike, make_config, make_engine, poison, random_requests
+from tests.scripted_rule import ScriptedRule, install
+from tests.tiny_checkpoints import make_tiny_target, refused
+
+SIZES: dict[str, Any] = {"intermediate_size": 40, "num_attention_heads": 2, "num_key_value_heads": 1, "seed": 5}
+DRAFT_MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {"family": "qwen3", "num_hidden_layers": 2, **SIZES},
+    "llama": {"family": "llama", "num_hidden_layers": 1, "tie_word_embeddings": True, **SIZES},
+    "qwen2_sliding": {
+        "family": "qwen2",
+        "num_hidden_layers": 2,
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "max_window_layers": 1,
+        **SIZES,
+    },
+}
+
+
+@dataclass
+class SlowModel:
+    """No cache: the whole text through the model for every draft."""
+
+    reference: Reference
+
+    @torch.inference_mode()
+    def draft(self, text: list[int], num_draft_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
+        tokens, all_logits = list(text), []
+        for _ in range(num_draft_tokens):
+            all_logits.append(self.reference.model(torch.tensor([tokens])).logits[0, -1])
+            tokens.append(int(all_logits[-1].argmax()))
+        return tokens[len(text) :], all_logits
+
+
+@dataclass
+class Pairs:
+    """A target and its draft models."""
+
+    target: Path
+    drafts: dict[str, tuple[Path, SlowModel]]
+
+    def engine(
+        self,
+        draft: str,
+        prune: str = "none",
+        num_draft_tokens: int = 3,
+        requests: list[Request] | None = None,
+        page_size: int = 4,
+    ) -> Engine:
+        config = make_config(
+            (self.target, self.drafts[draft][0]),
+            "draft_model",
+            num_draft_tokens,
+            prune,
+            batch_size=3,
+            cache={"page_size": page_size, "prefill_chunk": 5},
+        )
+        engine = make_engine(config, requests or text_requests())
+        poison(engine)
+        return engine
+
+    def install(self, engine: Engine, draft: str, script: Callable[[int], int] | None = None) -> ScriptedRule:
+        return install(engine, self.drafts[draft][1], script)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    target = tmp_path_factory.mktemp("target")
+    make_tiny_target(target, "qwen3")
+    drafts = {}
+    for name, options in DRAFT_MODELS.items():
+        folder = tmp_path_factory.mktemp(name)
+        make_tiny_target(folder, **options)
+        drafts[name] = folder, SlowModel(Reference(folder))
+    return Pairs(target, drafts)
+
+
+def text_requests(max_new_tokens: int = 18) -> list[Request]:
+    """A prompt of one token, and prompts of one to several chunks."""
+    requests = [
+        replace(request, max_new_tokens=max_new_tokens, ignore_eos=True)
+        for request in random_requests(4, lengths=(2, 12), seed=2)
+    ]
+    return [replace(requests[0], prompt_ids=(17,)), *requests[1:]]
+
+
+def always_all(num_draft_tokens: int) -> int:
+    return num_draft_tokens
+
+
+@pytest.mark.parametrize("prune", PRUNING)
+@pytest.mark.parametrize("draft", DRAFT_MODELS)
+@pytest.mark.parametrize("bucket", [1, 4])
+def test_drafts_equal_the_model_run_on_the_whole_text(pairs: Pairs, draft: str, prune: str, bucket: int) -> None:
+    """After prompts of one token and of several chunks, after rounds of every n, beside padded rows."""
+    engine = pairs.engine(draft, prune)
+    engine.graph = PaddedGraph(bucket)
+    rule = pairs.install(engine, draft)
+    engine.generate(text_requests())
+    assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 50
+
+
+@pytest.mark.parametrize("prune", ["none", "catchup"])
+@pytest.mark.parametrize("num_draft_tokens", [1, 2, 5, 8])
+def test_full_acceptance_round_after_round_leaves_no_hole(pairs: Pairs, num_draft_tokens: int, prune: str) -> None:
+    """The caches are NaN where nothing was written, so that a key of the last draft that is missing would show."""
+    requests = text_requests(max_new_tokens=60)
+    engine = pairs.engine("qwen3", prune, num_draft_tokens, requests)
+    rule = pairs.install(engine, "qwen3", always_all)
+    engine.generate(requests)
+    assert set(rule.accepted) == {num_draft_tokens} and len(rule.accepted) >= 4 * 59 // (num_draft_tokens + 1)
+    assert rule.compared > 100
+
+
+class NewestTokenOnly(DraftModelDrafter):
+    """The classic scheme: a round's last token is fed, the others are taken for written by the draft steps."""
+
+    def seed(self, verified: VerifiedRound) -> DraftModelState:
+        num_emitted = verified.verification.num_emitted.clamp(min=1)
+        newest = verified.verification.tokens.gather(1, (num_emitted - 1).unsqueeze(1)).squeeze(1)
+        positions = verified.batch.kv_lens + num_emitted
+        attention = self._backend.build(
+            positions.unsqueeze(1),
+            positions + 1,
+            verified.batch.page_table,
+            verified.batch.max_kv_len + 2 * self.num_draft_tokens + 1,
+        )
+        hidden = self._forward(newest, attention, AllRows())
+        return self._start(hidden, attention, DraftedRows(verified.batch.slot_ids, positions))
+
+
+def test_feeding_only_the_newest_token_leaves_one(pairs: Pairs) -> None:
+    """It is right as long as the last draft is rejected, and wrong in the round after the first full acceptance."""
+    requests = text_requests()[1:2]
+    rules = {}
+    for num_accepted in (2, 3):
+        engine = pairs.engine("qwen3", requests=requests)
+        engine.parts.drafter.__class__ = NewestTokenOnly
+        rules[num_accepted] = pairs.install(engine, "qwen3", lambda num_draft_tokens, m=num_accepted: m)
+        with nullcontext() if num_accepted == 2 else pytest.raises(AssertionError):
+            engine.generate(requests)
+    assert rules[2].compared == 3 * len(rules[2].accepted) > 15
+    assert rules[3].compared == 3 and rules[3].accepted == [3]
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 3, 8])
+def test_slots_up_to_l_plus_2k_suffice(pairs: Pairs, num_draft_tokens: int) -> None:
+    """Of a request that fills the cache, always accepted in full, no row is written to the scratch page."""
+    requests = [replace(request, max_new_tokens=40) for request in text_requests()[1:2]]
+    engine = pairs.engine("qwen3", "none", num_draft_tokens, requests, page_size=1)
+    pairs.install(engine, "qwen3", always_all)
+    engine.generate(requests)
+    caches = (engine.parts.cache.kv, engine.parts.drafter._cache.kv)
+    assert all(cache[:, SCRATCH_PAGE].isnan().all() for cache in caches)
+    assert all(cache[:, NULL_PAGE].eq(0).all() for cache in caches)
+
+
+def test_sequences_may_reach_the_last_position(tmp_path: Path) -> None:
+    """Drafts past it are cut; those before it equal the whole text's, also in the last round."""
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    make_tiny_target(target, "qwen3", max_position_embeddings=32)
+    make_tiny_target(draft, **DRAFT_MODELS["qwen3"], max_position_embeddings=32)
+    requests = [replace(request, max_new_tokens=32 - len(request.prompt_ids)) for request in text_requests()]
+    outputs = {}
+    for drafter in ("none", "draft_model"):
+        engine = make_engine(make_config((target, draft), drafter, 5, "catchup", batch_size=3), requests)
+        outputs[drafter] = {r.request_id: r.output_ids for r in engine.generate(requests).requests}
+    Reference(target).assert_lossless(requests, outputs["draft_model"], outputs["none"])
+
+
+@dataclass
+class CountingBackend:
+    """An attention backend that notes the query rows of each attention."""
+
+    backend: Any
+    attended: list[int] = field(default_factory=list)
+
+    def write(self, *arguments: Any) -> None:
+        self.backend.write(*arguments)
+
+    def attend(self, queries: torch.Tensor, *rest: Any) -> torch.Tensor:
+        self.attended.append(len(queries))
+        return self.backend.attend(queries, *rest)
+
+
+EXPECTED_ROWS = {
+    "none": ([5, 3, 1, 1, 4, 1, 1], [5, 3, 1, 1, 4, 1, 1]),
+    "prefill": ([1, 1, 1, 4, 1, 1], [1, 1, 1, 4, 1, 1]),
+    "post_attention": ([1, 1, 1, 4, 1, 1], [1, 1, 1, 1, 1, 1]),
+    "catchup": ([1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("prune", PRUNING)
+def test_rows_past_the_kv_write_of_the_last_layer(pairs: Pairs, prune: str) -> None:
+    """7 prompt tokens in two chunks, the last one with the sampled token, two draft steps, a catch-up, two more."""
+    requests = [Request("seven", "x", (5, 6, 7, 8, 9, 10, 11), max_new_tokens=2)]
+    engine = pairs.engine("qwen3", prune, requests=requests)
+    first_layer, last_layer = engine.parts.drafter._model._layers
+    counting = last_layer._attention._backend = CountingBackend(engine.parts.backend)
+    computed: dict[str, list[int]] = {"first": [], "last": []}
+    for name, layer in (("first", first_layer), ("last", last_layer)):
+        layer._mlp = counting_rows(layer._mlp, computed[name])
+    engine.generate(requests)
+    assert (counting.attended, computed["last"]) == EXPECTED_ROWS[prune]
+    assert computed["first"] == [5, 3, 1, 1, 4, 1, 1], "what the last layer's keys and values are made of"
+
+
+def counting_rows(function: Callable[[torch.Tensor], torch.Tensor], counts: list[int]) -> Any:
+    def counted(rows: torch.Tensor) -> torch.Tensor:
+        counts.append(len(rows))
+        return function(rows)
+
+    return counted
+
+
+def test_a_model_of_another_vocabulary_is_refused(pairs: Pairs, tmp_path: Path) -> None:
+    make_tiny_target(tmp_path, "qwen3", vocab_size=161)
+    with refused(tmp_path, "vocabulary of 161", "160", "drafter.path"):
+        make_engine(make_config((pairs.target, tmp_path), "draft_model"), text_requests())
+
+
+def test_a_model_of_too_few_positions_is_refused(pairs: Pairs, tmp_path: Path) -> None:
+    """Its positions are counted where sequences reach, not where the target could."""
+    requests = text_requests()
+    longest = max(len(request.prompt_ids) for request in requests) + 18
+    for positions, fits in ((longest, True), (longest - 1, False)):
+        folder = tmp_path / str(positions)
+        make_tiny_target(folder, "qwen3", max_position_embeddings=positions)
+        config = make_config((pairs.target, folder), "draft_model")
+        if fits:
+            make_engine(config, requests)
+            continue
+        with refused(folder, f"{positions} positions", str(longest), "drafter.path"):
+            make_engine(config, requests)
+
+
+@pytest.mark.parametrize("graph", ["step_replay", "round"])
+def test_captured_rounds_give_what_eager_ones_give(pairs: Pairs, graph: str) -> None:
+    """Three requests in a bucket of four, on the CPU recorder."""
+    pair, cache = (pairs.target, pairs.drafts["qwen2_sliding"][0]), {"page_size": 4}
+    config = make_config(pair, "draft_model", 3, "catchup", batch_size=3, cache=cache)
+    assert_captured_alike(config, graph, text_requests())

@@ -1,0 +1,395 @@
+"""The frozen-KV drafter in the engine, against a model that recomputes everything from the token list."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, Request, Verification, VerifiedRound
+from spec_lab.drafters.frozen_kv import FrozenKVDrafter, FrozenState
+from spec_lab.drafters.picking import DraftedRows, DraftHead, GreedyPicker
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.kv_cache import NULL_PAGE, cache_slots
+from spec_lab.engine.round import collect_drafts
+from spec_lab.models.config import Family, read_model_config
+from tests.fake_target import PaddedGraph
+from tests.lab import NEAR_TIE, PRUNING, Reference, make_config, make_engine, random_requests
+from tests.tiny_assistant import FULL, SLIDING, SlowAssistant, make_tiny_assistant
+from tests.tiny_checkpoints import make_tiny_target
+
+PAGE = 4
+TARGETS: dict[str, tuple[Family, dict[str, Any]]] = {
+    "qwen3": ("qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "llama_mha": ("llama", {"num_key_value_heads": 4}),
+    "qwen2_sliding": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 5}),
+}
+CENTROIDS = {"use_ordered_embeddings": True, "num_centroids": 16, "centroid_intermediate_top_k": 3}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A target, an assistant for it, and which layers the assistant must read with which windows."""
+
+    target: str
+    sources: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    position: str = "last"
+    assistant: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "last_full_layer": Case("qwen3", (7, 7), (None, None)),
+    "bonus_position": Case("qwen3", (7, 7), (None, None), "bonus"),
+    "named_layers": Case("qwen3", (6, 1), (None, None), assistant={"kv_source_layers": [6, 1]}),
+    "other_groups": Case("llama_mha", (7, 7), (None, None), assistant={"num_heads": 8}),
+    "centroids": Case("qwen3", (7, 7), (None, None), assistant=CENTROIDS),
+    "sliding": Case("qwen2_sliding", (7, 4), (5, None), assistant={"layer_types": (SLIDING, FULL)}),
+    "sliding_bonus": Case("qwen2_sliding", (7, 4), (6, None), "bonus", assistant={"layer_types": (SLIDING, FULL)}),
+}
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Reference]]:
+    found = {}
+    for name, (family, options) in TARGETS.items():
+        folder = tmp_path_factory.mktemp(name)
+        make_tiny_target(folder, family, **options)
+        found[name] = folder, Reference(folder)
+    return found
+
+
+class RecordingPicker(GreedyPicker):
+    """Keeps the logits of a slot's drafts."""
+
+    def __init__(self) -> None:
+        self.logits: dict[int, list[torch.Tensor]] = {}
+
+    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
+        self.logits |= {slot: [] for slot in rows.slot_ids.tolist()}
+        return self.pick(head, hidden, rows, torch.zeros(1))
+
+    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
+        for slot, logits in zip(rows.slot_ids.tolist(), head.target_logits(hidden), strict=True):
+            self.logits[slot].append(logits)
+        return head.greedy(hidden)
+
+
+@dataclass
+class ScriptedRule(StrictAcceptance):
+    """Accepts m drafts whatever the target says, so that every n comes up; compares the drafts with the slow model."""
+
+    slow: SlowAssistant
+    picker: RecordingPicker
+    engine: Engine
+    compared: int = 0
+    accepted: list[int] = field(default_factory=list)
+    script: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def accept(self, inputs: AcceptanceInputs) -> Verification:
+        draft_tokens, active = inputs.draft_tokens, inputs.active
+        num_drafts = draft_tokens.shape[1]
+        ready = [sequence for sequence in self.engine.scheduler.running if not sequence.is_prefilling]
+        for sequence, drafts in zip(ready, draft_tokens.tolist(), strict=False):
+            self._compare(sequence.tokens, drafts, self.picker.logits[sequence.slot])
+        accepted = [self.script.randrange(num_drafts + 1) for _ in range(len(active))]
+        self.accepted += accepted[: len(ready)]
+        num_accepted = torch.tensor(accepted)
+        tokens = inputs.logits.argmax(dim=-1)
+        keep = torch.arange(num_drafts) < num_accepted.unsqueeze(1)
+        tokens[:, :-1] = torch.where(keep, draft_tokens, tokens[:, :-1])
+        return Verification(tokens, torch.where(active, num_accepted + 1, 0))
+
+    def _compare(self, text: list[int], drafts: list[int], logits: list[torch.Tensor]) -> None:
+        expected, expected_logits = self.slow.draft(text, len(drafts))
+        for ours, theirs, draft, token in zip(logits, expected_logits, drafts, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+            if draft != token:
+                first, second = theirs.topk(2).values.tolist()
+                assert first - second < NEAR_TIE
+                return
+        self.compared += len(drafts)
+
+
+@dataclass
+class Lab:
+    """An engine whose drafts are compared with the slow model in every round."""
+
+    engine: Engine
+    drafter: FrozenKVDrafter
+    rule: ScriptedRule
+    requests: list[Request]
+
+    def generate(self) -> dict[str, list[int]]:
+        records = self.engine.generate(self.requests).requests
+        return {record.request_id: record.output_ids for record in records}
+
+
+def make_lab(
+    targets: dict[str, tuple[Path, Reference]],
+    folder: Path,
+    case: Case,
+    *,
+    prune: str = "none",
+    num_draft_tokens: int = 3,
+    batch_size: int = 3,
+    bucket: int = 1,
+    num_requests: int = 4,
+) -> Lab:
+    target, reference = targets[case.target]
+    tensors = make_tiny_assistant(folder, read_model_config(target), **case.assistant)
+    requests = [
+        replace(request, max_new_tokens=12, ignore_eos=True)
+        for request in random_requests(num_requests, lengths=(2, 14), seed=2)
+    ]
+    requests[0] = replace(requests[0], prompt_ids=(17,))
+    config = make_config(
+        (target, folder),
+        "frozen_kv",
+        num_draft_tokens,
+        prune,
+        batch_size=batch_size,
+        cache={"page_size": PAGE, "prefill_chunk": 5},
+        options={"position": case.position},
+    )
+    engine = make_engine(config, requests)
+    engine.parts.cache.kv[:, (NULL_PAGE + 1) * PAGE :] = float("nan")
+    engine.graph = PaddedGraph(bucket)
+    drafter = engine.parts.drafter
+    assert isinstance(drafter, FrozenKVDrafter)
+    picker = drafter._picker = RecordingPicker()
+    slow = SlowAssistant(
+        tensors,
+        reference,
+        list(case.sources),
+        list(case.windows),
+        positions_past_last_key={"last": 0, "bonus": 1}[case.position],
+        num_clusters=case.assistant.get("centroid_intermediate_top_k", 0),
+    )
+    rule = engine.parts.rule = ScriptedRule(slow, picker, engine)
+    return Lab(engine, drafter, rule, requests)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_drafts_equal_the_slow_model(targets: dict[str, tuple[Path, Reference]], tmp_path: Path, case: str) -> None:
+    """After prompts of one token and of several chunks, and after rounds of every n; slots and pages are reused."""
+    prune = list(PRUNING)[list(CASES).index(case) % len(PRUNING)]
+    lab = make_lab(targets, tmp_path, CASES[case], prune=prune)
+    lab.generate()
+    assert set(lab.rule.accepted) == {0, 1, 2, 3} and lab.rule.compared > 40
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 2, 4, 5, 6, 7, 8])
+def test_other_numbers_of_drafts(
+    targets: dict[str, tuple[Path, Reference]], tmp_path: Path, num_draft_tokens: int
+) -> None:
+    """With padded rows, and pruning of every kind in turn."""
+    prune = list(PRUNING)[num_draft_tokens % len(PRUNING)]
+    case = CASES["sliding" if num_draft_tokens % 2 else "last_full_layer"]
+    lab = make_lab(targets, tmp_path, case, prune=prune, num_draft_tokens=num_draft_tokens, bucket=4)
+    lab.generate()
+    assert len(set(lab.rule.accepted)) > min(num_draft_tokens, 4) and lab.rule.compared > 25
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_other_batches(targets: dict[str, tuple[Path, Reference]], tmp_path: Path, batch_size: int) -> None:
+    lab = make_lab(targets, tmp_path, CASES["last_full_layer"], batch_size=batch_size, bucket=4, num_requests=9)
+    lab.generate()
+    assert lab.rule.compared > 100
+
+
+def at_every_seed(lab: Lab, probe: Callable[[VerifiedRound], None]) -> None:
+    """Call `probe` before the drafter's own seed step of each round."""
+    seed = lab.drafter.seed
+
+    def probed(verified: VerifiedRound) -> FrozenState:
+        probe(verified)
+        return seed(verified)
+
+    lab.drafter.seed = probed  # type: ignore[method-assign]
+
+
+def drafts_of(lab: Lab, verified: VerifiedRound) -> torch.Tensor:
+    """[active rows, num_draft_tokens] of a round, without what the test put around the drafter."""
+    state = FrozenKVDrafter.seed(lab.drafter, verified)
+    drafts = collect_drafts(lab.drafter, lab.engine.parts.backend, state)
+    assert int(drafts.min()) >= 0 and int(drafts.max()) < lab.engine.parts.target.vocab_size, "padded rows too"
+    return drafts[verified.batch.active]
+
+
+def committed_slots(verified: VerifiedRound) -> torch.Tensor:
+    """Cache slots of the positions 0..L + n - 1 of every active row."""
+    slots = []
+    lengths = verified.batch.kv_lens + verified.verification.num_emitted
+    for length, pages, active in zip(lengths.tolist(), verified.batch.page_table, verified.batch.active, strict=True):
+        if active:
+            slots.append(cache_slots(pages[None], torch.arange(length)[None], PAGE)[0])
+    return torch.cat(slots)
+
+
+def test_a_draft_round_leaves_the_targets_kv_as_it_is(
+    targets: dict[str, tuple[Path, Reference]], tmp_path: Path
+) -> None:
+    lab = make_lab(targets, tmp_path, CASES["sliding"], bucket=4)
+    kv = lab.engine.parts.cache.kv
+    rounds = []
+
+    def probe(verified: VerifiedRound) -> None:
+        before = kv.clone()
+        drafts_of(lab, verified)
+        assert torch.equal(kv.view(torch.int32), before.view(torch.int32))
+        rounds.append(verified)
+
+    at_every_seed(lab, probe)
+    lab.generate()
+    assert len(rounds) > 5
+
+
+def test_what_lies_past_the_committed_length_changes_nothing(
+    targets: dict[str, tuple[Path, Reference]], tmp_path: Path
+) -> None:
+    """Rejected rows, rows never written, and other requests' too: all NaN. Padded rows read the scratch page."""
+    lab = make_lab(targets, tmp_path, CASES["sliding_bonus"], bucket=4)
+    kv = lab.engine.parts.cache.kv
+    rejected = []
+
+    def probe(verified: VerifiedRound) -> None:
+        expected, before = drafts_of(lab, verified), kv.clone()
+        keep = torch.cat((committed_slots(verified), torch.arange(PAGE) + NULL_PAGE * PAGE))
+        dropped = torch.ones(kv.shape[1], dtype=torch.bool).index_fill(0, keep, False)
+        kv[:, dropped] = float("nan")
+        assert torch.equal(drafts_of(lab, verified), expected)
+        kv.copy_(before)
+        rejected.append(int((verified.verification.num_emitted[verified.batch.active] < 4).sum()))
+
+    at_every_seed(lab, probe)
+    lab.generate()
+    assert sum(rejected) > 5
+
+
+def test_the_newest_committed_key_is_read(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
+    """The other side of the test above: L + n keys, not one less."""
+    lab = make_lab(targets, tmp_path, CASES["last_full_layer"])
+    kv = lab.engine.parts.cache.kv
+    changed = []
+
+    def probe(verified: VerifiedRound) -> None:
+        hidden, before = FrozenKVDrafter.seed(lab.drafter, verified).hidden, kv.clone()
+        last = verified.batch.kv_lens + verified.verification.num_emitted - 1
+        kv[:, cache_slots(verified.batch.page_table, last.unsqueeze(1), PAGE).flatten()] = 1.0
+        after = FrozenKVDrafter.seed(lab.drafter, verified).hidden
+        changed.append(bool((hidden - after).abs().amax(dim=1).min() > 1e-4))
+        kv.copy_(before)
+
+    at_every_seed(lab, probe)
+    lab.generate()
+    assert changed and all(changed)
+
+
+@dataclass
+class CountingBackend:
+    """Counts what the drafter asks of the backend; it may build and attend, nothing else."""
+
+    backend: Any
+    built: list[AttentionMetadata] = field(default_factory=list)
+
+    def build(self, **arguments: Any) -> AttentionMetadata:
+        self.built.append(self.backend.build(**arguments))
+        return self.built[-1]
+
+
+def test_metadata_is_built_once_a_round_and_never_moved(
+    targets: dict[str, tuple[Path, Reference]], tmp_path: Path
+) -> None:
+    lab = make_lab(targets, tmp_path, CASES["bonus_position"], num_draft_tokens=5)
+    counting = lab.drafter._backend = CountingBackend(lab.drafter._backend)
+    lengths: list[list[int]] = []
+    at_every_seed(
+        lab,
+        lambda verified: lengths.append((verified.batch.kv_lens + verified.verification.num_emitted).tolist()),
+    )
+    result = lab.engine.generate(lab.requests)
+    assert len(counting.built) == len(result.rounds) + len(lab.requests)
+    of_rounds = [metadata for metadata in counting.built if metadata.seq_lens.tolist() in lengths]
+    assert len(of_rounds) >= len(result.rounds) == len(lengths)
+    for metadata in counting.built:
+        assert metadata.num_queries == 1
+        assert metadata.positions.tolist() == metadata.seq_lens.tolist(), "position=bonus stands at L"
+    assert not lab.drafter.requirements.catches_up
+
+
+def test_the_layers_read_are_resolved_at_construction(
+    targets: dict[str, tuple[Path, Reference]], tmp_path: Path
+) -> None:
+    lab = make_lab(targets, tmp_path, CASES["named_layers"])
+    layers = lab.engine.parts.cache.layers
+    assert [cache is layers[index] for cache, index in zip(lab.drafter._caches, (6, 1), strict=True)] == [True, True]
+
+
+def test_the_targets_hidden_state_matters(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
+    """Of row n - 1, and of no other: a seed from another row would go unseen in the output."""
+    lab = make_lab(targets, tmp_path, CASES["last_full_layer"])
+    differing = []
+
+    def probe(verified: VerifiedRound) -> None:
+        assert verified.features is not None
+        expected = drafts_of(lab, verified)
+        batch_size, num_rows = verified.verification.tokens.shape
+        live = torch.arange(batch_size) * num_rows + verified.verification.num_emitted - 1
+        zeroed = verified.features.index_fill(0, live, 0.0)
+        differing.append(not torch.equal(drafts_of(lab, replace(verified, features=zeroed)), expected))
+        others = torch.full_like(verified.features, float("nan")).index_copy(0, live, verified.features[live])
+        assert torch.equal(drafts_of(lab, replace(verified, features=others)), expected)
+
+    at_every_seed(lab, probe)
+    lab.generate()
+    assert sum(differing) > 0.8 * len(differing) > 4
+
+
+@pytest.mark.parametrize("prune", ["none", "prefill"])
+def test_the_seed_reads_the_last_prompt_row(
+    targets: dict[str, tuple[Path, Reference]], tmp_path: Path, prune: str
+) -> None:
+    """Of the last of several chunks; transformers took the first row up to 5.17. Pruned, that row is all there is."""
+    lab = make_lab(targets, tmp_path, CASES["last_full_layer"], prune=prune)
+    ingest = lab.drafter.ingest
+    num_rows: list[tuple[int, int]] = []
+
+    def probed(chunk: Any) -> FrozenState | None:
+        state = ingest(chunk)
+        num_rows.append((chunk.num_rows, chunk.features.shape[0]))
+        if state is not None:
+            others = torch.full_like(chunk.features, float("nan"))
+            others[-1] = chunk.features[-1]
+            again = ingest(replace(chunk, features=others))
+            zeroed = ingest(replace(chunk, features=torch.zeros_like(others)))
+            assert again is not None and zeroed is not None
+            assert torch.equal(again.hidden, state.hidden)
+            assert not torch.allclose(zeroed.hidden, state.hidden)
+            lab.rule.picker.first(lab.drafter._head, state.hidden, state.rows)
+        return state
+
+    lab.drafter.ingest = probed  # type: ignore[method-assign]
+    lab.generate()
+    assert len(num_rows) > len(lab.requests), "some prompts take several chunks"
+    if prune == "none":
+        assert all(rows == features for rows, features in num_rows)
+    else:
+        assert {features for _, features in num_rows} == {0, 1}
+
+
+def test_padded_rows_are_inert(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
+    """The same outputs and the same rounds, whatever stands beside a request."""
+    outputs = []
+    for bucket in (1, 4):
+        lab = make_lab(targets, tmp_path, CASES["sliding"], bucket=bucket)
+        lab.rule.script = random.Random(1)
+        lab.engine.parts.rule = StrictAcceptance()
+        outputs.append(lab.generate())
+    assert outputs[0] == outputs[1]

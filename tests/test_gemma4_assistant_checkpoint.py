@@ -1,0 +1,230 @@
+"""Reading Gemma 4 assistants: whose keys and values each layer reads, and everything that is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab import build
+from spec_lab.compatibility import refusals
+from spec_lab.models.config import ModelConfig, read_model_config
+from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
+from spec_lab.models.gemma4_assistant_config import (
+    AssistantConfig,
+    AssistantTarget,
+    LayerRope,
+    TargetLayerKV,
+    read_assistant_config,
+)
+from tests.lab import make_config, make_engine, random_requests
+from tests.tiny_assistant import FULL, SLIDING, make_tiny_assistant
+from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
+
+TWO_TYPES = (SLIDING, FULL)
+CENTROIDS = {"use_ordered_embeddings": True, "num_centroids": 16, "centroid_intermediate_top_k": 3}
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("qwen3", "sliding")}
+    make_tiny_target(folders["qwen3"], "qwen3")
+    options = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 5}
+    make_tiny_target(folders["sliding"], "qwen3", **options)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def target(targets: dict[str, Path]) -> ModelConfig:
+    return read_model_config(targets["qwen3"])
+
+
+@pytest.fixture(scope="module")
+def sliding_target(targets: dict[str, Path]) -> ModelConfig:
+    return read_model_config(targets["sliding"])
+
+
+def read(folder: Path, target: ModelConfig) -> AssistantConfig:
+    return read_assistant_config(folder, AssistantTarget.from_model_config(target))
+
+
+def load(folder: Path, target: ModelConfig) -> dict[str, torch.Tensor]:
+    return load_assistant(folder, AssistantTarget.from_model_config(target), torch.float32, "cpu")[1]
+
+
+def rewrite_text(folder: Path, drop: tuple[str, ...] = (), **changes: Any) -> None:
+    """Change keys of text_config in place."""
+    text = json.loads((folder / "config.json").read_text())["text_config"] | changes
+    rewrite_config(folder, text_config={key: value for key, value in text.items() if key not in drop})
+
+
+def sources(config: AssistantConfig) -> list[int]:
+    return [layer.kv_source for layer in config.layers]
+
+
+def test_loads_what_was_saved(tmp_path: Path, target: ModelConfig) -> None:
+    expected = make_tiny_assistant(tmp_path, target, **CENTROIDS)
+    tensors = load(tmp_path, target)
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
+    _, cast = load_assistant(tmp_path, AssistantTarget.from_model_config(target), torch.bfloat16, "cpu")
+    assert cast["masked_embedding.token_ordering"].dtype == torch.int64
+    assert cast["pre_projection.weight"].dtype == torch.bfloat16
+
+
+def test_a_layer_reads_the_last_target_layer_of_its_type(tmp_path: Path, sliding_target: ModelConfig) -> None:
+    """The tiny target slides from layer 5 on."""
+    make_tiny_assistant(tmp_path, sliding_target, layer_types=(SLIDING, FULL, SLIDING))
+    config = read(tmp_path, sliding_target)
+    assert sources(config) == [7, 4, 7]
+    assert [layer.window for layer in config.layers] == [5, None, 5]
+
+
+def test_layers_that_own_no_kv_are_not_read(tmp_path: Path, target: ModelConfig) -> None:
+    rope = LayerRope(10_000.0)
+    layers = tuple(TargetLayerKV(False, 2, 16, rope, owns_kv=index < 5) for index in range(8))
+    described = AssistantTarget(32, 160, 1.0, layers)
+    make_tiny_assistant(tmp_path, target)
+    assert sources(read_assistant_config(tmp_path, described)) == [4, 4]
+    rewrite_config(tmp_path, kv_source_layers=[4, 5])
+    with refused("kv_source_layers", "owns its KV", "drafter.path"):
+        read_assistant_config(tmp_path, described)
+
+
+def test_kv_source_layers_stand_over_the_rule(tmp_path: Path, target: ModelConfig) -> None:
+    make_tiny_assistant(tmp_path, target, kv_source_layers=[6, 0])
+    assert sources(read(tmp_path, target)) == [6, 0]
+
+
+@pytest.mark.parametrize("named", [[7], [7, 8], [-1, 7], ["7", 7], 7, [[7], 7]])
+def test_refuses_impossible_kv_source_layers(tmp_path: Path, target: ModelConfig, named: Any) -> None:
+    make_tiny_assistant(tmp_path, target, kv_source_layers=named)
+    with refused("kv_source_layers", "2 layers", "drafter.path"):
+        read(tmp_path, target)
+
+
+def test_both_spellings_of_two_head_sizes(tmp_path: Path, target: ModelConfig) -> None:
+    rope = LayerRope(10_000.0)
+    described = AssistantTarget(32, 160, 1.0, (TargetLayerKV(True, 2, 16, rope), TargetLayerKV(False, 1, 32, rope)))
+    hub = {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+    make_tiny_assistant(tmp_path, target, layer_types=TWO_TYPES, text=hub)
+    from_hub = read_assistant_config(tmp_path, described)
+    rewrite_text(tmp_path, drop=tuple(hub), per_layer_config={"1": {"head_dim": 32, "num_key_value_heads": 1}})
+    assert read_assistant_config(tmp_path, described) == from_hub
+    assert [layer.head_dim for layer in from_hub.layers] == [16, 32]
+
+
+def test_ropes_of_gemma_where_the_file_names_none(tmp_path: Path, target: ModelConfig) -> None:
+    layers = (TargetLayerKV(True, 2, 16, LayerRope(10_000.0)), TargetLayerKV(False, 2, 16, LayerRope(1e6, 0.25)))
+    make_tiny_assistant(tmp_path, target, layer_types=TWO_TYPES)
+    rewrite_text(tmp_path, drop=("rope_parameters",))
+    config = read_assistant_config(tmp_path, AssistantTarget(32, 160, 1.0, layers))
+    assert [layer.rope for layer in config.layers] == [LayerRope(10_000.0), LayerRope(1e6, 0.25)]
+
+
+@pytest.mark.parametrize(
+    ("outer", "text", "fragments"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, {}, ["LlamaForCausalLMEagle3", "Gemma4AssistantForCausalLM"]),
+        ({"architectures": None}, {}, ["none named"]),
+        ({"backbone_hidden_size": 48}, {}, ["another target", "backbone_hidden_size is 48, the target has 32"]),
+        ({}, {"vocab_size": 100}, ["another target", "vocab_size is 100, the target has 160"]),
+        ({}, {"global_head_dim": 32}, ["head_dim of layer 0 is 32", "target layer 7 it reads is 16"]),
+        ({}, {"num_key_value_heads": 4}, ["num_key_value_heads of layer 0 is 4", "layer 7 it reads is 2"]),
+        ({}, {"rope_parameters": {FULL: {"rope_theta": 500.0}}}, ["rope of layer 0 is theta 500", "is theta 10000"]),
+        (
+            {},
+            {"rope_parameters": {FULL: {"rope_theta": 1e4, "rope_type": "proportional", "partial_rotary_factor": 0.5}}},
+            ["rotated fraction 0.5", "rotated fraction 1"],
+        ),
+        ({}, {"rope_parameters": {FULL: {"rope_theta": 1e4, "rope_type": "yarn"}}}, ["rope_type 'yarn'"]),
+        ({}, {"rope_parameters": {SLIDING: {"rope_theta": 1e4}}}, ["rope_parameters has no full_attention"]),
+        ({}, {"layer_types": [SLIDING, FULL]}, ["reads a sliding_attention layer, and the target has none"]),
+        ({}, {"layer_types": [FULL]}, ["layer_types must name 2 times"]),
+        ({}, {"hidden_activation": "silu"}, ["hidden_activation 'silu'", "gelu_pytorch_tanh"]),
+        ({}, {"attention_bias": True}, ["attention_bias True"]),
+        ({}, {"enable_moe_block": True}, ["enable_moe_block True"]),
+        ({}, {"hidden_size_per_layer_input": 8}, ["hidden_size_per_layer_input 8"]),
+        ({"quantization_config": {"bits": 4}}, {}, ["quantized", "bfloat16"]),
+        ({"tie_word_embeddings": False}, {}, ["tie_word_embeddings"]),
+        ({"use_ordered_embeddings": True, "num_centroids": 7}, {}, ["num_centroids 7 must divide", "160"]),
+    ],
+)
+def test_refuses_other_assistants(
+    tmp_path: Path, target: ModelConfig, outer: dict[str, Any], text: dict[str, Any], fragments: list[str]
+) -> None:
+    make_tiny_assistant(tmp_path, target)
+    rewrite_config(tmp_path, **outer)
+    rewrite_text(tmp_path, **text)
+    with refused(tmp_path / "config.json", *fragments):
+        read(tmp_path, target)
+
+
+def test_refuses_a_target_with_scaled_rope(tmp_path: Path, target: ModelConfig) -> None:
+    make_tiny_assistant(tmp_path, target)
+    for rope in (replace(target.rope, scaling="linear"), replace(target.rope, partial_rotary_factor=0.5)):
+        with refused("the rope of layer 0", "drafter.path"):
+            read(tmp_path, replace(target, rope=rope))
+
+
+def test_refuses_tensors_that_do_not_fit(tmp_path: Path, target: ModelConfig) -> None:
+    make_tiny_assistant(tmp_path, target, **CENTROIDS)
+    ordering = "masked_embedding.token_ordering"
+    repeated = torch.arange(160).clamp(max=158)
+    rewrite_tensors(tmp_path, {ordering: repeated})
+    with refused(tmp_path, ordering, "160 tokens once"):
+        load(tmp_path, target)
+    rewrite_tensors(tmp_path, {}, drop=(ordering,))
+    with refused(tmp_path, f"{ordering} is missing"):
+        load(tmp_path, target)
+    rewrite_tensors(
+        tmp_path, {"model.layers.0.self_attn.k_proj.weight": torch.zeros(32, 24)}, drop=("pre_projection.weight",)
+    )
+    with refused(tmp_path, "1 missing: pre_projection.weight", "1 not expected: model.layers.0.self_attn.k_proj"):
+        load(tmp_path, target)
+
+
+def test_refuses_missing_and_truncated_files(tmp_path: Path, target: ModelConfig) -> None:
+    with refused(tmp_path / "nowhere", "no such folder", "drafter.path"):
+        load(tmp_path / "nowhere", target)
+    make_tiny_assistant(tmp_path, target)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with refused(file, "truncated"):
+        load(tmp_path, target)
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        ({"topk": 2}, ["drafter.topk=2", "use drafter.topk=1"]),
+        ({"position": "middle"}, ["drafter.position=middle", "last, bonus"]),
+    ],
+)
+def test_refuses_options_before_and_in_the_loader(
+    tmp_path: Path, targets: dict[str, Path], target: ModelConfig, options: dict[str, Any], fragments: list[str]
+) -> None:
+    make_tiny_assistant(tmp_path, target)
+    config = make_config((targets["qwen3"], tmp_path), "frozen_kv", options=options)
+    assert any(all(fragment in line for fragment in fragments) for line in refusals(config))
+    with refused(*fragments):
+        make_engine(config, random_requests(1))
+
+
+def test_the_loader_refuses_an_assistant_for_another_target(
+    tmp_path: Path, targets: dict[str, Path], target: ModelConfig
+) -> None:
+    make_tiny_assistant(tmp_path, replace(target, hidden_size=48))
+    with refused("backbone_hidden_size is 48", "drafter.path"):
+        make_engine(make_config((targets["qwen3"], tmp_path), "frozen_kv"), random_requests(1))
+
+
+def test_the_shipped_assistant_fits_the_shipped_target() -> None:
+    folder = build.ZOO / "pocket-frozen_kv"
+    if not folder.is_dir():
+        pytest.skip("this checkout has no shipped frozen_kv drafter")
+    load(folder, read_model_config(build.ZOO / "pocket"))

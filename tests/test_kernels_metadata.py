@@ -1,0 +1,29 @@
+"""The kernel that moves one-row metadata on against its reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernel_lab import DEVICE
+
+from spec_kernels.metadata import advance_metadata, advance_metadata_reference  # isort: skip
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+def test_moves_like_the_reference_over_page_borders_and_the_end(page_size: int) -> None:
+    """More requests than one program takes; the position is clamped, the write past the end goes to the last column."""
+    batch, num_columns, max_positions = 130, 5, 4 * page_size - 1
+    page_table = (torch.arange(batch * num_columns) * 7 % 1009).view(batch, num_columns).to(DEVICE)
+    page_table[:, -1] = 1
+    lens = (torch.arange(batch) % (5 * page_size) + 1).to(DEVICE)
+    got, expected = ([torch.full_like(lens, -1), torch.full_like(lens, -1), lens.clone()] for _ in range(2))
+    addresses = [tensor.data_ptr() for tensor in got]
+    for _ in range(4):
+        advance_metadata(*got, page_table, page_size, max_positions)
+        advance_metadata_reference(*expected, page_table, page_size, max_positions)
+        assert all(torch.equal(left, right) for left, right in zip(got, expected, strict=True))
+    positions, slot_mapping, seq_lens = got
+    assert torch.equal(seq_lens, lens + 4) and addresses == [tensor.data_ptr() for tensor in got]
+    assert torch.equal(positions, (lens + 3).clamp(max=max_positions - 1))
+    assert (slot_mapping[lens + 3 >= 4 * page_size] // page_size == 1).all()

@@ -1,0 +1,88 @@
+"""The KV write and the fused rotation and write against their references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
+
+from spec_kernels.rope_write import rope_write, rope_write_reference, write_kv, write_kv_reference  # isort: skip
+
+NUM_SLOTS = 40
+
+
+def slots(num_rows: int) -> torch.Tensor:
+    return torch.randperm(NUM_SLOTS, generator=torch.Generator().manual_seed(3))[:num_rows].to(DEVICE)
+
+
+def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full(shape, float("nan"), dtype=dtype, device=DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_rows", "num_kv_heads", "head_dim"), [(1, 1, 16), (5, 2, 64), (33, 3, 24), (2, 8, 128)])
+def test_write_puts_row_i_into_slot_i_and_nowhere_else(
+    dtype: torch.dtype, num_rows: int, num_kv_heads: int, head_dim: int
+) -> None:
+    """Keys and values as a layer has them: views of wider rows."""
+    heads = randn(num_rows, 3 * num_kv_heads, head_dim, dtype=dtype)
+    keys, values = heads[:, num_kv_heads : 2 * num_kv_heads], heads[:, 2 * num_kv_heads :]
+    got, expected = (poisoned(NUM_SLOTS, 2, num_kv_heads, head_dim, dtype=dtype) for _ in range(2))
+    write_kv(got, keys, values, slots(num_rows))
+    write_kv_reference(expected, keys, values, slots(num_rows))
+    assert torch.equal(got.isnan(), expected.isnan()) and int(got.isfinite().all((1, 2, 3)).sum()) == num_rows
+    assert torch.equal(got.nan_to_num(9.0), expected.nan_to_num(9.0))
+
+
+def test_rows_that_share_the_scratch_slot_leave_one_of_them() -> None:
+    keys = randn(3, 2, 16)
+    kv = torch.zeros(NUM_SLOTS, 2, 2, 16, device=DEVICE)
+    write_kv(kv, keys, -keys, torch.tensor([7, 4, 7], device=DEVICE))
+    assert torch.equal(kv[4, 0], keys[1]) and torch.equal(kv[4, 1], -keys[1])
+    assert any(torch.equal(kv[7, 0], keys[row]) for row in (0, 2))
+
+
+Fused = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+def run_fused(fused: Fused, qkv: torch.Tensor, num_heads: int, num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Roped queries and the cache, NaN before; the rotary rows as `RotaryTable` gives them: views of one table."""
+    num_rows, _, head_dim = qkv.shape
+    angles = randn(num_rows, head_dim // 2, seed=2).repeat(1, 2)
+    signs = torch.ones(head_dim, device=DEVICE)
+    signs[: head_dim // 2] = -1
+    table = torch.stack((angles.cos(), angles.sin() * signs), dim=1).to(qkv.dtype)
+    queries = poisoned(num_rows, num_heads, head_dim, dtype=qkv.dtype)
+    kv = poisoned(NUM_SLOTS, 2, num_kv_heads, head_dim, dtype=qkv.dtype)
+    fused(queries, kv, qkv, table[:, 0], table[:, 1], slots(num_rows))
+    return queries, kv
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_rows", "num_heads", "num_kv_heads", "head_dim"),
+    [(1, 4, 2, 16), (5, 7, 1, 64), (33, 6, 3, 24), (4, 8, 2, 128)],
+)
+def test_the_fused_kernel_equals_rotation_and_write(
+    dtype: torch.dtype, num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    qkv = randn(num_rows, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
+    queries, kv = run_fused(rope_write, qkv, num_heads, num_kv_heads)
+    expected_queries, expected_kv = run_fused(rope_write_reference, qkv, num_heads, num_kv_heads)
+    assert_near(queries, expected_queries)
+    assert torch.equal(kv.isnan(), expected_kv.isnan())
+    assert_near(kv.nan_to_num(9.0), expected_kv.nan_to_num(9.0))
+    written = slots(num_rows)
+    assert torch.equal(kv[written, 1], qkv[:, num_heads + num_kv_heads :]), "values are copied, not rotated"
+
+
+def test_the_rotation_is_that_of_the_models() -> None:
+    """The reference against complex numbers: channel i and i + head_dim / 2 are one pair."""
+    qkv = randn(3, 3, 16)
+    queries, _ = run_fused(rope_write_reference, qkv, 1, 1)
+    angles = randn(3, 8, seed=2).unsqueeze(1)
+    pairs = torch.complex(qkv[:, :1, :8], qkv[:, :1, 8:]) * torch.polar(torch.ones_like(angles), angles)
+    assert_near(queries, torch.cat((pairs.real, pairs.imag), dim=2))

@@ -1,0 +1,191 @@
+"""drafter=mtp_eagle through the engine against the chain recomputed by transformers' layers, without any cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.core.types import NormSide, Request
+from spec_lab.drafters.recurrent import RecurrentDrafter
+from spec_lab.engine.kv_cache import SCRATCH_PAGE
+from spec_lab.models import mtp_layouts
+from spec_lab.models.config import read_model_config
+from spec_lab.pruning.selection import AllRows
+from spec_lab.train.mtp import MtpDrafter, MtpShape
+from spec_lab.train.mtp_recipe import save_modules
+from tests.fake_target import PaddedGraph
+from tests.lab import PRUNING, Reference, make_config, make_engine, poison, random_requests
+from tests.scripted_rule import ScriptedRule, install
+from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
+from tests.tiny_mtp import FAMILIES, SlowMtp, TinyMtp, make_tiny_mtp
+
+PRE, POST = NormSide.PRE_NORM, NormSide.POST_NORM
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
+    folder = tmp_path_factory.mktemp("target")
+    make_tiny_target(folder, "qwen3")
+    return folder, Reference(folder)
+
+
+def run_against_slow_chain(
+    target: tuple[Path, Reference],
+    folder: Path | None,
+    module: TinyMtp,
+    prune: str = "catchup",
+    num_draft_tokens: int = 3,
+    batch_size: int = 3,
+    bucket: int = 1,
+    slow_sides: tuple[NormSide, NormSide] = (POST, POST),
+    **options: Any,
+) -> ScriptedRule:
+    """`folder` of the module, None where it lies in the target's; `slow_sides` what goes in, and what is recycled."""
+    requests = [
+        Request(r.request_id, r.category, r.prompt_ids, 12, ignore_eos=True)
+        for r in random_requests(4, lengths=(1, 12), seed=2)
+    ]
+    requests[0] = Request("one", "x", (17,), 12, ignore_eos=True)
+    options = {"path": None if folder is None else str(folder), **options}
+    sizes = {"page_size": 4, "prefill_chunk": 5}
+    config = make_config(
+        (target[0], target[0]),
+        "mtp_eagle",
+        num_draft_tokens,
+        prune,
+        batch_size=batch_size,
+        cache=sizes,
+        options=options,
+    )
+    engine = make_engine(config, requests)
+    rule = install(engine, SlowMtp(module, target[1], *slow_sides))
+    engine.graph = PaddedGraph(bucket)
+    poison(engine)
+    engine.generate(requests)
+    return rule
+
+
+CASES = [
+    (family, prune) for family in FAMILIES for prune in PRUNING if family == "ours" or prune in ("none", "catchup")
+]
+
+
+@pytest.mark.parametrize(("family", "prune"), CASES)
+def test_drafts_equal_the_whole_chain_recomputed(
+    target: tuple[Path, Reference], tmp_path: Path, family: str, prune: str
+) -> None:
+    """After prompts of one token and of several chunks, and after rounds of every n."""
+    (module,) = make_tiny_mtp(tmp_path, family, read_model_config(target[0]))
+    rule = run_against_slow_chain(target, tmp_path, module, prune)
+    assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 40
+
+
+@pytest.mark.parametrize(("target_hidden", "recycled_hidden"), [(PRE, POST), (POST, PRE), (PRE, PRE)])
+def test_either_side_of_either_norm(
+    target: tuple[Path, Reference], tmp_path: Path, target_hidden: NormSide, recycled_hidden: NormSide
+) -> None:
+    (module,) = make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
+    sides = {"target_hidden": str(target_hidden), "recycled_hidden": str(recycled_hidden)}
+    rule = run_against_slow_chain(target, tmp_path, module, slow_sides=(target_hidden, recycled_hidden), **sides)
+    assert rule.compared > 40
+
+
+@pytest.mark.parametrize("sides", [(PRE, POST), (POST, PRE)])
+def test_the_wrong_side_would_be_noticed(
+    target: tuple[Path, Reference], tmp_path: Path, sides: tuple[NormSide, NormSide]
+) -> None:
+    (module,) = make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
+    with pytest.raises(AssertionError, match="not close"):
+        run_against_slow_chain(target, tmp_path, module, slow_sides=sides)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 2, 4, 5, 6, 7, 8])
+def test_other_numbers_of_drafts_with_padded_rows(
+    target: tuple[Path, Reference], tmp_path: Path, num_draft_tokens: int
+) -> None:
+    (module,) = make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
+    bucket = (1, 4)[num_draft_tokens % 2]
+    rule = run_against_slow_chain(target, tmp_path, module, num_draft_tokens=num_draft_tokens, bucket=bucket)
+    assert len(set(rule.accepted)) > num_draft_tokens // 2
+
+
+def make_tiny_mimo(folder: Path) -> tuple[tuple[Path, Reference], TinyMtp]:
+    """MiMo-7B in small: a Qwen2-style target and its module in one folder; transformers reads it as Qwen2."""
+    make_tiny_target(folder, "qwen2", attention_bias=True)
+    reference = Reference(folder)
+    (module,) = make_tiny_mtp(folder, "mimo", read_model_config(folder))
+    rewrite_config(folder, model_type="mimo")
+    return (folder, reference), module
+
+
+def test_mimo_brings_its_module_in_the_targets_folder(tmp_path: Path) -> None:
+    """drafter.path=null; the target is loaded past the module's tensors."""
+    mimo, module = make_tiny_mimo(tmp_path)
+    assert read_model_config(tmp_path).family == "qwen2"
+    rule = run_against_slow_chain(mimo, None, module)
+    assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 40
+
+
+def test_a_module_under_deepseek_names_beside_the_trunk(tmp_path: Path) -> None:
+    """A ninth layer is the module's where it has an eh_proj, and a tensor too many where it has none."""
+    make_tiny_target(tmp_path, "qwen3")
+    reference = Reference(tmp_path)
+    (module,) = make_tiny_mtp(tmp_path, "ours", read_model_config(tmp_path))
+    assert run_against_slow_chain((tmp_path, reference), None, module).compared > 40
+    rewrite_tensors(tmp_path, {}, drop=("model.layers.8.eh_proj.weight",))
+    with refused(tmp_path, "not expected: model.layers.8."):
+        run_against_slow_chain((tmp_path, reference), None, module)
+
+
+def test_a_target_without_modules_needs_a_path(target: tuple[Path, Reference]) -> None:
+    config = make_config((target[0], target[0]), "mtp_eagle", options={"path": None})
+    with refused("mtp_eagle", "target=hf", "drafter.path"):
+        make_engine(config, random_requests(1))
+
+
+@pytest.mark.parametrize("knob", ["target_hidden", "recycled_hidden"])
+def test_refuses_another_side(target: tuple[Path, Reference], tmp_path: Path, knob: str) -> None:
+    make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
+    config = make_config((target[0], tmp_path), "mtp_eagle", options={knob: "middle"})
+    with refused(f"drafter.{knob}=middle", "auto, pre_norm, post_norm"):
+        make_engine(config, random_requests(1))
+
+
+def test_a_family_may_recycle_on_the_other_side(
+    target: tuple[Path, Reference], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` is the family's; a knob that names a side stands over it."""
+    (module,) = make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
+    other = tuple(replace(layout, recycled_hidden=PRE) for layout in mtp_layouts.LAYOUTS)
+    monkeypatch.setattr(mtp_layouts, "LAYOUTS", other)
+    run_against_slow_chain(target, tmp_path, module, slow_sides=(POST, PRE))
+    run_against_slow_chain(target, tmp_path, module, slow_sides=(POST, POST), recycled_hidden="post_norm")
+
+
+def test_equal_draft_logits_give_the_lowest_id(target: tuple[Path, Reference], tmp_path: Path) -> None:
+    make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
+    drafter = make_engine(make_config((target[0], tmp_path), "mtp_eagle"), random_requests(1)).parts.drafter
+    assert isinstance(drafter, RecurrentDrafter)
+    assert drafter._head.greedy(torch.zeros(3, 32)).tolist() == [0, 0, 0]
+
+
+def test_what_training_saves_is_what_the_engine_drafts_with(target: tuple[Path, Reference], tmp_path: Path) -> None:
+    """The module of the training code, as it saves it, over a whole text at once."""
+    torch.manual_seed(0)
+    shape = MtpShape(32, 40, num_heads=8, num_kv_heads=4, head_dim=8, rope_theta=10000.0, rms_norm_eps=1e-5)
+    trained = MtpDrafter(shape, 1, target[1].model.lm_head.weight).bfloat16().float().requires_grad_(False)
+    save_modules(trained, target[1].model, tmp_path)
+    engine = make_engine(make_config((target[0], tmp_path), "mtp_eagle"), random_requests(1))
+    drafter, num_rows, hidden = engine.parts.drafter, 11, torch.randn(11, 32)
+    assert isinstance(drafter, RecurrentDrafter)
+    tokens, positions = torch.randint(160, (num_rows,)), torch.arange(num_rows)[None]
+    pages = torch.tensor([[2, SCRATCH_PAGE]])
+    attention = drafter._backend.build(positions, torch.tensor([num_rows]), pages, num_rows)
+    ours = drafter._head.forward(tokens, hidden, drafter._cache, attention, AllRows())
+    embeddings = target[1].model.model.embed_tokens.weight.detach()[tokens]
+    theirs = trained.unroll(embeddings[None], (hidden[None],), 1)[0][0]
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)

@@ -1,0 +1,262 @@
+"""drafter=mtp_vanilla on random weights: its drafts against modules recomputed from the text, and lossless output."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from spec_lab.config import (
+    EagerGraphConfig,
+    GraphConfig,
+    RoundGraphConfig,
+    SamplingConfig,
+    SplitSeedGraphConfig,
+    StepReplayGraphConfig,
+)
+from spec_lab.core.types import AcceptanceInputs, GenerationResult, NormSide, Request
+from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
+from spec_lab.drafters.picking import DraftedRows, DraftHead, GreedyPicker
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.kv_cache import NULL_PAGE, SCRATCH_PAGE
+from spec_lab.models.config import read_model_config
+from tests.fake_target import PaddedGraph
+from tests.lab import NEAR_TIE, PRUNING, Reference, make_config, make_engine, poison, random_requests
+from tests.test_mtp_vanilla import AnyNumberAccepted
+from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_tensors
+from tests.tiny_mtp import TinyMtp, make_tiny_mtp, target_hidden_states
+
+MODES: dict[str, GraphConfig] = {
+    "split_seed": SplitSeedGraphConfig(),
+    "step_replay": StepReplayGraphConfig(),
+    "round": RoundGraphConfig(),
+}
+
+
+@dataclass
+class SlowModules:
+    """No cache: every row of every module is computed anew for every draft."""
+
+    modules: list[TinyMtp]
+    reference: Reference
+    target_hidden: NormSide
+    recycled_hidden: NormSide
+
+    @torch.inference_mode()
+    def logits(self, text: list[int], drafts: list[int]) -> torch.Tensor:
+        """[num_draft_tokens, vocab] of each draft, after `text` and the drafts before it.
+
+        Row p pairs token t[p+1] with the hidden state of position p; module i leaves out the first i rows.
+        """
+        model = self.reference.model
+        tokens, hidden = text[1:], target_hidden_states(self.reference, text, self.target_hidden)[:-1]
+        found = []
+        for index, (module, draft) in enumerate(zip(self.modules, drafts, strict=False)):
+            out = module(model.model.embed_tokens.weight[tokens[index:]], hidden[index:])[-1]
+            normed = module.final_norm(out)
+            found.append(model.lm_head(normed))
+            recycled = normed if self.recycled_hidden is NormSide.POST_NORM else out
+            tokens, hidden = [*tokens, draft], torch.cat((hidden, recycled[None]))
+        return torch.stack(found)
+
+
+class KeepingPicker(GreedyPicker):
+    """Keeps the logits of every draft, by slot."""
+
+    def __init__(self) -> None:
+        self.logits: dict[int, list[torch.Tensor]] = {}
+
+    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
+        self.logits |= {slot: [] for slot in rows.slot_ids.tolist()}
+        return self.pick(head, hidden, rows, torch.tensor([0]))
+
+    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
+        for slot, logits in zip(rows.slot_ids.tolist(), head.target_logits(hidden), strict=True):
+            self.logits[slot].append(logits)
+        return head.greedy(hidden)
+
+
+@dataclass
+class ComparingRule(AnyNumberAccepted):
+    """Compares what was drafted from with the slow modules."""
+
+    slow: SlowModules = field(kw_only=True)
+    picker: KeepingPicker = field(kw_only=True)
+
+    def check(self, slot: int, text: list[int], drafts: torch.Tensor, inputs: AcceptanceInputs, row: int) -> None:
+        expected = self.slow.logits(text, drafts.tolist())
+        if inputs.draft_logits is None:
+            torch.testing.assert_close(torch.stack(self.picker.logits[slot]), expected, rtol=0, atol=1e-4)
+            assert (expected.amax(1) - expected.gather(1, drafts.unsqueeze(1)).squeeze(1) < NEAR_TIE).all()
+        else:
+            sampled_from = inputs.draft_logits[row].softmax(-1)
+            torch.testing.assert_close(sampled_from, (expected / 0.7).softmax(-1), rtol=0, atol=1e-5)
+
+
+@dataclass
+class Lab:
+    """A target of 64 positions, three modules for it, and the target in transformers."""
+
+    target: Path
+    folder: Path
+    modules: list[TinyMtp]
+    reference: Reference
+
+    def engine(self, requests: list[Request], prune: str, bucket: int = 1, **changes: Any) -> Engine:
+        """An engine whose caches, the drafter's too, and windows start as NaN."""
+        sampling = changes.pop("sampling", SamplingConfig())
+        config = make_config((self.target, self.folder), "mtp_vanilla", prune=prune, **changes)
+        engine = make_engine(replace(config, sampling=sampling), requests)
+        engine.graph = PaddedGraph(bucket)
+        poison(engine)
+        drafter = engine.parts.drafter
+        assert isinstance(drafter, MtpVanillaDrafter)
+        for cache in drafter._caches:
+            cache.kv[(NULL_PAGE + 1) * engine.parts.slots.table.page_size :] = float("nan")
+        drafter._window.hidden[:-1] = float("nan")
+        return engine
+
+    def check_drafts(self, requests: list[Request], prune: str, bucket: int = 1, **changes: Any) -> ComparingRule:
+        options = changes.get("options", {})
+        sides = [NormSide(options.get(knob, "post_norm")) for knob in ("target_hidden", "recycled_hidden")]
+        engine = self.engine(requests, prune, bucket, **changes)
+        picker = KeepingPicker()
+        if isinstance(engine.parts.drafter._picker, GreedyPicker):
+            engine.parts.drafter._picker = picker
+        slow = SlowModules(self.modules, self.reference, *sides)
+        rule = ComparingRule(range(engine.num_draft_tokens + 1), engine, slow=slow, picker=picker)
+        engine.parts.rule = rule
+        engine.generate(requests)
+        return rule
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    target, folder = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("mtp")
+    make_tiny_target(target, "qwen3", max_position_embeddings=64)
+    modules = make_tiny_mtp(folder, "ours", read_model_config(target), num_modules=3)
+    return Lab(target, folder, modules, Reference(target))
+
+
+def mixed_requests() -> list[Request]:
+    """Prompts of one token, of two, of several chunks; the last ends at the target's last position."""
+    generator = random.Random(2)
+    lengths = {1: 12, 2: 12, 11: 9, 3: 12, 55: 9}
+    return [
+        Request(f"r{length}", "c", tuple(generator.randrange(3, 160) for _ in range(length)), limit, ignore_eos=True)
+        for length, limit in lengths.items()
+    ]
+
+
+# prune, batch_size, num_draft_tokens, page_size, chunk, bucket
+CASES = [
+    ("none", 1, 3, 4, 5, 1),
+    ("none", 3, 2, 1, 1, 4),
+    ("prefill", 3, 3, 4, 2, 1),
+    ("post_attention", 1, 2, 16, 512, 1),
+    ("post_attention", 3, 3, 16, 5, 4),
+    ("catchup", 3, 3, 4, 1, 4),
+    ("catchup", 3, 1, 1, 2, 1),
+    ("catchup", 1, 1, 4, 512, 4),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_drafts_equal_the_modules_recomputed(lab: Lab, case: tuple[str, int, int, int, int, int]) -> None:
+    prune, batch_size, num_draft_tokens, page_size, chunk, bucket = case
+    cache = {"page_size": page_size, "prefill_chunk": chunk}
+    rule = lab.check_drafts(
+        mixed_requests(), prune, bucket, batch_size=batch_size, num_draft_tokens=num_draft_tokens, cache=cache
+    )
+    assert rule.accepted == set(range(num_draft_tokens + 1)) and rule.checked > 12
+
+
+@pytest.mark.parametrize("target_hidden", ["pre_norm", "post_norm"])
+@pytest.mark.parametrize("recycled_hidden", ["pre_norm", "post_norm"])
+def test_either_side_of_the_norms(lab: Lab, target_hidden: str, recycled_hidden: str) -> None:
+    options = {"target_hidden": target_hidden, "recycled_hidden": recycled_hidden}
+    assert lab.check_drafts(mixed_requests()[:2], "catchup", options=options).checked > 4
+
+
+def test_sampled_drafts_hand_over_their_logits(lab: Lab) -> None:
+    sampling = SamplingConfig(temperature=0.7)
+    options = {"draft_sampling": "distribution"}
+    rule = lab.check_drafts(mixed_requests()[:3], "catchup", batch_size=2, sampling=sampling, options=options)
+    assert rule.checked > 6
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A target that looks at its last token most, and modules that guess from a token alone: some drafts are right."""
+    target, folder = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("mtp")
+    make_tiny_target(target, "qwen3", vocab_size=24, seed=1, eos_token_id=[2, 19])
+    modules = make_tiny_mtp(folder, "ours", read_model_config(target), num_modules=3)
+    trunk, ours = (load_file(path / "model.safetensors") for path in (target, folder))
+    outputs = "o_proj.weight", "down_proj.weight"
+    rewrite_tensors(target, {name: 0.4 * tensor for name, tensor in trunk.items() if name.endswith(outputs)})
+    copy_token = {
+        "enorm.weight": torch.ones(32),
+        "eh_proj.weight": torch.cat((torch.eye(32), 0.1 * torch.eye(32)), dim=1),
+        "shared_head.norm.weight": trunk["model.norm.weight"],
+    }
+    rewrite_tensors(
+        folder,
+        {name: 0.2 * tensor for name, tensor in ours.items() if name.endswith(outputs)}
+        | {f"model.layers.{layer}.{name}": tensor for layer in (8, 9, 10) for name, tensor in copy_token.items()},
+    )
+    return Lab(target, folder, modules, Reference(target))
+
+
+def tokens_of(result: GenerationResult) -> dict[str, list[int]]:
+    return {record.request_id: record.output_ids for record in result.requests}
+
+
+@pytest.fixture(scope="module")
+def plain(taught: Lab) -> tuple[list[Request], dict[str, list[int]]]:
+    requests = random_requests(8, max_new_tokens=10, vocab_size=24, lengths=(1, 12), seed=4)
+    engine = make_engine(make_config((taught.target, taught.folder), "none", batch_size=3), requests)
+    return requests, tokens_of(engine.generate(requests))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("prune", PRUNING)
+def test_output_equals_plain_decoding(
+    taught: Lab, plain: tuple[list[Request], dict[str, list[int]]], prune: str, batch_size: int
+) -> None:
+    requests, expected = plain
+    case = list(PRUNING).index(prune) + batch_size
+    cache = {"page_size": (1, 4, 16)[case % 3], "prefill_chunk": (1, 5, 512)[case % 3]}
+    engine = taught.engine(requests, prune, (1, 4)[case % 2], batch_size=batch_size, cache=cache)
+    result = engine.generate(requests)
+    taught.reference.assert_lossless(requests, tokens_of(result), expected)
+    assert {m for record in result.requests for m in record.accepted_per_round} == {0, 1, 2, 3}
+
+
+def test_more_drafts_than_modules_are_refused(lab: Lab) -> None:
+    requests = random_requests(1)
+    with refused(lab.folder, "3 MTP modules", "use drafter.num_draft_tokens=3"):
+        make_engine(make_config((lab.target, lab.folder), "mtp_vanilla", num_draft_tokens=4), requests)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_captured_mode_gives_what_eager_gives(
+    taught: Lab, plain: tuple[list[Request], dict[str, list[int]]], mode: str
+) -> None:
+    """Each module is a step of its own, in all of whose replays the rows stand at one address."""
+    requests, _ = plain
+    config = make_config((taught.target, taught.folder), "mtp_vanilla", prune="catchup", batch_size=3)
+    engines = [make_engine(replace(config, graph=graph), requests) for graph in (EagerGraphConfig(), MODES[mode])]
+    results = [engine.generate(requests) for engine in engines]
+    expected, got = ([(r.output_ids, r.accepted_per_round) for r in result.requests] for result in results)
+    assert got == expected and results[1].graph.captures > 0
+    size = engines[0].parts.slots.table.page_size
+    eager, captured = (
+        torch.stack([cache.kv[(SCRATCH_PAGE + 1) * size :] for cache in engine.parts.drafter._caches])
+        for engine in engines
+    )
+    torch.testing.assert_close(captured, eager, rtol=0, atol=1e-5)

@@ -1,0 +1,117 @@
+"""The real thing on the tape: rules and whole rounds replay as they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.acceptance.phase import RelaxationPhase, RoundPhase, ThinkingMarkers, TokenPhase
+from spec_lab.acceptance.relaxed import DeltaForm, RelaxedThinkingAcceptance
+from spec_lab.config import RejectionConfig, SamplingConfig, SyntheticConfig
+from spec_lab.core.types import AcceptanceInputs, Verification
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES
+from spec_lab.engine.tape import TapeGraph
+from tests.captures import capture, flat, same
+from tests.lab import make_config, make_engine, make_pair, random_requests
+
+ROWS = 4
+
+
+def phases() -> dict[str, Callable[[], RelaxationPhase]]:
+    markers, device = ThinkingMarkers(3, 4), torch.device("cpu")
+    return {
+        "token": lambda: TokenPhase(ROWS, markers, [2], device),
+        "round": lambda: RoundPhase(ROWS, markers, 8, device),
+    }
+
+
+@pytest.mark.parametrize("phase", phases())
+def test_relaxed_acceptance_replays(phase: str) -> None:
+    """Its phase is state by slot: three rounds of the tape are three rounds of the rule."""
+    taped, eager = (RelaxedThinkingAcceptance(DeltaForm(0.9), 3, phases()[phase]()) for _ in range(2))
+    slot_ids = torch.arange(ROWS)
+    inputs = AcceptanceInputs(
+        torch.zeros(ROWS, 4, 6),
+        torch.zeros(ROWS, 3, dtype=torch.int64),
+        torch.tensor([True] * 3 + [False]),
+        slot_ids,
+        slot_ids * 5,
+    )
+    graph = capture(lambda: taped.accept(inputs))
+    eager.accept(inputs)
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        inputs.logits.copy_(torch.randn(ROWS, 4, 6, generator=generator) * 2)
+        inputs.draft_tokens.copy_(torch.randint(1, 6, (ROWS, 3), generator=generator))
+        graph.replay()
+        assert same(flat(graph.outputs), flat(eager.accept(inputs)))
+
+
+MAX_KV_LEN = 90
+ROUNDS: dict[str, dict[str, Any]] = {
+    "plain": {"drafter": "none"},
+    "eagle3": {},
+    "one_draft": {"num_draft_tokens": 1},
+    "pruned": {"prune": "catchup"},
+    "ngram": {"drafter": "ngram"},
+    "random": {"drafter": "random"},
+    "synthetic": {"acceptance": SyntheticConfig()},
+    "sampled": {"acceptance": RejectionConfig(), "options": {"draft_sampling": "distribution"}},
+    "block": {"acceptance": RejectionConfig(method="block"), "options": {"draft_sampling": "distribution"}},
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_pair(tmp_path_factory.mktemp("pair"))
+
+
+def prefilled_engine(pair: tuple[Path, Path], options: dict[str, Any]) -> tuple[Engine, list[int]]:
+    """An engine with three requests behind their prompt pass, and their slots."""
+    options = dict(options)
+    acceptance = options.pop("acceptance", None)
+    config = make_config(pair, batch_size=3, **options)
+    if acceptance is not None:
+        config.acceptance, config.sampling = acceptance, SamplingConfig(temperature=0.8)
+    requests = random_requests(3, max_new_tokens=40)
+    engine = make_engine(config, requests)
+    engine.scheduler.submit(requests)
+    parts = engine.parts
+    sequences = engine.scheduler.admit(0.0)
+    with torch.inference_mode():
+        for sequence in sequences:
+            parts.slots.table.assign(sequence.slot, sequence.pages)
+            parts.rule.admit(sequence.slot, sequence.request)
+            parts.drafter.admit(sequence.slot, sequence.request)
+            while sequence.is_prefilling:
+                engine.prompt_pass.run_chunk(sequence)
+    return engine, [sequence.slot for sequence in sequences]
+
+
+def live_state(engine: Engine) -> list[torch.Tensor]:
+    """Slots and KV, the scratch slot and the reserved pages left out."""
+    slots, cache = engine.parts.slots, engine.parts.cache
+    return [slots.kv_lens[:-1], slots.input_ids[:-1], cache.kv[:, NUM_RESERVED_PAGES * slots.table.page_size :]]
+
+
+@pytest.mark.parametrize("case", ROUNDS)
+def test_a_captured_round_equals_an_eager_one(pair: tuple[Path, Path], case: str) -> None:
+    """Captured on scratch rows, replayed on three requests and on two of them."""
+    (taped, slots), (eager, _) = (prefilled_engine(pair, ROUNDS[case]) for _ in range(2))
+    slot_ids = taped.parts.slots.ids([], 4)
+    before = [tensor.clone() for tensor in live_state(taped)]
+    graph: TapeGraph[Verification] = capture(lambda: taped.round.run(taped.round.load(slot_ids, MAX_KV_LEN)))
+    assert same(live_state(taped), before)
+    for used in (slots, slots[:2], slots[1:], slots):
+        slot_ids.copy_(taped.parts.slots.ids(used, 4))
+        graph.replay()
+        with torch.inference_mode():
+            expected = eager.round.run(eager.round.load(eager.parts.slots.ids(used, 4), MAX_KV_LEN))
+        assert torch.equal(graph.outputs.num_emitted, expected.num_emitted)
+        assert torch.equal(graph.outputs.tokens[: len(used)], expected.tokens[: len(used)])
+        assert same(live_state(taped), live_state(eager))

@@ -1,0 +1,228 @@
+"""The paged attention kernel against its reference, and what it promises beyond: no bit depends on the neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
+
+from spec_kernels.attention import (  # isort: skip
+    MAX_DECODE_QUERIES,
+    choose_split_keys,
+    choose_tiles,
+    paged_attention,
+    paged_attention_reference,
+)
+
+SCRATCH_PAGE = 1
+SCALE = 0.25
+SPLIT = 64
+
+
+@dataclass
+class Paged:
+    """A cache with the keys and values of `lens`; every other cell, the scratch page too, holds `garbage`."""
+
+    kv: torch.Tensor
+    page_table: torch.Tensor
+    seq_lens: torch.Tensor
+    page_size: int
+
+    @property
+    def longest(self) -> int:
+        return int(self.seq_lens.max())
+
+    def select(self, requests: list[int]) -> Paged:
+        return Paged(self.kv, self.page_table[requests], self.seq_lens[requests], self.page_size)
+
+
+def fill(
+    lens: list[int],
+    page_size: int = 16,
+    num_kv_heads: int = 2,
+    head_dim: int = 16,
+    dtype: torch.dtype = torch.float32,
+    garbage: float = float("nan"),
+) -> Paged:
+    """Pages are dealt in a shuffled order."""
+    num_columns = -(-(max(lens) + 8) // page_size)
+    num_pages = 2 + num_columns * len(lens)
+    kv = torch.full((num_pages * page_size, 2, num_kv_heads, head_dim), garbage, dtype=dtype)
+    page_table = torch.full((len(lens), num_columns + 1), SCRATCH_PAGE)
+    free = (torch.randperm(num_pages - 2, generator=torch.Generator().manual_seed(0)) + 2).tolist()
+    rows = randn(sum(lens), 2, num_kv_heads, head_dim, dtype=dtype).cpu()
+    for request, length in enumerate(lens):
+        for column in range(-(-length // page_size)):
+            page_table[request, column] = free.pop()
+        positions = torch.arange(length)
+        slots = page_table[request, positions // page_size] * page_size + positions % page_size
+        first = sum(lens[:request])
+        kv[slots] = rows[first : first + length]
+    return Paged(kv.to(DEVICE), page_table.to(DEVICE), torch.tensor(lens, device=DEVICE), page_size)
+
+
+def attend(
+    paged: Paged, queries: torch.Tensor, window: int | None = None, max_seq_len: int | None = None, split: int = SPLIT
+) -> torch.Tensor:
+    """Into an output that is NaN before."""
+    out = torch.full((queries.shape[0], queries[0].numel()), float("nan"), dtype=queries.dtype, device=DEVICE)
+    max_seq_len = max_seq_len or paged.longest
+    shape = (paged.page_size, max_seq_len)
+    paged_attention(out, queries, paged.kv, paged.page_table, paged.seq_lens, *shape, split, SCALE, window)
+    return out
+
+
+def reference(paged: Paged, queries: torch.Tensor, window: int | None = None) -> torch.Tensor:
+    tables = (paged.kv, paged.page_table, paged.seq_lens)
+    return paged_attention_reference(queries, *tables, paged.page_size, paged.longest, SCALE, window)
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 7])
+@pytest.mark.parametrize(("num_queries", "window"), [(1, None), (2, 1), (4, 9), (4, None), (16, 20)])
+def test_equals_the_reference(group: int, num_queries: int, window: int | None) -> None:
+    """Ragged lengths on and beside page borders, shorter than the rows too; all that is no key is NaN."""
+    lens = [1, 15, 16, 17, 40]
+    paged = fill(lens)
+    queries = randn(len(lens) * num_queries, 2 * group, 16, seed=1)
+    assert_near(attend(paged, queries, window), reference(paged, queries, window))
+
+
+@pytest.mark.parametrize("window", [None, 1, 66])
+@pytest.mark.parametrize(("num_queries", "group"), [(1, 4), (3, 2)])
+def test_equals_the_reference_on_and_beside_split_borders(num_queries: int, group: int, window: int | None) -> None:
+    lens = [64, 65, 66, 130]
+    paged = fill(lens, num_kv_heads=1)
+    queries = randn(len(lens) * num_queries, group, 16, seed=1)
+    assert_near(attend(paged, queries, window), reference(paged, queries, window))
+
+
+def test_the_reference_equals_a_loop_over_rows() -> None:
+    paged = fill([5, 21], page_size=4)
+    queries = randn(6, 4, 16, seed=1)
+    rows = reference(paged, queries, window=7).view(6, 4, 16)
+    for row in range(6):
+        request, j = divmod(row, 3)
+        end = int(paged.seq_lens[request]) - (2 - j)
+        positions = torch.arange(max(0, end - 7), end, device=DEVICE)
+        slots = paged.page_table[request, positions // 4] * 4 + positions % 4
+        for head in range(4):
+            keys, values = paged.kv[slots, :, head // 2].unbind(1)
+            expected = (keys @ queries[row, head] * SCALE).softmax(0) @ values
+            torch.testing.assert_close(rows[row, head], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 3, 48, 64])
+def test_any_page_size(page_size: int) -> None:
+    paged = fill([47, 48, 49, 63], page_size)
+    queries = randn(8, 4, 16, seed=1)
+    assert_near(attend(paged, queries), reference(paged, queries))
+
+
+@pytest.mark.parametrize("head_dim", [8, 24, 64, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_head_dim_and_dtype(head_dim: int, dtype: torch.dtype) -> None:
+    paged = fill([13, 70], head_dim=head_dim, dtype=dtype)
+    queries = randn(6, 4, head_dim, seed=1, dtype=dtype)
+    assert_near(attend(paged, queries), reference(paged, queries))
+
+
+def test_many_splits_and_windows_that_skip_some() -> None:
+    """More splits than are merged at once."""
+    lens = [64 * 17 + 5, 64 * 3]
+    paged = fill(lens, num_kv_heads=1)
+    queries = randn(4, 2, 16, seed=1)
+    for window in (None, 100, 1000):
+        assert_near(attend(paged, queries, window), reference(paged, queries, window))
+
+
+def test_a_prompt_chunk_is_tiled_over_its_rows() -> None:
+    num_queries = MAX_DECODE_QUERIES + 25
+    paged = fill([num_queries, 90])
+    for window in (None, 11):
+        queries = randn(2 * num_queries, 4, 16, seed=1)
+        assert_near(attend(paged, queries, window), reference(paged, queries, window))
+
+
+def test_strided_queries() -> None:
+    """The query heads are a view of the rotated query and key heads."""
+    paged = fill([13, 70])
+    heads = randn(4, 6, 16, seed=1)
+    assert torch.equal(attend(paged, heads[:, :4]), attend(paged, heads[:, :4].contiguous()))
+
+
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), -3e38])
+def test_what_is_no_key_changes_no_bit(garbage: float) -> None:
+    """Past a sequence's end, before every row's window, on unused pages, and past `max_seq_len`."""
+    queries = randn(8, 2, 16, seed=1)
+    clean, poisoned = (fill([9, 70], num_kv_heads=1, garbage=cell) for cell in (0.0, garbage))
+    for window in (None, 6):
+        assert torch.equal(attend(poisoned, queries, window, 78), attend(clean, queries, window))
+    first = poisoned.page_table[1, 0] * 16
+    poisoned.kv[first : first + 16] = garbage
+    assert torch.equal(attend(poisoned, queries, 6)[4:], attend(clean, queries, 6)[4:])
+
+
+def test_a_score_of_a_key_that_a_row_does_not_see_is_dropped_by_selection() -> None:
+    """The newest key is NaN: only the row that sees it shows that."""
+    paged = fill([40])
+    queries = randn(4, 4, 16, seed=1)
+    expected = attend(paged, queries)
+    paged.kv[paged.page_table[0, 2] * 16 + 39 % 16, 0] = float("nan")
+    out = attend(paged, queries)
+    assert torch.equal(out[:3], expected[:3]) and out[3].isnan().all()
+
+
+def test_a_row_that_sees_nothing_gives_zeros() -> None:
+    """A padded request of one key with four rows; a window makes no difference."""
+    paged = fill([1, 2 * SPLIT], num_kv_heads=1)
+    queries = randn(8, 2, 16, seed=1)
+    for window in (None, 2):
+        for split in (SPLIT, 2 * SPLIT):
+            out = attend(paged, queries, window, split=split)
+            assert (out[:3] == 0).all() and (out[3] != 0).all() and out.isfinite().all()
+
+
+def test_rows_past_the_table_are_finite_and_leave_the_others_alone() -> None:
+    """Junk rows of a last round: their length is more than there are pages or `max_seq_len` says."""
+    paged = fill([40, 40])
+    queries = randn(2, 4, 16, seed=1)
+    expected = attend(paged, queries)
+    paged.seq_lens[1] = 400
+    paged.kv.nan_to_num_(0.0)
+    out = attend(paged, queries, max_seq_len=200)
+    assert torch.equal(out[0], expected[0]) and out.isfinite().all()
+    assert torch.equal(attend(paged, queries, max_seq_len=40)[0], expected[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("group", "window"), [(4, None), (7, 30)])
+def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype, group: int, window: int | None) -> None:
+    """Bit for bit: plain decoding asks for one row at a time, verify for up to 16."""
+    length, num_queries = 84, 16
+    paged = fill([length], num_kv_heads=1, dtype=dtype)
+    queries = randn(num_queries, group, 16, seed=1, dtype=dtype)
+    together = attend(paged, queries, window)
+    for first, last in ((0, 1), (15, 16), (3, 7)):
+        paged.seq_lens.fill_(length - (num_queries - last))
+        assert torch.equal(attend(paged, queries[first:last], window), together[first:last]), (first, last)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_request_does_not_depend_on_the_batch_or_the_bound(dtype: torch.dtype) -> None:
+    """Neither the other requests nor `max_seq_len`, which sets how many splits are launched, changes a bit."""
+    paged = fill([9, 150, 70], num_kv_heads=1, dtype=dtype)
+    queries = randn(6, 2, 16, seed=1, dtype=dtype)
+    together = attend(paged, queries)
+    for request in range(3):
+        alone = paged.select([request])
+        rows = slice(2 * request, 2 * request + 2)
+        for bound in (alone.longest, 158):
+            assert torch.equal(attend(alone, queries[rows], max_seq_len=bound), together[rows]), (request, bound)
+
+
+def test_more_rows_than_a_prompt_chunk_may_have_other_tiles_but_decoding_has_one() -> None:
+    assert len({choose_tiles(rows, 128, 2) for rows in range(1, MAX_DECODE_QUERIES + 1)}) == 1
+    assert choose_split_keys(1) == 64 and choose_split_keys(2048) == 64 and choose_split_keys(40_960) == 2048
