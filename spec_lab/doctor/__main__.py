@@ -1,0 +1,73 @@
+"""`python -m spec_lab.doctor`: the overrides of `python -m spec_lab`, examined instead of measured.
+
+Exit codes: 0 no fault found, 1 a fault found, 2 refused. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from spec_lab.cli.compose import compose_run
+from spec_lab.cli.flags import split_flags
+from spec_lab.cli.help import help_text
+from spec_lab.cli.job import EXIT_CODES, print_refusal
+from spec_lab.compatibility import refuse
+from spec_lab.config import RunConfig
+from spec_lab.errors import UserError
+
+INTRODUCTION = """\
+spec_lab.doctor: why is acceptance low? Takes the overrides of one run, looks at its drafter, target and loop, and names
+the most likely fault. Exit code 0: none found, 1: found, 2: refused. What each check does: docs/doctor.md.
+
+  python -m spec_lab.doctor drafter=eagle3
+  python -m spec_lab.doctor target=hf target.path=DIR drafter=eagle3 drafter.path=DIR graph=full_loop
+
+It takes what follows, but no flag except --help.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Examine the run that `arguments` (default: those of the process) say, and return the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if "--help" in arguments or "-h" in arguments:
+        print(INTRODUCTION + "\n" + help_text())
+        return 0
+    try:
+        return _examine(_composed(arguments))
+    except UserError as error:
+        print_refusal(error)
+        return EXIT_CODES["refused"]
+
+
+def _composed(arguments: Sequence[str]) -> RunConfig:
+    flags, overrides = split_flags(arguments)
+    if flags:
+        raise UserError(f"{flags[0]}: spec_lab.doctor examines one run and has no flag but --help; leave it out")
+    config, _ = compose_run(overrides)
+    if config.dry_run:
+        raise UserError("dry_run=true: spec_lab.doctor writes nothing anyway; leave it out")
+    refuse(config)
+    return config
+
+
+def _examine(config: RunConfig) -> int:
+    """Torch is imported only now, so that typos are refused at once."""
+    import torch
+
+    from spec_lab.doctor.examine import examine
+    from spec_lab.doctor.findings import faults
+    from spec_lab.doctor.report import format_findings
+    from spec_lab.doctor.subject import load_subject
+    from spec_lab.runner import default_num_threads
+
+    if config.acceptance.name != "strict" or config.sampling.temperature > 0:
+        print("examined with strict greedy acceptance, where a draft is right or wrong", file=sys.stderr)
+    torch.set_num_threads(config.num_threads or default_num_threads(config))
+    findings = examine(load_subject(config))
+    print(format_findings(findings))
+    return 1 if faults(findings) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""For each drafter, the choices its checkpoint leaves open and the ways to make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from spec_lab.build.eagle3 import eagle3_factory
+from spec_lab.build.frozen_kv import frozen_kv_factory
+from spec_lab.build.heads import DrafterFactory, head_folder
+from spec_lab.build.models import Models
+from spec_lab.build.mtp import mtp_eagle_factory, read_mtp_modules
+from spec_lab.build.mtp_vanilla import mtp_vanilla_factory
+from spec_lab.config import (
+    DrafterConfig,
+    Eagle3DrafterConfig,
+    FrozenKvDrafterConfig,
+    MtpDrafterConfig,
+    MtpEagleDrafterConfig,
+    MtpVanillaDrafterConfig,
+    RunConfig,
+)
+from spec_lab.core.types import NormSide
+from spec_lab.doctor.readings import Aspect, Reading
+from spec_lab.drafter_compatibility import FROZEN_KV_POSITIONS
+from spec_lab.errors import UserError
+from spec_lab.models.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, load_eagle3
+from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
+from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantTarget
+from spec_lab.models.mtp_checkpoint import MtpConfig
+from spec_lab.models.mtp_layouts import PROJECTION
+
+Tensors = Mapping[str, torch.Tensor]
+ATTENTION_INPUTS = tuple(f"midlayer.self_attn.{name}_proj.weight" for name in "qkv")
+
+
+def aspects_of(config: RunConfig, models: Models) -> list[Aspect]:
+    """What can be read in other ways; the drafters are built for `models`."""
+    return ASPECTS[config.drafter.name](config, config.drafter, models)
+
+
+def eagle3_aspects(config: RunConfig, options: Eagle3DrafterConfig, models: Models) -> list[Aspect]:
+    folder, target = head_folder(config, options), models.target.config
+    head, tensors = load_eagle3(folder, target, models.dtype, models.device)
+    taps = head.tap_layer_inputs or default_tap_layer_inputs(target.num_layers)
+
+    def reading(name: str, changed: Eagle3Config, with_tensors: Tensors = tensors, least: int = 1) -> Reading:
+        make = partial(eagle3_factory, config, options, models, changed, with_tensors)
+        return Reading(name, make, least)
+
+    residual = replace(head, norm_before_residual=not head.norm_before_residual)
+    output = replace(head, norm_output=not head.norm_output)
+    aspects = [
+        Aspect(
+            "tap ids",
+            f"inputs of layers {_listed(taps)}",
+            [
+                reading(f"{name} (inputs of {_listed(other)})", replace(head, tap_layer_inputs=other))
+                for name, other in _other_taps(taps, target.num_layers).items()
+            ],
+        ),
+        Aspect(
+            "concat order",
+            "embedding before hidden",
+            [reading("hidden before embedding", head, _swap_halves(tensors, ATTENTION_INPUTS))],
+        ),
+        Aspect(
+            "norm order",
+            f"norm_before_residual {_word(head.norm_before_residual)}, norm_output {_word(head.norm_output)}",
+            [
+                reading(f"norm_before_residual {_word(residual.norm_before_residual)}", residual),
+                reading(f"norm_output {_word(output.norm_output)}", output, least=2),
+            ],
+        ),
+    ]
+    every_key = partial(eagle3_factory, config, replace(options, window=None), models, head, tensors)
+    if options.window is None:
+        aspects.append(Aspect("attention window", "all keys", []))
+    else:
+        aspects.append(Aspect("attention window", f"{options.window} keys", [Reading("all keys", every_key)]))
+    if "d2t" in tensors:
+        maps = _other_maps(tensors["d2t"], head.target_vocab_size)
+        others = [reading(name, head, {**tensors, "d2t": d2t}) for name, d2t in maps.items()]
+        aspects.append(Aspect("d2t offsets", "draft id + d2t", others))
+    return aspects
+
+
+def mtp_eagle_aspects(config: RunConfig, options: MtpEagleDrafterConfig, models: Models) -> list[Aspect]:
+    return _mtp_aspects(config, options, models, 1, partial(mtp_eagle_factory, config, options, models))
+
+
+def mtp_vanilla_aspects(config: RunConfig, options: MtpVanillaDrafterConfig, models: Models) -> list[Aspect]:
+    factory = partial(mtp_vanilla_factory, config, options, models)
+    return _mtp_aspects(config, options, models, options.num_draft_tokens, factory)
+
+
+def frozen_kv_aspects(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> list[Aspect]:
+    target = AssistantTarget.from_model_config(models.target.config)
+    folder = head_folder(config, options)
+    assistant, tensors = load_assistant(folder, target, models.dtype, models.device)
+    positions = [position for position in FROZEN_KV_POSITIONS if position != options.position]
+    sources = tuple(layer.kv_source for layer in assistant.layers)
+    swapped = _swap_halves(tensors, ("pre_projection.weight",))
+
+    def reading(name: str, with_options: FrozenKvDrafterConfig, changed: AssistantConfig, like: Tensors) -> Reading:
+        return Reading(name, partial(frozen_kv_factory, config, with_options, models, changed, like))
+
+    return [
+        Aspect(
+            "concat order",
+            "embedding before hidden",
+            [reading("hidden before embedding", options, assistant, swapped)],
+        ),
+        Aspect(
+            "query position",
+            options.position,
+            [reading(other, replace(options, position=other), assistant, tensors) for other in positions],
+        ),
+        Aspect(
+            "KV source layers",
+            f"layers {_listed(sources)}",
+            [
+                reading(f"layers {_listed(other)}", options, _with_sources(assistant, other), tensors)
+                for other in _other_sources(assistant)
+            ],
+        ),
+    ]
+
+
+def no_aspects(config: RunConfig, options: DrafterConfig, models: Models) -> list[Aspect]:
+    """A whole language model has one reading."""
+    return []
+
+
+ASPECTS: Mapping[str, Callable[..., list[Aspect]]] = {
+    "draft_model": no_aspects,
+    "eagle3": eagle3_aspects,
+    "frozen_kv": frozen_kv_aspects,
+    "mtp_eagle": mtp_eagle_aspects,
+    "mtp_vanilla": mtp_vanilla_aspects,
+}
+
+
+def _mtp_aspects(
+    config: RunConfig,
+    options: MtpDrafterConfig,
+    models: Models,
+    num_modules: int,
+    factory: Callable[[MtpConfig, Sequence[Tensors]], DrafterFactory],
+) -> list[Aspect]:
+    mtp, modules = read_mtp_modules(config, options, models, num_modules)
+    swapped = [_swap_halves(tensors, (PROJECTION,)) for tensors in modules]
+    target_hidden = replace(mtp, target_hidden=_other_side(mtp.target_hidden))
+    recycled_hidden = replace(mtp, recycled_hidden=_other_side(mtp.recycled_hidden))
+    both = replace(target_hidden, recycled_hidden=recycled_hidden.recycled_hidden)
+    return [
+        Aspect(
+            "concat order",
+            "embedding before hidden",
+            [Reading("hidden before embedding", partial(factory, mtp, swapped))],
+        ),
+        Aspect(
+            "norm order",
+            f"target_hidden {mtp.target_hidden}, recycled_hidden {mtp.recycled_hidden}",
+            [
+                Reading(f"target_hidden {target_hidden.target_hidden}", partial(factory, target_hidden, modules)),
+                Reading(
+                    f"recycled_hidden {recycled_hidden.recycled_hidden}", partial(factory, recycled_hidden, modules), 2
+                ),
+                Reading("both on the other side", partial(factory, both, modules), 2),
+            ],
+        ),
+    ]
+
+
+def _other_taps(taps: tuple[int, int, int], num_layers: int) -> dict[str, tuple[int, int, int]]:
+    """The ids one layer later (they name outputs), one earlier (they were inputs before one was added), the default."""
+    candidates: dict[str, tuple[int, ...]] = {
+        "one later, as outputs": tuple(tap + 1 for tap in taps),
+        "one earlier": tuple(tap - 1 for tap in taps),
+    }
+    with suppress(UserError):  # too shallow a target has no default
+        candidates["the default"] = default_tap_layer_inputs(num_layers)
+    found: dict[str, tuple[int, int, int]] = {}
+    for name, (low, middle, high) in candidates.items():
+        other = low, middle, high
+        if low >= 0 and high < num_layers and other not in (taps, *found.values()):
+            found[name] = other
+    return found
+
+
+def _other_maps(d2t: torch.Tensor, vocab_size: int) -> dict[str, torch.Tensor]:
+    """Offsets whose target ids are the neighbours, or what d2t itself names."""
+    draft_ids = torch.arange(len(d2t), device=d2t.device)
+    maps = {f"every id {shift:+d}": (draft_ids + d2t + shift) % vocab_size - draft_ids for shift in (-1, 1)}
+    if int(d2t.min()) >= 0 and int(d2t.max()) < vocab_size:
+        maps["d2t as target ids"] = d2t - draft_ids
+    return maps
+
+
+def _other_sources(assistant: AssistantConfig) -> list[tuple[int, ...]]:
+    """Layers beside them of the same kind, the last of the kind (what engines take), and the same ones in reverse."""
+    sources = tuple(layer.kv_source for layer in assistant.layers)
+    layers = assistant.target.layers
+    last = {layer.is_sliding: index for index, layer in enumerate(layers) if layer.owns_kv}
+    candidates = [
+        tuple(source - 1 for source in sources),
+        tuple(source + 1 for source in sources),
+        tuple(last[layers[source].is_sliding] for source in sources),
+        sources[::-1],
+    ]
+    fitting = [
+        other
+        for other in dict.fromkeys(candidates)
+        if all(0 <= index < len(layers) for index in other)
+        and all(layers[new] == layers[old] for new, old in zip(other, sources, strict=True))
+    ]
+    return [other for other in fitting if other != sources]
+
+
+def _with_sources(assistant: AssistantConfig, sources: Sequence[int]) -> AssistantConfig:
+    layers = tuple(replace(layer, kv_source=source) for layer, source in zip(assistant.layers, sources, strict=True))
+    return replace(assistant, layers=layers)
+
+
+def _swap_halves(tensors: Tensors, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The named weights [out, 2 * width] with the two halves of their inputs exchanged."""
+    return {**tensors, **{name: torch.cat(tensors[name].chunk(2, dim=1)[::-1], dim=1) for name in names}}
+
+
+def _other_side(side: NormSide) -> NormSide:
+    return NormSide.PRE_NORM if side is NormSide.POST_NORM else NormSide.POST_NORM
+
+
+def _listed(layers: Sequence[int]) -> str:
+    return " ".join(map(str, layers))
+
+
+def _word(flag: bool) -> str:
+    return str(flag).lower()

@@ -1,0 +1,141 @@
+"""Checks of the drafter's files, before any draft is made: tokenizer, vocabulary, dtype of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from spec_lab import build
+from spec_lab.build.heads import head_folder
+from spec_lab.build.mtp import mtp_folder
+from spec_lab.config import RunConfig
+from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
+from spec_lab.doctor.subject import Subject
+from spec_lab.errors import UserError
+from spec_lab.models.checkpoint import FLOAT_DTYPES, StoredTensor, read_tensors, stored_tensors, without_mtp
+
+FOLDERS: Mapping[str, Callable[..., Path]] = {
+    "draft_model": head_folder,
+    "eagle3": head_folder,
+    "frozen_kv": head_folder,
+    "mtp_eagle": mtp_folder,
+    "mtp_vanilla": mtp_folder,
+}
+
+# Rounding float32 weights to bfloat16 moves a tensor by some 0.2 % of its norm; more is no rounding.
+MAX_CAST_ERROR = 0.01
+# A head that cannot write every tenth token of the target loses those rounds, but that may have been meant.
+MIN_DRAFTABLE = 0.9
+# A map that is off by one covers clearly fewer of the target's words: the difference in standard errors (McNemar's)
+# over the different tokens it wrote. Over all tokens a single frequent one could decide.
+MIN_STANDARD_ERRORS = 4.0
+
+
+def drafter_folder(config: RunConfig) -> Path:
+    """Where the weights of a drafter that has some lie."""
+    return FOLDERS[config.drafter.name](config, config.drafter)
+
+
+def check_tokenizer(subject: Subject) -> Finding:
+    """The target's tokenizer against its embedding, and against the drafter's own tokenizer where one lies there."""
+    check = "tokenizer"
+    target_folder = build.target_folder(subject.config)
+    ours, vocab_size = _vocabulary(target_folder), subject.models.target.vocab_size
+    outside = sum(token_id >= vocab_size for token_id in ours.values())
+    measured = f"{len(ours)} tokens for an embedding of {vocab_size} rows"
+    if outside:
+        cause = f"{outside} token ids lie outside the target's embedding: tokenizer.json is another model's"
+        return Finding(check, Verdict.FAULT, measured, cause)
+    theirs_folder = drafter_folder(subject.config)
+    if theirs_folder == target_folder or not (theirs_folder / "tokenizer.json").is_file():
+        return Finding(check, Verdict.OK, f"{measured}; the drafter brings none of its own")
+    theirs = _vocabulary(theirs_folder)
+    same = sum(theirs.get(token) == token_id for token, token_id in ours.items())
+    measured += f"; {same} of them have the same id in the drafter's"
+    if same == len(ours):
+        return Finding(check, Verdict.OK, measured)
+    cause = f"{theirs_folder} was trained with another tokenizer; use a drafter of the target's family"
+    return Finding(check, Verdict.FAULT, measured, cause)
+
+
+def check_vocabulary(subject: Subject) -> Finding:
+    """Whether the ids that `d2t` maps to are those the target writes, and not their neighbours."""
+    check, vocab_size = "vocabulary map (d2t)", subject.models.target.vocab_size
+    stored = stored_tensors(drafter_folder(subject.config))
+    d2t = next((tensor for name, tensor in stored.items() if name.removeprefix("model.") == "d2t"), None)
+    if d2t is None:
+        return does_not_apply(check, f"the drafter drafts all {vocab_size} ids of the target")
+    offsets = read_tensors({"d2t": d2t}, torch.float32, "cpu")["d2t"].long()
+    target_ids = torch.arange(len(offsets)) + offsets
+    written = torch.tensor([token for record in subject.plain for token in record.output_ids])
+    share = float(torch.isin(written, target_ids).double().mean())
+    is_monotone = bool((target_ids.diff() > 0).all())
+    measured = (
+        f"{len(target_ids)} ids, {int(target_ids.min())}..{int(target_ids.max())} of {vocab_size}, "
+        f"{'ascending' if is_monotone else 'not ascending'}; {share:.1%} of the target's own tokens can be drafted"
+    )
+    for shift in (-1, 1):
+        if _shift_gain(written.unique(), target_ids, shift) >= MIN_STANDARD_ERRORS:
+            shifted = float(torch.isin(written, target_ids + shift).double().mean())
+            cause = f"d2t is shifted by {-shift:+d}: {shifted:.1%} could be drafted with every id {shift:+d}"
+            return Finding(check, Verdict.FAULT, measured, cause)
+    is_fine = is_monotone and share >= MIN_DRAFTABLE
+    return Finding(check, Verdict.OK if is_fine else Verdict.SUSPICIOUS, measured)
+
+
+def check_dtype(subject: Subject) -> Finding:
+    """What casting the stored weights to the run's dtype does to them."""
+    check, dtype = "dtype of the weights", subject.models.dtype
+    floating = {name: tensor for name, tensor in _own_tensors(subject).items() if tensor.dtype in FLOAT_DTYPES}
+    worst_error, worst_name, not_finite = 0.0, "", []
+    for name, tensor in _one_by_one(floating):
+        cast = tensor.to(dtype).float()
+        if not bool(cast.isfinite().all()):
+            not_finite.append(name)
+        error = float((cast - tensor).norm() / tensor.norm().clamp(min=1e-30))
+        if error > worst_error:
+            worst_error, worst_name = error, name
+    kinds = ", ".join(sorted({tensor.dtype for tensor in floating.values()}))
+    measured = f"stored {kinds}, run in {str(dtype).removeprefix('torch.')}; largest change {worst_error:.1e}"
+    if not_finite:
+        cause = (
+            f"{len(not_finite)} tensors have NaN or infinity, {not_finite[0]} first; use another dtype or checkpoint"
+        )
+        return Finding(check, Verdict.FAULT, measured, cause)
+    if worst_error > MAX_CAST_ERROR:
+        cause = f"{worst_name} does not survive the run's dtype; use dtype=bfloat16 or float32"
+        return Finding(check, Verdict.FAULT, measured, cause)
+    return Finding(check, Verdict.OK, measured)
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    try:
+        vocabulary: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab()
+    except Exception as error:  # the library raises bare Exception for every defect of the file
+        raise UserError(f"{path} cannot be read as a tokenizer: {error}") from error
+    return vocabulary
+
+
+def _shift_gain(words: torch.Tensor, target_ids: torch.Tensor, shift: int) -> float:
+    """How many more of the different tokens `words` the shifted map covers, in standard errors."""
+    as_it_is, shifted = torch.isin(words, target_ids), torch.isin(words, target_ids + shift)
+    gained, lost = int((shifted & ~as_it_is).sum()), int((as_it_is & ~shifted).sum())
+    return (gained - lost) / max(gained + lost, 1) ** 0.5
+
+
+def _own_tensors(subject: Subject) -> dict[str, StoredTensor]:
+    """The drafter's, where they lie beside a target's trunk."""
+    stored = stored_tensors(drafter_folder(subject.config))
+    trunk = without_mtp(stored)
+    return {name: tensor for name, tensor in stored.items() if name not in trunk} or stored
+
+
+def _one_by_one(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """In float32; never two of them in memory, which a large draft model needs."""
+    for name, tensor in stored.items():
+        yield name, read_tensors({name: tensor}, torch.float32, "cpu")[name]

@@ -1,0 +1,71 @@
+"""What several checks need, made once: the run's own loop, and the same rounds drafted under teacher forcing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab import build
+from spec_lab.core.types import FeatureSpec, RequestRecord
+from spec_lab.doctor.rounds import DraftRecorder, DraftsByRound, LoopRound, rounds_of, spread
+from spec_lab.doctor.subject import Subject
+from spec_lab.doctor.teacher_forced import Drafted, TeacherForcedDrafts
+
+# Under this a share of rounds says nothing.
+MIN_ROUNDS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRun:
+    """What the run's engine made of the requests, and what its drafter reads of the target."""
+
+    records: list[RequestRecord]
+    drafts: DraftsByRound
+    features: FeatureSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The loop against teacher forcing.
+
+    Attributes:
+        features: what the drafter reads of the target.
+        forced: drafts the same rounds again, with any drafter.
+        in_loop: what the loop drafted in these rounds.
+        as_configured: what the drafter as it was configured drafts there under teacher forcing.
+    """
+
+    subject: Subject
+    features: FeatureSpec
+    forced: TeacherForcedDrafts
+    in_loop: Drafted
+    as_configured: Drafted
+
+    @property
+    def rounds(self) -> Sequence[LoopRound]:
+        return self.forced.rounds
+
+
+def run_loop(subject: Subject) -> LoopRun:
+    """The run's own engine over the requests."""
+    engine = subject.engine(subject.config, subject.make_drafter)
+    recorder = DraftRecorder(engine)
+    engine.graph = recorder
+    records = engine.generate(subject.requests).requests
+    return LoopRun(records, recorder.drafts, engine.parts.drafter.requirements.features)
+
+
+def gather(subject: Subject, loop: LoopRun) -> Evidence | None:
+    """None where not enough rounds of the loop can be judged."""
+    rounds = spread(rounds_of(subject, loop.records, loop.drafts))
+    if len(rounds) < MIN_ROUNDS:
+        return None
+    forced = TeacherForcedDrafts(subject, rounds)
+    in_loop = Drafted(
+        torch.tensor([loop_round.drafts for loop_round in rounds]),
+        torch.tensor([loop_round.accepted for loop_round in rounds]),
+    )
+    make_drafter = build.load_drafter(subject.config, subject.reference_models)
+    return Evidence(subject, loop.features, forced, in_loop, forced.draft(make_drafter))

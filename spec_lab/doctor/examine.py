@@ -1,0 +1,44 @@
+"""All checks of one run, in the order in which one fault explains another."""
+
+from __future__ import annotations
+
+from spec_lab.config import TrainedDrafterConfig
+from spec_lab.doctor.aspects import aspects_of
+from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
+from spec_lab.doctor.evidence import MIN_ROUNDS, Evidence, gather, run_loop
+from spec_lab.doctor.findings import Finding, does_not_apply
+from spec_lab.doctor.hidden import CHECK as HIDDEN_CHECK
+from spec_lab.doctor.hidden import check_hidden
+from spec_lab.doctor.loop import check_bounds, check_loop, check_output, check_teacher_forcing
+from spec_lab.doctor.readings import ALL_ASPECTS, check_readings
+from spec_lab.doctor.subject import Subject
+
+FORCED_CHECKS = (HIDDEN_CHECK, *ALL_ASPECTS, "loop against teacher forcing", "teacher forcing")
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """A broken verify makes every other figure worthless; broken files, every draft; a wrong reading, only its own.
+
+    Teacher forcing comes last: low agreement there is what is left when nothing else was found.
+    """
+    loop = run_loop(subject)
+    findings = [*check_bounds(subject), check_output(subject, loop.records)]
+    if not isinstance(subject.config.drafter, TrainedDrafterConfig):
+        reason = f"drafter={subject.config.drafter.name} has no weights"
+        skipped = ("tokenizer", "vocabulary map (d2t)", "dtype of the weights", *FORCED_CHECKS)
+        return findings + [does_not_apply(check, reason) for check in skipped]
+    findings += [check_tokenizer(subject), check_vocabulary(subject), check_dtype(subject)]
+    evidence = gather(subject, loop)
+    if evidence is None:
+        reason = f"fewer than {MIN_ROUNDS} rounds to compare; use more prompts, longer outputs or fewer draft tokens"
+        return findings + [does_not_apply(check, reason) for check in FORCED_CHECKS]
+    return findings + _forced(subject, evidence)
+
+
+def _forced(subject: Subject, evidence: Evidence) -> list[Finding]:
+    return [
+        check_hidden(evidence),
+        *check_readings(evidence, aspects_of(subject.config, subject.reference_models)),
+        check_loop(evidence),
+        check_teacher_forcing(evidence),
+    ]

@@ -1,0 +1,41 @@
+"""What a check found, and which of several faults explains a low acceptance best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """Suspicious is worth a look, and no fault: it leaves the exit code at 0."""
+
+    OK = "ok"
+    SUSPICIOUS = "suspicious"
+    FAULT = "fault"
+    DOES_NOT_APPLY = "does not apply"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        check: what was looked at.
+        measured: the numbers, or why there is nothing to measure.
+        cause: what is wrong and what to do about it; None where nothing is.
+    """
+
+    check: str
+    verdict: Verdict
+    measured: str
+    cause: str | None = None
+
+
+def does_not_apply(check: str, reason: str) -> Finding:
+    return Finding(check, Verdict.DOES_NOT_APPLY, reason)
+
+
+def faults(findings: Sequence[Finding]) -> list[Finding]:
+    """In the order of the checks, which is that of precedence: what comes first would explain what comes after."""
+    return [finding for finding in findings if finding.verdict is Verdict.FAULT]

@@ -1,0 +1,120 @@
+"""Other readings of the same checkpoint, scored by the drafts they give under teacher forcing.
+
+What a config.json does not say, or says in a word that engines read in two ways, shows as low acceptance and nothing
+else. So every such choice is made the other way too, in memory, over the same rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from spec_lab.build.heads import DrafterFactory
+from spec_lab.doctor.evidence import Evidence
+from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
+from spec_lab.doctor.teacher_forced import Drafted
+
+# Another reading must be better by this many accepted drafts a round, else it is not worth a change, and by this many
+# standard errors of the difference over the same rounds, which chance alone passes once in some 700 readings.
+MIN_GAIN = 0.1
+MIN_STANDARD_ERRORS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One way to read a checkpoint.
+
+    Attributes:
+        make: builds the drafters' factory when it is scored, so that one reading is in memory at a time.
+        min_draft_tokens: 2 where only later drafts can differ.
+    """
+
+    name: str
+    make: Callable[[], DrafterFactory]
+    min_draft_tokens: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Aspect:
+    """A choice, how it is made in this run, and the other ways."""
+
+    name: str
+    configured: str
+    readings: list[Reading]
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Accepted drafts a round more than as configured, and that in standard errors."""
+
+    mean: float
+    standard_errors: float
+
+    @property
+    def is_clear(self) -> bool:
+        return self.mean >= MIN_GAIN and self.standard_errors >= MIN_STANDARD_ERRORS
+
+
+ALL_ASPECTS = (
+    "tap ids",
+    "concat order",
+    "norm order",
+    "d2t offsets",
+    "attention window",
+    "query position",
+    "KV source layers",
+)
+
+
+def check_readings(evidence: Evidence, aspects: Iterable[Aspect]) -> list[Finding]:
+    """A finding an aspect; the reading that gains most of all is the fault, others that gain are its shadow."""
+    by_name = {aspect.name: aspect for aspect in aspects}
+    scored = {name: _score(evidence, aspect) for name, aspect in by_name.items()}
+    gains = [gain.mean for readings in scored.values() for _, gain in readings.values() if gain.is_clear]
+    best = max(gains, default=None)
+    return [
+        _finding(evidence.as_configured, by_name[name], scored[name], best)
+        if scored.get(name)
+        else does_not_apply(name, _why_not(by_name.get(name), evidence))
+        for name in ALL_ASPECTS
+    ]
+
+
+def _score(evidence: Evidence, aspect: Aspect) -> dict[str, tuple[Drafted, Gain]]:
+    num_draft_tokens = evidence.subject.num_draft_tokens
+    drafted = {
+        reading.name: evidence.forced.draft(reading.make())
+        for reading in aspect.readings
+        if reading.min_draft_tokens <= num_draft_tokens
+    }
+    return {name: (other, gain_of(evidence.as_configured, other)) for name, other in drafted.items()}
+
+
+def gain_of(configured: Drafted, other: Drafted) -> Gain:
+    """Paired over the rounds: both drafted the same ones."""
+    differences = (other.accepted - configured.accepted).double()
+    mean, error = float(differences.mean()), float(differences.std() / len(differences) ** 0.5)
+    return Gain(mean, mean / error if error > 0 else float("inf") * mean if mean else 0.0)
+
+
+def _finding(
+    configured: Drafted, aspect: Aspect, scored: dict[str, tuple[Drafted, Gain]], best: float | None
+) -> Finding:
+    others = ", ".join(f"{drafted.mean_accepted:.2f} {name}" for name, (drafted, _) in scored.items())
+    measured = f"{configured.mean_accepted:.2f} drafts accepted a round as configured ({aspect.configured}); {others}"
+    name, (_, gain) = max(scored.items(), key=lambda item: item[1][1].mean)
+    if not gain.is_clear:
+        return Finding(aspect.name, Verdict.OK, measured)
+    if gain.mean != best:
+        return Finding(aspect.name, Verdict.SUSPICIOUS, measured)
+    cause = f"read as {aspect.configured}, but {name} gives {gain.mean:+.2f} drafts a round"
+    return Finding(aspect.name, Verdict.FAULT, measured, cause)
+
+
+def _why_not(aspect: Aspect | None, evidence: Evidence) -> str:
+    name = evidence.subject.config.drafter.name
+    if aspect is None:
+        return f"drafter={name} has no such choice"
+    if aspect.readings:
+        return f"drafter.num_draft_tokens={evidence.subject.num_draft_tokens} recycles nothing"
+    return f"there is no other way to read {aspect.configured}"

@@ -1,0 +1,25 @@
+"""The findings as text: a line a check, then the most likely fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spec_lab.doctor.findings import Finding, Verdict, faults
+
+
+def format_findings(findings: Sequence[Finding]) -> str:
+    width = max(len(finding.check) for finding in findings)
+    verdict_width = max(len(verdict) for verdict in Verdict)
+    lines = [f"{f.check:{width}}  {f.verdict:{verdict_width}}  {f.measured}" for f in findings]
+    return "\n".join([*lines, "", summarize(findings)])
+
+
+def summarize(findings: Sequence[Finding]) -> str:
+    """One line: the first fault, which the order of the checks makes the likeliest; or that there is none."""
+    found = faults(findings)
+    if found:
+        others = f" (also: {', '.join(finding.check for finding in found[1:])})" if len(found) > 1 else ""
+        return f"most likely fault: {found[0].check}: {found[0].cause}{others}"
+    suspicious = [finding.check for finding in findings if finding.verdict is Verdict.SUSPICIOUS]
+    look = f"; worth a look: {', '.join(suspicious)}" if suspicious else ""
+    return f"no fault found{look}"

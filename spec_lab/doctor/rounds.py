@@ -1,0 +1,95 @@
+"""The run's own loop: where its rounds began, what they were about to judge, and how much of it was accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spec_lab.core.types import RequestRecord, Verification
+from spec_lab.doctor.subject import Subject
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.round import DecodeRound
+
+# The rounds that are drafted anew for every reading of a checkpoint, spread over all of them.
+MAX_ROUNDS = 144
+
+DraftsByRound = Mapping[tuple[str, int], tuple[int, ...]]
+"""By request id and L at the round's start."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRound:
+    """A round that began while the output was still plain decoding's.
+
+    Attributes:
+        text: index of the request.
+        kv_len: L at its start: the drafts judged in it are for the positions L + 1 to L + K.
+        accepted: drafts accepted.
+        drafts: the K drafts, where they were recorded.
+    """
+
+    text: int
+    kv_len: int
+    accepted: int
+    drafts: tuple[int, ...] = ()
+
+
+class DraftRecorder:
+    """See `GraphMode`: an engine's own, with a look at the drafts that the next round will judge.
+
+    They stand in the slots between rounds, captured or not, so nothing of the loop has to be touched.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.drafts: dict[tuple[str, int], tuple[int, ...]] = {}
+        self.counts = engine.graph.counts
+        self._graph = engine.graph
+        self._scheduler = engine.scheduler
+
+    def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
+        self._graph.prepare(decode_round, num_requests)
+
+    def padded_size(self, num_requests: int) -> int:
+        return self._graph.padded_size(num_requests)
+
+    def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
+        state = decode_round.parts.slots
+        request_ids = {sequence.slot: sequence.request.request_id for sequence in self._scheduler.running}
+        kv_lens, drafts = state.kv_lens[slots].tolist(), state.input_ids[slots, 1:].tolist()
+        for slot, kv_len, tokens in zip(slots, kv_lens, drafts, strict=True):
+            self.drafts[request_ids[slot], kv_len] = tuple(tokens)
+        return self._graph.run(decode_round, slots, max_kv_len)
+
+
+def rounds_of(
+    subject: Subject, records: Sequence[RequestRecord], drafts: DraftsByRound | None = None
+) -> list[LoopRound]:
+    """The rounds whose drafts came out of the loop: not a request's first, drafted by the prompt pass.
+
+    Rounds near the end are left out: all K drafts must be judged by the target's own text.
+    """
+    found = []
+    for text, (record, plain) in enumerate(zip(records, subject.plain, strict=True)):
+        start = len(record.prompt_ids)
+        num_same = common_length(record.output_ids, plain.output_ids)
+        done = 0
+        for accepted, emitted in zip(record.accepted_per_round, record.emitted_per_round, strict=True):
+            # The output's token `done` is pending at this round's start; its drafts are the next K.
+            if done > 0 and done + subject.num_draft_tokens < num_same:
+                tokens = () if drafts is None else drafts[record.request_id, start + done]
+                found.append(LoopRound(text, start + done, accepted, tokens))
+            done += emitted
+    return found
+
+
+def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Tokens until the first that differs."""
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+
+
+def spread(rounds: Sequence[LoopRound], count: int = MAX_ROUNDS) -> list[LoopRound]:
+    """`count` of them at even distances, in order."""
+    if len(rounds) <= count:
+        return list(rounds)
+    return [rounds[index * len(rounds) // count] for index in range(count)]

@@ -1,0 +1,123 @@
+"""What the checks look at: the run as it was asked for, loaded once, and the target's own text."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spec_lab import build
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.build.heads import DrafterFactory
+from spec_lab.config import (
+    AcceptanceConfig,
+    EagerGraphConfig,
+    RunConfig,
+    SamplingConfig,
+    StrictAcceptanceConfig,
+    TrainedDrafterConfig,
+)
+from spec_lab.core.types import Request, RequestRecord
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES
+from spec_lab.engine.teacher import TeacherForcing
+from spec_lab.errors import UserError
+from spec_lab.workloads.load import load_requests
+from spec_lab.workloads.tokenizer import TargetTokenizer
+
+# Enough rounds that a difference worth mending stands out from chance, few enough to wait for.
+MAX_REQUESTS = 9
+MAX_NEW_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A run that is examined.
+
+    Attributes:
+        config: the run, with strict greedy acceptance: only there a draft is right or wrong.
+        requests: the first few of the workload, cut short.
+        limits: of the run's engine.
+        make_drafter: makes the drafter of the run's engine.
+        plain: what plain decoding makes of the requests; the target's own text.
+    """
+
+    config: RunConfig
+    models: build.Models
+    requests: list[Request]
+    limits: build.Limits
+    make_drafter: DrafterFactory
+    plain: list[RequestRecord]
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.config.drafter.num_draft_tokens
+
+    @property
+    def reference_models(self) -> build.Models:
+        """The same models, for drafters that attend with the reference backend whatever the run's is."""
+        target = self.models.target
+        reference = TorchAttention(self.config.cache.page_size, target.num_positions)
+        return dataclasses.replace(self.models, backend=reference)
+
+    def engine(self, config: RunConfig, make_drafter: DrafterFactory) -> Engine:
+        """An engine of the run's sizes that knows the plain outputs, where its drafter replays them."""
+        engine = build.build_engine(config, self.models, make_drafter, self.limits)
+        teach(engine.parts.drafter, self.plain)
+        return engine
+
+    def one_sequence(self) -> build.Limits:
+        """Sizes for one of the requests at a time."""
+        limits = self.limits
+        num_pages = -(-(limits.max_seq_len + limits.margin) // limits.page_size) + NUM_RESERVED_PAGES
+        return dataclasses.replace(limits, num_slots=1, num_pages=num_pages)
+
+    def greedy_teacher(self) -> TeacherForcing:
+        """The judge of near-ties."""
+        config, target = self.config, self.models.target
+        cache = build.build_cache(target.config, target.config.num_layers, self.one_sequence(), self.models)
+        return TeacherForcing(target, self.models.backend, cache, config.cache.page_size, config.cache.prefill_chunk)
+
+
+def teach(drafter: Any, plain: list[RequestRecord]) -> None:
+    """Give a drafter that replays continuations those of plain decoding."""
+    learn = drafter.requirements.learn_continuations
+    if learn is not None:
+        learn({record.request_id: record.output_ids for record in plain})
+
+
+def load_subject(config: RunConfig) -> Subject:
+    """Load target and drafter, and let the target write.
+
+    Raises:
+        UserError: there is no drafter, or a checkpoint, a prompt set or a size is not what it should be.
+    """
+    if config.drafter.num_draft_tokens == 0:
+        raise UserError("drafter=none drafts nothing that could be examined; choose drafter=eagle3")
+    config = strict_greedy(config)
+    torch.manual_seed(config.seed)
+    tokenizer = TargetTokenizer(build.target_folder(config))
+    requests = [shortened(request) for request in load_requests(config, tokenizer)[:MAX_REQUESTS]]
+    limits = build.engine_limits(config, requests, config.drafter.num_draft_tokens)
+    models = build.load_models(config, limits.max_seq_len, build.thinking_markers(tokenizer))
+    make_drafter = build.load_drafter(config, models)
+    # Eager, so that whatever a graph mode does wrong is not in the text it is judged by.
+    plain_config = dataclasses.replace(build.plain_config(config), graph=EagerGraphConfig())
+    plain_engine = build.build_engine(plain_config, models, build.load_drafter(plain_config, models), limits)
+    plain = plain_engine.generate(requests).requests
+    return Subject(config, models, requests, limits, make_drafter, plain)
+
+
+def strict_greedy(config: RunConfig) -> RunConfig:
+    """The same run with greedy drafts and strict greedy acceptance."""
+    drafter = config.drafter
+    if isinstance(drafter, TrainedDrafterConfig):
+        drafter = dataclasses.replace(drafter, draft_sampling="greedy")
+    acceptance: AcceptanceConfig = StrictAcceptanceConfig()
+    return dataclasses.replace(config, drafter=drafter, acceptance=acceptance, sampling=SamplingConfig())
+
+
+def shortened(request: Request) -> Request:
+    return dataclasses.replace(request, max_new_tokens=min(request.max_new_tokens, MAX_NEW_TOKENS))

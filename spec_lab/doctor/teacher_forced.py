@@ -1,0 +1,146 @@
+"""Drafts under teacher forcing: the target's own text and features through a drafter in one pass, for every round anew.
+
+Each prefix is given to a drafter as a prompt, whole, with the features of one target pass over the text; it drafts as
+it does after any prompt. Nothing of the loop is in it: no catch-up, no cache that an earlier round filled, no captured
+graph, no pruned row, and not the run's attention backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spec_lab import build
+from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.build.heads import DrafterFactory, DrafterResources
+from spec_lab.core.protocols import AttentionBackend, Drafter
+from spec_lab.core.types import FeatureSpec, PromptChunk, Request
+from spec_lab.doctor.rounds import LoopRound
+from spec_lab.doctor.subject import Subject
+from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES, PagedKVCache, PageTable
+from spec_lab.engine.round import collect_drafts
+from spec_lab.pruning.selection import AllRows
+
+FeatureChange = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What a drafter proposed at the same rounds.
+
+    Attributes:
+        tokens: [rounds, num_draft_tokens].
+        accepted: [rounds] how many of them, from the first on, the target's own text agrees with.
+    """
+
+    tokens: torch.Tensor
+    accepted: torch.Tensor
+
+    @property
+    def mean_accepted(self) -> float:
+        return float(self.accepted.double().mean())
+
+    def agreement(self, position: int) -> float:
+        """Share of rounds whose drafts agree up to and with `position`, from 1."""
+        return float((self.accepted >= position).double().mean())
+
+
+@dataclass(frozen=True, slots=True)
+class TargetText:
+    """A prompt and what the target wrote after it: its KV is in `cache`."""
+
+    request: Request
+    token_ids: torch.Tensor
+    cache: PagedKVCache
+
+
+class TeacherForcedDrafts:
+    """Runs drafters over the texts of a subject. The target's passes are made once for each set of features."""
+
+    def __init__(self, subject: Subject, rounds: Sequence[LoopRound]) -> None:
+        self.rounds = rounds
+        self._subject = subject
+        self._limits = subject.one_sequence()
+        table = PageTable(1, self._limits.max_seq_len + self._limits.margin, self._limits.page_size, self._device)
+        table.assign(0, list(range(NUM_RESERVED_PAGES, self._limits.num_pages)))
+        self._page_table = table.pages[:1]
+        self._texts = [self._text(index) for index in range(len(subject.requests))]
+        self._features: dict[tuple[int, FeatureSpec], torch.Tensor | None] = {}
+
+    @torch.inference_mode()
+    def draft(self, make_drafter: DrafterFactory, change: FeatureChange | None = None) -> Drafted:
+        """Drafts at every round; `change` is done to the features first."""
+        proposed, accepted = [], []
+        by_text: dict[int, Drafter[Any]] = {}
+        for loop_round in self.rounds:
+            drafter = by_text.get(loop_round.text) or self._make(make_drafter, loop_round.text)
+            by_text = {loop_round.text: drafter}
+            features = self.features(loop_round.text, drafter.requirements.features)
+            if features is not None and change is not None:
+                features = change(features)
+            tokens = self._drafts(drafter, loop_round, features)
+            text = self._texts[loop_round.text].token_ids
+            first = loop_round.kv_len + 1
+            same = tokens == text[first : first + drafter.num_draft_tokens]
+            proposed.append(tokens)
+            accepted.append(same.long().cumprod(0).sum())
+        return Drafted(torch.stack(proposed).cpu(), torch.stack(accepted).cpu())
+
+    @torch.inference_mode()
+    def features(self, text: int, spec: FeatureSpec) -> torch.Tensor | None:
+        """[positions, feature_size] of a text; None where nothing is asked for. Writes the target's KV."""
+        if (text, spec) not in self._features:
+            target, backend = self._subject.models.target, self._subject.models.backend
+            token_ids, cache = self._texts[text].token_ids, self._texts[text].cache
+            num_rows = len(token_ids)
+            positions = torch.arange(num_rows, device=self._device).unsqueeze(0)
+            seq_lens = torch.tensor([num_rows], device=self._device)
+            attention = backend.build(positions, seq_lens, self._page_table, num_rows)
+            output = target.forward(token_ids, cache, attention, AllRows(), spec)
+            self._features[text, spec] = output.features
+        return self._features[text, spec]
+
+    @property
+    def _device(self) -> torch.device:
+        return self._subject.models.device
+
+    @property
+    def _reference(self) -> AttentionBackend:
+        return self._subject.reference_models.backend
+
+    def _text(self, index: int) -> TargetText:
+        request, plain = self._subject.requests[index], self._subject.plain[index]
+        token_ids = torch.tensor([*plain.prompt_ids, *plain.output_ids], device=self._device)
+        config = self._subject.models.target.config
+        cache = build.build_cache(config, config.num_layers, self._limits, self._subject.models)
+        return TargetText(request, token_ids, cache)
+
+    def _make(self, make_drafter: DrafterFactory, text: int) -> Drafter[Any]:
+        """A drafter with a cache of its own, which starts empty."""
+        of_text = self._texts[text]
+        seeds = SlotSeeds(1, self._subject.config.seed, self._device)
+        prune = build.build_prune_policy(build.UNPRUNED)
+        return make_drafter(DrafterResources(self._limits, prune, seeds, of_text.cache))
+
+    def _drafts(self, drafter: Drafter[Any], loop_round: LoopRound, features: torch.Tensor | None) -> torch.Tensor:
+        """[num_draft_tokens] after the first `kv_len` tokens and the one that is pending there."""
+        text, kv_len = self._texts[loop_round.text], loop_round.kv_len
+        drafter.admit(0, text.request)
+        seq_lens = torch.tensor([kv_len], device=self._device)
+        positions = torch.arange(kv_len, device=self._device).unsqueeze(0)
+        max_draft_len = kv_len + drafter.num_draft_tokens
+        chunk = PromptChunk(
+            slot=0,
+            start=0,
+            token_ids=text.token_ids[:kv_len],
+            next_token_ids=text.token_ids[1 : kv_len + 1],
+            features=None if features is None else features[:kv_len],
+            attention=self._reference.build(positions, seq_lens, self._page_table, kv_len),
+            live_attention=self._reference.build(positions[:, -1:], seq_lens.clone(), self._page_table, max_draft_len),
+        )
+        state = drafter.ingest(chunk)
+        assert state is not None
+        return collect_drafts(drafter, self._reference, state)[0]

@@ -1,0 +1,192 @@
+"""The doctor's command line, and checks that need no trained head."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from spec_lab.build import ZOO
+from spec_lab.core.types import Request
+from spec_lab.doctor.__main__ import main
+from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
+from spec_lab.doctor.examine import examine
+from spec_lab.doctor.findings import Finding, Verdict, does_not_apply, faults
+from spec_lab.doctor.readings import gain_of
+from spec_lab.doctor.report import format_findings, summarize
+from spec_lab.doctor.rounds import LoopRound, common_length, spread
+from spec_lab.doctor.subject import MAX_NEW_TOKENS, load_subject, shortened, strict_greedy
+from spec_lab.doctor.teacher_forced import Drafted
+from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
+
+TEXTS = [{"prompt": "abcdefgh"[index:] + "xyz" * index} for index in range(4)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_runnable_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["drafter=eagel3"], "did you mean eagle3"),
+        (["batchsize=3"], "there is no key batchsize"),
+        (["-m", "drafter=eagle3,ngram"], "-m: spec_lab.doctor examines one run"),
+        (["--verbose"], "there is no such flag"),
+        (["drafter=eagle3,ngram"], "several values"),
+        (["drafter=none"], "drafter=none drafts nothing"),
+        (["dry_run=true"], "dry_run=true"),
+        (["target=hf"], "target.path"),
+        (["drafter.path=/nowhere"], "drafter.path=/nowhere is no folder"),
+    ],
+)
+def test_what_cannot_be_examined_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert captured.err.startswith("refused: ") and said in captured.err
+
+
+def test_a_map_that_contradicts_itself_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = Path(shutil.copytree(ZOO / "pocket-eagle3", tmp_path / "head"))
+    tensors = load_file(head / "model.safetensors")
+    save_file(tensors | {"d2t": tensors["d2t"] - (tensors["d2t"] > 0).long()}, head / "model.safetensors")
+    assert main([f"drafter.path={head}", "max_new_tokens=4"]) == 2
+    assert "d2t" in capsys.readouterr().err
+
+
+def test_help_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "why is acceptance low" in printed and "drafter=eagle3" in printed
+
+
+def test_a_random_head_disagrees_everywhere_and_nothing_else_is_wrong(
+    pair: tuple[Path, Path], prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No other reading helps it, and its loop is as good as teacher forcing: draft for draft, over captured rounds."""
+    arguments = ["target=hf", f"target.path={pair[0]}", f"drafter.path={pair[1]}", "workload=jsonl", "graph=full_loop"]
+    changes = ["max_new_tokens=24", "batch_size=2", "prune=catchup", "device=cpu", "num_threads=1"]
+    assert main([*arguments, f"workload.path={prompts}", *changes]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    verdicts = dict(re.split("  +", line)[:2] for line in lines[:-2])
+    assert [check for check, verdict in verdicts.items() if verdict == "fault"] == ["teacher forcing"]
+    assert verdicts["loop against teacher forcing"] == "ok"
+    assert lines[-1].startswith("most likely fault: teacher forcing: ")
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "random", "oracle"])
+def test_a_drafter_without_weights_has_bounds_alone(pair: tuple[Path, Path], prompts: Path, drafter: str) -> None:
+    config = make_run_config(pair, prompts, drafter, max_new_tokens=6)
+    findings = examine(load_subject(config))
+    assert [finding.verdict for finding in findings[:3]] == [Verdict.OK] * 3
+    assert {finding.verdict for finding in findings[3:]} == {Verdict.DOES_NOT_APPLY}
+
+
+def test_too_few_rounds_are_not_judged(pair: tuple[Path, Path], prompts: Path) -> None:
+    findings = examine(load_subject(make_run_config(pair, prompts, max_new_tokens=8)))
+    skipped = [finding.check for finding in findings if "fewer than" in finding.measured]
+    assert "hidden path" in skipped and skipped[-1] == "teacher forcing"
+
+
+def test_the_run_is_examined_under_strict_greedy_acceptance(pair: tuple[Path, Path], prompts: Path) -> None:
+    config = make_run_config(pair, prompts, options={"draft_sampling": "distribution"})
+    config.sampling.temperature = 0.8
+    config.acceptance.name = "rejection"
+    greedy = strict_greedy(config)
+    assert (greedy.acceptance.name, greedy.sampling.temperature) == ("strict", 0.0)
+    assert getattr(greedy.drafter, "draft_sampling") == "greedy"  # noqa: B009
+
+
+def test_a_tokenizer_of_another_model(pair: tuple[Path, Path], prompts: Path, tmp_path: Path) -> None:
+    target, head = (Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in pair)
+    subject = load_subject(make_run_config((target, head), prompts, max_new_tokens=4))
+    assert check_tokenizer(subject).verdict is Verdict.OK
+    shutil.copy(target / "tokenizer.json", head)
+    assert "160 of them have the same id" in check_tokenizer(subject).measured
+    change_ids(head / "tokenizer.json", {"A": 5, "&": 32})
+    fault = check_tokenizer(subject)
+    assert "158 of them have the same id" in fault.measured
+    assert fault.cause is not None and "another tokenizer" in fault.cause
+    change_ids(target / "tokenizer.json", {"A": 500})
+    fault = check_tokenizer(subject)
+    assert fault.cause is not None and "1 token ids lie outside" in fault.cause
+
+
+def change_ids(file: Path, ids: dict[str, int]) -> None:
+    tokenizer = json.loads(file.read_text())
+    assert tokenizer["model"]["vocab"].keys() >= ids.keys()
+    tokenizer["model"]["vocab"] |= ids
+    file.write_text(json.dumps(tokenizer))
+
+
+def test_weights_that_do_not_survive_the_runs_dtype(pair: tuple[Path, Path], prompts: Path, tmp_path: Path) -> None:
+    head = Path(shutil.copytree(pair[1], tmp_path / "head"))
+    subject = load_subject(make_run_config((pair[0], head), prompts, max_new_tokens=4))
+    half, brain = (replace(subject, models=replace(subject.models, dtype=t)) for t in (torch.float16, torch.bfloat16))
+    assert check_dtype(half).verdict is check_dtype(brain).verdict is Verdict.OK
+    tensors = load_file(head / "model.safetensors")
+    save_file(tensors | {"norm.weight": tensors["norm.weight"] * 1e-8}, head / "model.safetensors")
+    assert check_dtype(subject).verdict is check_dtype(brain).verdict is Verdict.OK
+    fault = check_dtype(half)
+    assert fault.cause is not None and fault.cause.startswith("norm.weight does not survive")
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+def test_a_shift_shows_in_the_words_that_can_be_drafted(
+    pair: tuple[Path, Path], prompts: Path, tmp_path: Path, shift: int
+) -> None:
+    """A target that wrote every third id, and a map of these."""
+    head = Path(shutil.copytree(pair[1], tmp_path / "head"))
+    subject = load_subject(make_run_config((pair[0], head), prompts, max_new_tokens=4))
+    words = list(range(1, 160, 3))
+    subject = replace(subject, plain=[replace(record, output_ids=words) for record in subject.plain])
+    d2t = torch.tensor(words) + shift - torch.arange(len(words))
+    save_file(load_file(head / "model.safetensors") | {"d2t": d2t}, head / "model.safetensors")
+    finding = check_vocabulary(subject)
+    assert finding.verdict is (Verdict.FAULT if shift else Verdict.OK)
+    assert not shift or (finding.cause is not None and f"shifted by {shift:+d}" in finding.cause)
+
+
+def test_the_first_fault_is_the_likeliest() -> None:
+    fine = Finding("one", Verdict.OK, "1")
+    odd = Finding("two", Verdict.SUSPICIOUS, "2")
+    broken = [Finding(name, Verdict.FAULT, "3", f"{name} is broken") for name in ("three", "four")]
+    assert summarize([fine]) == "no fault found"
+    assert summarize([fine, odd]) == "no fault found; worth a look: two"
+    findings = [fine, odd, *broken, does_not_apply("five", "none here")]
+    assert faults(findings) == broken
+    assert format_findings(findings).splitlines()[-1] == "most likely fault: three: three is broken (also: four)"
+
+
+def test_a_gain_is_paired_over_the_rounds() -> None:
+    def drafted(accepted: list[int]) -> Drafted:
+        return Drafted(torch.zeros(len(accepted), 3), torch.tensor(accepted))
+
+    base = drafted([0, 1, 2, 3] * 10)
+    assert not gain_of(base, base).is_clear
+    assert gain_of(base, drafted([1, 2, 3, 3] * 10)).is_clear
+    assert not gain_of(base, drafted([3, 1, 2, 0] * 10)).is_clear
+    assert not gain_of(base, drafted([1, *[0, 1, 2, 3] * 9, 1, 2, 3])).is_clear
+
+
+def test_helpers() -> None:
+    assert [common_length([1, 2, 3], other) for other in ([1, 2, 3, 4], [1, 5], [])] == [3, 1, 0]
+    rounds = [LoopRound(0, kv_len, 0) for kv_len in range(10)]
+    assert spread(rounds, 20) == rounds
+    assert [loop_round.kv_len for loop_round in spread(rounds, 4)] == [0, 2, 5, 7]
+    assert shortened(Request("r", "c", (1,), 4096)).max_new_tokens == MAX_NEW_TOKENS

@@ -1,0 +1,245 @@
+"""Heads broken on purpose: the doctor names each fault, and finds none on the healthy head."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from spec_lab import build
+from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.build import ZOO
+from spec_lab.build.heads import DrafterFactory
+from spec_lab.cli.compose import compose_run
+from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, FeatureSpec, TargetOutput, Verification
+from spec_lab.doctor import rounds
+from spec_lab.doctor.__main__ import main
+from spec_lab.doctor.examine import examine
+from spec_lab.doctor.findings import Finding, Verdict, faults
+from spec_lab.doctor.loop import check_bounds
+from spec_lab.doctor.report import summarize
+from spec_lab.doctor.subject import Subject, load_subject, strict_greedy
+from spec_lab.engine.kv_cache import LayerCache
+
+QUICK = ("max_new_tokens=36", "device=cpu")
+SWAPPED = {"mtp_eagle": "eh_proj.weight", "frozen_kv": "pre_projection.weight"}
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough to tell each of these faults. The bounds are the target's alone, and have a test of their own."""
+    monkeypatch.setattr(rounds.spread, "__defaults__", (64,))
+    monkeypatch.setattr("spec_lab.doctor.examine.check_bounds", lambda subject: [])
+
+
+@pytest.fixture(params=["without_readings", pytest.param("whole", marks=pytest.mark.slow)])
+def examination(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The readings take most of an examination's time, and are not what tells a fault elsewhere."""
+    if request.param == "without_readings":
+        monkeypatch.setattr("spec_lab.doctor.examine.aspects_of", lambda config, models: [])
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Subject:
+    """The shipped pair."""
+    return load_subject(compose_run(QUICK)[0])
+
+
+def examined(healthy: Subject, *overrides: str) -> Subject:
+    """Another drafter of the same target, whose texts are written already."""
+    config = strict_greedy(compose_run([*QUICK, *overrides])[0])
+    return replace(healthy, config=config, make_drafter=build.load_drafter(config, healthy.models))
+
+
+def copy_of(drafter: str, folder: Path) -> Path:
+    """The shipped head, to be broken."""
+    shipped = ZOO / f"pocket-{drafter}"
+    if not (shipped / "model.safetensors").is_file():
+        pytest.skip(f"no weights of drafter={drafter} are shipped yet: {shipped} is not there")
+    return Path(shutil.copytree(shipped, folder / drafter))
+
+
+def change_tensors(head: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    tensors = load_file(head / "model.safetensors")
+    changed = {name: tensor.contiguous() for name, tensor in change(tensors).items()}
+    save_file(tensors | changed, head / "model.safetensors", metadata={"format": "pt"})
+
+
+def first_fault(subject: Subject) -> Finding:
+    findings = examine(subject)
+    assert faults(findings), findings
+    assert summarize(findings).startswith(f"most likely fault: {faults(findings)[0].check}: ")
+    return faults(findings)[0]
+
+
+SHIPPED = ("mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model")
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", *(pytest.param(name, marks=pytest.mark.slow) for name in SHIPPED)])
+def test_a_healthy_head_has_no_fault(healthy: Subject, drafter: str, tmp_path: Path) -> None:
+    findings = examine(examined(healthy, f"drafter={drafter}", f"drafter.path={copy_of(drafter, tmp_path)}"))
+    assert faults(findings) == []
+    assert summarize(findings) == "no fault found"
+    verdicts = {finding.check: finding.verdict for finding in findings}
+    assert verdicts["loop against teacher forcing"] is Verdict.OK
+    assert (verdicts["query position"] is Verdict.OK) == (drafter == "frozen_kv")
+    assert (verdicts["tap ids"] is Verdict.OK) == (drafter == "eagle3")
+
+
+def test_taps_that_name_outputs_read_as_inputs(healthy: Subject, tmp_path: Path) -> None:
+    """The head reads the inputs of layers 2, 4 and 5; its config names them as outputs, one lower."""
+    head = copy_of("eagle3", tmp_path)
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(config | {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}))
+    fault = first_fault(examined(healthy, f"drafter.path={head}"))
+    assert fault.check == "tap ids"
+    assert fault.cause is not None and "inputs of 2 4 5" in fault.cause
+
+
+def test_a_vocabulary_map_shifted_by_one(healthy: Subject, examination: None, tmp_path: Path) -> None:
+    head = copy_of("eagle3", tmp_path)
+
+    def shift(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        draft_ids = torch.arange(len(tensors["d2t"]))
+        target_ids = (draft_ids + tensors["d2t"] + 1) % len(tensors["t2d"])
+        return {"d2t": target_ids - draft_ids, "t2d": torch.roll(tensors["t2d"], 1)}
+
+    change_tensors(head, shift)
+    fault = first_fault(examined(healthy, f"drafter.path={head}"))
+    assert fault.check == "vocabulary map (d2t)"
+    assert fault.cause is not None and "shifted by +1" in fault.cause
+
+
+@pytest.mark.parametrize("drafter", ["mtp_eagle", pytest.param("frozen_kv", marks=pytest.mark.slow)])
+def test_a_projection_with_its_halves_swapped(healthy: Subject, drafter: str, tmp_path: Path) -> None:
+    head = copy_of(drafter, tmp_path)
+
+    def swap(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        names = [name for name in tensors if name.endswith(SWAPPED[drafter])]
+        assert names
+        return {name: torch.cat(tensors[name].chunk(2, dim=1)[::-1], dim=1) for name in names}
+
+    change_tensors(head, swap)
+    fault = first_fault(examined(healthy, f"drafter={drafter}", f"drafter.path={head}"))
+    assert fault.check == "concat order"
+
+
+class ZeroFeatures:
+    """A target that hands over zeros in place of hidden states."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def forward(self, token_ids: torch.Tensor, *parts: Any) -> TargetOutput:
+        output: TargetOutput = self._target.forward(token_ids, *parts)
+        assert isinstance(parts[-1], FeatureSpec)
+        if output.features is not None:
+            output.features = torch.zeros_like(output.features)
+        return output
+
+
+def test_hidden_states_that_are_zero(healthy: Subject, examination: None, tmp_path: Path) -> None:
+    subject = examined(healthy, f"drafter.path={copy_of('eagle3', tmp_path)}")
+    target: Any = ZeroFeatures(subject.models.target)
+    fault = first_fault(replace(subject, models=replace(subject.models, target=target)))
+    assert fault.check == "hidden path"
+    assert fault.cause is not None and "zero" in fault.cause
+
+
+def test_the_bounds_of_a_healthy_engine(healthy: Subject) -> None:
+    oracle, random = check_bounds(healthy)
+    assert oracle.verdict is random.verdict is Verdict.OK
+    assert oracle.measured.startswith("4.00 tokens a round of 4 over ")
+
+
+def test_a_verify_that_gives_up_a_draft(healthy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output stays right, only the upper bound shows it."""
+    accept = StrictAcceptance.accept
+
+    def cautious(rule: StrictAcceptance, inputs: AcceptanceInputs) -> Verification:
+        verification = accept(rule, inputs)
+        verification.num_emitted.clamp_(max=inputs.draft_tokens.shape[1])
+        return verification
+
+    monkeypatch.setattr(StrictAcceptance, "accept", cautious)
+    oracle, random = check_bounds(healthy)
+    assert oracle.verdict is Verdict.FAULT and oracle.measured.startswith("3.00 tokens a round of 4")
+    assert random.verdict is Verdict.OK
+
+
+class BrokenWrites:
+    """A backend that writes rows of a round where `place` says; prompts are written right."""
+
+    def __init__(self, backend: AttentionBackend, place: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        self._backend = backend
+        self._place = place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
+        is_catchup = metadata.num_queries == 4
+        place = self._place(metadata.slot_mapping) if is_catchup else metadata.slot_mapping
+        if place is not None:
+            self._backend.write(cache, replace(metadata, slot_mapping=place), keys, values)
+
+
+def skipped(slot_mapping: torch.Tensor) -> None:
+    """Nothing is written: the cache keeps what the draft steps left."""
+
+
+def next_slots(slot_mapping: torch.Tensor) -> torch.Tensor:
+    return slot_mapping + 1
+
+
+def with_broken_writes(subject: Subject, place: Callable[[torch.Tensor], torch.Tensor | None]) -> Subject:
+    """The loop's drafter writes wrongly; its weights and the target are as they were."""
+    backend: Any = BrokenWrites(subject.models.backend, place)
+    make: DrafterFactory = build.load_drafter(subject.config, replace(subject.models, backend=backend))
+    return replace(subject, make_drafter=make)
+
+
+@pytest.mark.parametrize("place", [skipped, next_slots])
+def test_a_stale_cache(
+    healthy: Subject, examination: None, place: Callable[[torch.Tensor], torch.Tensor | None], tmp_path: Path
+) -> None:
+    subject = with_broken_writes(examined(healthy, f"drafter.path={copy_of('eagle3', tmp_path)}"), place)
+    fault = first_fault(subject)
+    assert fault.check == "loop against teacher forcing"
+    assert fault.cause is not None and fault.cause.startswith("cache or loop: draft 1 is another")
+
+
+@pytest.mark.slow
+def test_metadata_that_does_not_move(healthy: Subject, tmp_path: Path) -> None:
+    """Only later drafts suffer, which tells it from a stale cache."""
+    head = copy_of("eagle3", tmp_path)
+    subject = examined(healthy, f"drafter.path={head}", "graph=full_loop", "graph.metadata=stale")
+    fault = first_fault(subject)
+    assert fault.check == "loop against teacher forcing"
+    assert fault.cause is not None and "draft 1 is as it should be" in fault.cause
+
+
+@pytest.mark.slow
+def test_a_window_the_head_was_not_trained_with(healthy: Subject, tmp_path: Path) -> None:
+    fault = first_fault(examined(healthy, f"drafter.path={copy_of('eagle3', tmp_path)}", "drafter.window=16"))
+    assert fault.check == "attention window"
+
+
+@pytest.mark.slow
+def test_the_command_names_a_fault_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = copy_of("eagle3", tmp_path)
+    change_tensors(head, lambda tensors: {"fc.weight": tensors["fc.weight"] * float("nan")})
+    assert main([*QUICK, f"drafter.path={head}"]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("most likely fault: dtype of the weights: 1 tensors have NaN")

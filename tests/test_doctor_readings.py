@@ -1,0 +1,169 @@
+"""Every drafter's other readings, on random tiny heads and texts that these heads drafted: only the reading that wrote
+a text agrees with it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from spec_lab import build
+from spec_lab.build.heads import DrafterFactory
+from spec_lab.config import RunConfig
+from spec_lab.core.types import FinishReason, RequestRecord
+from spec_lab.doctor.aspects import aspects_of
+from spec_lab.doctor.evidence import Evidence
+from spec_lab.doctor.findings import Finding, Verdict, faults
+from spec_lab.doctor.readings import ALL_ASPECTS, check_readings
+from spec_lab.doctor.rounds import LoopRound
+from spec_lab.doctor.subject import Subject
+from spec_lab.doctor.teacher_forced import TeacherForcedDrafts
+from spec_lab.models.config import read_model_config
+from tests.lab import make_config, random_requests
+from tests.tiny_assistant import make_tiny_assistant
+from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
+from tests.tiny_mtp import make_tiny_mtp
+
+NUM_DRAFT_TOKENS, NUM_TEXTS, ROUNDS_A_TEXT = 3, 6, 5
+PROJECTIONS = {"mtp_eagle": "eh_proj.weight", "mtp_vanilla": "eh_proj.weight", "frozen_kv": "pre_projection.weight"}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    make_tiny_target(folder, "qwen3")
+    return folder
+
+
+def make_head(drafter: str, folder: Path, target: Path) -> None:
+    config = read_model_config(target)
+    if drafter == "eagle3":
+        make_tiny_eagle3(folder, config, eagle_aux_hidden_state_layer_ids=[1, 3, 6])  # not the default
+    elif drafter == "frozen_kv":
+        make_tiny_assistant(folder, config, kv_source_layers=[2, 6])
+    else:
+        make_tiny_mtp(folder, "ours", config, NUM_DRAFT_TOKENS)
+
+
+def subject_of(config: RunConfig) -> Subject:
+    """Its texts are the prompts alone."""
+    requests = random_requests(NUM_TEXTS, ROUNDS_A_TEXT * (NUM_DRAFT_TOKENS + 1) + 1, lengths=(4, 20))
+    limits = build.engine_limits(config, requests, NUM_DRAFT_TOKENS)
+    models = build.load_models(config, limits.max_seq_len)
+    make_drafter = build.load_drafter(config, models)
+    return Subject(config, models, requests, limits, make_drafter, [record(r.prompt_ids, []) for r in requests])
+
+
+def record(prompt_ids: tuple[int, ...], output_ids: list[int]) -> RequestRecord:
+    none: list[Any] = []
+    return RequestRecord(
+        "", "", list(prompt_ids), output_ids, None, none, none, False, FinishReason.LENGTH, len(output_ids), 0.0, none
+    )
+
+
+def with_drafted_texts(subject: Subject, make_drafter: DrafterFactory) -> tuple[Subject, list[LoopRound]]:
+    """Texts made of a pending token and its K drafts, again and again; a round for each pending token."""
+    outputs: list[list[int]] = [[7 + text] for text in range(NUM_TEXTS)]
+    rounds: list[LoopRound] = []
+    for number in range(ROUNDS_A_TEXT):
+        places = [
+            LoopRound(text, len(subject.requests[text].prompt_ids) + len(output) - 1, NUM_DRAFT_TOKENS)
+            for text, output in enumerate(outputs)
+        ]
+        room = [0] * NUM_DRAFT_TOKENS
+        drafts = TeacherForcedDrafts(_with_outputs(subject, [[*o, *room] for o in outputs]), places).draft(make_drafter)
+        for text, tokens in enumerate(drafts.tokens.tolist()):
+            outputs[text] += [*tokens, 11 + 5 * number + text]
+        rounds += places
+    return _with_outputs(subject, outputs), rounds
+
+
+def _with_outputs(subject: Subject, outputs: list[list[int]]) -> Subject:
+    pairs = zip(subject.requests, outputs, strict=True)
+    return replace(subject, plain=[record(request.prompt_ids, output) for request, output in pairs])
+
+
+def findings_of(right: RunConfig, wrong: RunConfig) -> list[Finding]:
+    """What the readings say of `wrong`, over texts that the drafter of `right` drafted."""
+    subject, rounds = with_drafted_texts(subject_of(right), _reference_drafter(subject_of(right)))
+    subject = replace(subject, config=wrong)
+    forced = TeacherForcedDrafts(subject, rounds)
+    as_configured = forced.draft(_reference_drafter(subject))
+    features = subject_of(wrong).engine(wrong, build.load_drafter(wrong, subject.models)).parts.drafter.requirements
+    evidence = Evidence(subject, features.features, forced, as_configured, as_configured)
+    return check_readings(evidence, aspects_of(wrong, subject.reference_models))
+
+
+def _reference_drafter(subject: Subject) -> DrafterFactory:
+    return build.load_drafter(subject.config, subject.reference_models)
+
+
+SLOW = ("residual", "recycled_output", "window", "target_side", "both_sides", "vanilla_handed_on", "frozen_concat")
+WRONG: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "taps": ("eagle3", "tap ids", "file", {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}),
+    "residual": ("eagle3", "norm order", "file", {"norm_before_residual": True}),
+    "recycled_output": ("eagle3", "norm order", "file", {"norm_output": True}),
+    "window": ("eagle3", "attention window", "options", {"window": 2}),
+    "taps_the_other_way": ("eagle3", "tap ids", "file", {"eagle_aux_hidden_state_layer_ids": [2, 4, 7]}),
+    "d2t": ("eagle3", "d2t offsets", "shift", {}),
+    "concat": ("mtp_eagle", "concat order", "swap", {}),
+    "target_side": ("mtp_eagle", "norm order", "options", {"target_hidden": "pre_norm"}),
+    "recycled_side": ("mtp_eagle", "norm order", "options", {"recycled_hidden": "pre_norm"}),
+    "both_sides": ("mtp_eagle", "norm order", "options", {"target_hidden": "pre_norm", "recycled_hidden": "pre_norm"}),
+    "vanilla_concat": ("mtp_vanilla", "concat order", "swap", {}),
+    "vanilla_handed_on": ("mtp_vanilla", "norm order", "options", {"recycled_hidden": "pre_norm"}),
+    "frozen_concat": ("frozen_kv", "concat order", "swap", {}),
+    "frozen_position": ("frozen_kv", "query position", "options", {"position": "bonus"}),
+    "frozen_sources": ("frozen_kv", "KV source layers", "file", {"kv_source_layers": [1, 5]}),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in WRONG]
+)
+def test_the_reading_that_wrote_the_text_is_named(target: Path, tmp_path: Path, case: str) -> None:
+    drafter, aspect, how, change = WRONG[case]
+    make_head(drafter, tmp_path / "right", target)
+    make_head(drafter, tmp_path / "wrong", target)
+    if how == "file":
+        path = tmp_path / "wrong" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    elif how == "swap":
+        swap_halves(tmp_path / "wrong" / "model.safetensors", PROJECTIONS[drafter])
+    elif how == "shift":
+        shift_map(tmp_path / "wrong" / "model.safetensors")
+    right, wrong = (
+        make_config((target, tmp_path / side), drafter, NUM_DRAFT_TOKENS, options=options)
+        for side, options in (("right", {}), ("wrong", change if how == "options" else {}))
+    )
+    assert [finding.check for finding in faults(findings_of(right, wrong))] == [aspect]
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv"])
+def test_no_other_reading_beats_the_right_one(target: Path, tmp_path: Path, drafter: str) -> None:
+    make_head(drafter, tmp_path, target)
+    config = make_config((target, tmp_path), drafter, NUM_DRAFT_TOKENS)
+    findings = findings_of(config, config)
+    assert [finding.check for finding in findings] == list(ALL_ASPECTS)
+    assert {finding.verdict for finding in findings} == {Verdict.OK, Verdict.DOES_NOT_APPLY}
+
+
+def swap_halves(file: Path, suffix: str) -> None:
+    tensors = load_file(file)
+    names = [name for name in tensors if name.endswith(suffix)]
+    assert names
+    swapped = {name: torch.cat(tensors[name].chunk(2, dim=1)[::-1], dim=1).contiguous() for name in names}
+    save_file(tensors | swapped, file, metadata={"format": "pt"})
+
+
+def shift_map(file: Path) -> None:
+    tensors = load_file(file)
+    draft_ids = torch.arange(len(tensors["d2t"]))
+    d2t = (draft_ids + tensors["d2t"] + 1) % len(tensors["t2d"]) - draft_ids
+    save_file(tensors | {"d2t": d2t, "t2d": torch.roll(tensors["t2d"], 1)}, file, metadata={"format": "pt"})
