@@ -14,6 +14,7 @@ from pathlib import Path
 from spec_lab.config import RunConfig
 from spec_lab.drafter_compatibility import DRAFTER_CHECKS, missing_folder
 from spec_lab.errors import UserError, not_among
+from spec_lab.graph_compatibility import GRAPH_CHECKS
 from spec_lab.rule_compatibility import RULE_CHECKS
 
 NUM_RESERVED_PAGES = 2  # of engine.kv_cache, which imports torch; a test holds the two together
@@ -216,6 +217,7 @@ CHECKS: tuple[Check, ...] = (
     target_path,
     *DRAFTER_CHECKS,
     *RULE_CHECKS,
+    *GRAPH_CHECKS,
     sampling_range,
     truncation_needs_sampling,
     prune_knobs,

@@ -165,10 +165,12 @@ class _Launches(TorchDispatchMode):
 
 def _is_launch(func: Any, arguments: Any, result: Any) -> bool:
     """Whether a GPU would have work: not for views, allocations and answers that depend on shapes alone."""
-    if func in UPLOADS or func._schema.is_mutable:
-        return True
-    if func._overloadpacket in _ALLOCATIONS:
+    if func in UPLOADS:
+        return result.dim() > 0  # a single number, as in rows[:, 0] = 0, is an argument of the kernel on a GPU
+    if func._overloadpacket in _ALLOCATIONS or torch.Tag.inplace_view in func.tags:
         return False
+    if func._schema.is_mutable:
+        return True
     known = {storage_id(tensor) for tensor in _tensors(arguments)}
     return any(storage_id(tensor) not in known for tensor in _tensors(result))
 

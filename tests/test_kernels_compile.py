@@ -8,12 +8,21 @@ import sys
 
 import pytest
 
-POINTERS = {"page_table": "*i64", "seq_lens": "*i64", "slot_mapping": "*i64", "positions": "*i64"}
-FLOATS = ("sums", "maxima", "partial")
+POINTERS = (
+    dict.fromkeys(("page_table", "seq_lens", "slot_mapping", "positions", "slot_ids", "slot_seeds", "kv_lens"), "*i64")
+    | dict.fromkeys(("tokens", "draft_tokens", "next_tokens", "top_tokens", "window_tokens", "column"), "*i64")
+    | dict.fromkeys(("num_emitted", "num_accepted", "num_valid", "rank"), "*i64")
+    | dict.fromkeys(("top_ids", "num_ahead", "winners", "score_ids"), "*i32")
+    | dict.fromkeys(("sums", "maxima", "partial", "tops", "draft_tops", "draft_sums", "reached"), "*fp32")
+    | dict.fromkeys(("probability", "top_probability", "kept_logits", "draft_logits"), "*fp32")
+    | dict.fromkeys(("scores", "ratios"), "*fp64")
+    | dict.fromkeys(("active", "is_top"), "*i1")
+)
+SCALARS = {"scale": "fp32", "temperature": "fp32"}
 
 
 def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, **constants: int | bool) -> str:
-    """PTX for compute capability 9.0, aligned as the launchers' tensors are."""
+    """PTX for compute capability 9.0, aligned as the launchers' tensors are; so is the size of most vocabularies."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -22,11 +31,11 @@ def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, **constants: 
     signature = {}
     for name in names:
         stem = name.removesuffix("_ptr")
-        is_partial = stem in FLOATS or (stem == "out" and not constants.get("IS_WHOLE", True))
+        is_partial = stem == "out" and not constants.get("IS_WHOLE", True)
         pointer = POINTERS.get(stem, "*fp32" if is_partial else f"*{dtype}")
-        scalar = "constexpr" if name in constants else "fp32" if name == "scale" else "i32"
+        scalar = "constexpr" if name in constants else SCALARS.get(name, "i32")
         signature[name] = pointer if name.endswith("_ptr") else scalar
-    aligned = [(i,) for i, name in enumerate(names) if name.endswith(("_ptr", "_stride"))]
+    aligned = [(i,) for i, name in enumerate(names) if name.endswith(("_ptr", "_stride", "vocab_size"))]
     source = ASTSource(
         fn=kernel,
         signature=signature,
@@ -58,6 +67,38 @@ def compile_attention(dtype: str, num_queries: int, head_dim: int, group: int, i
     )
 
 
+def compile_vocabulary() -> None:
+    """Kernels over a vocabulary of 152k tokens, N = 4."""
+    from spec_kernels import gumbel, rejection, relaxed, strict
+
+    merge = {"ROW_TILE": 4, "TILE_TILE": 64}
+    for dtype in ("bf16", "fp32"):
+        tops = compile_kernel(strict._tops_of_tiles, dtype, VOCAB_TILE=4096)
+        assert "ld.global.v4" in tops, "logits in loads of 16 bytes, where 16 divides the vocabulary's size"
+        compile_kernel(relaxed._standing_in_tiles, dtype, VOCAB_TILE=4096)
+        compile_kernel(relaxed._merge_standing, dtype, TILE_TILE=64)
+        compile_kernel(rejection._softmax_in_tiles, dtype, VOCAB_TILE=4096)
+        compile_kernel(gumbel._race_in_tiles, dtype, RACE_TILE=1024)
+        for is_sampled in (False, True):
+            compile_kernel(rejection._walk_drafts, dtype, IS_SAMPLED=is_sampled, **merge)
+            compile_kernel(rejection._race_in_tiles, dtype, IS_SAMPLED=is_sampled, RACE_TILE=1024)
+    compile_kernel(strict._count_matches, "i64", **merge)
+    compile_kernel(gumbel._finish_race, "i64", TILE_TILE=256)
+    compile_kernel(rejection._put_last, "i64", TILE_TILE=256)
+
+
+def compile_draft_kernels() -> None:
+    from spec_kernels import draft_step, mtp_window
+
+    step = compile_kernel(draft_step._update, "bf16", HIDDEN_SIZE=4096, CHANNEL_TILE=1024)
+    assert "ld.global.v4" in step, "hidden states in loads of 16 bytes"
+    for row_tile, channel_tile in ((1, 2048), (4, 512), (8, 256)):
+        tiles = {"ROW_TILE": row_tile, "CHANNEL_TILE": channel_tile}
+        slide = compile_kernel(mtp_window._slide, "bf16", HIDDEN_SIZE=4096, **tiles)
+        read, barrier, written = slide.rfind("ld.global"), slide.find("bar.sync"), slide.find("st.global")
+        assert 0 < read < barrier < written, "in place: a window is read, then all threads meet, then it is written"
+
+
 def main() -> None:
     from spec_kernels import attention, metadata, rope_write
 
@@ -71,6 +112,8 @@ def main() -> None:
     compile_kernel(rope_write._write_kv, "bf16", NUM_KV_HEADS=8, PAIR_TILE=16, **heads)
     compile_kernel(rope_write._rope_write, "bf16", NUM_HEADS=32, NUM_KV_HEADS=8, HALF=64, HALF_TILE=64, PAIR_TILE=16)
     compile_kernel(metadata._advance, "i64", PAGE_SIZE=16, REQUEST_TILE=128)
+    compile_vocabulary()
+    compile_draft_kernels()
 
 
 @pytest.mark.slow

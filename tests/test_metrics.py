@@ -204,6 +204,20 @@ def test_every_number_of_a_summary_is_defined() -> None:
     assert not missing
 
 
+def test_launch_ms_is_over_the_rounds_that_know_it() -> None:
+    rounds = [make_round([1], 0.004), make_round([1], 0.004), make_round([1], 0.004)]
+    assert metrics.launch_ms(rounds) is None
+    rounds[0].launch_seconds, rounds[1].launch_seconds = 0.001, 0.002
+    assert metrics.launch_ms(rounds) == pytest.approx(1.5)
+
+
+def test_gpu_idle_share_is_of_the_timed_round() -> None:
+    """Profiled kernels can take longer than a timed round: no share is negative."""
+    assert metrics.gpu_idle_share(1.0, 4.0) == pytest.approx(0.75)
+    assert metrics.gpu_idle_share(5.0, 4.0) == 0.0
+    assert metrics.gpu_idle_share(None, 4.0) is metrics.gpu_idle_share(1.0, None) is None
+
+
 def test_every_definition_is_one_line_and_says_something() -> None:
     for name, definition in DEFINITIONS.items():
         assert "\n" not in definition, name

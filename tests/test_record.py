@@ -310,9 +310,10 @@ def test_git_revision(tmp_path: Path) -> None:
     assert git_revision(installed) is None
 
 
-def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
-    write_json(tmp_path / "summary.json", make_summary() | {"schema_version": 99})
-    with pytest.raises(ValueError, match=f"99, this spec_lab reads {schema.SCHEMA_VERSION}"):
+@pytest.mark.parametrize("version", [1, 99])
+def test_an_unknown_layout_is_refused(version: int, tmp_path: Path) -> None:
+    write_json(tmp_path / "summary.json", make_summary() | {"schema_version": version})
+    with pytest.raises(ValueError, match=f"{version}, this spec_lab reads {schema.SCHEMA_VERSION}"):
         read_summary(tmp_path)
     (tmp_path / "summary.json").write_text("[1, 2")
     with pytest.raises(ValueError, match="not the record of a run"):
@@ -330,5 +331,6 @@ def test_a_summary_needs_no_torch() -> None:
 def test_build_summary_takes_an_unrun_configuration() -> None:
     summary = build_summary(make_info(), Measured(), seconds=0.0, status="failed", reason="it did")
     assert summary["num_draft_tokens"] is None
-    assert summary["graph"] == {"mode": None, "captures": 0, "replays": 0, "fallbacks": 0}
+    assert summary["graph"] == {"mode": None, "captures": 0, "replays": 0, "fallbacks": 0, "nodes": {}}
+    assert summary["launches_per_round"] is summary["host_syncs_per_round"] is summary["launch_ms"] is None
     assert summary["versions"] == PROVENANCE.versions

@@ -1,7 +1,7 @@
 """Sampling a draft from its logits, with the step's number on the device.
 
-vLLM's `gumbel_sample` writes the processed logits itself for the reason this kernel does: a column that is a tensor,
-used as an index in torch, copies. The draw is the exponential race of the lab's noise, the same law as the Gumbel trick.
+The kernel writes the processed logits itself, as vLLM's `gumbel_sample` does: in torch, indexing with a column that is
+a tensor costs a copy. The draw is the exponential race of the lab's noise, the same law as the Gumbel trick.
 """
 
 # mypy: allow-untyped-decorators
@@ -13,7 +13,15 @@ import triton.language as tl
 
 from spec_kernels.noise import USE_DRAFT, arrival, race_reference, round_key, round_key_reference
 from spec_kernels.utils import assert_rows_of, launch_on
-from spec_kernels.vocabulary import NO_TOKEN, RACE_TILE, finite_or_zero, load_logits, lowest_top, num_tiles_of
+from spec_kernels.vocabulary import (
+    NO_TOKEN,
+    RACE_TILE,
+    finite_or_zero,
+    load_logits,
+    lowest_top,
+    num_tiles_of,
+    scaled_by,
+)
 
 
 @triton.jit
@@ -40,17 +48,19 @@ def _race_in_tiles(
     column = tl.load(column_ptr)
     ids = tile * RACE_TILE + tl.arange(0, RACE_TILE)
     logits = load_logits(logits_ptr + request * logits_stride, ids, vocab_size)
-    scaled = tl.div_rn(logits, tl.full(logits.shape, temperature, tl.float32))
+    scaled = scaled_by(logits, temperature)
     kept_ptrs = kept_logits_ptr + slot * kept_slot_stride + column * kept_column_stride + ids
     tl.store(kept_ptrs, scaled, mask=ids < vocab_size)
 
     key = round_key(tl.load(slot_seeds_ptr + slot), tl.load(kv_lens_ptr + request), column, USE_DRAFT)
     # Weights relative to the tile's own top: one pass, since the winner's logarithm puts the top back.
-    top = tl.max(scaled, 0)
-    weights = tl.exp(scaled - finite_or_zero(top))
+    weighed = tl.where(scaled == scaled, scaled, float("-inf"))
+    top = tl.max(weighed, 0)
+    weights = tl.exp(weighed - finite_or_zero(top))
     ratio, winner = lowest_top(tl.where(weights > 0, weights, 0.0) / arrival(key, ids), ids, 0)
     out = request * tl.num_programs(1) + tile
-    tl.store(scores_ptr + out, tl.log(ratio) + top)
+    score = tl.log(tl.where(ratio > 0, ratio, 1.0)) + top
+    tl.store(scores_ptr + out, tl.where(ratio > 0, score, float("-inf")))
     tl.store(score_ids_ptr + out, winner)
 
 
@@ -62,12 +72,11 @@ def _finish_race(
     num_tiles: tl.tensor,
     TILE_TILE: tl.constexpr,
 ) -> None:
-    """One request. Without any weight, of a padded row perhaps, token 0."""
+    """One request; token 0 where no token has a weight, as on a padded row perhaps."""
     request = tl.program_id(0)
     tiles = tl.arange(0, TILE_TILE)
     is_tile = tiles < num_tiles
     scores = tl.load(scores_ptr + request * num_tiles + tiles, mask=is_tile, other=float("-inf"))
-    scores = tl.where(scores == scores, scores, float("-inf"))
     winners = tl.load(score_ids_ptr + request * num_tiles + tiles, mask=is_tile, other=NO_TOKEN)
     _, token = lowest_top(scores, winners, 0)
     tl.store(tokens_ptr + request, token)

@@ -37,7 +37,8 @@ def _child(keys: tl.tensor, index: tl.tensor) -> tl.tensor:
 @triton.jit
 def round_key(seed: tl.tensor, kv_len: tl.tensor, rows: tl.tensor, USE: tl.constexpr) -> tl.tensor:
     """int64 key of a draw; all int64, `rows` may be a tile."""
-    return _mix(_child(_child(_mix(seed), kv_len), rows) + (USE + 1) * _GAMMA)
+    keys = _child(_child(_mix(seed), kv_len), rows)
+    return _child(keys, tl.zeros_like(keys) + USE)  # as a constant, the product would not wrap around
 
 
 @triton.jit

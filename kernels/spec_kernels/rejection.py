@@ -1,9 +1,9 @@
-"""Rejection sampling of drafts (Leviathan et al., arXiv 2211.17192): accept draft x with probability min(1, p(x) / q(x)),
-then draw one token from what of p the drafts left.
+"""Rejection sampling of drafts (Leviathan et al., arXiv 2211.17192): accept draft x with probability
+min(1, p(x) / q(x)), then draw one token from what of p the drafts left.
 
-In the stages of vLLM's sampler: a softmax's maximum and sum for every tile of the vocabulary; one program a request that
-walks its drafts; a race over the vocabulary of the one row reached, tile by tile; its winner put behind the drafts. The
-probabilities of a whole row are never written.
+In the stages of vLLM's sampler: a softmax's maximum and sum for every tile of the vocabulary; one program a request,
+which walks its drafts; a race over the vocabulary of the one row reached, tile by tile; its winner put behind the
+drafts. The probabilities of a whole row are never written.
 """
 
 # mypy: allow-untyped-decorators
@@ -33,6 +33,8 @@ from spec_kernels.vocabulary import (
     lowest_top,
     merge_sums,
     num_tiles_of,
+    probability,
+    scaled_by,
 )
 
 
@@ -53,22 +55,11 @@ def _softmax_in_tiles(
     tile = tl.program_id(1)
     ids = tile * VOCAB_TILE + tl.arange(0, VOCAB_TILE)
     row_ptr = logits_ptr + (row // num_rows).to(tl.int64) * request_stride + row % num_rows * row_stride
-    scaled = _scale(load_logits(row_ptr, ids, vocab_size), temperature)
+    scaled = scaled_by(load_logits(row_ptr, ids, vocab_size), temperature)
     top = tl.max(scaled, 0)
     out = row * tl.num_programs(1) + tile
     tl.store(tops_ptr + out, top)
     tl.store(sums_ptr + out, tl.sum(tl.exp(scaled - finite_or_zero(top)), 0))
-
-
-@triton.jit
-def _scale(logits: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    return tl.div_rn(logits, tl.full(logits.shape, temperature, tl.float32))
-
-
-@triton.jit
-def _probability(scaled: tl.tensor, top: tl.tensor, total: tl.tensor) -> tl.tensor:
-    """Tops and totals are scalars, or one for each."""
-    return tl.div_rn(tl.exp(scaled - finite_or_zero(top)), tl.zeros(scaled.shape, tl.float32) + total)
 
 
 @triton.jit
@@ -128,15 +119,15 @@ def _walk_drafts(
     drafts = tl.load(draft_tokens_ptr + request * draft_stride + rows, mask=is_draft, other=0)
     tops, totals = _merge_rows(tops_ptr, sums_ptr, request * num_rows, rows, is_row, num_tiles, TILE_TILE)
     own_ptrs = logits_ptr + request * request_stride + rows * row_stride + drafts
-    own = _scale(tl.load(own_ptrs, mask=is_row, other=0.0).to(tl.float32), temperature)
-    p = _probability(own, tops, tl.where(is_row, totals, 1.0))
+    own = scaled_by(tl.load(own_ptrs, mask=is_row, other=0.0).to(tl.float32), temperature)
+    p = probability(own, tops, tl.where(is_row, totals, 1.0))
     q = tl.full((ROW_TILE,), 1.0, tl.float32)
     if IS_SAMPLED:
         first = request * (num_rows - 1)
         q_tops, q_totals = _merge_rows(draft_tops_ptr, draft_sums_ptr, first, rows, is_draft, num_tiles, TILE_TILE)
         q_ptrs = draft_logits_ptr + request * draft_request_stride + rows * draft_row_stride + drafts
         q_own = tl.load(q_ptrs, mask=is_draft, other=0.0).to(tl.float32)
-        q = _probability(q_own, q_tops, tl.where(is_draft, q_totals, 1.0))
+        q = probability(q_own, q_tops, tl.where(is_draft, q_totals, 1.0))
 
     seed = tl.load(slot_seeds_ptr + tl.load(slot_ids_ptr + request))
     draws = uniform(round_key(seed, tl.load(kv_lens_ptr + request), rows.to(tl.int64), USE_ACCEPT))
@@ -181,20 +172,20 @@ def _race_in_tiles(
     IS_SAMPLED: tl.constexpr,
     RACE_TILE: tl.constexpr,
 ) -> None:
-    """One vocabulary tile of the row reached: who wins by max(p - q, 0), and who by p, should nothing of that be left."""
+    """One vocabulary tile of the row reached: who wins by max(p - q, 0), and who by p if nothing of that is left."""
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(num_accepted_ptr + request)
     ids = tl.program_id(1) * RACE_TILE + tl.arange(0, RACE_TILE)
     is_token = ids < vocab_size
     row_ptr = logits_ptr + request * request_stride + row * row_stride
-    scaled = _scale(load_logits(row_ptr, ids, vocab_size), temperature)
-    p = _probability(scaled, tl.load(reached_ptr + request), tl.load(reached_ptr + batch + request))
+    scaled = scaled_by(load_logits(row_ptr, ids, vocab_size), temperature)
+    p = probability(scaled, tl.load(reached_ptr + request), tl.load(reached_ptr + batch + request))
     is_draft = row < num_rows - 1
     if IS_SAMPLED:
         q_row_ptr = draft_logits_ptr + request * draft_request_stride + row * draft_row_stride
         q_logits = tl.load(q_row_ptr + ids, mask=is_token & is_draft, other=float("-inf")).to(tl.float32)
         q_total = tl.where(is_draft, tl.load(reached_ptr + 3 * batch + request), 1.0)
-        q = _probability(q_logits, tl.load(reached_ptr + 2 * batch + request), q_total)
+        q = probability(q_logits, tl.load(reached_ptr + 2 * batch + request), q_total)
     else:
         draft = tl.load(draft_tokens_ptr + request * draft_stride + row, mask=is_draft, other=-1)
         q = (ids == draft).to(tl.float32)

@@ -44,6 +44,18 @@ def finite_or_zero(maxima: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def scaled_by(logits: tl.tensor, temperature: tl.tensor) -> tl.tensor:
+    """Divided, rounded once, as torch does on a CPU; `/` approximates."""
+    return tl.div_rn(logits, tl.full(logits.shape, temperature, tl.float32))
+
+
+@triton.jit
+def probability(logits: tl.tensor, top: tl.tensor, total: tl.tensor) -> tl.tensor:
+    """Of a tile of logits: `top` and `total` are those of the row they are in, or one for each."""
+    return tl.div_rn(tl.exp(logits - finite_or_zero(top)), tl.zeros(logits.shape, tl.float32) + total)
+
+
+@triton.jit
 def merge_sums(sums: tl.tensor, maxima: tl.tensor, top: tl.tensor, AXIS: tl.constexpr) -> tl.tensor:
     """Sums of exp(x - own maximum) to one sum of exp(x - top); `top` broadcasts."""
     return tl.sum(sums * tl.exp(maxima - finite_or_zero(top)), AXIS)

@@ -83,7 +83,8 @@ class CudaGraphRecorder:
     """Captures on a side stream; its graphs share one memory pool.
 
     Shared, so that graphs reuse each other's temporaries: replay them one after another on one stream, never at once.
-    Returned outputs stay untouched by the other graphs as long as the captured graph is alive.
+    What a graph puts out stays as it is while graphs captured later are replayed, but may lie where an earlier one has
+    its temporaries: use it before an earlier one is replayed, as a round does, whose segments are captured in order.
     """
 
     def __init__(self, device: torch.device, num_warmups: int = 2) -> None:
@@ -116,6 +117,8 @@ class CudaGraphRecorder:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 return function()
         except RuntimeError as error:
+            # A capture that broke off leaves its pool closed to the next (torch 2.11: "already recording").
+            self._pool = torch.cuda.graph_pool_handle()
             raise CaptureError(explain_capture_error(error)) from error
 
 

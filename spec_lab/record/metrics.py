@@ -350,8 +350,8 @@ DEFINITIONS: dict[str, str] = {
     ),
     "replays_per_round": "Graph replays a round, in the same rounds.",
     "host_syncs_per_round": (
-        "Calls in which the host waits for the GPU (stream, event, device, blocking copy), in the same rounds; on a CPU "
-        "reads of a tensor's value, where it would wait."
+        "Calls in which the host waits for the GPU (stream, event, device, blocking copy), in the same rounds; on a "
+        "CPU reads of a tensor's value, where it would wait."
     ),
     "gpu_busy_ms_per_round": "Time in which the GPU runs at least one kernel, copy or fill, in the same rounds.",
     "gpu_idle_share": _first_paragraph(gpu_idle_share),

@@ -7,7 +7,7 @@ from the first repeat: greedy runs repeat exactly, and `repeats_identical` says 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -241,7 +241,14 @@ def _graph(repeats: Sequence[GenerationResult]) -> Graph:
     """The engine counts on from pass to pass, so the last repeat knows them all."""
     if not repeats:
         return Graph(mode=None, captures=0, replays=0, fallbacks=0, nodes={})
-    return Graph(**asdict(repeats[-1].graph))
+    counts = repeats[-1].graph
+    return Graph(
+        mode=counts.mode,
+        captures=counts.captures,
+        replays=counts.replays,
+        fallbacks=counts.fallbacks,
+        nodes=counts.nodes,
+    )
 
 
 def _comparison(main: Measured, references: Mapping[str, Measured]) -> Comparison:
