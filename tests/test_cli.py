@@ -15,6 +15,7 @@ import pytest
 from spec_lab.__main__ import main
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
+from spec_lab.record.schema import SCHEMA_VERSION
 from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
 
 Run = Callable[[RunConfig, dict[str, str], Path], dict[str, Any]]
@@ -27,14 +28,16 @@ class FakeRunner:
         self.calls: list[tuple[RunConfig, dict[str, str], Path]] = []
         self.error: BaseException | None = None
         self.begins = True
+        self.errors: dict[int, BaseException] = {}
 
     def run(self, config: RunConfig, choices: dict[str, str], folder: Path) -> dict[str, Any]:
         self.calls.append((config, choices, folder))
         if self.begins:
             (folder / REQUESTS_FILE).touch()
-        if self.error is not None:
-            raise self.error
-        (folder / SUMMARY_FILE).write_text(json.dumps({"status": "finished"}))
+        error = self.errors.get(config.seed, self.error)
+        if error is not None:
+            raise error
+        (folder / SUMMARY_FILE).write_text(json.dumps({"status": "finished", "schema_version": SCHEMA_VERSION}))
         return {"status": "finished"}
 
 
@@ -226,10 +229,51 @@ def test_jobs_of_a_sweep_share_its_folder_and_group(runner: FakeRunner, empty_fo
     assert len({folder for _, _, folder in runner.calls}) == 4
 
 
+def test_a_killed_sweep_goes_on_where_it_was(
+    runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed in its second run, after a refused job: those that ended are not run again, the killed one is."""
+    command = ["-m", "drafter=none,ngram", "drafter.num_draft_tokens=3", "seed=1,2"]
+    runner.errors = {2: KeyboardInterrupt()}
+    assert main(command) == 130
+    assert [config.seed for config, _, _ in runner.calls] == [1, 2]
+    runner.errors = {}
+    assert main(command) == 2
+    assert [config.seed for config, _, _ in runner.calls] == [1, 2, 2]
+    sweeps = {folder.parent for _, _, folder in runner.calls}
+    assert len(sweeps) == 1
+    assert "4 jobs: 2 refused, 2 finished" in capsys.readouterr().out
+    [sweep] = sweeps
+    assert json.loads((sweep / "sweep.json").read_text()) == {"jobs": 4, "refused": 2, "finished": 2}
+    assert main(command) == 2
+    assert [config.seed for config, _, _ in runner.calls] == [1, 2, 2, 1, 2]
+    assert runner.calls[-1][2].parent.name == f"{sweep.name}-2", "one that ended begins anew"
+
+
+def test_a_failed_job_runs_again_with_the_killed_one(runner: FakeRunner, empty_folder: Path) -> None:
+    runner.errors = {1: RuntimeError("out of luck"), 2: KeyboardInterrupt()}
+    assert main(["-m", "seed=1,2,3"]) == 130
+    runner.errors = {}
+    assert main(["-m", "seed=1,2,3"]) == 0
+    assert [config.seed for config, _, _ in runner.calls] == [1, 2, 1, 2, 3]
+
+
 def test_experiment_is_a_sweep_of_its_own(runner: FakeRunner, empty_folder: Path) -> None:
     assert main(["experiment=drafters_quick"]) == 0
     drafters = [choices["drafter"] for _, choices, _ in runner.calls]
     assert drafters == ["random", "ngram", "eagle3", "oracle"]
+
+
+def test_drafters_are_compared_at_three_numbers_of_drafts(runner: FakeRunner, empty_folder: Path) -> None:
+    """24 jobs; mtp_vanilla has no five modules, and the sweep goes on past it."""
+    assert main(["experiment=drafters"]) == 2
+    cells = {(choices["drafter"], config.drafter.num_draft_tokens) for config, choices, _ in runner.calls}
+    assert len(cells) == len(runner.calls) == 23
+    assert {k for _, k in cells} == {1, 3, 5}
+    assert ("mtp_vanilla", 5) not in cells
+    assert {config.prune.catchup for config, _, _ in runner.calls} == {"pre_attention"}
+    assert {tuple(config.references) for config, _, _ in runner.calls} == {("plain",)}
+    assert {config.workload.limit for config, _, _ in runner.calls} == {18}
 
 
 def test_study_runs_every_rule_at_every_number_of_drafts(runner: FakeRunner, empty_folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Names of folders: what ran, and a short hash of the resolved configuration. No clock in them.
 
-The same run again gets the same name with a number behind it, so nothing is ever overwritten.
+The same run again gets the same name with a number behind it, so nothing is ever overwritten. The same sweep again
+continues the newest of that name if it was killed.
 """
 
 from __future__ import annotations
@@ -9,14 +10,20 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
+from spec_lab.record.runs import read_summary
+from spec_lab.record.schema import Status
+from spec_lab.record.sinks import SUMMARY_FILE, write_json
 
 NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
+SWEEP_FILE = "sweep.json"
+"""How many jobs a sweep had and how they ended, written when the last has: a sweep without it was killed."""
 NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "logger")
 
 
@@ -47,13 +54,31 @@ def make_folder(base: Path, name: str) -> Path:
 def sweep_folder(output_dir: str, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> str:
     """The folder of a multirun, `outputs/run-sweep-1a2b3c4d`; the resolver behind `hydra.sweep.dir`.
 
+    It may exist: the newest of that name, if it was killed, is continued.
+
     Args:
         overrides: what was typed; the order does not matter.
         sweeper: Hydra's sweeper, whose parameters an experiment may set.
     """
     stem = f"{name}-sweep-{short_hash([sorted(overrides), _plain(sweeper.get('params'))])}"
     folders = (Path(output_dir) / candidate for candidate in _numbered(stem))
-    return str(next(folder for folder in folders if not folder.exists()))
+    return str(next(folder for folder in folders if not (folder / SWEEP_FILE).exists()))
+
+
+def close_sweep(folder: Path, statuses: Iterable[Status]) -> None:
+    """Record that all jobs of a sweep have ended, so that the same command begins a new one."""
+    counts = Counter(statuses)
+    write_json(folder / SWEEP_FILE, {"jobs": counts.total(), **counts})
+
+
+def find_ended(base: Path, name: str) -> tuple[Path, Status] | None:
+    """The folder of an earlier job of this name that need not run again: it finished or was refused."""
+    for candidate in itertools.takewhile(Path.exists, (base / numbered for numbered in _numbered(name))):
+        if (candidate / SUMMARY_FILE).exists():
+            status = read_summary(candidate)["status"]
+            if status in ("finished", "refused"):
+                return candidate, status
+    return None
 
 
 def discard_empty_sweep(folder: Path) -> None:

@@ -15,10 +15,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.cli.compose import VERSION_BASE, chosen_options, to_run_config
-from spec_lab.cli.folder import discard_empty_sweep, display, sweep_folder
+from spec_lab.cli.folder import close_sweep, discard_empty_sweep, display, find_ended, folder_name, sweep_folder
 from spec_lab.cli.job import EXIT_CODES, Job, Outcome, print_refusal, run_job
 from spec_lab.cli.options import conf_folder
-from spec_lab.config import register_schemas
+from spec_lab.config import RunConfig, register_schemas
 from spec_lab.errors import UserError
 
 
@@ -28,6 +28,7 @@ class Session:
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
         self.sweep: Path | None = None
+        self._continues = False
 
     def run(self, arguments: Sequence[str]) -> None:
         """Compose and run.
@@ -41,6 +42,8 @@ class Session:
         try:
             with _as_process_arguments(arguments):
                 enter(self._run_one)()
+            if self.sweep is not None and any(outcome.folder is not None for outcome in self.outcomes):
+                close_sweep(self.sweep, [outcome.status for outcome in self.outcomes])
         finally:
             if self.sweep is not None:
                 discard_empty_sweep(self.sweep)
@@ -76,11 +79,24 @@ class Session:
         elif config.logger.group is None:
             config.logger.group = base.name
         choices = chosen_options(settings.runtime.choices)
-        self.outcomes.append(run_job(Job(config, choices, base, in_sweep)))
+        self.outcomes.append(
+            (self._ended_earlier(base, config, choices) if self._continues and not config.dry_run else None)
+            or run_job(Job(config, choices, base, in_sweep))
+        )
+
+    def _ended_earlier(self, base: Path, config: RunConfig, choices: dict[str, str]) -> Outcome | None:
+        """How a job of a sweep that is continued ended before the sweep was killed."""
+        ended = find_ended(base, folder_name(config, choices))
+        if ended is None:
+            return None
+        folder, status = ended
+        print(f"{status} before: {display(folder.absolute())}")
+        return Outcome(status, folder)
 
     def _name_sweep(self, output_dir: str, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> str:
         folder = sweep_folder(output_dir, name, overrides, sweeper)
         self.sweep = Path(folder)
+        self._continues = self.sweep.exists()
         return folder
 
 

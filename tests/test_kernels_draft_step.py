@@ -1,0 +1,54 @@
+"""The kernel between two draft steps against its reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernel_lab import DEVICE, DTYPES, randn
+
+from spec_kernels.draft_step import update_draft_inputs, update_draft_inputs_reference  # isort: skip
+
+POISON = -7
+
+
+def buffers(batch: int, num_draft_tokens: int, hidden_size: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Drafts, next tokens and next hidden states, poisoned, rows of wider buffers."""
+    drafts = torch.full((batch, num_draft_tokens + 2), POISON, device=DEVICE)[:, :num_draft_tokens]
+    hidden = torch.full((batch, hidden_size + 8), float("nan"), dtype=dtype, device=DEVICE)[:, :hidden_size]
+    return [drafts, torch.full((batch,), POISON, device=DEVICE), hidden]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("batch", "num_draft_tokens", "hidden_size"), [(1, 1, 16), (3, 4, 40), (5, 3, 1100), (33, 2, 7)]
+)
+def test_every_column_is_written_and_the_last_step_hands_on_nothing(
+    dtype: torch.dtype, batch: int, num_draft_tokens: int, hidden_size: int
+) -> None:
+    """One column tensor at one address, as under a graph that is replayed."""
+    got, expected = (buffers(batch, num_draft_tokens, hidden_size, dtype) for _ in range(2))
+    column = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    for index in range(num_draft_tokens):
+        column.fill_(index)
+        tokens = torch.arange(batch, device=DEVICE) + 100 * index
+        hidden = randn(batch, 2 * hidden_size, seed=index, dtype=dtype)[:, ::2].contiguous()
+        before = got[1].clone()
+        update_draft_inputs(*got, tokens, hidden, column)
+        update_draft_inputs_reference(*expected, tokens, hidden, column)
+        for left, right in zip(got, expected, strict=True):
+            assert torch.equal(left.nan_to_num(9.0), right.nan_to_num(9.0))
+        assert (got[0][:, index + 1 :] == POISON).all(), "later columns are untouched"
+        assert torch.equal(got[1], tokens if index < num_draft_tokens - 1 else before)
+    assert torch.equal(
+        got[0], torch.arange(batch, device=DEVICE).unsqueeze(1) + 100 * torch.arange(num_draft_tokens, device=DEVICE)
+    )
+    assert bool(got[2].isfinite().all()) == (num_draft_tokens > 1)
+
+
+def test_a_step_may_hand_on_what_lies_in_place_already() -> None:
+    drafts, tokens, hidden = buffers(3, 4, 40, torch.float32)
+    tokens.copy_(torch.arange(3))
+    hidden.copy_(randn(3, 40))
+    update_draft_inputs(drafts, tokens, hidden, tokens, hidden, torch.tensor([1], device=DEVICE))
+    assert torch.equal(hidden, randn(3, 40)) and drafts[:, 1].tolist() == [0, 1, 2]

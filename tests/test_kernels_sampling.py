@@ -1,0 +1,265 @@
+"""Sampling on the device draws what the lab's rules draw: the noise bit for bit, tokens token for token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.kernel_lab import DEVICE, DTYPES, randn
+
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+from spec_kernels import noise  # isort: skip
+from spec_kernels.gumbel import sample_draft, sample_draft_reference  # isort: skip
+from spec_kernels.rejection import rejection_sample, rejection_sample_reference  # isort: skip
+from spec_kernels.vocabulary import RACE_TILE, VOCAB_TILE  # isort: skip
+from spec_lab.acceptance import draft_sampling  # isort: skip
+from spec_lab.acceptance.distribution import SamplingParams  # isort: skip
+from spec_lab.acceptance.noise import SlotSeeds, Use, child, round_key, uniform  # isort: skip
+from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance  # isort: skip
+from spec_lab.acceptance.triton_rules import TritonRejectionAcceptance  # isort: skip
+from spec_lab.core.types import AcceptanceInputs, Request  # isort: skip
+
+NUM_SLOTS = 11
+SHAPES = [(1, 2, 3), (3, 4, 130), (2, 3, RACE_TILE), (2, 4, VOCAB_TILE + RACE_TILE + 1)]
+"""(batch, N, vocab)"""
+
+
+@triton.jit
+def _hash(keys_ptr, draws_ptr, arrivals_ptr, seeds_ptr, kv_lens_ptr, USE: tl.constexpr, ROWS: tl.constexpr):
+    place = tl.program_id(0)
+    rows = tl.arange(0, ROWS)
+    keys = noise.round_key(tl.load(seeds_ptr + place), tl.load(kv_lens_ptr + place), rows.to(tl.int64), USE)
+    tl.store(keys_ptr + place * ROWS + rows, keys)
+    tl.store(draws_ptr + place * ROWS + rows, noise.uniform(keys))
+    tl.store(arrivals_ptr + place * ROWS + rows, noise.arrival(keys, rows))
+
+
+@pytest.mark.parametrize("use", [Use.DRAFT, Use.ACCEPT, Use.EMIT])
+def test_the_noise_is_the_labs_bit_for_bit(use: Use) -> None:
+    seeds = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 123456789123456789], device=DEVICE)
+    kv_lens = torch.tensor([0, 1, 17, 4095, 100000, 2**31], device=DEVICE)
+    keys = torch.full((6, 8), -7, device=DEVICE)
+    draws, arrivals = torch.full((2, 6, 8), float("nan"), dtype=torch.float64, device=DEVICE).unbind()
+    _hash[(6,)](keys, draws, arrivals, seeds, kv_lens, USE=int(use), ROWS=8)
+    rows = torch.arange(8, device=DEVICE)
+    expected = round_key(seeds.unsqueeze(1), kv_lens.unsqueeze(1), rows, use)
+    assert torch.equal(keys, expected) and torch.equal(draws, uniform(expected))
+    torch.testing.assert_close(arrivals, -torch.log(uniform(child(expected, rows))), rtol=1e-14, atol=0)
+
+    of_use = {Use.DRAFT: noise.USE_DRAFT, Use.ACCEPT: noise.USE_ACCEPT, Use.EMIT: noise.USE_EMIT}[use]
+    reference = noise.round_key_reference(seeds.unsqueeze(1), kv_lens.unsqueeze(1), rows, of_use)
+    assert of_use.value == use and torch.equal(reference, expected)
+    assert torch.equal(noise.uniform_reference(reference), uniform(expected))
+
+
+def slot_seeds() -> SlotSeeds:
+    seeds = SlotSeeds(NUM_SLOTS, 0, DEVICE)
+    for slot in range(NUM_SLOTS):
+        seeds.admit(slot, Request(str(slot), "test", (0,), max_new_tokens=1))
+    return seeds
+
+
+def slots_of(batch: int) -> torch.Tensor:
+    return torch.tensor([4, 0, 10, 7, 2], device=DEVICE)[:batch]
+
+
+# Drafts
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_drafts_are_drawn_and_kept_as_the_drafter_does(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Every column by one tensor at one address; a third of the vocabulary has no draft logit."""
+    (batch, num_rows, vocab_size), temperature = shape, 0.3
+    seeds, slot_ids = slot_seeds(), slots_of(batch)
+    kept = torch.full((NUM_SLOTS + 1, num_rows - 1, vocab_size), float("nan"), device=DEVICE)
+    reference_kept, expected_kept = kept.clone(), kept.clone()
+    column = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    for index in range(num_rows - 1):
+        column.fill_(index)
+        kv_lens = torch.arange(batch, device=DEVICE) * 31 + index
+        logits = randn(batch, vocab_size + 1, seed=index, dtype=dtype)[:, 1:] * 3
+        logits[:, 2::3] = float("-inf")
+        tokens, reference = torch.full((batch,), -7, device=DEVICE), torch.full((batch,), -7, device=DEVICE)
+        call = (logits, slot_ids, seeds.values, kv_lens, column, temperature)
+        sample_draft(tokens, kept, *call)
+        sample_draft_reference(reference, reference_kept, *call)
+        expected, scaled = draft_sampling.sample_draft(logits, temperature, seeds.of(slot_ids), kv_lens, column)
+        expected_kept[slot_ids, index] = scaled
+        assert torch.equal(tokens, expected) and torch.equal(reference, expected)
+    assert torch.equal(kept.isnan(), expected_kept.isnan()), "nothing but these slots and columns"
+    torch.testing.assert_close(kept, expected_kept, rtol=1e-6, atol=0, equal_nan=True)
+    assert torch.equal(reference_kept.nan_to_num(9.0), expected_kept.nan_to_num(9.0))
+
+
+@pytest.mark.slow
+def test_draws_follow_the_distribution() -> None:
+    """Over seeds alone: three likely tokens in three tiles, and one that never is."""
+    batch, vocab_size = 400, 2 * RACE_TILE + 10
+    logits = torch.full((1, vocab_size), float("-inf"), device=DEVICE)
+    places = [3, RACE_TILE + 5, 2 * RACE_TILE + 9]
+    logits[0, places] = torch.tensor([0.6, 0.3, 0.1], device=DEVICE).log()
+    seeds = torch.arange(batch + 1, device=DEVICE)
+    kept = torch.zeros(batch + 1, 1, vocab_size, device=DEVICE)
+    tokens = torch.full((batch,), -7, device=DEVICE)
+    zeros = torch.zeros(batch, dtype=torch.int64, device=DEVICE)
+    wide = logits.expand(batch, -1).contiguous()
+    sample_draft(tokens, kept, wide, seeds[:batch], seeds, zeros, zeros[:1], 1.0)
+    shares = [(tokens == place).float().mean().item() for place in places]
+    assert sum(shares) == pytest.approx(1.0) and shares == pytest.approx([0.6, 0.3, 0.1], abs=0.08)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_padded_draft_row_is_a_token_of_the_vocabulary_and_writes_to_scratch(value: float) -> None:
+    logits = randn(3, RACE_TILE + 4)
+    logits[1:] = value
+    slot_ids = torch.tensor([2, NUM_SLOTS, NUM_SLOTS], device=DEVICE)
+    kept = torch.full((NUM_SLOTS + 1, 2, RACE_TILE + 4), 5.0, device=DEVICE)
+    tokens = torch.full((3,), -7, device=DEVICE)
+    kv_lens, column = torch.zeros(3, dtype=torch.int64, device=DEVICE), torch.ones(1, dtype=torch.int64, device=DEVICE)
+    sample_draft(tokens, kept, logits, slot_ids, slot_seeds().values, kv_lens, column, 0.7)
+    assert tokens[1:].tolist() == [0, 0]
+    touched = (kept != 5.0).flatten(1).any(1)
+    assert touched.nonzero().flatten().tolist() == [2, NUM_SLOTS] and (kept[:, 0] == 5.0).all()
+
+
+# Verification
+
+
+def make_inputs(shape: tuple[int, int, int], dtype: torch.dtype, closeness: float) -> AcceptanceInputs:
+    """Drafts sampled from a drafter that resembles the target by `closeness`, without a third of the vocabulary."""
+    batch, num_rows, vocab_size = shape
+    logits = (randn(batch, num_rows + 1, vocab_size + 3, dtype=dtype) * 3)[:, 1:, :vocab_size]
+    draft_logits = closeness * logits[:, :-1].float() + 0.4 * randn(batch, num_rows - 1, vocab_size, seed=3)
+    draft_logits[..., 2::3] = float("-inf")
+    flat = draft_logits.softmax(-1).flatten(0, 1).cpu()
+    drafts = torch.multinomial(flat, 1, generator=torch.Generator().manual_seed(4)).view(batch, num_rows - 1)
+    return AcceptanceInputs(
+        logits=logits,
+        draft_tokens=drafts.to(DEVICE),
+        active=torch.arange(batch, device=DEVICE) != 1,
+        slot_ids=slots_of(batch),
+        kv_lens=torch.zeros(batch, dtype=torch.int64, device=DEVICE),
+        draft_logits=draft_logits,
+    )
+
+
+def verify(inputs: AcceptanceInputs, method: str, seeds: SlotSeeds, temperature: float) -> list[torch.Tensor]:
+    """Kernel and reference, into poisoned outputs: tokens, n, tokens, n."""
+    batch, num_rows, _ = inputs.logits.shape
+    outputs = [torch.full(shape, -7, device=DEVICE) for shape in ((batch, num_rows), (batch,)) * 2]
+    draft_logits = inputs.draft_logits if METHODS[method].reads_draft_logits else None
+    given = (inputs.logits, inputs.draft_tokens, draft_logits, inputs.active, inputs.slot_ids)
+    rejection_sample(*outputs[:2], *given, seeds.values, inputs.kv_lens, temperature)
+    rejection_sample_reference(*outputs[2:], *given, seeds.values, inputs.kv_lens, temperature)
+    return outputs
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("method", ["standard", "one_hot"])
+def test_verification_is_the_rule_token_for_token(shape: tuple[int, int, int], dtype: torch.dtype, method: str) -> None:
+    temperature, seeds = 0.8, slot_seeds()
+    rule = RejectionAcceptance(METHODS[method], SamplingParams(temperature), seeds)
+    seen = set()
+    inputs = make_inputs(shape, dtype, closeness=1.2)
+    for kv_len in range(4 if shape[2] == 130 else 2):
+        inputs.kv_lens.copy_(torch.arange(shape[0]) * 100 + kv_len)
+        tokens, num_emitted, reference_tokens, reference_emitted = verify(inputs, method, seeds, temperature)
+        expected = rule.accept(inputs)
+        assert torch.equal(tokens, expected.tokens) and torch.equal(num_emitted, expected.num_emitted)
+        assert torch.equal(reference_tokens, expected.tokens) and torch.equal(reference_emitted, num_emitted)
+        seen.update(num_emitted.tolist())
+    assert shape[2] != 130 or len(seen) > 2, "rejections and acceptances are both met"
+
+
+def test_drafts_of_the_target_itself_are_all_accepted_and_one_hot_misses_are_not() -> None:
+    """q = p bit for bit: nothing is left of p - q, and every ratio is 1. A draft the target excludes never passes."""
+    logits = randn(2, 4, 50)
+    inputs = make_inputs((2, 4, 50), torch.float32, 1.0)
+    inputs.logits, inputs.draft_logits = logits, logits[:, :-1].clone()
+    seeds = slot_seeds()
+    assert verify(inputs, "standard", seeds, 1.0)[1].tolist() == [4, 0]
+    inputs.logits = logits.scatter(2, torch.nn.functional.pad(inputs.draft_tokens, (0, 1)).unsqueeze(2), -torch.inf)
+    excluded_by_both = replace(inputs, draft_logits=inputs.logits[:, :-1])
+    for given, method in ((inputs, "standard"), (inputs, "one_hot"), (excluded_by_both, "standard")):
+        tokens, num_emitted, *_ = verify(given, method, seeds, 1.0)
+        assert num_emitted.tolist() == [1, 0] and tokens[0, 0] != inputs.draft_tokens[0, 0]
+
+
+def test_without_drafts_a_token_is_drawn_from_the_target() -> None:
+    seeds, inputs = slot_seeds(), make_inputs((3, 1, 130), torch.float32, 1.0)
+    for method in ("standard", "one_hot"):
+        tokens, num_emitted, *_ = verify(inputs, method, seeds, 0.8)
+        expected = RejectionAcceptance(METHODS[method], SamplingParams(0.8), seeds).accept(inputs)
+        assert torch.equal(tokens, expected.tokens) and num_emitted.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("method", ["standard", "one_hot"])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(0.0), SamplingParams(0.7), SamplingParams(0.7, top_k=9), SamplingParams(1.3, 30, 0.8)]
+)
+def test_the_rule_with_kernels_is_the_rule(method: str, sampling: SamplingParams) -> None:
+    """Greedy, and with top-k and top-p, too. On what is emitted: behind it, both have junk of their own."""
+    inputs, seeds = make_inputs((3, 4, 130), torch.float32, 1.0), slot_seeds()
+    got = TritonRejectionAcceptance(method, sampling, seeds).accept(inputs)
+    expected = RejectionAcceptance(METHODS[method], sampling, seeds).accept(inputs)
+    is_emitted = torch.arange(4, device=DEVICE) < expected.num_emitted.unsqueeze(1)
+    assert torch.equal(got.num_emitted, expected.num_emitted)
+    assert torch.equal(got.tokens[is_emitted], expected.tokens[is_emitted])
+
+
+@pytest.mark.parametrize("method", ["standard", "one_hot"])
+def test_a_padded_row_of_nan_stays_in_the_vocabulary_and_alone(method: str) -> None:
+    """Its neighbour is verified as if it were alone."""
+    seeds, inputs = slot_seeds(), make_inputs((2, 4, RACE_TILE + 7), torch.float32, 1.0)
+    inputs.kv_lens.fill_(3)
+    inputs.logits = inputs.logits.clone()
+    inputs.slot_ids[1] = NUM_SLOTS
+    assert inputs.draft_logits is not None
+    inputs.logits[1], inputs.draft_logits[1] = float("nan"), float("nan")
+    tokens, num_emitted, *_ = verify(inputs, method, seeds, 0.8)
+    assert num_emitted[1] == 0 and ((tokens[1] >= 0) & (tokens[1] < RACE_TILE + 7)).all()
+    alone = AcceptanceInputs(
+        inputs.logits[:1],
+        inputs.draft_tokens[:1],
+        inputs.active[:1],
+        inputs.slot_ids[:1],
+        inputs.kv_lens[:1],
+        inputs.draft_logits[:1],
+    )
+    alone_tokens, alone_emitted, *_ = verify(alone, method, seeds, 0.8)
+    assert torch.equal(tokens[:1], alone_tokens) and torch.equal(num_emitted[:1], alone_emitted)
+
+
+def test_when_nothing_is_left_the_target_decides() -> None:
+    """Real residuals vanish by rounding only, too seldom to wait for; a drafter gone NaN leaves nothing either."""
+    seeds, inputs = slot_seeds(), make_inputs((3, 3, RACE_TILE + 130), torch.float32, 1.0)
+    assert inputs.draft_logits is not None
+    inputs.draft_logits[:] = float("nan")
+    tokens, num_emitted, *_ = verify(inputs, "standard", seeds, 0.8)
+    expected = RejectionAcceptance(METHODS["standard"], SamplingParams(0.8), seeds).accept(inputs)
+    assert num_emitted.tolist() == [1, 0, 1] and torch.equal(tokens, expected.tokens) and (tokens[:, 0] > 0).all()
+
+
+@pytest.mark.slow
+def test_emitted_tokens_follow_the_target() -> None:
+    """Whatever the drafter: the first token emitted, over seeds, has the target's distribution."""
+    batch = 400
+    target, drafter = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.1, 0.1, 0.8])
+    logits = target.log().expand(batch, 2, 3).contiguous().to(DEVICE)
+    draft_logits = drafter.log().expand(batch, 1, 3).contiguous().to(DEVICE)
+    seeds = torch.arange(batch, device=DEVICE) * 7919
+    zeros, active = torch.zeros_like(seeds), torch.ones(batch, dtype=torch.bool, device=DEVICE)
+    slot_ids = torch.arange(batch, device=DEVICE)
+    drafts, tokens, num_emitted = zeros.clone(), zeros.new_full((batch, 2), -7), zeros.clone()
+    kept = torch.zeros(batch, 1, 3, device=DEVICE)
+    sample_draft(drafts, kept, draft_logits[:, 0], slot_ids, seeds, zeros, zeros[:1], 1.0)
+    given = (logits, drafts.unsqueeze(1), kept, active, slot_ids, seeds, zeros)
+    rejection_sample(tokens, num_emitted, *given, 1.0)
+    shares = torch.bincount(tokens[:, 0], minlength=3).cpu() / batch
+    assert (shares - target).abs().max() < 0.08
+    assert (num_emitted == 2).float().mean().item() == pytest.approx(0.1 + 0.1 + 0.2, abs=0.08)
