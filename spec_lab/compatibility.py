@@ -15,6 +15,7 @@ from spec_lab.config import RunConfig
 from spec_lab.drafter_compatibility import DRAFTER_CHECKS, missing_folder
 from spec_lab.errors import UserError, not_among
 from spec_lab.graph_compatibility import GRAPH_CHECKS
+from spec_lab.kernel_compatibility import KERNEL_CHECKS
 from spec_lab.rule_compatibility import RULE_CHECKS
 
 NUM_RESERVED_PAGES = 2  # of engine.kv_cache, which imports torch; a test holds the two together
@@ -218,6 +219,7 @@ CHECKS: tuple[Check, ...] = (
     *DRAFTER_CHECKS,
     *RULE_CHECKS,
     *GRAPH_CHECKS,
+    *KERNEL_CHECKS,
     sampling_range,
     truncation_needs_sampling,
     prune_knobs,

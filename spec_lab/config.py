@@ -305,6 +305,11 @@ class RunConfig:
     seed: int = knob(0, "seed of everything random")
     device: str = knob("auto", "auto (CUDA where there is one), cpu, cuda, cuda:1")
     dtype: str = knob("auto", "auto (float32 on a CPU, else bfloat16), float32, bfloat16, float16")
+    kernels: str = knob(
+        "torch",
+        "what computes acceptance, sampling, draft bookkeeping and RoPE with the KV write: torch, triton (a GPU, or "
+        "TRITON_INTERPRET=1)",
+    )
     batch_size: int = knob(1, "requests decoded together")
     max_new_tokens: int = knob(160, "longest output of a request, in tokens")
     references: list[str] = knob(

@@ -63,11 +63,12 @@ def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, fol
     profiler.export_chrome_trace(str(folder / TRACE_FILE))
     kernels = _kernels(profiler, watched.num_rounds, on_gpu)
     if on_gpu:
-        return RoundProfile(kernels, count_trace(_trace(profiler), watched.num_rounds, watched.num_replays))
+        return RoundProfile(kernels, count_trace(read_trace(profiler), watched.num_rounds, watched.num_replays))
     return RoundProfile(kernels, watch_rounds(engine, requests, num_rounds, CountedRounds).work())
 
 
-def _trace(profiler: profile) -> list[TraceEvent]:
+def read_trace(profiler: profile) -> list[TraceEvent]:
+    """Every event of a profiler that has stopped."""
     return [
         TraceEvent(
             name=event.name,

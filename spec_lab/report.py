@@ -1,7 +1,8 @@
 """`python -m spec_lab.report [FOLDER...]`: print the tables of recorded runs, the newest or the named ones.
 
 Of a sweep in which lossy rules have a strict run beside them, also what they cost and bring; of runs that differ in
-their drafter alone, also the drafters side by side. With one FOLDER, plots of both go into it.
+their drafter alone, also the drafters side by side; of runs that differ in their graph mode, also those. With one
+FOLDER, plots of the first two go into it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_lab.record.drafter_table import Cell, format_comparison, read_comparisons
+from spec_lab.record.graph_table import format_graph_comparison, read_graph_comparisons
 from spec_lab.record.report import format_definitions, format_run, format_runs
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.record.study import Point, format_study, read_studies
@@ -80,6 +82,8 @@ def _text(
     for points in studies:
         parts += ["What lossy acceptance costs and brings", format_study(points)]
     parts += [format_comparison(cells) for cells in comparisons]
+    for cells in read_graph_comparisons(runs):
+        parts += ["Graph modes", format_graph_comparison(cells)]
     parts += [f"plot: {path}" for path in plots]
     finished = [run for run in runs if run.summary["status"] == "finished"]
     if finished:

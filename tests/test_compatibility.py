@@ -19,6 +19,7 @@ from spec_lab.workloads import load
 
 HF_TARGET = ["target=hf", "target.path=."]
 HF = [*HF_TARGET, "drafter=ngram"]
+SAMPLED_DRAFTS = ["sampling=sampled", "drafter.draft_sampling=distribution"]
 ONE_HOT = ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_hot"]
 
 # overrides, the knob that must be named, the remedy that must be named
@@ -126,6 +127,16 @@ FORBIDDEN = [
         "graph.verify=true",
     ),
     (["graph=round", "record.topk=16"], "record.topk=16", "graph=eager"),
+    (["kernels=cuda"], "kernels=cuda", "triton"),
+    (["kernels=triton", "device=cpu"], "kernels=triton", "TRITON_INTERPRET=1"),
+    (["attention=triton", "device=cpu"], "attention=triton", "attention=torch"),
+    (["kernels=triton", "device=cpu", "dtype=bfloat16"], "kernels=triton", "dtype=float32"),
+    (["attention=triton", "device=cpu", "dtype=bfloat16"], "attention=triton", "dtype=float32"),
+    (
+        ["kernels=triton", "acceptance=rejection", "acceptance.method=block", *SAMPLED_DRAFTS],
+        "acceptance.method=block",
+        "kernels=torch",
+    ),
     (["record.topk=-1"], "record.topk=-1", "record.topk=0"),
     (["record.topk=129"], "record.topk=129", "record.topk=16"),
     (["logger.mode=sometimes"], "logger.mode=sometimes", "offline"),
@@ -158,7 +169,16 @@ ALLOWED = [
     ["drafter=none", "graph=round_overlap"],
     ["graph=split_seed", "graph.metadata=stale", "drafter.num_draft_tokens=1"],
     ["graph=step_replay", "graph.verify=false", "drafter.num_draft_tokens=1"],
+    ["kernels=triton", "attention=triton", "dtype=bfloat16"],
+    ["kernels=triton", "acceptance=rejection", *SAMPLED_DRAFTS],
+    ["acceptance=rejection", "acceptance.method=block", *SAMPLED_DRAFTS],
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a user; `conftest` sets it for the tests that run kernels."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
 @cache
@@ -229,6 +249,17 @@ def test_what_can_be_chosen_can_be_built() -> None:
     for group, table in tables.items():
         parts = [getattr(compose(f"{group}={option}"), group) for option in read_groups()[group].options]
         assert set(table) == {part.name for part in parts}, group
+
+
+def test_the_kernels_are_those_that_can_be_built() -> None:
+    from spec_lab import kernel_compatibility
+
+    assert set(kernel_compatibility.KERNELS) == set(build.KERNELS)
+
+
+def test_kernels_on_a_cpu_are_allowed_in_the_interpreter(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert refusals(compose("kernels=triton", "attention=triton", "device=cpu")) == []
 
 
 def test_reserved_pages_are_the_cache_s() -> None:

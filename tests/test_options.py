@@ -78,6 +78,7 @@ def test_every_option_builds_and_runs(
         f"{group}={option}",
         *NEEDS.get((group, option), []),
         *target_overrides(group, option, pair, drafter_folders),
+        *CHEAP,
     ]
     config, choices = compose_run(list(dict.fromkeys(chosen)))
     assert refusals(config) == []

@@ -17,7 +17,6 @@ from spec_lab.config import AttentionConfig, CacheConfig  # isort: skip
 from spec_lab.core.protocols import AttentionBackend  # isort: skip
 from spec_lab.core.types import AttentionMetadata  # isort: skip
 from spec_lab.engine.kv_cache import LayerCache, PageTable  # isort: skip
-from spec_lab.errors import UserError  # isort: skip
 from tests.lab import Reference, generate, make_config, make_pair, random_requests  # isort: skip
 
 MAX_SEQ_LEN, MAX_POSITIONS = 30, 32
@@ -140,14 +139,15 @@ def test_every_launch_is_one_operator_that_declares_what_it_writes() -> None:
     ]
 
 
-def test_without_a_device_it_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_option_makes_the_backend() -> None:
+    context = models.BackendContext(16, 64, DEVICE, torch.float32)
+    assert isinstance(models.ATTENTION["triton"](context), TritonAttention)
+
+
+def test_a_kernel_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     import spec_kernels.utils
 
-    assert isinstance(models.ATTENTION["triton"](16, 64), TritonAttention)
     monkeypatch.setattr(spec_kernels.utils, "INTERPRETED", False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=r"attention=torch, or set TRITON_INTERPRET=1"):
-        models.ATTENTION["triton"](16, 64)
     with pytest.raises(RuntimeError, match="needs a CUDA tensor"), spec_kernels.utils.launch_on(torch.zeros(1)):
         pass
 

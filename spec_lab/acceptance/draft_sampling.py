@@ -5,9 +5,11 @@ Greedy drafts need none of this: their q is one-hot.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
-from spec_lab.acceptance.noise import Use, race, round_key
+from spec_lab.acceptance.noise import SlotSeeds, Use, race, round_key
 
 
 def sample_draft(
@@ -38,12 +40,44 @@ class DraftLogits:
     """
 
     def __init__(self, num_slots: int, num_draft_tokens: int, vocab_size: int, device: torch.device) -> None:
-        self._values = torch.zeros((num_slots + 1, num_draft_tokens, vocab_size), device=device)
+        self.values = torch.zeros((num_slots + 1, num_draft_tokens, vocab_size), device=device)
 
     def write(self, slot_ids: torch.Tensor, step: torch.Tensor, logits: torch.Tensor) -> None:
         """slot_ids [batch]; step [1] int64, from 0; logits [batch, vocab] in float32."""
-        self._values.index_put_((slot_ids, step.expand_as(slot_ids)), logits)
+        self.values.index_put_((slot_ids, step.expand_as(slot_ids)), logits)
 
     def of(self, slot_ids: torch.Tensor) -> torch.Tensor:
         """[batch, K, vocab]"""
-        return self._values.index_select(0, slot_ids)
+        return self.values.index_select(0, slot_ids)
+
+
+class DraftSampler(Protocol):
+    """Draws a draft a request, and keeps the logits of what it was drawn from."""
+
+    def __call__(
+        self,
+        kept: DraftLogits,
+        seeds: SlotSeeds,
+        logits: torch.Tensor,
+        slot_ids: torch.Tensor,
+        kv_lens: torch.Tensor,
+        column: torch.Tensor,
+        temperature: float,
+    ) -> torch.Tensor:
+        """[batch] tokens from logits [batch, vocab]; `column` [1] is the step. The others as for `sample_draft`."""
+        ...
+
+
+def sample_and_keep(
+    kept: DraftLogits,
+    seeds: SlotSeeds,
+    logits: torch.Tensor,
+    slot_ids: torch.Tensor,
+    kv_lens: torch.Tensor,
+    column: torch.Tensor,
+    temperature: float,
+) -> torch.Tensor:
+    """See `DraftSampler`."""
+    tokens, scaled = sample_draft(logits, temperature, seeds.of(slot_ids), kv_lens, column)
+    kept.write(slot_ids, column, scaled)
+    return tokens

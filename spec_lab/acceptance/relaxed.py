@@ -16,7 +16,7 @@ import torch
 from spec_lab.acceptance.distribution import at_tokens
 from spec_lab.acceptance.emit import emit, leading
 from spec_lab.acceptance.phase import RelaxationPhase
-from spec_lab.acceptance.standing import DraftStanding, draft_standing
+from spec_lab.acceptance.standing import DraftStanding, RoundStanding, round_standing
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
 
@@ -57,11 +57,14 @@ class RelaxedThinkingAcceptance:
 
     traits = RuleTraits(lossless=False)
 
-    def __init__(self, form: RelaxedForm, topk: int, phase: RelaxationPhase) -> None:
+    def __init__(
+        self, form: RelaxedForm, topk: int, phase: RelaxationPhase, standing: RoundStanding = round_standing
+    ) -> None:
         assert topk >= 1, "the argmax is always a candidate"
         self._form = form
         self._topk = topk
         self._phase = phase
+        self._standing = standing
 
     def admit(self, slot: int, request: Request) -> None:
         self._phase.admit(slot, request.prompt_ids)
@@ -73,9 +76,9 @@ class RelaxedThinkingAcceptance:
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:
         slot_ids, drafts = inputs.slot_ids, inputs.draft_tokens
-        standing = draft_standing(inputs.logits[:, :-1], drafts)
+        standing, top_tokens = self._standing(inputs.logits, drafts)
         num_accepted = leading(self.matches(standing, slot_ids, drafts))
-        last = at_tokens(inputs.logits.argmax(dim=-1), num_accepted)
+        last = at_tokens(top_tokens, num_accepted)
         emitted = emit(inputs, num_accepted, last)
         reached = torch.arange(drafts.shape[1], device=drafts.device) < (emitted.num_emitted - 1).unsqueeze(1)
         num_relaxed = (reached & ~standing.is_top).sum(dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,16 @@ class DraftStanding:
     rank: torch.Tensor
     probability: torch.Tensor
     top: torch.Tensor
+
+
+RoundStanding = Callable[[torch.Tensor, torch.Tensor], tuple[DraftStanding, torch.Tensor]]
+"""From logits [batch, N, vocab] and drafts [batch, K] to how the first K rows see the drafts, and the argmax [batch, N]
+of every row."""
+
+
+def round_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> tuple[DraftStanding, torch.Tensor]:
+    """See `RoundStanding`."""
+    return draft_standing(logits[:, :-1], draft_tokens), logits.argmax(dim=-1)
 
 
 def draft_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> DraftStanding:

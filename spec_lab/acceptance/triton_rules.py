@@ -67,7 +67,7 @@ class TritonRejectionAcceptance(RejectionAcceptance):
 
 
 def triton_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> tuple[DraftStanding, torch.Tensor]:
-    """`standing.draft_standing` of the first K rows of logits [batch, N, vocab], and the argmax [batch, N] of all."""
+    """See `RoundStanding`."""
     shape, device = draft_tokens.shape, logits.device
     standing = DraftStanding(
         is_top=torch.empty(shape, dtype=torch.bool, device=device),

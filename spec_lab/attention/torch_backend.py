@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from spec_lab.core.protocols import RopeWrite
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.kv_cache import NULL_PAGE, LayerCache, cache_slots
 
@@ -15,7 +16,8 @@ class TorchAttention:
     prewrite = True
     supports_in_place_update = True
 
-    def __init__(self, page_size: int, max_positions: int) -> None:
+    def __init__(self, page_size: int, max_positions: int, rope_write: RopeWrite | None = None) -> None:
+        self.rope_write = rope_write
         self._page_size = page_size
         self._max_positions = max_positions
 

@@ -8,6 +8,7 @@ from spec_kernels.attention import choose_split_keys, paged_attention
 from spec_kernels.metadata import advance_metadata
 from spec_kernels.rope_write import write_kv
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.protocols import RopeWrite
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.kv_cache import LayerCache
 
@@ -19,7 +20,8 @@ class TritonAttention:
     prewrite = True
     supports_in_place_update = True
 
-    def __init__(self, page_size: int, max_positions: int) -> None:
+    def __init__(self, page_size: int, max_positions: int, rope_write: RopeWrite | None = None) -> None:
+        self.rope_write = rope_write
         self._page_size = page_size
         self._max_positions = max_positions
         self._split_keys = choose_split_keys(max_positions)

@@ -10,6 +10,7 @@ from spec_lab.build.engine import (
     unpruned_config,
 )
 from spec_lab.build.graphs import GRAPH
+from spec_lab.build.kernels import KERNELS
 from spec_lab.build.models import (
     ATTENTION,
     ZOO,
@@ -29,6 +30,7 @@ __all__ = [
     "ATTENTION",
     "DRAFTERS",
     "GRAPH",
+    "KERNELS",
     "UNPRUNED",
     "ZOO",
     "Limits",

@@ -12,10 +12,9 @@ from spec_lab.acceptance.distribution import SamplingParams
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import RelaxationPhase, RoundPhase, ThinkingMarkers, TokenPhase
 from spec_lab.acceptance.rates import expand_mean_length
-from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
 from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance
-from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.acceptance.synthetic import SyntheticAcceptance
+from spec_lab.build.kernels import TORCH, Kernels
 from spec_lab.build.models import Limits, Models
 from spec_lab.config import AcceptanceConfig, RejectionConfig, RelaxedThinkingConfig, RunConfig, SyntheticConfig
 from spec_lab.core.protocols import AcceptanceRule
@@ -30,6 +29,7 @@ class RuleContext:
     Attributes:
         markers: of the thinking phase; None when the tokenizer has none.
         prefill_chunk: prompt rows a forward.
+        kernels: what judges the drafts; of no interest for a record, which keeps the standing of the drafts itself.
     """
 
     num_slots: int
@@ -37,6 +37,7 @@ class RuleContext:
     eos_token_ids: frozenset[int]
     prefill_chunk: int
     device: torch.device
+    kernels: Kernels = TORCH
 
 
 def build_rule(config: RunConfig, models: Models, limits: Limits, seeds: SlotSeeds) -> AcceptanceRule:
@@ -59,14 +60,18 @@ def _deterministic(
 
 
 def _context(config: RunConfig, models: Models, limits: Limits) -> RuleContext:
-    target = models.target
     return RuleContext(
-        limits.num_slots, models.markers, target.eos_token_ids, config.cache.prefill_chunk, models.device
+        limits.num_slots,
+        models.markers,
+        models.target.eos_token_ids,
+        config.cache.prefill_chunk,
+        models.device,
+        models.kernels,
     )
 
 
 def _strict_rule(options: AcceptanceConfig, context: RuleContext) -> DeterministicRule:
-    return StrictAcceptance()
+    return context.kernels.strict()
 
 
 def _relaxed_thinking_rule(options: RelaxedThinkingConfig, context: RuleContext) -> DeterministicRule:
@@ -82,14 +87,14 @@ def _relaxed_thinking_rule(options: RelaxedThinkingConfig, context: RuleContext)
         if options.phase == "token"
         else RoundPhase(context.num_slots, markers, context.prefill_chunk, context.device)
     )
-    return RelaxedThinkingAcceptance(form, options.topk, phase)
+    return RelaxedThinkingAcceptance(form, options.topk, phase, context.kernels.standing)
 
 
 def _rejection(
     config: RunConfig, options: RejectionConfig, models: Models, limits: Limits, seeds: SlotSeeds
 ) -> AcceptanceRule:
     sampling = SamplingParams(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)
-    return RejectionAcceptance(METHODS[options.method], sampling, seeds, lossless=not options.allow_lossy)
+    return models.kernels.rejection(options.method, sampling, seeds, not options.allow_lossy)
 
 
 def _synthetic(

@@ -41,7 +41,7 @@ def make_picker(
     num_slots, num_draft_tokens = resources.limits.num_slots, options.num_draft_tokens
     kept = DraftLogits(num_slots, num_draft_tokens, models.target.vocab_size, models.device)
     picker = BiasedGreedyPicker if is_greedy else SamplingPicker
-    return picker(config.sampling.temperature, resources.seeds, kept)
+    return picker(config.sampling.temperature, resources.seeds, kept, models.kernels.sample_draft)
 
 
 def head_folder(config: RunConfig, options: TrainedDrafterConfig) -> Path:

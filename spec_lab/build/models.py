@@ -10,8 +10,10 @@ import torch
 
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.build.kernels import KERNELS, Kernels
+from spec_lab.build.triton import require_triton
 from spec_lab.config import RunConfig
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.protocols import AttentionBackend, RopeWrite
 from spec_lab.core.types import Request
 from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.errors import UserError
@@ -24,27 +26,30 @@ from spec_lab.workloads.tokenizer import TargetTokenizer
 ZOO = Path(__file__).parents[1] / "zoo"
 
 
-def _triton_attention(page_size: int, max_positions: int) -> AttentionBackend:
-    """Imported only when asked for: triton is there on Linux alone.
+@dataclass(frozen=True, slots=True)
+class BackendContext:
+    """What an attention backend is made from."""
 
-    Raises:
-        UserError: nothing here can run the kernels.
-    """
-    try:
-        from spec_kernels.utils import INTERPRETED
-        from spec_lab.attention.triton_backend import TritonAttention
-    except ModuleNotFoundError as error:
-        raise UserError(f"attention=triton: {error}; use attention=torch") from error
-    if not INTERPRETED and not torch.cuda.is_available():
-        raise UserError(
-            "attention=triton: this torch sees no CUDA device; use attention=torch, or set TRITON_INTERPRET=1 in the "
-            "environment to run the kernels in Triton's interpreter, which is slow"
-        )
-    return TritonAttention(page_size, max_positions)
+    page_size: int
+    max_positions: int
+    device: torch.device
+    dtype: torch.dtype
+    rope_write: RopeWrite | None = None
 
 
-ATTENTION: Mapping[str, Callable[[int, int], AttentionBackend]] = {
-    "torch": TorchAttention,
+def _torch_attention(context: BackendContext) -> AttentionBackend:
+    return TorchAttention(context.page_size, context.max_positions, context.rope_write)
+
+
+def _triton_attention(context: BackendContext) -> AttentionBackend:
+    require_triton("attention", context.device, context.dtype)
+    from spec_lab.attention.triton_backend import TritonAttention
+
+    return TritonAttention(context.page_size, context.max_positions, context.rope_write)
+
+
+ATTENTION: Mapping[str, Callable[[BackendContext], AttentionBackend]] = {
+    "torch": _torch_attention,
     "triton": _triton_attention,
 }
 
@@ -72,11 +77,13 @@ class Models:
     """What is loaded once and shared by every engine of a run.
 
     Attributes:
+        kernels: what computes the small steps of a round.
         markers: of the thinking phase; None when the tokenizer has none.
     """
 
     target: DecoderTarget
     backend: AttentionBackend
+    kernels: Kernels
     device: torch.device
     dtype: torch.dtype
     markers: ThinkingMarkers | None = None
@@ -157,9 +164,12 @@ def load_models(config: RunConfig, max_seq_len: int, markers: ThinkingMarkers | 
         )
     # Draft positions may pass the end; they are clamped onto the last row of the table.
     max_positions = min(model_config.max_position_embeddings, max_seq_len + 2 * 16)
-    backend = ATTENTION[config.attention.name](config.cache.page_size, max_positions)
+    kernels = KERNELS[config.kernels](device, dtype)
+    context = BackendContext(config.cache.page_size, max_positions, device, dtype, kernels.rope_write)
+    backend = ATTENTION[config.attention.name](context)
     tensors = load_tensors(folder, decoder_tensor_shapes(model_config), dtype, device)
-    return Models(DecoderTarget(model_config, tensors, backend, max_positions), backend, device, dtype, markers)
+    target = DecoderTarget(model_config, tensors, backend, max_positions)
+    return Models(target, backend, kernels, device, dtype, markers)
 
 
 def build_cache(shape: ModelConfig, num_layers: int, limits: Limits, models: Models) -> PagedKVCache:

@@ -14,7 +14,6 @@ from spec_lab.config import MtpVanillaDrafterConfig, RunConfig
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec
 from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
-from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.models.mtp_checkpoint import MtpConfig
 
 
@@ -38,7 +37,9 @@ def mtp_vanilla_factory(
     def make(resources: DrafterResources) -> Drafter[Any]:
         limits = resources.limits
         caches = build_cache(mtp.layer, num_modules, limits, models).layers
-        window = MtpWindow(limits.num_slots, num_modules, mtp.layer.hidden_size, models.dtype, models.device)
+        window = models.kernels.mtp_window(
+            limits.num_slots, num_modules, mtp.layer.hidden_size, models.dtype, models.device
+        )
         picker = make_picker(config, options, models, resources)
         features = FeatureSpec(final_hidden=mtp.target_hidden)
         return MtpVanillaDrafter(modules, caches, window, features, models.backend, resources.prune, picker)

@@ -35,6 +35,10 @@ class MetadataMover(Protocol):
         ...
 
 
+RopeWrite = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Rotates queries and keys and writes K and V in one kernel: `spec_kernels.rope_write`, whose arguments it has."""
+
+
 class AttentionBackend(MetadataMover, Protocol):
     """Attention over a paged KV cache.
 
@@ -43,10 +47,12 @@ class AttentionBackend(MetadataMover, Protocol):
             (tokenspeed's `support_kv_cache_prewrite`).
         supports_in_place_update: whether `advance` leaves exactly what `build` would make at the next position
             (vLLM #46849's `supports_draft_decode_metadata_update`).
+        rope_write: the kernel of attention whose heads it fits; None to rotate first and `write` then.
     """
 
     prewrite: bool
     supports_in_place_update: bool
+    rope_write: RopeWrite | None
 
     def build(
         self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int

@@ -104,7 +104,7 @@ class MtpVanillaDrafter:
         assert chunk.features is not None
         slot_ids = torch.tensor([chunk.slot], device=chunk.token_ids.device)
         inputs = MtpRows(chunk.token_ids.unsqueeze(0), chunk.features.unsqueeze(0))
-        self._keep_window(slot_ids, inputs, torch.full_like(slot_ids, chunk.num_rows))
+        self._window.slide(slot_ids, inputs, torch.full_like(slot_ids, chunk.num_rows))
         rows = MtpRows(chunk.next_token_ids.unsqueeze(0), inputs.hidden)
         pruning = self._prune.prompt.drafter_selection
         if chunk.live_attention is None:
@@ -127,7 +127,7 @@ class MtpVanillaDrafter:
         num_live = emitted.num_emitted.clamp(min=1)
         newest = emitted.tokens.gather(1, num_live.unsqueeze(1) - 1).squeeze(1)
         rows = pair_with_next(slide(self._window.of(batch.slot_ids), inputs, num_live, num_rows), newest)
-        self._keep_window(batch.slot_ids, inputs, emitted.num_emitted)
+        self._window.slide(batch.slot_ids, inputs, emitted.num_emitted)
         ends = batch.kv_lens + num_live
         last_row = self._backend.build(
             positions=(ends - 1).unsqueeze(1),
@@ -145,10 +145,6 @@ class MtpVanillaDrafter:
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self._picker.kept_logits(slot_ids)
-
-    def _keep_window(self, slot_ids: torch.Tensor, inputs: MtpRows, num_valid: torch.Tensor) -> None:
-        window = self._window
-        window.store(slot_ids, slide(window.of(slot_ids), inputs, num_valid, window.size))
 
     def _start(
         self, rows: MtpRows, last_row: AttentionMetadata, drafted: DraftedRows, pruning: RowPruning

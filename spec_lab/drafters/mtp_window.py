@@ -1,7 +1,7 @@
 """What vanilla MTP keeps between rounds: per slot the last K input tokens and the target's hidden states of them.
 
 From TensorRT-LLM (`MTPHiddenStatesManager`; the update and prepare steps of `MTPWorker`), written out of place: every
-function makes new tensors, so that none reads what it has just overwritten.
+function makes new tensors, so that none reads what it has just overwritten. `triton_window` has it in place.
 """
 
 from __future__ import annotations
@@ -84,6 +84,10 @@ class MtpWindow:
     def of(self, slot_ids: torch.Tensor) -> MtpRows:
         """A copy of the windows of `slot_ids` [batch]."""
         return MtpRows(self.tokens.index_select(0, slot_ids), self.hidden.index_select(0, slot_ids))
+
+    def slide(self, slot_ids: torch.Tensor, inputs: MtpRows, num_valid: torch.Tensor) -> None:
+        """Move the windows of `slot_ids` [batch] on by the first `num_valid` [batch] of `inputs`; 0 changes nothing."""
+        self.store(slot_ids, slide(self.of(slot_ids), inputs, num_valid, self.size))
 
     def store(self, slot_ids: torch.Tensor, rows: MtpRows) -> None:
         """Replace the windows of `slot_ids` [batch] by `rows`, K of them each."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from spec_lab.acceptance.draft_sampling import DraftLogits, sample_draft
+from spec_lab.acceptance.draft_sampling import DraftLogits, DraftSampler, sample_and_keep
 from spec_lab.acceptance.noise import SlotSeeds
 
 
@@ -67,20 +67,22 @@ class GreedyPicker(GivenDrafts):
 class SamplingPicker:
     """Samples from the draft distribution at a temperature, and keeps its logits by slot and step."""
 
-    def __init__(self, temperature: float, seeds: SlotSeeds, kept: DraftLogits) -> None:
+    def __init__(
+        self, temperature: float, seeds: SlotSeeds, kept: DraftLogits, sample: DraftSampler = sample_and_keep
+    ) -> None:
         self._temperature = temperature
         self._seeds = seeds
         self._kept = kept
+        self._sample = sample
         self._first_column = torch.zeros(1, dtype=torch.int64, device=seeds.values.device)
 
     def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
         return self.pick(head, hidden, rows, self._first_column)
 
     def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
-        seeds = self._seeds.of(rows.slot_ids)
-        tokens, logits = sample_draft(head.target_logits(hidden), self._temperature, seeds, rows.kv_lens, column)
-        self._kept.write(rows.slot_ids, column, logits)
-        return tokens
+        logits = head.target_logits(hidden)
+        slot_ids, kv_lens = rows.slot_ids, rows.kv_lens
+        return self._sample(self._kept, self._seeds, logits, slot_ids, kv_lens, column, self._temperature)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self._kept.of(slot_ids)

@@ -104,13 +104,18 @@ class _GenerationRun:
     def step(self) -> None:
         """Admit, run one chunk of each unfinished prompt, then one round of everything that is ready.
 
-        With overlap the host reads the round before only after the next one is launched.
+        With overlap the host reads the round before only after the next one is launched; but before a prompt pass, which
+        waits for the device anyway, it reads what is in flight, so that no round's time holds a prompt's.
         """
         scheduler = self._engine.scheduler
         for sequence in scheduler.admit(self._now()):
             self._admit(sequence)
         assert scheduler.running, "what submit let in fits an empty engine"
-        for sequence in [s for s in scheduler.running if s.is_prefilling]:
+        prefilling = [s for s in scheduler.running if s.is_prefilling]
+        if prefilling and self._in_flight is not None:
+            in_flight, self._in_flight = self._in_flight, None
+            self._settle(in_flight)
+        for sequence in prefilling:
             self._prefill(sequence)
         ready = [s for s in scheduler.running if not s.is_prefilling and s.finish_reason is None]
         launched = self._launch(ready) if ready else None

@@ -26,7 +26,9 @@ class SlotState:
     def ids(self, slots: list[int], padded_size: int) -> torch.Tensor:
         """[padded_size] `slots`, padded with the scratch slot."""
         padding = [self.table.scratch_slot] * (padded_size - len(slots))
-        return torch.tensor(slots + padding, device=self.kv_lens.device)
+        # From pinned memory, or the host would wait for the round in flight.
+        ids = torch.tensor(slots + padding, pin_memory=self.kv_lens.is_cuda)
+        return ids.to(self.kv_lens.device, non_blocking=True)
 
     def batch(self, slot_ids: torch.Tensor, max_kv_len: int) -> RoundBatch:
         """The rows of [batch] slots; those of the scratch slot are inactive."""

@@ -11,7 +11,18 @@ from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.kv_cache import LayerCache, PagedKVCache
 from spec_lab.models.config import ModelConfig
-from spec_lab.models.layers import Attention, GatedMLP, RMSNorm, RotaryRows, RotaryTable, fused_linear, per_head_norm
+from spec_lab.models.layers import (
+    Attention,
+    FusedRopeAndWrite,
+    GatedMLP,
+    RMSNorm,
+    RopeAndWrite,
+    RopeThenWrite,
+    RotaryRows,
+    RotaryTable,
+    fused_linear,
+    per_head_norm,
+)
 from spec_lab.models.linear import make_linear
 from spec_lab.models.rope import rope_tables
 from spec_lab.pruning.selection import AllRows
@@ -23,21 +34,30 @@ def build_attention(
     """Attention from Hugging Face names below `prefix` (ending in `self_attn.`)."""
     projections = _attention_inputs(config, tensors, prefix, "weight")
     biases = _attention_inputs(config, tensors, prefix, "bias") if config.qkv_bias else None
-    qk_norm = None
-    if config.qk_norm:
-        weights = tensors[f"{prefix}q_norm.weight"], tensors[f"{prefix}k_norm.weight"]
-        qk_norm = per_head_norm(*weights, config.num_heads, config.num_kv_heads, config.rms_norm_eps)
     return Attention(
         qkv=fused_linear(projections, biases),
         o=make_linear(tensors[f"{prefix}o_proj.weight"], tensors.get(f"{prefix}o_proj.bias")),
         num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
+        rope_and_write=_rope_and_write(config, tensors, prefix, backend),
         backend=backend,
         window=window,
-        qk_norm=qk_norm,
         gated=config.attention_gate,
     )
+
+
+def _rope_and_write(
+    config: ModelConfig, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
+) -> RopeAndWrite:
+    """The backend's kernel, unless heads are normed first, rotated in part, or have gates behind them."""
+    num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
+    if config.qk_norm:
+        weights = tensors[f"{prefix}q_norm.weight"], tensors[f"{prefix}k_norm.weight"]
+        norm = per_head_norm(*weights, num_heads, num_kv_heads, config.rms_norm_eps)
+        return RopeThenWrite(num_heads, num_kv_heads, backend, norm)
+    if backend.rope_write is None or config.attention_gate or config.rope.partial_rotary_factor != 1:
+        return RopeThenWrite(num_heads, num_kv_heads, backend)
+    return FusedRopeAndWrite(num_heads, backend.rope_write)
 
 
 def _attention_inputs(

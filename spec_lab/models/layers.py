@@ -7,11 +7,12 @@ Projections that read the same rows are fused (q, k and v; gate and up). Everyth
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from spec_lab.core.protocols import AttentionBackend, RowSelection
+from spec_lab.core.protocols import AttentionBackend, RopeWrite, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.kv_cache import LayerCache
 from spec_lab.models.linear import Linear, make_linear
@@ -61,47 +62,81 @@ class RotaryTable:
         return RotaryRows(cos, signed_sin)
 
 
+class RopeAndWrite(Protocol):
+    """From the projected heads of all rows to K and V in the cache and queries that may attend."""
+
+    def __call__(
+        self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """Roped queries [rows, num_heads, head_dim]; `heads` has query, key and value heads in its second dimension."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RopeThenWrite:
+    """Norm, rotation and KV write, each on its own: for heads of every kind."""
+
+    num_heads: int
+    num_kv_heads: int
+    backend: AttentionBackend
+    qk_norm: RMSNorm | None = None
+
+    def __call__(
+        self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        num_qk_heads = self.num_heads + self.num_kv_heads
+        qk, values = heads[:, :num_qk_heads], heads[:, num_qk_heads : num_qk_heads + self.num_kv_heads]
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
+        qk = rotary(qk)
+        self.backend.write(cache, metadata, qk[:, self.num_heads :], values)
+        return qk[:, : self.num_heads]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedRopeAndWrite:
+    """One kernel, for heads that are rotated whole and as they come from the projection."""
+
+    num_heads: int
+    rope_write: RopeWrite
+
+    def __call__(
+        self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        queries = heads.new_empty(heads.shape[0], self.num_heads, heads.shape[2])
+        cos, signed_sin = rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1)
+        self.rope_write(queries, cache.kv, heads, cos, signed_sin, metadata.slot_mapping)
+        return queries
+
+
 class Attention:
-    """Grouped-query attention over the paged cache, with optional biases and per-head q and k norms (Qwen3).
+    """Grouped-query attention over the paged cache.
 
     A gated one (Qwen3-Next, Qwen3.5) multiplies each head's output by the sigmoid of a gate: `num_heads` more heads at
     the end of the `qkv` product.
     """
 
-    __slots__ = (
-        "_backend",
-        "_gated",
-        "_head_dim",
-        "_num_heads",
-        "_num_kv_heads",
-        "_o",
-        "_qk_norm",
-        "_qkv",
-        "_scale",
-        "_window",
-    )
+    __slots__ = ("_backend", "_gated", "_head_dim", "_num_heads", "_o", "_qkv", "_rope_and_write", "_scale", "_window")
 
     def __init__(
         self,
         qkv: Linear,
         o: Linear,
         num_heads: int,
-        num_kv_heads: int,
         head_dim: int,
+        rope_and_write: RopeAndWrite,
         backend: AttentionBackend,
         window: int | None = None,
-        qk_norm: RMSNorm | None = None,
         gated: bool = False,
     ) -> None:
         self._qkv = qkv
         self._o = o
         self._num_heads = num_heads
-        self._num_kv_heads = num_kv_heads
         self._head_dim = head_dim
         self._scale = head_dim**-0.5
+        self._rope_and_write = rope_and_write
         self._backend = backend
         self._window = window
-        self._qk_norm = qk_norm
         self._gated = gated
 
     def __call__(
@@ -113,20 +148,14 @@ class Attention:
         selection: RowSelection,
     ) -> torch.Tensor | None:
         """Write the KV of all rows; return [kept rows, hidden_size], None when no row goes on."""
-        num_qk_heads = self._num_heads + self._num_kv_heads
-        num_qkv_heads = num_qk_heads + self._num_kv_heads
         heads = self._qkv(rows).unflatten(-1, (-1, self._head_dim))
-        qk, values = heads[:, :num_qk_heads], heads[:, num_qk_heads:num_qkv_heads]
-        if self._qk_norm is not None:
-            qk = self._qk_norm(qk)
-        qk = rotary(qk)
-        self._backend.write(cache, metadata, qk[:, self._num_heads :], values)
+        queries = self._rope_and_write(heads, rotary, cache, metadata)
         if selection.is_empty:
             return None
-        queries, metadata = selection.queries(qk[:, : self._num_heads], metadata)
+        queries, metadata = selection.queries(queries, metadata)
         out = selection.attended(self._backend.attend(queries, cache, metadata, self._window, self._scale))
         if self._gated:
-            out = out * torch.sigmoid(selection.residual(heads[:, num_qkv_heads:].flatten(1)))
+            out = out * torch.sigmoid(selection.residual(heads[:, -self._num_heads :].flatten(1)))
         return self._o(out)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -82,12 +82,41 @@ class StepInputs:
     drafts: torch.Tensor
 
 
+class DraftCarry(Protocol):
+    """What lies between two draft steps that are replayed."""
+
+    def __call__(self, drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
+        """The tokens of state `after` to `column` [1] of drafts [batch, K], and what the step replaced in it to the
+        tensors of `before`, where the next replay reads."""
+        ...
+
+
+def carry_every_tensor(drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
+    """See `DraftCarry`. For a state with any tensors."""
+    drafts.index_copy_(1, column, after.tokens.unsqueeze(1))
+    for part in dataclasses.fields(after):
+        old, new = getattr(before, part.name), getattr(after, part.name)
+        if isinstance(new, torch.Tensor) and new is not old:
+            old.copy_(new)
+
+
 class StepReplay(SeparateVerify):
     """graph=step_replay: the first step in a graph of its own; one recurrent step in another, replayed K - 1 times with
     its metadata rebuilt from the host in between (vLLM #41162). Steps with weights of their own have a graph each.
 
     The step's number is a device tensor: it chooses the column of drafts and draft logits.
     """
+
+    def __init__(
+        self,
+        name: str,
+        recorder: GraphRecorder,
+        max_kv_len: int,
+        capture_verify: bool = True,
+        carry: DraftCarry = carry_every_tensor,
+    ) -> None:
+        super().__init__(name, recorder, max_kv_len, capture_verify)
+        self._carry = carry
 
     def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
         drafter = decode_round.parts.drafter
@@ -103,7 +132,7 @@ class StepReplay(SeparateVerify):
             number = index if drafter.requirements.distinct_steps else 1
 
             def step(inputs: StepInputs, number: int = number) -> None:
-                next_step(decode_round, inputs, number)
+                next_step(decode_round, inputs, number, self._carry)
 
             self._segment(bucket, decode_round, f"step_{number}", step, stage="recur")(inputs)
         return inputs.drafts
@@ -118,7 +147,7 @@ def first_step(decode_round: DecodeRound, verified: VerifiedRound) -> StepInputs
     return StepInputs(state, torch.zeros(1, dtype=torch.int64, device=drafts.device), drafts)
 
 
-def next_step(decode_round: DecodeRound, inputs: StepInputs, number: int) -> None:
+def next_step(decode_round: DecodeRound, inputs: StepInputs, number: int, carry: DraftCarry) -> None:
     """One recurrent step, whose result stands where the next replay reads."""
     before = inputs.state
     attention = before.attention
@@ -127,11 +156,7 @@ def next_step(decode_round: DecodeRound, inputs: StepInputs, number: int) -> Non
     state = dataclasses.replace(before) if attention is None else dataclasses.replace(before, attention=attention)
     with decode_round.parts.timer.span("recur"):
         decode_round.parts.drafter.step(state, DraftStep(number, inputs.column))
-        inputs.drafts.index_copy_(1, inputs.column, state.tokens.unsqueeze(1))
-        for part in dataclasses.fields(state):
-            old, new = getattr(before, part.name), getattr(state, part.name)
-            if isinstance(new, torch.Tensor) and new is not old:
-                old.copy_(new)
+        carry(inputs.drafts, inputs.column, before, state)
 
 
 def rebuild(decode_round: DecodeRound, attention: AttentionMetadata) -> None:

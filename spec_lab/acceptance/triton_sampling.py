@@ -1,0 +1,24 @@
+"""Draft sampling with `spec_kernels`: one pass that draws and keeps, with the same noise."""
+
+from __future__ import annotations
+
+import torch
+
+from spec_kernels.gumbel import sample_draft
+from spec_lab.acceptance.draft_sampling import DraftLogits
+from spec_lab.acceptance.noise import SlotSeeds
+
+
+def triton_sample_and_keep(
+    kept: DraftLogits,
+    seeds: SlotSeeds,
+    logits: torch.Tensor,
+    slot_ids: torch.Tensor,
+    kv_lens: torch.Tensor,
+    column: torch.Tensor,
+    temperature: float,
+) -> torch.Tensor:
+    """See `DraftSampler`."""
+    tokens = torch.empty_like(slot_ids)
+    sample_draft(tokens, kept.values, logits, slot_ids, seeds.values, kv_lens, column, temperature)
+    return tokens

@@ -1,0 +1,29 @@
+"""Whether Triton kernels can run here: shared by every knob that asks for them."""
+
+from __future__ import annotations
+
+import torch
+
+from spec_lab.errors import UserError
+
+
+def require_triton(knob: str, device: torch.device, dtype: torch.dtype) -> None:
+    """`knob`: attention or kernels, whose value is triton. Imported only when asked for: triton is on Linux alone.
+
+    Raises:
+        UserError: nothing here can run the kernels, or the interpreter would get them wrong.
+    """
+    try:
+        from spec_kernels.utils import INTERPRETED
+    except ModuleNotFoundError as error:
+        raise UserError(f"{knob}=triton: {error}; use {knob}=torch") from error
+    if device.type == "cpu" and not INTERPRETED:
+        where = "device=cpu is" if torch.cuda.is_available() else "this torch sees"
+        raise UserError(
+            f"{knob}=triton: {where} no CUDA device; use {knob}=torch, or set TRITON_INTERPRET=1 in the environment to "
+            "run the kernels in Triton's interpreter, which is slow"
+        )
+    if device.type == "cuda" and INTERPRETED:
+        raise UserError(f"{knob}=triton: TRITON_INTERPRET=1 is for a CPU; unset it, or use device=cpu")
+    if dtype is torch.bfloat16 and INTERPRETED:
+        raise UserError(f"{knob}=triton: Triton's interpreter gets bfloat16 wrong; use dtype=float32")

@@ -1,0 +1,14 @@
+"""What lies between two draft steps, in one launch of `spec_kernels`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from spec_kernels.draft_step import update_draft_inputs
+
+
+def triton_carry(drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
+    """See `DraftCarry`. For a state whose steps replace `tokens` and `hidden` and nothing else."""
+    update_draft_inputs(drafts, before.tokens, before.hidden, after.tokens, after.hidden, column)

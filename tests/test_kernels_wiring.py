@@ -1,0 +1,239 @@
+"""kernels=triton against kernels=torch: the same tokens from whole engines, and every kernel really launched.
+
+On a CPU the kernels run in Triton's interpreter, on a GPU as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.kernel_lab import DEVICE
+
+from spec_lab import build  # isort: skip
+from spec_lab.acceptance.phase import ThinkingMarkers  # isort: skip
+from spec_lab.build.models import BackendContext  # isort: skip
+from spec_lab.config import (  # isort: skip
+    SCHEMAS,
+    AcceptanceConfig,
+    RejectionConfig,
+    RelaxedThinkingConfig,
+    RunConfig,
+    SamplingConfig,
+    StrictAcceptanceConfig,
+)
+from spec_lab.core.types import GenerationResult, Request  # isort: skip
+from spec_lab.engine.engine import Engine  # isort: skip
+from spec_lab.engine.kv_cache import SCRATCH_PAGE  # isort: skip
+from spec_lab.errors import UserError  # isort: skip
+from spec_kernels.rope_write import rope_write  # isort: skip
+from spec_lab.attention.torch_backend import TorchAttention  # isort: skip
+from spec_lab.models.checkpoint import decoder_tensor_shapes  # isort: skip
+from spec_lab.models.config import Family, RopeConfig, read_model_config  # isort: skip
+from spec_lab.models.decoder import build_attention  # isort: skip
+from spec_lab.models.layers import FusedRopeAndWrite, RopeThenWrite  # isort: skip
+from tests.lab import make_config, make_pair, random_requests  # isort: skip
+from tests.tiny_assistant import make_tiny_assistant  # isort: skip
+from tests.tiny_mtp import make_tiny_mtp  # isort: skip
+
+VOCAB_SIZE, PAGE_SIZE = 24, 4
+MARKERS = ThinkingMarkers(3, 4)
+SAMPLED = SamplingConfig(temperature=0.8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A composition, and the kernels it has to launch whatever the graph mode."""
+
+    kernels: frozenset[str]
+    drafter: str = "eagle3"
+    acceptance: AcceptanceConfig = field(default_factory=StrictAcceptanceConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    draft_sampling: str = "greedy"
+
+
+CASES = {
+    "strict": Case(frozenset({"strict_accept", "rope_write"})),
+    "relaxed": Case(frozenset({"draft_standing", "rope_write"}), acceptance=RelaxedThinkingConfig()),
+    "one_hot": Case(
+        frozenset({"rejection_sample", "rope_write"}), acceptance=RejectionConfig(method="one_hot"), sampling=SAMPLED
+    ),
+    "standard": Case(
+        frozenset({"rejection_sample", "sample_draft", "rope_write"}),
+        acceptance=RejectionConfig(),
+        sampling=SAMPLED,
+        draft_sampling="distribution",
+    ),
+    "truncated": Case(
+        frozenset({"rejection_sample", "sample_draft", "rope_write"}),
+        acceptance=RejectionConfig(),
+        sampling=SamplingConfig(temperature=0.8, top_k=9, top_p=0.9),
+        draft_sampling="distribution",
+    ),
+    "biased": Case(
+        frozenset({"rejection_sample", "sample_draft", "rope_write"}),
+        acceptance=RejectionConfig(allow_lossy=True),
+        sampling=SAMPLED,
+    ),
+    "mtp_vanilla": Case(frozenset({"strict_accept", "slide_windows", "rope_write"}), drafter="mtp_vanilla"),
+    "mtp_eagle": Case(frozenset({"strict_accept", "rope_write"}), drafter="mtp_eagle"),
+    "frozen_kv": Case(frozenset({"strict_accept", "rope_write"}), drafter="frozen_kv"),
+    "draft_model": Case(frozenset({"strict_accept", "rope_write"}), drafter="draft_model"),
+}
+QUICK = [("strict", "eager"), ("relaxed", "full_loop"), ("standard", "step_replay"), ("mtp_vanilla", "full_loop")]
+GRAPHS = ("eager", "full_loop", "step_replay", "round")
+SLOW = [(case, graph) for case in CASES for graph in GRAPHS if (case, graph) not in QUICK]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A target without per-head norms, so that its heads fit the fused kernel, and weights for each drafter."""
+    target, head = make_pair(tmp_path_factory.mktemp("pair"), "llama", vocab_size=VOCAB_SIZE)
+    config = read_model_config(target)
+    folders = {"target": target, "eagle3": head, "draft_model": target}
+    for drafter, count in (("mtp_vanilla", 3), ("mtp_eagle", 1)):
+        folders[drafter] = tmp_path_factory.mktemp(drafter)
+        make_tiny_mtp(folders[drafter], "deepseek_names", config, num_modules=count)
+    folders["frozen_kv"] = tmp_path_factory.mktemp("frozen_kv")
+    make_tiny_assistant(folders["frozen_kv"], config)
+    return folders
+
+
+class LaunchedKernels(TorchDispatchMode):
+    """names: every operator of `spec_kernels` that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "spec_kernels":
+            self.names.add(func._schema.name.removeprefix("spec_kernels::"))
+        return func(*args, **(kwargs or {}))
+
+
+def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "torch") -> RunConfig:
+    config = make_config(
+        (folders["target"], folders[case.drafter]),
+        case.drafter,
+        num_draft_tokens=3,
+        prune="catchup",
+        batch_size=2,
+        device=DEVICE.type,
+        dtype="float32",
+        kernels=kernels,
+        cache={"page_size": PAGE_SIZE},
+        options={"draft_sampling": case.draft_sampling},
+    )
+    graph_config = SCHEMAS[f"graph/{graph}"]()
+    return replace(config, acceptance=case.acceptance, sampling=case.sampling, graph=graph_config)
+
+
+def make_engine(config: RunConfig, requests: Sequence[Request]) -> Engine:
+    limits = build.engine_limits(config, list(requests), config.drafter.num_draft_tokens)
+    models = build.load_models(config, limits.max_seq_len, MARKERS)
+    return build.build_engine(config, models, build.load_drafter(config, models), limits)
+
+
+def thinking_requests(count: int, max_new_tokens: int) -> list[Request]:
+    """Prompts that end inside thinking, so that a relaxed rule relaxes."""
+    requests = random_requests(count, max_new_tokens, vocab_size=VOCAB_SIZE, lengths=(1, 7))
+    return [replace(request, prompt_ids=(*request.prompt_ids, MARKERS.begin)) for request in requests]
+
+
+def outcome(result: GenerationResult) -> list[tuple[list[int], list[int]]]:
+    return [(record.output_ids, record.accepted_per_round) for record in result.requests]
+
+
+def live_kv(engine: Engine) -> torch.Tensor:
+    """The target's cache behind the scratch page: every draft shows in it, also one that was not reached."""
+    return engine.parts.cache.kv[:, (SCRATCH_PAGE + 1) * PAGE_SIZE :]
+
+
+def assert_alike(folders: dict[str, Path], name: str, graph: str, requests: list[Request]) -> None:
+    case = CASES[name]
+    torch_engine = make_engine(make_run(folders, case, graph), requests)
+    triton_engine = make_engine(make_run(folders, case, graph, "triton"), requests)
+    expected = torch_engine.generate(requests)
+    with LaunchedKernels() as launched:
+        result = triton_engine.generate(requests)
+    assert outcome(result) == outcome(expected)
+    torch.testing.assert_close(live_kv(triton_engine), live_kv(torch_engine), rtol=0, atol=1e-4)
+    assert [round_.relaxed for round_ in result.rounds] == [round_.relaxed for round_ in expected.rounds]
+    carries = graph == "step_replay" and name != "draft_model"
+    assert launched.names == case.kernels | ({"update_draft_inputs"} if carries else set())
+    assert sum(len(record.output_ids) for record in result.requests) >= 2 * len(requests)
+
+
+@pytest.mark.parametrize(("case", "graph"), QUICK)
+def test_an_engine_gives_the_tokens_of_torch(folders: dict[str, Path], case: str, graph: str) -> None:
+    assert_alike(folders, case, graph, thinking_requests(2, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "graph"), SLOW)
+def test_every_case_gives_the_tokens_of_torch_in_every_graph_mode(
+    folders: dict[str, Path], case: str, graph: str
+) -> None:
+    assert_alike(folders, case, graph, thinking_requests(3, 5))
+
+
+@pytest.mark.parametrize("knob", ["attention", "kernels"])
+@pytest.mark.parametrize(
+    ("interpreted", "has_cuda", "device", "dtype", "remedy"),
+    [
+        (False, False, "cpu", torch.float32, "this torch sees no CUDA device.* set TRITON_INTERPRET=1"),
+        (False, True, "cpu", torch.float32, "device=cpu is no CUDA device.* set TRITON_INTERPRET=1"),
+        (True, True, "cuda", torch.float32, "unset it"),
+        (True, False, "cpu", torch.bfloat16, "use dtype=float32"),
+    ],
+)
+def test_what_this_machine_cannot_run_is_refused_by_both_knobs(
+    monkeypatch: pytest.MonkeyPatch,
+    knob: str,
+    interpreted: bool,
+    has_cuda: bool,
+    device: str,
+    dtype: torch.dtype,
+    remedy: str,
+) -> None:
+    import spec_kernels.utils
+
+    makers: dict[str, Callable[[torch.device, torch.dtype], object]] = {
+        "attention": lambda device, dtype: build.ATTENTION["triton"](BackendContext(16, 64, device, dtype)),
+        "kernels": build.KERNELS["triton"],
+    }
+    monkeypatch.setattr(spec_kernels.utils, "INTERPRETED", interpreted)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    with pytest.raises(UserError, match=rf"^{knob}=triton: .*{remedy}"):
+        makers[knob](torch.device(device), dtype)
+
+
+@pytest.mark.parametrize(("family", "is_fused"), [("llama", True), ("qwen2", True), ("qwen3", False)])
+def test_heads_that_are_normed_first_keep_torch(tmp_path: Path, family: Family, is_fused: bool) -> None:
+    target, _ = make_pair(tmp_path, family)
+    config = make_config((target, target), "none", device=DEVICE.type, dtype="float32", kernels="triton")
+    model = build.load_models(config, 32).target
+    strategies = {type(layer._attention._rope_and_write) for layer in model._layers}
+    assert strategies == {FusedRopeAndWrite if is_fused else RopeThenWrite}
+
+
+@pytest.mark.parametrize(
+    "change", [{"attention_gate": True}, {"rope": RopeConfig(300.0, "none", partial_rotary_factor=0.5)}]
+)
+def test_gates_and_partial_rotation_keep_torch(change: dict[str, Any], folders: dict[str, Path]) -> None:
+    config = replace(read_model_config(folders["target"]), **change)
+    backend = TorchAttention(4, 64, rope_write=rope_write)
+    tensors = {
+        name: torch.zeros(shape)
+        for name, shape in decoder_tensor_shapes(config).items()
+        if name.startswith("model.layers.0.self_attn.")
+    }
+    attention = build_attention(config, tensors, "model.layers.0.self_attn.", None, backend)
+    assert isinstance(attention._rope_and_write, RopeThenWrite)
