@@ -151,9 +151,12 @@ def outcome(result: GenerationResult) -> list[tuple[list[int], list[int]]]:
     return [(record.output_ids, record.accepted_per_round) for record in result.requests]
 
 
-def live_kv(engine: Engine) -> torch.Tensor:
-    """The target's cache behind the scratch page: every draft shows in it, also one that was not reached."""
-    return engine.parts.cache.kv[:, (SCRATCH_PAGE + 1) * PAGE_SIZE :]
+def live_kv(engine: Engine) -> list[torch.Tensor]:
+    """The caches of target and drafter behind the scratch page: every draft shows in one, every step in the other."""
+    drafter: Any = engine.parts.drafter
+    own = [getattr(drafter, "_cache", None), *getattr(drafter, "_caches", [])]
+    caches = [engine.parts.cache, *(cache for cache in own if cache is not None)]
+    return [cache.kv[..., (SCRATCH_PAGE + 1) * PAGE_SIZE :, :, :, :] for cache in caches]
 
 
 def assert_alike(folders: dict[str, Path], name: str, graph: str, requests: list[Request]) -> None:
