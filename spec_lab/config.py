@@ -111,7 +111,10 @@ class FrozenKvDrafterConfig(TrainedDrafterConfig):
     """drafter=frozen_kv: queries only, over the target's KV (the Gemma 4 assistant)."""
 
     name: str = "frozen_kv"
-    position: str = knob("last", "where every draft step stands: last (SGLang, vLLM), bonus (transformers)")
+    position: str = knob(
+        "last",
+        "where every draft step stands: last (SGLang, vLLM), bonus (transformers; its sliding windows are a key wider)",
+    )
     topk: int = knob(1, "drafts a step; 1, a chain, is the only one there is")
 
 

@@ -12,9 +12,11 @@ from spec_lab.config import (
     MtpVanillaDrafterConfig,
     NgramDrafterConfig,
     RunConfig,
+    TargetConfig,
     TrainedDrafterConfig,
 )
-from spec_lab.errors import not_among
+from spec_lab.errors import UserError, not_among
+from spec_lab.models.config import MTP_COUNT_KEYS, num_mtp_modules, read_config_json
 
 MAX_DRAFT_TOKENS = 16
 NORM_SIDES = ("auto", "pre_norm", "post_norm")
@@ -55,7 +57,7 @@ def ngram_lengths(config: RunConfig) -> str | None:
 
 
 def trained_drafter_needs_weights(config: RunConfig) -> str | None:
-    """Shipped are weights for the pocket target. MTP modules may lie in the target's own folder: its loader says so."""
+    """Shipped are weights for the pocket target. Of MTP modules in the target's own folder, see `mtp_modules`."""
     drafter = config.drafter
     if not isinstance(drafter, TrainedDrafterConfig):
         return None
@@ -63,8 +65,15 @@ def trained_drafter_needs_weights(config: RunConfig) -> str | None:
         return missing_folder("drafter.path", drafter.path)
     if config.target.name == "pocket" or (isinstance(drafter, MtpDrafterConfig) and config.target.name == "hf"):
         return None
+    return no_weights_shipped(drafter, config.target)
+
+
+def no_weights_shipped(drafter: TrainedDrafterConfig, target: TargetConfig) -> str:
+    """The refusal of a drafter without a path; for MTP modules the target's own folder was searched before."""
+    was_searched = isinstance(drafter, MtpDrafterConfig) and target.path is not None
+    searched = f", and the config.json of target.path={target.path} names no MTP modules" if was_searched else ""
     return (
-        f"no weights of drafter={drafter.name} are shipped for target={config.target.name}; "
+        f"no weights of drafter={drafter.name} are shipped for target={target.name}{searched}; "
         "give some with drafter.path=FOLDER or choose drafter=ngram"
     )
 
@@ -88,15 +97,36 @@ def mtp_hidden_states(config: RunConfig) -> str | None:
     )
 
 
-def mtp_vanilla_needs_a_module_for_each_draft(config: RunConfig) -> str | None:
-    """Of the shipped modules; how many another checkpoint has, its loader finds out."""
-    drafter = config.drafter
-    is_shipped = isinstance(drafter, MtpVanillaDrafterConfig) and drafter.path is None
-    if not is_shipped or config.target.name != "pocket" or drafter.num_draft_tokens <= NUM_SHIPPED_MODULES:
+def mtp_modules(config: RunConfig) -> str | None:
+    """Whether there are modules, by config.json alone, and for mtp_vanilla one for each draft."""
+    drafter, target = config.drafter, config.target
+    if not isinstance(drafter, MtpDrafterConfig):
+        return None
+    if drafter.path is None and target.name == "pocket":
+        return _too_few_modules(drafter, NUM_SHIPPED_MODULES, f"{NUM_SHIPPED_MODULES} are shipped")
+    knob, path = ("target.path", target.path) if drafter.path is None else ("drafter.path", drafter.path)
+    if path is None or missing_folder(knob, path):
+        return None
+    try:
+        num_modules = num_mtp_modules(read_config_json(Path(path), knob))
+    except UserError as error:
+        return str(error)
+    if num_modules:
+        return _too_few_modules(drafter, num_modules, f"{knob}={path} has {num_modules}")
+    if drafter.path is None:
+        return no_weights_shipped(drafter, target)
+    return (
+        f"drafter.path={path} names no MTP modules in its config.json ({' or '.join(MTP_COUNT_KEYS)}); "
+        "give the folder of a checkpoint that has some"
+    )
+
+
+def _too_few_modules(drafter: MtpDrafterConfig, num_modules: int, there_are: str) -> str | None:
+    if not isinstance(drafter, MtpVanillaDrafterConfig) or drafter.num_draft_tokens <= num_modules:
         return None
     return (
         f"drafter.num_draft_tokens={drafter.num_draft_tokens}: drafter=mtp_vanilla has a module for each draft, and "
-        f"{NUM_SHIPPED_MODULES} are shipped; use drafter.num_draft_tokens={NUM_SHIPPED_MODULES} or drafter=mtp_eagle"
+        f"{there_are}; use drafter.num_draft_tokens={num_modules} or drafter=mtp_eagle"
     )
 
 
@@ -139,7 +169,7 @@ DRAFTER_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (
     trained_drafter_needs_weights,
     eagle3_window,
     mtp_hidden_states,
-    mtp_vanilla_needs_a_module_for_each_draft,
+    mtp_modules,
     frozen_kv_knobs,
     oracle_is_greedy,
 )

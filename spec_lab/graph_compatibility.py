@@ -15,13 +15,18 @@ WITHOUT_A_LOOP = {
     "random": "draws its drafts",
 }
 
+WITHOUT_MOVES = {
+    "frozen_kv": "stands at one position in all its steps",
+    "mtp_vanilla": "runs every module over the same positions",
+}
+
 
 def captured_drafter(config: RunConfig) -> str | None:
     name, graph = config.drafter.name, config.graph.name
     if graph == EAGER or name not in WITHOUT_A_LOOP:
         return None
     return (
-        f"drafter={name} {WITHOUT_A_LOOP[name]}, so graph={graph} has no draft loop to capture; "
+        f"drafter={name} {WITHOUT_A_LOOP[name]}, so graph={graph} would capture no draft loop; "
         "use graph=eager or drafter=eagle3"
     )
 
@@ -29,6 +34,26 @@ def captured_drafter(config: RunConfig) -> str | None:
 def graph_metadata(config: RunConfig) -> str | None:
     metadata = getattr(config.graph, "metadata", None)
     return None if metadata is None else not_among("graph.metadata", metadata, METADATA)
+
+
+def stale_metadata_shows(config: RunConfig) -> str | None:
+    """Where nothing moves between draft steps, nothing can be left behind."""
+    drafter = config.drafter
+    if getattr(config.graph, "metadata", None) != "stale":
+        return None
+    reason = WITHOUT_MOVES.get(drafter.name) or (
+        "has one draft step"
+        if drafter.num_draft_tokens == 1
+        else "has no draft steps"
+        if drafter.name == "none"
+        else None
+    )
+    if reason is None:
+        return None
+    return (
+        f"graph.metadata=stale changes nothing with drafter={drafter.name}, which {reason}; "
+        "use graph.metadata=in_place, or drafter=eagle3 with drafter.num_draft_tokens=3"
+    )
 
 
 def something_is_captured(config: RunConfig) -> str | None:
@@ -56,6 +81,7 @@ def recorded_rows_need_eager(config: RunConfig) -> str | None:
 GRAPH_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (
     captured_drafter,
     graph_metadata,
+    stale_metadata_shows,
     something_is_captured,
     recorded_rows_need_eager,
 )

@@ -48,8 +48,9 @@ def relaxed_knobs(config: RunConfig) -> str | None:
 def draft_sampling_needs_temperature(config: RunConfig) -> str | None:
     """Greedy rules with sampled drafts end here too: they run at temperature 0 only."""
     sampling = getattr(config.drafter, "draft_sampling", "greedy")
-    if sampling == "greedy" or config.sampling.temperature > 0:
-        return not_among("drafter.draft_sampling", sampling, DRAFT_SAMPLING)
+    unknown = not_among("drafter.draft_sampling", sampling, DRAFT_SAMPLING)
+    if unknown or sampling == "greedy" or config.sampling.temperature > 0:
+        return unknown
     return (
         f"drafter.draft_sampling={sampling} draws at sampling.temperature, which is 0; use "
         "drafter.draft_sampling=greedy or sampling.temperature=1 acceptance=rejection"

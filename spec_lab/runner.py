@@ -16,7 +16,7 @@ from spec_lab import build
 from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.audit import audit
 from spec_lab.config import LoggerConfig, PruneConfig, RunConfig
-from spec_lab.core.types import GenerationResult, Request, RequestRecord
+from spec_lab.core.types import GenerationResult, GraphCounts, Request, RequestRecord
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.engine.teacher import TeacherForcing
@@ -158,6 +158,8 @@ def _warm_up(lab: Lab, progress: Progress) -> None:
         progress.stage("recording plain continuations")
         learn_continuations(_plain_outputs(lab))
     progress.stage("warm-up")
+    for engine in lab.engines.values():
+        engine.prepare()
     if lab.config.warmup_requests == 0:
         return
     # As many as a round holds, so that its shapes have been seen too.
@@ -184,21 +186,31 @@ def _rotated(names: list[str], by: int) -> list[str]:
 def _timed_pass(lab: Lab, name: str, repeat: int, progress: Progress) -> GenerationResult:
     progress.stage(f"{name}, repeat {repeat + 1} of {lab.config.repeats}")
     gc.collect()
-    result = lab.engines[name].generate(lab.requests, on_finish=lambda _: progress.advance())
-    check_replayed(result, must_replay=name == MAIN)
+    engine = lab.engines[name]
+    before = dataclasses.replace(engine.graph.counts)
+    result = engine.generate(lab.requests, on_finish=lambda _: progress.advance())
+    check_replayed(before, result, must_replay=name == MAIN)
     return result
 
 
-def check_replayed(result: GenerationResult, must_replay: bool) -> None:
-    """Raise RuntimeError where rounds ran eagerly that were to be replayed: their times are another mode's.
+def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: bool) -> None:
+    """Raise RuntimeError where a timed pass captured, or ran rounds eagerly that were to be replayed.
+
+    `before`: the counts at the start of the pass; they go on from pass to pass.
 
     With graph.verify=false a reference has nothing to capture; compatibility refuses such a run itself.
     """
     graph = result.graph
-    if graph.fallbacks:
-        raise RuntimeError(f"graph={graph.mode} fell back to eager {graph.fallbacks} times; nobody asked for that")
-    if must_replay and graph.mode != "eager" and result.rounds and not graph.replays:
-        raise RuntimeError(f"graph={graph.mode} replayed nothing in {len(result.rounds)} rounds; use graph=eager")
+    num_fallbacks = graph.fallbacks - before.fallbacks
+    if num_fallbacks:
+        raise RuntimeError(f"graph={graph.mode} fell back to eager {num_fallbacks} times; nobody asked for that")
+    if graph.captures > before.captures:
+        raise RuntimeError(f"graph={graph.mode} captured in a timed pass what warm-up should have")
+    num_replays = graph.replays - before.replays
+    if must_replay and graph.mode != "eager" and num_replays < len(result.rounds):
+        raise RuntimeError(
+            f"graph={graph.mode} replayed {num_replays} times in {len(result.rounds)} rounds; use graph=eager"
+        )
 
 
 def _check(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, bool | None]:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from spec_lab import build, compatibility
+from spec_lab import build, compatibility, drafter_compatibility
+from spec_lab.build.heads import head_folder
+from spec_lab.build.mtp import mtp_folder
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
 from spec_lab.cli.overrides import check_overrides
 from spec_lab.compatibility import refusals, refuse
-from spec_lab.config import RunConfig
+from spec_lab.config import MtpEagleDrafterConfig, MtpVanillaDrafterConfig, RunConfig
+from spec_lab.errors import UserError
+from spec_lab.models.config import num_mtp_modules, read_config_json
 from spec_lab.pruning import policy
 from spec_lab.workloads import load
 
@@ -43,6 +50,23 @@ FORBIDDEN = [
     (["drafter=mtp_eagle", "drafter.target_hidden=norm"], "drafter.target_hidden=norm", "post_norm"),
     (["drafter=mtp_vanilla", "drafter.recycled_hidden=norm"], "drafter.recycled_hidden=norm", "pre_norm"),
     (["drafter=mtp_vanilla", "drafter.num_draft_tokens=4"], "drafter.num_draft_tokens=4", "drafter=mtp_eagle"),
+    (
+        ["drafter=mtp_vanilla", "drafter.path=two_modules"],
+        "drafter.num_draft_tokens=3",
+        "drafter.num_draft_tokens=2",
+    ),
+    (
+        ["drafter=mtp_vanilla", "target=hf", "target.path=two_modules"],
+        "target.path=two_modules has 2",
+        "drafter=mtp_eagle",
+    ),
+    (["drafter=mtp_eagle", "drafter.path=no_module"], "drafter.path=no_module", "num_nextn_predict_layers"),
+    (
+        ["drafter=mtp_vanilla", "target=hf", "target.path=no_module"],
+        "target.path=no_module names no MTP modules",
+        "drafter.path=FOLDER",
+    ),
+    (["drafter=mtp_eagle", "target=hf", "target.path=."], "target.path", "config.json"),
     (["drafter=frozen_kv", "drafter.topk=2"], "tree mask in verify", "drafter.topk=1"),
     (["drafter=frozen_kv", "drafter.topk=0"], "drafter.topk=0", "drafter.topk=1"),
     (["drafter=frozen_kv", "drafter.position=first"], "drafter.position=first", "bonus"),
@@ -57,6 +81,7 @@ FORBIDDEN = [
     (["acceptance=relaxed_thinking", "acceptance.form=sum"], "acceptance.form=sum", "delta"),
     (["acceptance=relaxed_thinking", "acceptance.phase=never"], "acceptance.phase=never", "round"),
     (["drafter.draft_sampling=distribution"], "drafter.draft_sampling=distribution", "drafter.draft_sampling=greedy"),
+    (["drafter.draft_sampling=dist"], "drafter.draft_sampling=dist is unknown", "distribution"),
     (["acceptance=rejection", "acceptance.method=best"], "acceptance.method=best", "one_hot"),
     (["acceptance=rejection", "sampling=sampled"], "acceptance.method=standard", "drafter.draft_sampling=distribution"),
     (["acceptance=rejection", "acceptance.method=block", "sampling=sampled"], "acceptance.method=block", "one_hot"),
@@ -117,9 +142,13 @@ FORBIDDEN = [
     (["workload=generated", "workload.per_category=0"], "workload.per_category=0", "workload.per_category=20"),
     (["drafter=ngram", "graph=full_loop"], "drafter=ngram", "graph=eager"),
     (["drafter=random", "graph=round_overlap"], "graph=round", "graph=eager"),
-    (["drafter=oracle", "graph=split_seed"], "no draft loop to capture", "graph=eager"),
+    (["drafter=oracle", "graph=split_seed"], "capture no draft loop", "graph=eager"),
     (["graph=split_seed", "graph.metadata=fresh"], "graph.metadata=fresh", "stale"),
     (["graph=round", "graph.metadata=fresh"], "graph.metadata=fresh", "in_place"),
+    (["graph=round", "graph.metadata=stale", "drafter=frozen_kv"], "graph.metadata=stale", "drafter=eagle3"),
+    (["graph=full_loop", "graph.metadata=stale", "drafter=mtp_vanilla"], "graph.metadata=stale", "in_place"),
+    (["graph=full_loop", "graph.metadata=stale", "drafter=none"], "graph.metadata=stale", "in_place"),
+    (["graph=split_seed", "graph.metadata=stale", "drafter.num_draft_tokens=1"], "one draft step", "in_place"),
     (["drafter=none", "graph=full_loop", "graph.verify=false"], "graph.verify=false", "graph.verify=true"),
     (
         ["graph=split_seed", "graph.verify=false", "drafter.num_draft_tokens=1"],
@@ -160,14 +189,14 @@ ALLOWED = [
     ["drafter.window=1"],
     ["drafter=draft_model", "drafter.num_draft_tokens=8"],
     ["drafter=draft_model", "drafter.path=.", *HF_TARGET],
-    ["drafter=mtp_eagle", "drafter.target_hidden=pre_norm", *HF_TARGET],
-    ["drafter=mtp_vanilla", "drafter.num_draft_tokens=4", *HF_TARGET],
-    ["drafter=mtp_vanilla", "drafter.num_draft_tokens=4", "drafter.path=."],
+    ["drafter=mtp_eagle", "drafter.target_hidden=pre_norm", "target=hf", "target.path=two_modules"],
+    ["drafter=mtp_vanilla", "drafter.num_draft_tokens=2", "target=hf", "target.path=two_modules"],
+    ["drafter=mtp_vanilla", "drafter.num_draft_tokens=2", "drafter.path=two_modules"],
+    ["drafter=mtp_eagle", "drafter.num_draft_tokens=4", "drafter.path=two_modules"],
     ["drafter=mtp_vanilla", "drafter.recycled_hidden=post_norm"],
     ["drafter=frozen_kv", "drafter.position=bonus", "drafter.num_draft_tokens=8"],
     ["drafter=ngram", "record.topk=16"],
     ["drafter=none", "graph=round_overlap"],
-    ["graph=split_seed", "graph.metadata=stale", "drafter.num_draft_tokens=1"],
     ["graph=step_replay", "graph.verify=false", "drafter.num_draft_tokens=1"],
     ["kernels=triton", "attention=triton", "dtype=bfloat16"],
     ["kernels=triton", "acceptance=rejection", *SAMPLED_DRAFTS],
@@ -181,6 +210,15 @@ def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
+@pytest.fixture
+def folders(empty_folder: Path) -> Path:
+    """Checkpoints of which nothing but the config.json is there."""
+    for name, config in {"two_modules": {"num_nextn_predict_layers": 2}, "no_module": {}}.items():
+        (empty_folder / name).mkdir()
+        (empty_folder / name / "config.json").write_text(json.dumps(config))
+    return empty_folder
+
+
 @cache
 def compose(*overrides: str) -> RunConfig:
     return compose_run(overrides)[0]
@@ -188,7 +226,7 @@ def compose(*overrides: str) -> RunConfig:
 
 @pytest.mark.parametrize(("overrides", "knob", "remedy"), FORBIDDEN)
 def test_forbidden_is_refused_in_one_line_with_knob_and_remedy(
-    overrides: list[str], knob: str, remedy: str, empty_folder: Path
+    overrides: list[str], knob: str, remedy: str, folders: Path
 ) -> None:
     config = compose(*overrides)
     with pytest.raises(ValueError, match=r"^[^\n]+$") as refused:
@@ -198,7 +236,7 @@ def test_forbidden_is_refused_in_one_line_with_knob_and_remedy(
 
 
 @pytest.mark.parametrize("overrides", ALLOWED)
-def test_allowed_is_not_refused(overrides: list[str], empty_folder: Path) -> None:
+def test_allowed_is_not_refused(overrides: list[str], folders: Path) -> None:
     assert refusals(compose(*overrides)) == []
 
 
@@ -207,7 +245,7 @@ def test_a_file_of_prompts_is_accepted(empty_folder: Path) -> None:
     assert refusals(compose("workload=jsonl", "workload.path=mine.jsonl")) == []
 
 
-def test_every_check_has_a_forbidden_example(empty_folder: Path) -> None:
+def test_every_check_has_a_forbidden_example(folders: Path) -> None:
     found = set()
     for overrides, _, _ in FORBIDDEN:
         found |= {check for check in compatibility.CHECKS if check(compose(*overrides)) is not None}
@@ -260,6 +298,23 @@ def test_the_kernels_are_those_that_can_be_built() -> None:
 def test_kernels_on_a_cpu_are_allowed_in_the_interpreter(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert refusals(compose("kernels=triton", "attention=triton", "device=cpu")) == []
+
+
+def test_mtp_modules_are_those_that_are_shipped() -> None:
+    folder = head_folder(compose("drafter=mtp_vanilla"), MtpVanillaDrafterConfig())
+    assert num_mtp_modules(read_config_json(folder, "drafter.path")) == drafter_compatibility.NUM_SHIPPED_MODULES
+
+
+def test_one_missing_head_is_refused_in_the_same_words_by_its_loader(folders: Path) -> None:
+    config = compose("drafter=mtp_eagle", "target=hf", "target.path=no_module")
+    with pytest.raises(UserError) as refused:
+        mtp_folder(config, MtpEagleDrafterConfig())
+    assert refusals(config) == [str(refused.value)]
+
+
+def test_refusals_need_no_torch() -> None:
+    code = "import sys, spec_lab.compatibility; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_reserved_pages_are_the_cache_s() -> None:

@@ -18,6 +18,7 @@ from spec_lab.doctor.__main__ import main
 from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply, faults
+from spec_lab.doctor.loop import disagreement
 from spec_lab.doctor.readings import gain_of
 from spec_lab.doctor.report import format_findings, summarize
 from spec_lab.doctor.rounds import LoopRound, common_length, spread
@@ -46,6 +47,8 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["-m", "drafter=eagle3,ngram"], "-m: spec_lab.doctor examines one run"),
         (["--verbose"], "there is no such flag"),
         (["drafter=eagle3,ngram"], "several values"),
+        (["experiment=drafters"], "experiment=drafters is a sweep"),
+        (["hydra.mode=MULTIRUN"], "hydra.mode=MULTIRUN is a sweep"),
         (["drafter=none"], "drafter=none drafts nothing"),
         (["dry_run=true"], "dry_run=true"),
         (["target=hf"], "target.path"),
@@ -75,6 +78,7 @@ def test_help_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "why is acceptance low" in printed and "drafter=eagle3" in printed
 
 
+@pytest.mark.slow
 def test_a_random_head_disagrees_everywhere_and_nothing_else_is_wrong(
     pair: tuple[Path, Path], prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +99,16 @@ def test_a_drafter_without_weights_has_bounds_alone(pair: tuple[Path, Path], pro
     findings = examine(load_subject(config))
     assert [finding.verdict for finding in findings[:3]] == [Verdict.OK] * 3
     assert {finding.verdict for finding in findings[3:]} == {Verdict.DOES_NOT_APPLY}
+    assert summarize(findings) == f"no fault found; {len(findings) - 3} checks do not apply"
+
+
+def test_the_command_says_how_much_it_could_not_check(
+    pair: tuple[Path, Path], prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["target=hf", f"target.path={pair[0]}", "drafter=ngram", "workload=jsonl", f"workload.path={prompts}"]
+    assert main([*arguments, "max_new_tokens=6", "device=cpu", "num_threads=1"]) == 0
+    *lines, empty, last = capsys.readouterr().out.splitlines()
+    assert empty == "" and last == f"no fault found; {len(lines) - 3} checks do not apply"
 
 
 def test_too_few_rounds_are_not_judged(pair: tuple[Path, Path], prompts: Path) -> None:
@@ -168,9 +182,33 @@ def test_the_first_fault_is_the_likeliest() -> None:
     broken = [Finding(name, Verdict.FAULT, "3", f"{name} is broken") for name in ("three", "four")]
     assert summarize([fine]) == "no fault found"
     assert summarize([fine, odd]) == "no fault found; worth a look: two"
+    assert summarize([fine, does_not_apply("five", "none here")]) == "no fault found; 1 check does not apply"
     findings = [fine, odd, *broken, does_not_apply("five", "none here")]
     assert faults(findings) == broken
     assert format_findings(findings).splitlines()[-1] == "most likely fault: three: three is broken (also: four)"
+
+
+def test_a_later_draft_is_judged_after_right_ones_alone() -> None:
+    drafted = Drafted(torch.zeros(10, 3), torch.tensor([0, 0, 1, 1, 1, 1, 2, 2, 2, 3]))
+    assert [drafted.num_judged(position) for position in (1, 2, 3)] == [10, 8, 4]
+    assert [drafted.conditional(position) for position in (1, 2, 3)] == [0.8, 0.5, 0.25]
+    assert Drafted(torch.zeros(4, 3), torch.zeros(4)).conditional(3) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "position"),
+    [
+        ([0] * 70 + [1] * 14 + [3] * 6, "drafts disagree"),
+        ([0] * 30 + [1] * 27 + [2] * 9, "draft 2 is right in 25%"),
+        ([0] * 30 + [2] * 30, "draft 3 is right in 0%"),
+        ([0] * 30 + [1] * 10 + [2] * 20, None),  # 20 rounds do not tell of draft 3
+        ([0] * 30 + [1] * 10 + [2] * 6 + [3] * 20, None),
+    ],
+)
+def test_the_first_position_that_collapses_is_named(lengths: list[int], position: str | None) -> None:
+    cause = disagreement(Drafted(torch.zeros(len(lengths), 3), torch.tensor(lengths)))
+    assert (cause is None) == (position is None)
+    assert position is None or (cause is not None and cause.startswith(position))
 
 
 def test_a_gain_is_paired_over_the_rounds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,34 +18,49 @@ from spec_lab import build
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.build import ZOO
 from spec_lab.build.heads import DrafterFactory
+from spec_lab.build.models import Models
 from spec_lab.cli.compose import compose_run
+from spec_lab.config import RunConfig
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, FeatureSpec, TargetOutput, Verification
 from spec_lab.doctor import rounds
 from spec_lab.doctor.__main__ import main
+from spec_lab.doctor.aspects import aspects_of
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.loop import check_bounds
+from spec_lab.doctor.readings import Aspect
 from spec_lab.doctor.report import summarize
 from spec_lab.doctor.subject import Subject, load_subject, strict_greedy
 from spec_lab.engine.kv_cache import LayerCache
 
-QUICK = ("max_new_tokens=36", "device=cpu")
+QUICK = ("max_new_tokens=36", "device=cpu", "batch_size=4")
+FEW_ROUNDS = 36
+KeepReadings = Callable[..., None]
+Tensors = dict[str, torch.Tensor]
 SWAPPED = {"mtp_eagle": "eh_proj.weight", "frozen_kv": "pre_projection.weight"}
 
 
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough to tell each of these faults. The bounds are the target's alone, and have a test of their own."""
-    monkeypatch.setattr(rounds.spread, "__defaults__", (64,))
+    monkeypatch.setattr(rounds.spread, "__defaults__", (FEW_ROUNDS,))
     monkeypatch.setattr("spec_lab.doctor.examine.check_bounds", lambda subject: [])
 
 
-@pytest.fixture(params=["without_readings", pytest.param("whole", marks=pytest.mark.slow)])
-def examination(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The readings take most of an examination's time, and are not what tells a fault elsewhere."""
-    if request.param == "without_readings":
-        monkeypatch.setattr("spec_lab.doctor.examine.aspects_of", lambda config, models: [])
+@pytest.fixture(params=["some_readings", pytest.param("whole", marks=pytest.mark.slow)])
+def keep_readings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> KeepReadings:
+    """The readings take most of an examination's time, and most of them are not what tells a fault."""
+
+    def keep(*names: str, num_rounds: int = FEW_ROUNDS) -> None:
+        def kept(config: RunConfig, models: Models) -> list[Aspect]:
+            return [aspect for aspect in aspects_of(config, models) if aspect.name in names]
+
+        monkeypatch.setattr(rounds.spread, "__defaults__", (num_rounds,))
+        if request.param == "some_readings":
+            monkeypatch.setattr("spec_lab.doctor.examine.aspects_of", kept)
+
+    return keep
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +103,18 @@ SHIPPED = ("mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model")
 def test_a_healthy_head_has_no_fault(healthy: Subject, drafter: str, tmp_path: Path) -> None:
     findings = examine(examined(healthy, f"drafter={drafter}", f"drafter.path={copy_of(drafter, tmp_path)}"))
     assert faults(findings) == []
-    assert summarize(findings) == "no fault found"
+    assert re.fullmatch("no fault found; [0-9]+ checks do not apply", summarize(findings))
     verdicts = {finding.check: finding.verdict for finding in findings}
     assert verdicts["loop against teacher forcing"] is Verdict.OK
     assert (verdicts["query position"] is Verdict.OK) == (drafter == "frozen_kv")
     assert (verdicts["tap ids"] is Verdict.OK) == (drafter == "eagle3")
+    assert (verdicts["module order"] is Verdict.OK) == (drafter == "mtp_vanilla")
+    assert (verdicts["recycled path"] is Verdict.OK) == (drafter != "draft_model")
 
 
-def test_taps_that_name_outputs_read_as_inputs(healthy: Subject, tmp_path: Path) -> None:
+def test_taps_that_name_outputs_read_as_inputs(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
     """The head reads the inputs of layers 2, 4 and 5; its config names them as outputs, one lower."""
+    keep_readings("tap ids", num_rounds=64)
     head = copy_of("eagle3", tmp_path)
     config = json.loads((head / "config.json").read_text())
     (head / "config.json").write_text(json.dumps(config | {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}))
@@ -104,7 +123,8 @@ def test_taps_that_name_outputs_read_as_inputs(healthy: Subject, tmp_path: Path)
     assert fault.cause is not None and "inputs of 2 4 5" in fault.cause
 
 
-def test_a_vocabulary_map_shifted_by_one(healthy: Subject, examination: None, tmp_path: Path) -> None:
+def test_a_vocabulary_map_shifted_by_one(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
+    keep_readings()
     head = copy_of("eagle3", tmp_path)
 
     def shift(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -119,7 +139,10 @@ def test_a_vocabulary_map_shifted_by_one(healthy: Subject, examination: None, tm
 
 
 @pytest.mark.parametrize("drafter", ["mtp_eagle", pytest.param("frozen_kv", marks=pytest.mark.slow)])
-def test_a_projection_with_its_halves_swapped(healthy: Subject, drafter: str, tmp_path: Path) -> None:
+def test_a_projection_with_its_halves_swapped(
+    healthy: Subject, keep_readings: KeepReadings, drafter: str, tmp_path: Path
+) -> None:
+    keep_readings("concat order")
     head = copy_of(drafter, tmp_path)
 
     def swap(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -130,6 +153,65 @@ def test_a_projection_with_its_halves_swapped(healthy: Subject, drafter: str, tm
     change_tensors(head, swap)
     fault = first_fault(examined(healthy, f"drafter={drafter}", f"drafter.path={head}"))
     assert fault.check == "concat order"
+
+
+def unprojected(tensors: Tensors) -> Tensors:
+    """What a step hands on is zero."""
+    return {"post_projection.weight": torch.zeros_like(tensors["post_projection.weight"])}
+
+
+def random_last_module(tensors: Tensors) -> Tensors:
+    """The third module's matrices; its norms stay."""
+    torch.manual_seed(0)
+    return {
+        name: torch.randn_like(tensor) * tensor.std()
+        for name, tensor in of_module(tensors, "10").items()
+        if tensor.dim() == 2
+    }
+
+
+def exchanged_modules(tensors: Tensors) -> Tensors:
+    """The first module and the second."""
+    pairs = {"8": "9", "9": "8"}
+    return {
+        name.replace(f"layers.{ours}.", f"layers.{theirs}."): tensor
+        for ours, theirs in pairs.items()
+        for name, tensor in of_module(tensors, ours).items()
+    }
+
+
+def of_module(tensors: Tensors, layer: str) -> Tensors:
+    found = {name: tensor for name, tensor in tensors.items() if name.startswith(f"model.layers.{layer}.")}
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("drafter", "change", "num_rounds", "check", "said"),
+    [
+        ("frozen_kv", unprojected, FEW_ROUNDS, "recycled path", "draft 2 does not use the hidden state"),
+        # Of the rounds not half have two right drafts, and enough of these are needed to judge the third.
+        ("mtp_vanilla", random_last_module, 72, "teacher forcing", "draft 3 is right in "),
+        ("mtp_vanilla", exchanged_modules, FEW_ROUNDS, "module order", "but modules 2 1 3 gives +"),
+    ],
+)
+def test_later_drafts_alone_are_wrong(
+    healthy: Subject,
+    keep_readings: KeepReadings,
+    drafter: str,
+    change: Callable[[Tensors], Tensors],
+    num_rounds: int,
+    check: str,
+    said: str,
+    tmp_path: Path,
+) -> None:
+    """The first drafts of all three agree often enough."""
+    keep_readings(check, num_rounds=num_rounds)
+    head = copy_of(drafter, tmp_path)
+    change_tensors(head, change)
+    fault = first_fault(examined(healthy, f"drafter={drafter}", f"drafter.path={head}"))
+    assert fault.check == check
+    assert fault.cause is not None and said in fault.cause
 
 
 class ZeroFeatures:
@@ -149,7 +231,8 @@ class ZeroFeatures:
         return output
 
 
-def test_hidden_states_that_are_zero(healthy: Subject, examination: None, tmp_path: Path) -> None:
+def test_hidden_states_that_are_zero(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
+    keep_readings()
     subject = examined(healthy, f"drafter.path={copy_of('eagle3', tmp_path)}")
     target: Any = ZeroFeatures(subject.models.target)
     fault = first_fault(replace(subject, models=replace(subject.models, target=target)))
@@ -210,10 +293,14 @@ def with_broken_writes(subject: Subject, place: Callable[[torch.Tensor], torch.T
     return replace(subject, make_drafter=make)
 
 
-@pytest.mark.parametrize("place", [skipped, next_slots])
+@pytest.mark.parametrize("place", [skipped, pytest.param(next_slots, marks=pytest.mark.slow)])
 def test_a_stale_cache(
-    healthy: Subject, examination: None, place: Callable[[torch.Tensor], torch.Tensor | None], tmp_path: Path
+    healthy: Subject,
+    keep_readings: KeepReadings,
+    place: Callable[[torch.Tensor], torch.Tensor | None],
+    tmp_path: Path,
 ) -> None:
+    keep_readings()
     subject = with_broken_writes(examined(healthy, f"drafter.path={copy_of('eagle3', tmp_path)}"), place)
     fault = first_fault(subject)
     assert fault.check == "loop against teacher forcing"

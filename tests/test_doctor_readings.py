@@ -91,11 +91,12 @@ def _with_outputs(subject: Subject, outputs: list[list[int]]) -> Subject:
 
 def findings_of(right: RunConfig, wrong: RunConfig) -> list[Finding]:
     """What the readings say of `wrong`, over texts that the drafter of `right` drafted."""
-    subject, rounds = with_drafted_texts(subject_of(right), _reference_drafter(subject_of(right)))
+    writer = subject_of(right)
+    subject, rounds = with_drafted_texts(writer, _reference_drafter(writer))
     subject = replace(subject, config=wrong)
     forced = TeacherForcedDrafts(subject, rounds)
     as_configured = forced.draft(_reference_drafter(subject))
-    features = subject_of(wrong).engine(wrong, build.load_drafter(wrong, subject.models)).parts.drafter.requirements
+    features = subject.engine(wrong, build.load_drafter(wrong, subject.models)).parts.drafter.requirements
     evidence = Evidence(subject, features.features, forced, as_configured, as_configured)
     return check_readings(evidence, aspects_of(wrong, subject.reference_models))
 
@@ -104,7 +105,10 @@ def _reference_drafter(subject: Subject) -> DrafterFactory:
     return build.load_drafter(subject.config, subject.reference_models)
 
 
-SLOW = ("residual", "recycled_output", "window", "target_side", "both_sides", "vanilla_handed_on", "frozen_concat")
+SLOW = (
+    *("residual", "recycled_output", "window", "taps_the_other_way", "target_side", "both_sides"),
+    *("vanilla_concat", "vanilla_handed_on", "frozen_concat"),
+)
 WRONG: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "taps": ("eagle3", "tap ids", "file", {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}),
     "residual": ("eagle3", "norm order", "file", {"norm_before_residual": True}),
@@ -118,6 +122,7 @@ WRONG: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "both_sides": ("mtp_eagle", "norm order", "options", {"target_hidden": "pre_norm", "recycled_hidden": "pre_norm"}),
     "vanilla_concat": ("mtp_vanilla", "concat order", "swap", {}),
     "vanilla_handed_on": ("mtp_vanilla", "norm order", "options", {"recycled_hidden": "pre_norm"}),
+    "vanilla_order": ("mtp_vanilla", "module order", "rotate", {}),
     "frozen_concat": ("frozen_kv", "concat order", "swap", {}),
     "frozen_position": ("frozen_kv", "query position", "options", {"position": "bonus"}),
     "frozen_sources": ("frozen_kv", "KV source layers", "file", {"kv_source_layers": [1, 5]}),
@@ -136,6 +141,8 @@ def test_the_reading_that_wrote_the_text_is_named(target: Path, tmp_path: Path, 
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
     elif how == "swap":
         swap_halves(tmp_path / "wrong" / "model.safetensors", PROJECTIONS[drafter])
+    elif how == "rotate":
+        rotate_modules(tmp_path / "wrong" / "model.safetensors", read_model_config(target).num_layers)
     elif how == "shift":
         shift_map(tmp_path / "wrong" / "model.safetensors")
     right, wrong = (
@@ -160,6 +167,17 @@ def swap_halves(file: Path, suffix: str) -> None:
     assert names
     swapped = {name: torch.cat(tensors[name].chunk(2, dim=1)[::-1], dim=1).contiguous() for name in names}
     save_file(tensors | swapped, file, metadata={"format": "pt"})
+
+
+def rotate_modules(file: Path, num_layers: int) -> None:
+    """Each module under the number of the one before it, the first under the last's."""
+    tensors = load_file(file)
+    rotated: dict[str, torch.Tensor] = {}
+    for module in range(NUM_DRAFT_TOKENS):
+        ours, theirs = (f"model.layers.{num_layers + index % NUM_DRAFT_TOKENS}." for index in (module, module + 1))
+        rotated |= {ours + name.removeprefix(theirs): tensors[name] for name in tensors if name.startswith(theirs)}
+    assert rotated.keys() == tensors.keys()
+    save_file(rotated, file, metadata={"format": "pt"})
 
 
 def shift_map(file: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from spec_lab.engine.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.pruning.selection import AllRows
 from tests.fake_target import PaddedGraph
 from tests.lab import PRUNING, Reference, assert_captured_alike, make_config, make_engine, poison, random_requests
+from tests.layer_rows import LayerRows, count_rows
 from tests.scripted_rule import ScriptedRule, install
 from tests.tiny_checkpoints import make_tiny_target, refused
 
@@ -188,21 +189,6 @@ def test_sequences_may_reach_the_last_position(tmp_path: Path) -> None:
     Reference(target).assert_lossless(requests, outputs["draft_model"], outputs["none"])
 
 
-@dataclass
-class CountingBackend:
-    """An attention backend that notes the query rows of each attention."""
-
-    backend: Any
-    attended: list[int] = field(default_factory=list)
-
-    def write(self, *arguments: Any) -> None:
-        self.backend.write(*arguments)
-
-    def attend(self, queries: torch.Tensor, *rest: Any) -> torch.Tensor:
-        self.attended.append(len(queries))
-        return self.backend.attend(queries, *rest)
-
-
 EXPECTED_ROWS = {
     "none": ([5, 3, 1, 1, 4, 1, 1], [5, 3, 1, 1, 4, 1, 1]),
     "prefill": ([1, 1, 1, 4, 1, 1], [1, 1, 1, 4, 1, 1]),
@@ -216,22 +202,11 @@ def test_rows_past_the_kv_write_of_the_last_layer(pairs: Pairs, prune: str) -> N
     """7 prompt tokens in two chunks, the last one with the sampled token, two draft steps, a catch-up, two more."""
     requests = [Request("seven", "x", (5, 6, 7, 8, 9, 10, 11), max_new_tokens=2)]
     engine = pairs.engine("qwen3", prune, requests=requests)
-    first_layer, last_layer = engine.parts.drafter._model._layers
-    counting = last_layer._attention._backend = CountingBackend(engine.parts.backend)
-    computed: dict[str, list[int]] = {"first": [], "last": []}
-    for name, layer in (("first", first_layer), ("last", last_layer)):
-        layer._mlp = counting_rows(layer._mlp, computed[name])
+    first, last = (count_rows(layer) for layer in engine.parts.drafter._model._layers)
     engine.generate(requests)
-    assert (counting.attended, computed["last"]) == EXPECTED_ROWS[prune]
-    assert computed["first"] == [5, 3, 1, 1, 4, 1, 1], "what the last layer's keys and values are made of"
-
-
-def counting_rows(function: Callable[[torch.Tensor], torch.Tensor], counts: list[int]) -> Any:
-    def counted(rows: torch.Tensor) -> torch.Tensor:
-        counts.append(len(rows))
-        return function(rows)
-
-    return counted
+    attended, computed = EXPECTED_ROWS[prune]
+    assert last == LayerRows(attended, computed, computed)
+    assert first.mlp == [5, 3, 1, 1, 4, 1, 1], "what the last layer's keys and values are made of"
 
 
 def test_a_model_of_another_vocabulary_is_refused(pairs: Pairs, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, Request, Verification, VerifiedRound
+from spec_lab.build import ZOO
+from spec_lab.core.types import AttentionMetadata, Request, VerifiedRound
 from spec_lab.drafters.frozen_kv import FrozenKVDrafter, FrozenState
-from spec_lab.drafters.picking import DraftedRows, DraftHead, GreedyPicker
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.kv_cache import NULL_PAGE, cache_slots
 from spec_lab.engine.round import collect_drafts
 from spec_lab.models.config import Family, read_model_config
+from spec_lab.workloads.load import load_requests
+from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.fake_target import PaddedGraph
-from tests.lab import NEAR_TIE, PRUNING, Reference, make_config, make_engine, random_requests
+from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
+from tests.scripted_rule import ScriptedRule, install
 from tests.tiny_assistant import FULL, SLIDING, SlowAssistant, make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target
 
@@ -65,58 +66,6 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, R
     return found
 
 
-class RecordingPicker(GreedyPicker):
-    """Keeps the logits of a slot's drafts."""
-
-    def __init__(self) -> None:
-        self.logits: dict[int, list[torch.Tensor]] = {}
-
-    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
-        self.logits |= {slot: [] for slot in rows.slot_ids.tolist()}
-        return self.pick(head, hidden, rows, torch.zeros(1))
-
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
-        for slot, logits in zip(rows.slot_ids.tolist(), head.target_logits(hidden), strict=True):
-            self.logits[slot].append(logits)
-        return head.greedy(hidden)
-
-
-@dataclass
-class ScriptedRule(StrictAcceptance):
-    """Accepts m drafts whatever the target says, so that every n comes up; compares the drafts with the slow model."""
-
-    slow: SlowAssistant
-    picker: RecordingPicker
-    engine: Engine
-    compared: int = 0
-    accepted: list[int] = field(default_factory=list)
-    script: random.Random = field(default_factory=lambda: random.Random(1))
-
-    def accept(self, inputs: AcceptanceInputs) -> Verification:
-        draft_tokens, active = inputs.draft_tokens, inputs.active
-        num_drafts = draft_tokens.shape[1]
-        ready = [sequence for sequence in self.engine.scheduler.running if not sequence.is_prefilling]
-        for sequence, drafts in zip(ready, draft_tokens.tolist(), strict=False):
-            self._compare(sequence.tokens, drafts, self.picker.logits[sequence.slot])
-        accepted = [self.script.randrange(num_drafts + 1) for _ in range(len(active))]
-        self.accepted += accepted[: len(ready)]
-        num_accepted = torch.tensor(accepted)
-        tokens = inputs.logits.argmax(dim=-1)
-        keep = torch.arange(num_drafts) < num_accepted.unsqueeze(1)
-        tokens[:, :-1] = torch.where(keep, draft_tokens, tokens[:, :-1])
-        return Verification(tokens, torch.where(active, num_accepted + 1, 0))
-
-    def _compare(self, text: list[int], drafts: list[int], logits: list[torch.Tensor]) -> None:
-        expected, expected_logits = self.slow.draft(text, len(drafts))
-        for ours, theirs, draft, token in zip(logits, expected_logits, drafts, expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
-            if draft != token:
-                first, second = theirs.topk(2).values.tolist()
-                assert first - second < NEAR_TIE
-                return
-        self.compared += len(drafts)
-
-
 @dataclass
 class Lab:
     """An engine whose drafts are compared with the slow model in every round."""
@@ -126,9 +75,10 @@ class Lab:
     rule: ScriptedRule
     requests: list[Request]
 
-    def generate(self) -> dict[str, list[int]]:
-        records = self.engine.generate(self.requests).requests
-        return {record.request_id: record.output_ids for record in records}
+    def generate(self) -> dict[str, list[list[int]]]:
+        """The drafts of each request, by round."""
+        self.engine.generate(self.requests)
+        return self.rule.drafts
 
 
 def make_lab(
@@ -163,7 +113,6 @@ def make_lab(
     engine.graph = PaddedGraph(bucket)
     drafter = engine.parts.drafter
     assert isinstance(drafter, FrozenKVDrafter)
-    picker = drafter._picker = RecordingPicker()
     slow = SlowAssistant(
         tensors,
         reference,
@@ -172,8 +121,7 @@ def make_lab(
         positions_past_last_key={"last": 0, "bonus": 1}[case.position],
         num_clusters=case.assistant.get("centroid_intermediate_top_k", 0),
     )
-    rule = engine.parts.rule = ScriptedRule(slow, picker, engine)
-    return Lab(engine, drafter, rule, requests)
+    return Lab(engine, drafter, install(engine, slow), requests)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -385,11 +333,27 @@ def test_the_seed_reads_the_last_prompt_row(
 
 
 def test_padded_rows_are_inert(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
-    """The same outputs and the same rounds, whatever stands beside a request."""
-    outputs = []
-    for bucket in (1, 4):
-        lab = make_lab(targets, tmp_path, CASES["sliding"], bucket=bucket)
-        lab.rule.script = random.Random(1)
-        lab.engine.parts.rule = StrictAcceptance()
-        outputs.append(lab.generate())
-    assert outputs[0] == outputs[1]
+    """The same drafts of every request in every round, whatever stands beside it; outputs would hide wrong drafts."""
+    alone, padded = (make_lab(targets, tmp_path, CASES["sliding"], bucket=bucket).generate() for bucket in (1, 4))
+    assert padded == alone
+    assert sum(map(len, alone.values())) > 12
+
+
+def acceptance_length(num_requests: int, change: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    """Of the shipped pair, with `change` done to every feature the drafter is handed."""
+    config = make_config((ZOO / "pocket", ZOO / "pocket-frozen_kv"), "frozen_kv", batch_size=8, max_new_tokens=24)
+    config.workload.limit = num_requests
+    requests = load_requests(config, TargetTokenizer(ZOO / "pocket"))
+    engine = make_engine(config, requests)
+    drafter = engine.parts.drafter
+    ingest, seed = drafter.ingest, drafter.seed
+    drafter.ingest = lambda chunk: ingest(replace(chunk, features=change(chunk.features)))
+    drafter.seed = lambda verified: seed(replace(verified, features=change(verified.features)))
+    accepted = [count for record in engine.generate(requests).requests for count in record.accepted_per_round]
+    return 1 + sum(accepted) / len(accepted)
+
+
+def test_without_the_targets_hidden_state_the_shipped_head_is_accepted_less() -> None:
+    """Measured: 2.40 tokens a round, and 2.02 with zeros; the rest it reads from the target's KV."""
+    as_it_is, zeroed = acceptance_length(9, torch.clone), acceptance_length(9, torch.zeros_like)
+    assert zeroed < as_it_is - 0.2

@@ -32,7 +32,7 @@ FAMILIES: dict[Family, dict[str, Any]] = {
     "qwen3": {"seed": 1, "eos_token_id": [2, 19]},
     "llama": {"num_key_value_heads": 4, "eos_token_id": [2, 18]},
 }
-BATCHES, DRAFTS, PAGES, CHUNKS = (1, 3, 8), (1, 3, 5), (1, 4, 16), (1, 5, 512)
+BATCHES, DRAFTS, PAGES, CHUNKS = (1, 3, 8), range(1, 9), (1, 4, 16), (1, 5, 512)
 MATRIX = list(product(PRUNING, BATCHES))
 
 
@@ -89,6 +89,9 @@ class Lab:
         poison(engine)
         return engine.generate(self.requests)
 
+    def check(self, *arguments: Any, **options: Any) -> None:
+        self.reference.assert_lossless(self.requests, tokens_of(self.run(*arguments, **options)), self.plain)
+
 
 def tokens_of(result: GenerationResult) -> dict[str, list[int]]:
     return {record.request_id: record.output_ids for record in result.requests}
@@ -116,19 +119,26 @@ def labs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Lab]:
 
 @pytest.mark.parametrize(("prune", "batch_size"), MATRIX, ids=["-".join(map(str, row)) for row in MATRIX])
 def test_output_equals_plain_decoding(labs: dict[str, Lab], prune: str, batch_size: int) -> None:
-    """K, page size, chunk, padding, position and family go round with the case."""
+    """K from 1 to 8, page size, chunk, padding, position and family go round with the case."""
     case = MATRIX.index((prune, batch_size))
-    lab = labs[list(FAMILIES)[case % 2]]
-    result = lab.run(
+    labs[list(FAMILIES)[case % 2]].check(
         prune=prune,
         batch_size=batch_size,
-        num_draft_tokens=DRAFTS[(case + case // 3) % 3],
+        num_draft_tokens=DRAFTS[(5 * case + case // 8) % 8],
         page_size=PAGES[(case + case // 6) % 3],
         chunk=CHUNKS[case // 3 % 3],
         bucket=(1, 4)[case // 2 % 2],
         options={"position": ("last", "bonus")[case // 4 % 2]},
     )
-    lab.reference.assert_lossless(lab.requests, tokens_of(result), lab.plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_draft_tokens", DRAFTS)
+@pytest.mark.parametrize("prune", PRUNING)
+def test_every_number_of_drafts_in_every_mode(labs: dict[str, Lab], prune: str, num_draft_tokens: int) -> None:
+    for turn, batch_size in enumerate(BATCHES, start=num_draft_tokens):
+        sizes = PAGES[turn % 3], CHUNKS[turn // 2 % 3], (1, 4)[turn % 2]
+        labs[list(FAMILIES)[turn // 2 % 2]].check("frozen_kv", prune, batch_size, num_draft_tokens, *sizes)
 
 
 def test_the_matrix_would_notice(labs: dict[str, Lab]) -> None:

@@ -19,6 +19,7 @@ from spec_lab.train.mtp import MtpDrafter, MtpShape
 from spec_lab.train.mtp_recipe import save_modules
 from tests.fake_target import PaddedGraph
 from tests.lab import PRUNING, Reference, make_config, make_engine, poison, random_requests
+from tests.layer_rows import LayerRows, count_rows
 from tests.scripted_rule import ScriptedRule, install
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
 from tests.tiny_mtp import FAMILIES, SlowMtp, TinyMtp, make_tiny_mtp
@@ -111,6 +112,27 @@ def test_other_numbers_of_drafts_with_padded_rows(
     bucket = (1, 4)[num_draft_tokens % 2]
     rule = run_against_slow_chain(target, tmp_path, module, num_draft_tokens=num_draft_tokens, bucket=bucket)
     assert len(set(rule.accepted)) > num_draft_tokens // 2
+
+
+EXPECTED_ROWS = {
+    "none": ([5, 2, 1, 1, 4, 1, 1], [5, 2, 1, 1, 4, 1, 1]),
+    "prefill": ([1, 1, 1, 4, 1, 1], [1, 1, 1, 4, 1, 1]),
+    "post_attention": ([1, 1, 1, 4, 1, 1], [1, 1, 1, 1, 1, 1]),
+    "catchup": ([1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("prune", PRUNING)
+def test_rows_past_the_modules_kv_write(target: tuple[Path, Reference], tmp_path: Path, prune: str) -> None:
+    """7 prompt tokens in two chunks, two draft steps, a catch-up of 4 rows, two more; o_proj and MLP see the same."""
+    make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
+    requests = [Request("seven", "x", (5, 6, 7, 8, 9, 10, 11), max_new_tokens=2)]
+    config = make_config((target[0], tmp_path), "mtp_eagle", 3, prune, cache={"prefill_chunk": 5})
+    engine = make_engine(config, requests)
+    rows = count_rows(engine.parts.drafter._head._layer)
+    engine.generate(requests)
+    attended, computed = EXPECTED_ROWS[prune]
+    assert rows == LayerRows(attended, computed, computed)
 
 
 def make_tiny_mimo(folder: Path) -> tuple[tuple[Path, Reference], TinyMtp]:

@@ -18,7 +18,7 @@ from tests.tiny_checkpoints import make_tiny_target, rewrite_tensors
 from tests.tiny_mtp import make_tiny_mtp
 
 VOCAB = 24
-BATCHES, DRAFTS, PAGES, CHUNKS = (1, 3, 8), (1, 3, 5, 8), (1, 4, 16), (1, 5, 512)
+BATCHES, DRAFTS, PAGES, CHUNKS = (1, 3, 8), range(1, 9), (1, 4, 16), (1, 5, 512)
 MATRIX = list(product(PRUNING, BATCHES))
 
 
@@ -79,6 +79,11 @@ class Lab:
         poison(engine)
         return engine.generate(self.requests)
 
+    def check(self, prune: str, batch_size: int, num_draft_tokens: int, *sizes: int) -> None:
+        """`sizes` of page, chunk and bucket."""
+        result = self.run("mtp_eagle", prune, batch_size, num_draft_tokens, *sizes)
+        self.reference.assert_lossless(self.requests, tokens_of(result), self.plain)
+
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
@@ -93,17 +98,19 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 @pytest.mark.parametrize(("prune", "batch_size"), MATRIX)
 def test_speculative_output_equals_plain_decoding(lab: Lab, prune: str, batch_size: int) -> None:
-    """K, page size, chunk and padding go round with the case."""
+    """K from 1 to 8, page size, chunk and padding go round with the case."""
     case = MATRIX.index((prune, batch_size))
-    result = lab.run(
-        prune=prune,
-        batch_size=batch_size,
-        num_draft_tokens=DRAFTS[case % 4],
-        page_size=PAGES[(case + case // 3) % 3],
-        chunk=CHUNKS[case // 2 % 3],
-        bucket=(1, 4)[case // 2 % 2],
-    )
-    lab.reference.assert_lossless(lab.requests, tokens_of(result), lab.plain)
+    num_draft_tokens = DRAFTS[(5 * case + case // 8) % 8]
+    sizes = PAGES[(case + case // 3) % 3], CHUNKS[case // 2 % 3], (1, 4)[case // 2 % 2]
+    lab.check(prune, batch_size, num_draft_tokens, *sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_draft_tokens", DRAFTS)
+@pytest.mark.parametrize("prune", PRUNING)
+def test_every_number_of_drafts_in_every_mode(lab: Lab, prune: str, num_draft_tokens: int) -> None:
+    for turn, batch_size in enumerate(BATCHES, start=num_draft_tokens):
+        lab.check(prune, batch_size, num_draft_tokens, PAGES[turn % 3], CHUNKS[turn // 2 % 3], (1, 4)[turn % 2])
 
 
 def test_the_matrix_would_notice(lab: Lab) -> None:

@@ -7,13 +7,12 @@ Python, in an engine whose rule accepts any number of drafts.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 
-from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import (
@@ -28,6 +27,7 @@ from spec_lab.core.types import (
     Verification,
     VerifiedRound,
 )
+from spec_lab.core.types import Sequence as RunningSequence
 from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter, MtpVanillaState
 from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.drafters.picking import GreedyPicker
@@ -36,6 +36,7 @@ from spec_lab.engine.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, SCRATCH_PAGE
 from tests.fake_target import WIDTH, WINDOWS, FakeTarget, PaddedGraph, make_fake_engine, make_prune
 from tests.fake_target import _row as fake_row
 from tests.lab import PRUNING
+from tests.scripted_rule import ScriptedAcceptance, random_script
 
 CPU = torch.device("cpu")
 NEXT = {"e": "F", "f": "G", "g": "H", "x": "N", "n": "O", "o": "P", "k": "U", "u": "V", "v": "Q"}
@@ -223,37 +224,12 @@ def hidden_of(text: Sequence[int]) -> torch.Tensor:
     return torch.tensor(hidden, dtype=torch.float32).view(-1, 2 * WIDTH)
 
 
-@dataclass
-class AnyNumberAccepted(StrictAcceptance):
-    """Accepts as many drafts as the script says, whatever the target says; before that `check` sees each request."""
-
-    num_accepted: Sequence[int]
-    engine: Engine
-    accepted: set[int] = field(default_factory=set)
-    checked: int = 0
-    script: random.Random = field(default_factory=lambda: random.Random(3))
-
-    def accept(self, inputs: AcceptanceInputs) -> Verification:
-        sequences = [s for s in self.engine.scheduler.running if not s.is_prefilling]
-        for row, sequence in enumerate(sequences):
-            self.check(sequence.slot, sequence.tokens, inputs.draft_tokens[row], inputs, row)
-            self.checked += 1
-        accepted = [self.script.choice(self.num_accepted) for _ in range(len(inputs.active))]
-        self.accepted |= set(accepted[: len(sequences)])
-        keep = torch.arange(inputs.draft_tokens.shape[1]) < torch.tensor(accepted).unsqueeze(1)
-        tokens = inputs.logits.argmax(dim=-1)
-        tokens[:, :-1] = torch.where(keep, inputs.draft_tokens, tokens[:, :-1])
-        return Verification(tokens, torch.where(inputs.active, torch.tensor(accepted) + 1, 0))
-
-    def check(self, slot: int, text: list[int], drafts: torch.Tensor, inputs: AcceptanceInputs, row: int) -> None:
-        raise NotImplementedError
-
-
-class CheckingRule(AnyNumberAccepted):
+class CheckingRule(ScriptedAcceptance):
     """Reads windows and caches of every running request."""
 
-    def check(self, slot: int, text: list[int], drafts: torch.Tensor, inputs: AcceptanceInputs, row: int) -> None:
+    def check(self, sequence: RunningSequence, drafts: list[int], inputs: AcceptanceInputs, row: int) -> None:
         """The caches hold what a run over the whole text would have written: they do not depend on its rounds."""
+        slot, text = sequence.slot, sequence.tokens
         drafter = self.engine.parts.drafter
         size = self.engine.parts.slots.table.page_size
         pages = self.engine.parts.slots.table.pages[slot]
@@ -274,11 +250,11 @@ class CheckingRule(AnyNumberAccepted):
             token, newest = expected[-1]
             output = module.output(torch.tensor([token]), newest.round().unsqueeze(0))
             assert int(module.greedy(output)) == drafts[index]
-            pairs.append((int(drafts[index]), output[0]))
+            pairs.append((drafts[index], output[0]))
 
 
 def make_checked_engine(
-    num_modules: int, prune: str, num_accepted: Sequence[int], page_size: int, chunk: int, bucket: int
+    num_modules: int, prune: str, script: Callable[[int], int], page_size: int, chunk: int, bucket: int
 ) -> tuple[Engine, CheckingRule, list[NotingModule]]:
     """Three slots, whose windows and caches start as NaN."""
     num_pages = NUM_RESERVED_PAGES + 3 * 60 // page_size
@@ -303,7 +279,7 @@ def make_checked_engine(
         graph=PaddedGraph(bucket),
         max_positions=44,
     )
-    rule = CheckingRule(num_accepted, engine)
+    rule = CheckingRule(engine, script)
     engine.parts.rule = rule
     return engine, rule, modules
 
@@ -343,24 +319,24 @@ CASES = [
 def test_caches_depend_on_the_text_alone(case: tuple[int, str, int, int, int]) -> None:
     """Ragged batches, slots reused, prompts of 1 token and up in chunks, every n, page borders, the last position."""
     num_modules, prune, page_size, chunk, bucket = case
-    engine, rule, _ = make_checked_engine(num_modules, prune, range(num_modules + 1), page_size, chunk, bucket)
+    engine, rule, _ = make_checked_engine(num_modules, prune, random_script(), page_size, chunk, bucket)
     engine.generate(requests_of(LENGTHS))
-    assert rule.accepted == set(range(num_modules + 1)) and rule.checked > 50
+    assert set(rule.accepted) == set(range(num_modules + 1)) and len(rule.accepted) > 50
     window = engine.parts.drafter._window
     assert window.tokens[3].eq(0).all() and window.hidden[3].eq(0).all(), "padded rows leave the scratch slot alone"
 
 
 @pytest.mark.parametrize("num_accepted", [0, 3])
 def test_all_and_none_accepted(num_accepted: int) -> None:
-    engine, rule, _ = make_checked_engine(3, "catchup", [num_accepted], 4, 5, 1)
+    engine, rule, _ = make_checked_engine(3, "catchup", lambda num_draft_tokens: num_accepted, 4, 5, 1)
     engine.generate(requests_of(LENGTHS))
-    assert rule.accepted == {num_accepted} and rule.checked > 30
+    assert set(rule.accepted) == {num_accepted} and len(rule.accepted) > 30
 
 
 @pytest.mark.parametrize("prune", PRUNING)
 def test_rows_and_lengths_of_a_round(prune: str) -> None:
     """Module i has N + i rows that end at L + n - 1 and see L + n keys; what goes on is what the knobs say."""
-    engine, _, modules = make_checked_engine(3, prune, [1], 4, 512, 1)
+    engine, _, modules = make_checked_engine(3, prune, lambda num_draft_tokens: 1, 4, 512, 1)
     engine.generate(requests_of([6]))
     prefill, catchup = PRUNING[prune]
     for index, module in enumerate(modules):
@@ -378,7 +354,7 @@ def test_rows_and_lengths_of_a_round(prune: str) -> None:
 
 
 def test_what_it_asks_for() -> None:
-    engine, _, _ = make_checked_engine(2, "none", [0], 4, 512, 1)
+    engine, _, _ = make_checked_engine(2, "none", random_script(), 4, 512, 1)
     drafter = engine.parts.drafter
     assert drafter.num_draft_tokens == 2
     assert drafter.requirements.catches_up and drafter.requirements.distinct_steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,16 @@ from spec_lab.config import (
     SplitSeedGraphConfig,
     StepReplayGraphConfig,
 )
-from spec_lab.core.types import AcceptanceInputs, GenerationResult, NormSide, Request
+from spec_lab.core.types import AcceptanceInputs, GenerationResult, NormSide, Request, Sequence
 from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
-from spec_lab.drafters.picking import DraftedRows, DraftHead, GreedyPicker
+from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.models.config import read_model_config
 from tests.fake_target import PaddedGraph
 from tests.lab import NEAR_TIE, PRUNING, Reference, make_config, make_engine, poison, random_requests
-from tests.test_mtp_vanilla import AnyNumberAccepted
+from tests.layer_rows import LayerRows, count_rows
+from tests.scripted_rule import RecordingPicker, ScriptedAcceptance
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_tensors
 from tests.tiny_mtp import TinyMtp, make_tiny_mtp, target_hidden_states
 
@@ -65,34 +67,20 @@ class SlowModules:
         return torch.stack(found)
 
 
-class KeepingPicker(GreedyPicker):
-    """Keeps the logits of every draft, by slot."""
-
-    def __init__(self) -> None:
-        self.logits: dict[int, list[torch.Tensor]] = {}
-
-    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
-        self.logits |= {slot: [] for slot in rows.slot_ids.tolist()}
-        return self.pick(head, hidden, rows, torch.tensor([0]))
-
-    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
-        for slot, logits in zip(rows.slot_ids.tolist(), head.target_logits(hidden), strict=True):
-            self.logits[slot].append(logits)
-        return head.greedy(hidden)
-
-
 @dataclass
-class ComparingRule(AnyNumberAccepted):
+class ComparingRule(ScriptedAcceptance):
     """Compares what was drafted from with the slow modules."""
 
     slow: SlowModules = field(kw_only=True)
-    picker: KeepingPicker = field(kw_only=True)
+    picker: RecordingPicker = field(default_factory=RecordingPicker)
 
-    def check(self, slot: int, text: list[int], drafts: torch.Tensor, inputs: AcceptanceInputs, row: int) -> None:
-        expected = self.slow.logits(text, drafts.tolist())
+    def check(self, sequence: Sequence, drafts: list[int], inputs: AcceptanceInputs, row: int) -> None:
+        expected = self.slow.logits(sequence.tokens, drafts)
         if inputs.draft_logits is None:
-            torch.testing.assert_close(torch.stack(self.picker.logits[slot]), expected, rtol=0, atol=1e-4)
-            assert (expected.amax(1) - expected.gather(1, drafts.unsqueeze(1)).squeeze(1) < NEAR_TIE).all()
+            ours = torch.stack(self.picker.logits[sequence.slot])
+            torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
+            drafted = expected.gather(1, torch.tensor(drafts).unsqueeze(1)).squeeze(1)
+            assert (expected.amax(1) - drafted < NEAR_TIE).all()
         else:
             sampled_from = inputs.draft_logits[row].softmax(-1)
             torch.testing.assert_close(sampled_from, (expected / 0.7).softmax(-1), rtol=0, atol=1e-5)
@@ -125,11 +113,9 @@ class Lab:
         options = changes.get("options", {})
         sides = [NormSide(options.get(knob, "post_norm")) for knob in ("target_hidden", "recycled_hidden")]
         engine = self.engine(requests, prune, bucket, **changes)
-        picker = KeepingPicker()
+        rule = ComparingRule(engine, slow=SlowModules(self.modules, self.reference, *sides))
         if isinstance(engine.parts.drafter._picker, GreedyPicker):
-            engine.parts.drafter._picker = picker
-        slow = SlowModules(self.modules, self.reference, *sides)
-        rule = ComparingRule(range(engine.num_draft_tokens + 1), engine, slow=slow, picker=picker)
+            engine.parts.drafter._picker = rule.picker
         engine.parts.rule = rule
         engine.generate(requests)
         return rule
@@ -173,21 +159,42 @@ def test_drafts_equal_the_modules_recomputed(lab: Lab, case: tuple[str, int, int
     rule = lab.check_drafts(
         mixed_requests(), prune, bucket, batch_size=batch_size, num_draft_tokens=num_draft_tokens, cache=cache
     )
-    assert rule.accepted == set(range(num_draft_tokens + 1)) and rule.checked > 12
+    assert set(rule.accepted) == set(range(num_draft_tokens + 1)) and len(rule.accepted) > 12
 
 
 @pytest.mark.parametrize("target_hidden", ["pre_norm", "post_norm"])
 @pytest.mark.parametrize("recycled_hidden", ["pre_norm", "post_norm"])
 def test_either_side_of_the_norms(lab: Lab, target_hidden: str, recycled_hidden: str) -> None:
     options = {"target_hidden": target_hidden, "recycled_hidden": recycled_hidden}
-    assert lab.check_drafts(mixed_requests()[:2], "catchup", options=options).checked > 4
+    assert len(lab.check_drafts(mixed_requests()[:2], "catchup", options=options).accepted) > 4
 
 
 def test_sampled_drafts_hand_over_their_logits(lab: Lab) -> None:
     sampling = SamplingConfig(temperature=0.7)
     options = {"draft_sampling": "distribution"}
     rule = lab.check_drafts(mixed_requests()[:3], "catchup", batch_size=2, sampling=sampling, options=options)
-    assert rule.checked > 6
+    assert len(rule.accepted) > 6
+
+
+# attended, computed: of module i the two chunks, and the catch-up. It runs over i rows more, its drafts.
+EXPECTED_ROWS = {
+    "none": lambda i: ([5, 2 + i, 4 + i], [5, 2 + i, 4 + i]),
+    "prefill": lambda i: ([1, 4 + i], [1, 4 + i]),
+    "post_attention": lambda i: ([1, 4 + i], [1, 1]),
+    "catchup": lambda i: ([1, 1], [1, 1]),
+}
+
+
+@pytest.mark.parametrize("prune", PRUNING)
+def test_rows_past_the_modules_kv_write(lab: Lab, prune: str) -> None:
+    """7 prompt tokens in two chunks, and a catch-up; o_proj and the MLP see the same rows."""
+    requests = [Request("seven", "x", (5, 6, 7, 8, 9, 10, 11), max_new_tokens=2, ignore_eos=True)]
+    engine = lab.engine(requests, prune, cache={"prefill_chunk": 5})
+    modules = [count_rows(module._layer) for module in engine.parts.drafter._modules]
+    engine.generate(requests)
+    for index, rows in enumerate(modules):
+        attended, computed = EXPECTED_ROWS[prune](index)
+        assert rows == LayerRows(attended, computed, computed), f"module {index}"
 
 
 @pytest.fixture(scope="module")
@@ -223,18 +230,44 @@ def plain(taught: Lab) -> tuple[list[Request], dict[str, list[int]]]:
     return requests, tokens_of(engine.generate(requests))
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-@pytest.mark.parametrize("prune", PRUNING)
-def test_output_equals_plain_decoding(
-    taught: Lab, plain: tuple[list[Request], dict[str, list[int]]], prune: str, batch_size: int
+def check_lossless(
+    taught: Lab, plain: tuple[list[Request], dict[str, list[int]]], prune: str, batch_size: int, num_draft_tokens: int
 ) -> None:
     requests, expected = plain
     case = list(PRUNING).index(prune) + batch_size
-    cache = {"page_size": (1, 4, 16)[case % 3], "prefill_chunk": (1, 5, 512)[case % 3]}
-    engine = taught.engine(requests, prune, (1, 4)[case % 2], batch_size=batch_size, cache=cache)
+    engine = taught.engine(
+        requests,
+        prune,
+        (1, 4)[case % 2],
+        batch_size=batch_size,
+        num_draft_tokens=num_draft_tokens,
+        cache={"page_size": (1, 4, 16)[case % 3], "prefill_chunk": (1, 5, 512)[case % 3]},
+    )
     result = engine.generate(requests)
     taught.reference.assert_lossless(requests, tokens_of(result), expected)
-    assert {m for record in result.requests for m in record.accepted_per_round} == {0, 1, 2, 3}
+    accepted = {m for record in result.requests for m in record.accepted_per_round}
+    assert accepted == set(range(num_draft_tokens + 1))
+
+
+MATRIX = list(product(PRUNING, (1, 3, 8)))
+
+
+@pytest.mark.parametrize(("prune", "batch_size"), MATRIX)
+def test_output_equals_plain_decoding(
+    taught: Lab, plain: tuple[list[Request], dict[str, list[int]]], prune: str, batch_size: int
+) -> None:
+    """K from 1 to 3 goes round, so that every mode and every batch meets each (slow tests: all of them)."""
+    case = MATRIX.index((prune, batch_size))
+    check_lossless(taught, plain, prune, batch_size, 1 + (case + case // 3) % 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_draft_tokens", [1, 2, 3])
+@pytest.mark.parametrize(("prune", "batch_size"), MATRIX)
+def test_output_equals_plain_decoding_at_every_number_of_drafts(
+    taught: Lab, plain: tuple[list[Request], dict[str, list[int]]], prune: str, batch_size: int, num_draft_tokens: int
+) -> None:
+    check_lossless(taught, plain, prune, batch_size, num_draft_tokens)
 
 
 def test_more_drafts_than_modules_are_refused(lab: Lab) -> None:

@@ -18,8 +18,12 @@ from spec_lab.drafters.none import NoDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.kv_cache import SCRATCH_PAGE, PageTable
 from spec_lab.engine.slots import SlotState
+from spec_lab.models.config import read_model_config
 from tests.fake_target import FakeTarget, PaddedGraph, ScriptedDrafter, make_fake_engine
 from tests.lab import make_config, make_engine, make_pair
+from tests.layer_rows import count_rows
+from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_mtp import make_tiny_mtp
 
 K, N, PAGE_SIZE = 3, 4, 4
 SCRIPT = [[1, 4], [4, 2], [3, 3], [2, 1], [4, 4]]
@@ -349,6 +353,26 @@ def test_catchup_rows_are_counted(pair: tuple[Path, Path], prune: str, bucket: i
     engine.graph = PaddedGraph(bucket)
     result = engine.generate([request])
     assert {(r.rows.catchup_computed, r.rows.catchup_live) for r in result.rounds} == {(computed, 1)}
+
+
+@pytest.mark.parametrize(
+    ("prune", "bucket", "prompt", "computed"),
+    [("none", 1, 3 + 4 + 5, 15), ("none", 4, 3 + 4 + 5, 60), ("catchup", 1, 3, 3), ("catchup", 2, 3, 6)],
+)
+def test_catchup_rows_are_counted_for_each_pass(
+    tmp_path: Path, prune: str, bucket: int, prompt: int, computed: int
+) -> None:
+    """The modules of vanilla MTP carry N, N + 1 and N + 2 rows, of which one is live; their layers see as many."""
+    target, modules = tmp_path / "target", tmp_path / "modules"
+    make_tiny_target(target, "qwen3")
+    make_tiny_mtp(modules, "ours", read_model_config(target), num_modules=K)
+    request = Request("a", "x", (5, 6, 7), 9, ignore_eos=True)
+    engine = make_engine(make_config((target, modules), "mtp_vanilla", K, prune), [request])
+    engine.graph = PaddedGraph(bucket)
+    layers = [count_rows(module._layer) for module in engine.parts.drafter._modules]  # type: ignore[attr-defined]
+    result = engine.generate([request])
+    assert {(r.rows.catchup_computed, r.rows.catchup_live) for r in result.rounds} == {(computed, K)}
+    assert sum(sum(rows.mlp) for rows in layers) == prompt + computed * len(result.rounds)
 
 
 def test_a_drafter_without_a_catchup_step_counts_none() -> None:

@@ -1,4 +1,4 @@
-"""`python -m spec_lab.train debug=smoke`: every stage end to end on a CPU, loaded again, and skipped afterwards."""
+"""`python -m spec_lab.train debug=smoke`, with both targets: every stage on a CPU, loaded again, skipped afterwards."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from spec_lab.build.models import ZOO
-from spec_lab.train.__main__ import config_folder
+from spec_lab.train.__main__ import pipeline_of
+from spec_lab.train.menu import train_folder, train_menu
 from spec_lab.train.pipeline import Pipeline
 from spec_lab.train.stages import RunFolder, finished_folder, run_stage
+from spec_lab.train.target import load_target, save_target, without_progress_bars
 
-DRAFTERS = sorted(file.stem for file in Path(config_folder(), "drafter").glob("*.yaml") if file.stem != "none")
+DRAFTERS = sorted(set(train_menu().groups["drafter"].options) - {"none"})
 MTP_DRAFTERS = ("mtp_eagle", "mtp_vanilla")
 
 
 def smoke_pipeline(output_dir: Path, *overrides: str) -> Pipeline:
-    with initialize_config_dir(config_folder(), version_base="1.3"):
-        config = compose("config", ["debug=smoke", f"output_dir={output_dir}", *overrides])
-    return instantiate(config, _convert_="all")
+    return composed_pipeline("debug=smoke", f"output_dir={output_dir}", *overrides)
+
+
+def composed_pipeline(*overrides: str) -> Pipeline:
+    with initialize_config_dir(str(train_folder().absolute()), version_base="1.3"):
+        return pipeline_of(compose("config", list(overrides)))
 
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return smoke_pipeline(tmp_path_factory.mktemp("train")).run()
+    return smoke_pipeline(tmp_path_factory.mktemp("train"), "target=pocket").run()
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +42,7 @@ def shipped_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Two drafters for the shipped target, trained one after the other in one folder."""
     output_dir = tmp_path_factory.mktemp("shipped")
     for drafter in MTP_DRAFTERS:
-        folder = smoke_pipeline(output_dir, "target=shipped", f"drafter={drafter}").run()
+        folder = smoke_pipeline(output_dir, f"drafter={drafter}").run()
     return folder
 
 
@@ -78,16 +82,16 @@ def test_finished_stages_are_skipped_and_a_missing_one_is_built_again(run_folder
     for file in run_folder.drafter("eagle3").iterdir():
         file.unlink()
     run_folder.drafter("eagle3").rmdir()
-    smoke_pipeline(run_folder.root).run()
+    smoke_pipeline(run_folder.root, "target=pocket").run()
     assert target.stat().st_mtime_ns == before
     assert head.read_bytes() == weights
 
 
 def test_a_folder_begun_with_another_recipe_is_refused(run_folder: RunFolder) -> None:
     with pytest.raises(ValueError, match="another num_natural_documents; choose another output_dir"):
-        smoke_pipeline(run_folder.root, "corpus.num_natural_documents=11").run()
+        smoke_pipeline(run_folder.root, "target=pocket", "corpus.num_natural_documents=11").run()
     with pytest.raises(ValueError, match="another seed"):
-        smoke_pipeline(run_folder.root, "seed=1").run()
+        smoke_pipeline(run_folder.root, "target=pocket", "seed=1").run()
 
 
 def test_the_cards_give_recipe_figures_and_limits(run_folder: RunFolder) -> None:
@@ -95,6 +99,7 @@ def test_the_cards_give_recipe_figures_and_limits(run_folder: RunFolder) -> None
     head = (run_folder.drafter("eagle3") / "README.md").read_text()
     assert "6 steps of 4 rows" in target and "4 steps of 4 rows" in head
     for card in (target, head):
+        assert "    python -m spec_lab.train target=pocket drafter=eagle3\n" in card
         assert "| arithmetic |" in card and "What these figures do not say" in card and "PSF License" in target
 
 
@@ -109,10 +114,27 @@ def test_a_stage_that_fails_leaves_no_output(tmp_path: Path) -> None:
     assert output.is_dir()
 
 
+def test_transformers_draws_no_bars_while_a_pipeline_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with without_progress_bars():
+        model, tokenizer = load_target(ZOO / "pocket", torch.device("cpu"))
+        save_target(model, tokenizer, tmp_path)
+    assert capfd.readouterr().err == ""
+    load_target(tmp_path, torch.device("cpu"))
+    assert "Loading weights" in capfd.readouterr().err
+
+
+def test_a_pipeline_runs_without_bars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from transformers.utils import logging
+
+    shown = []
+    monkeypatch.setattr(Pipeline, "_run", lambda self: shown.append(logging.is_progress_bar_enabled()))
+    smoke_pipeline(tmp_path).run()
+    assert shown == [False] and logging.is_progress_bar_enabled()
+
+
 def test_without_a_drafter_only_the_target_is_described(tmp_path: Path) -> None:
-    with initialize_config_dir(config_folder(), version_base="1.3"):
-        config = compose("config", ["drafter=none", f"output_dir={tmp_path}"])
-    assert instantiate(config, _convert_="all").drafter is None
+    pipeline = composed_pipeline("target=pocket", "drafter=none", f"output_dir={tmp_path}")
+    assert pipeline.drafter is None and pipeline.command() == "python -m spec_lab.train target=pocket drafter=none"
 
 
 def test_a_drafter_for_the_shipped_target_trains_nothing_else(shipped_folder: RunFolder) -> None:
@@ -136,7 +158,7 @@ def test_drafters_of_one_folder_share_the_texts_and_keep_their_own_figures(shipp
         folder = shipped_folder.drafter(drafter)
         report = json.loads(shipped_folder.evaluation(folder).read_text())
         card = (folder / "README.md").read_text()
-        assert kind in card and f"target=shipped drafter={drafter}" in card
+        assert kind in card and f"    python -m spec_lab.train drafter={drafter}\n" in card
         assert f"{report['pooled']['acceptance_length']:.2f}" in card
 
 
@@ -146,12 +168,12 @@ def test_texts_of_another_target_are_refused(shipped_folder: RunFolder, tmp_path
     tmp_path.joinpath("records").mkdir()
     tmp_path.joinpath("records", "generations.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match="another target; choose another output_dir"):
-        smoke_pipeline(tmp_path, "target=shipped", "drafter=mtp_eagle").run()
+        smoke_pipeline(tmp_path, "drafter=mtp_eagle").run()
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_drafter_has_a_smoke_setting(drafter: str) -> None:
-    pipeline = smoke_pipeline(Path("unused"), "target=shipped", f"drafter={drafter}")
+    pipeline = smoke_pipeline(Path("unused"), f"drafter={drafter}")
     assert pipeline.target is None and pipeline.drafter is not None and pipeline.drafter.name == drafter
     assert pipeline.drafter.optimisation.num_steps < 10
 

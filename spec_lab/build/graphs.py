@@ -35,8 +35,8 @@ def build_graph_mode(config: RunConfig, models: Models, limits: Limits) -> Graph
     moves_in_graph = hasattr(config.graph, "metadata")
     if moves_in_graph and not models.backend.supports_in_place_update:
         raise UserError(
-            f"attention={config.attention.name} cannot move its metadata in place, which graph={config.graph.name} "
-            "needs; use graph=step_replay, or attention=torch"
+            f"attention={config.attention.name} cannot move its metadata inside a graph, which "
+            f"graph={config.graph.name} does; use graph=step_replay, which builds it anew, or attention=torch"
         )
     return GRAPH[config.graph.name](config, config.graph, models, limits)
 
@@ -62,20 +62,20 @@ def _eager(config: RunConfig, options: EagerGraphConfig, models: Models, limits:
 
 
 def _split_seed(config: RunConfig, options: SplitSeedGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    return SplitSeed(options.name, _recorder(models), limits.max_kv_len, options.verify)
+    return SplitSeed(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify)
 
 
 def _step_replay(config: RunConfig, options: StepReplayGraphConfig, models: Models, limits: Limits) -> GraphMode:
     carry = _carry(config, models)
-    return StepReplay(options.name, _recorder(models), limits.max_kv_len, options.verify, carry)
+    return StepReplay(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify, carry)
 
 
 def _full_loop(config: RunConfig, options: FullLoopGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    return FullLoop(options.name, _recorder(models), limits.max_kv_len, options.verify)
+    return FullLoop(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify)
 
 
 def _round(config: RunConfig, options: RoundGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    return WholeRound(options.name, _recorder(models), limits.max_kv_len)
+    return WholeRound(options.name, _recorder(models), limits.num_slots, limits.max_kv_len)
 
 
 GRAPH: Mapping[str, Callable[..., GraphMode]] = {

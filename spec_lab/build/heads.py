@@ -12,6 +12,7 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.build.models import ZOO, Limits, Models
 from spec_lab.config import RejectionConfig, RunConfig, TrainedDrafterConfig
 from spec_lab.core.protocols import Drafter, PrunePolicy
+from spec_lab.drafter_compatibility import no_weights_shipped
 from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPicker, SamplingPicker
 from spec_lab.engine.kv_cache import PagedKVCache
 from spec_lab.errors import UserError
@@ -53,5 +54,5 @@ def head_folder(config: RunConfig, options: TrainedDrafterConfig) -> Path:
     if options.path is not None:
         return Path(options.path)
     if config.target.name != "pocket":
-        raise UserError(f"no {options.name} head is shipped for target={config.target.name}; set drafter.path=FOLDER")
+        raise UserError(no_weights_shipped(options, config.target))
     return ZOO / f"pocket-{options.name}"

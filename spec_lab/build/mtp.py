@@ -16,11 +16,11 @@ from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.drafters.recurrent import RecurrentDrafter
 from spec_lab.errors import UserError
-from spec_lab.models.config import read_config_json
+from spec_lab.models.config import num_mtp_modules, read_config_json
 from spec_lab.models.layers import RotaryTable
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
-from spec_lab.models.mtp_checkpoint import MtpConfig, load_mtp, num_mtp_modules
+from spec_lab.models.mtp_checkpoint import MtpConfig, load_mtp
 from spec_lab.models.rope import rope_tables
 
 

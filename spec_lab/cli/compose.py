@@ -11,7 +11,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from spec_lab.cli.options import conf_folder, read_groups, read_keys
+from spec_lab.cli.options import Menu, conf_folder, read_groups, run_menu
 from spec_lab.cli.overrides import check_overrides
 from spec_lab.config import RunConfig, register_schemas
 from spec_lab.errors import UserError
@@ -50,7 +50,7 @@ def to_run_config(composed: DictConfig) -> RunConfig:
         unknown = sorted(_unknown_keys(composed))
         missing = sorted(OmegaConf.missing_keys(composed))
         if unknown:
-            raise UserError(f"{unknown[0]} is not read by the options chosen; {_owners_of(unknown[0])}")
+            raise UserError(not_read(unknown[0], run_menu()))
         if missing:
             raise UserError(f"{missing[0]} has no value; set {missing[0]}=...")
         config = OmegaConf.to_object(composed)
@@ -71,14 +71,18 @@ def chosen_options(hydra_choices: Mapping[str, str | None]) -> dict[str, str]:
     return chosen
 
 
-def explain(error: Exception) -> str:
-    """What Hydra or OmegaConf complains about, in one line with a remedy of ours where we know one."""
+def explain(error: Exception, menu: Menu | None = None) -> str:
+    """What Hydra or OmegaConf complains about, in one line with a remedy of ours where we know one.
+
+    `menu` is what could be chosen; None stands for that of a run.
+    """
+    menu = menu or run_menu()
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     if first.startswith("Could not override '"):
         key = first.split("'")[1]
-        if key in read_keys():
-            return f"{key} is not read by the options chosen; {_owners_of(key)}"
+        if key in menu.keys:
+            return not_read(key, menu)
     if first.startswith("Ambiguous value for argument"):
         argument = first.split("'")[1]
         return f"{argument} gives several values; add -m to run them all"
@@ -86,12 +90,12 @@ def explain(error: Exception) -> str:
     return f"{first.removesuffix('.')}: {cause}" if cause and cause not in first else first
 
 
-def _owners_of(key: str) -> str:
+def not_read(key: str, menu: Menu) -> str:
+    """The refusal of a key that exists, but that none of the chosen options reads."""
     group = key.partition(".")[0]
-    known = read_keys().get(key)
-    if known is None or group not in read_groups():
-        return "leave it out"
-    return f"leave it out or choose {group}={'|'.join(known.defaults)}"
+    owners = menu.keys[key].defaults if key in menu.keys and group in menu.groups else {}
+    remedy = f"leave it out or choose {group}={'|'.join(owners)}" if owners else "leave it out"
+    return f"{key} is not read by the options chosen; {remedy}"
 
 
 def _unknown_keys(node: DictConfig, prefix: str = "") -> list[str]:

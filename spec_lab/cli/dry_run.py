@@ -25,7 +25,7 @@ def describe(config: RunConfig, choices: Mapping[str, str], refused: list[str]) 
     lines += [_line(group, choices[group], {}) for group in ("experiment", "size", "debug") if group in choices]
     lines.append(_line("run", "", rest))
     lines.append(_line("folder", f"{config.output_dir}/{folder_name(config, choices)}", {}))
-    lines += [f"refused: {message}" for message in refused] or ["nothing is refused"]
+    lines += [f"refused: {message}" for message in refused] or ["nothing is refused before the weights are read"]
     return "\n".join(lines)
 
 

@@ -67,7 +67,7 @@ def sweep_folder(output_dir: str, name: str, overrides: Sequence[str], sweeper: 
 
 def close_sweep(folder: Path, statuses: Iterable[Status]) -> None:
     """Record that all jobs of a sweep have ended, so that the same command begins a new one."""
-    counts = Counter(statuses)
+    counts: Counter[str] = Counter(statuses)
     write_json(folder / SWEEP_FILE, {"jobs": counts.total(), **counts})
 
 

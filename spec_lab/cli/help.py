@@ -1,10 +1,11 @@
-"""The text of `python -m spec_lab --help`: every option and every key in a line."""
+"""The text of `--help`: every option, and every key that has an explanation, in a line."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from spec_lab.cli.options import Group, Key, read_groups, read_keys
+from spec_lab.cli.flags import DRY_RUN_FLAG
+from spec_lab.cli.options import Group, Key, Menu, run_menu
 
 INTRODUCTION = """\
 spec_lab: speculative decoding, with every part chosen on the command line and the baseline measured beside it.
@@ -13,44 +14,56 @@ spec_lab: speculative decoding, with every part chosen on the command line and t
   python -m spec_lab -m drafter=eagle3,ngram,oracle,random batch_size=1,8
 """
 
-FLAGS = """\
-Flags
-  -m, --multirun                   run every combination of the values given with commas
-  --dry-run                        print the composed parts and what would be refused, run nothing
-  --cfg job                        print the composed config as YAML
-  --hydra-help                     Hydra's own flags
-  -h, --help                       this text
-"""
+FLAGS = {
+    "-m, --multirun": "run every combination of the values given with commas",
+    DRY_RUN_FLAG: "print the composed parts and what would be refused, run nothing",
+    "--cfg job": "print the composed config as YAML",
+    "--hydra-help": "Hydra's own flags",
+    "-h, --help": "this text",
+}
 
 NAME_WIDTH = 32
 
 
 def help_text() -> str:
-    keys = list(read_keys().values())
-    sections = [INTRODUCTION, "Options, GROUP=OPTION (* is the default), and the keys they read, KEY=VALUE [default]"]
-    for group in read_groups().values():
+    """That of a run."""
+    return f"{INTRODUCTION.rstrip()}\n\n{describe_menu(run_menu())}"
+
+
+def describe_menu(menu: Menu) -> str:
+    """What may be typed behind a program's name."""
+    keys = [key for key in menu.keys.values() if key.explanation]
+    sections = ["Options, GROUP=OPTION (* is the default), and the keys they read, KEY=VALUE [default]"]
+    for group in menu.groups.values():
         keys_of_group = [key for key in keys if key.name.startswith(f"{group.name}.")]
         sections.append(_describe_group(group, keys_of_group))
-    grouped = tuple(f"{name}." for name in read_groups())
+    grouped = tuple(f"{name}." for name in menu.groups)
     others = [_describe_key(key, "") for key in keys if not key.name.startswith(grouped)]
-    sections.append("\n".join(["All other keys, KEY=VALUE [default]", *others]))
-    sections.append(FLAGS)
+    title = "All other keys" if len(keys) == len(menu.keys) else "Of the other keys (--cfg job prints them all)"
+    sections.append("\n".join([f"{title}, KEY=VALUE [default]", *others]))
+    sections.append("\n".join(["Flags", *_describe_flags(menu)]))
     return "\n\n".join(section.rstrip() for section in sections)
 
 
 def _describe_group(group: Group, keys: list[Key]) -> str:
     lines = [f"{group.name}: {group.explanation}"]
+    with_keys = {option for key in keys for option in key.defaults}
     for option in group.options.values():
         mark = "*" if option.name == group.default else " "
         lines.append(f"{mark} {f'{group.name}={option.name}':{NAME_WIDTH}} {option.description}")
     for key in keys:
-        readers = "" if len(key.defaults) == len(group.options) else f"{', '.join(key.defaults)}: "
+        readers = "" if with_keys == set(key.defaults) else f"{', '.join(key.defaults)}: "
         lines.append(_describe_key(key, readers))
     return "\n".join(lines)
 
 
+def _describe_flags(menu: Menu) -> list[str]:
+    flags = {flag: does for flag, does in FLAGS.items() if flag != DRY_RUN_FLAG or "dry_run" in menu.keys}
+    return [f"  {flag:{NAME_WIDTH}} {does}" for flag, does in flags.items()]
+
+
 def _describe_key(key: Key, readers: str) -> str:
-    """`readers` names the options that have the key, where not all of the group have it."""
+    """`readers` names the options that have the key, where others of the group have keys but not this one."""
     return f"  {key.name:{NAME_WIDTH}} {key.explanation} [{readers}{_describe_defaults(key.defaults)}]"
 
 

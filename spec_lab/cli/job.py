@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,12 @@ from spec_lab.record.sinks import REQUESTS_FILE
 from spec_lab.record.summary import RunInfo
 
 EXIT_CODES: dict[Status, int] = {"finished": 0, "failed": 1, "refused": 2, "interrupted": 130}
+
+
+def worst_exit_code(statuses: Iterable[Status]) -> int:
+    """That of the worst of several jobs; a failure is worse than a refusal."""
+    ended = set(statuses)
+    return next((EXIT_CODES[status] for status in ("failed", "refused") if status in ended), 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Read from the files themselves, without Hydra and without torch, so that help an
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -54,6 +55,14 @@ class Key:
     defaults: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Menu:
+    """All that one command line lets choose, by name: that of the run, or of a program with a folder of its own."""
+
+    groups: dict[str, Group]
+    keys: dict[str, Key]
+
+
 def conf_folder() -> Path:
     """`conf/`: installed as the package spec_lab.conf, or beside the package in a raw checkout."""
     spec = find_spec("spec_lab.conf")
@@ -62,16 +71,25 @@ def conf_folder() -> Path:
     return Path(__file__).parents[2] / "conf"
 
 
+def run_menu() -> Menu:
+    """What `python -m spec_lab` lets choose."""
+    return Menu(read_groups(), read_keys())
+
+
 @cache
 def read_groups() -> dict[str, Group]:
     """The groups in the order of conf/config.yaml's defaults list."""
-    conf = conf_folder()
     explanations = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
     explanations |= {
         "experiment": "a ready-made study: sets other keys, often a sweep",
         "size": "how large an experiment that comes in sizes is",
         "debug": "cheap settings to try things out",
     }
+    return groups_in(conf_folder(), explanations)
+
+
+def groups_in(conf: Path, explanations: Mapping[str, str]) -> dict[str, Group]:
+    """The groups of the Hydra folder `conf`, in the order of its config.yaml's defaults list."""
     groups = {}
     for name, default in _chosen_by_default(conf).items():
         files = sorted((conf / name).glob("*.yaml"), key=lambda file: (file.stem != default, file.stem))
@@ -141,13 +159,13 @@ def _field(schema: type, name: str) -> dataclasses.Field[Any]:
 
 
 def _chosen_by_default(conf: Path) -> dict[str, str | None]:
-    """The groups of the defaults list; what starts with a slash or `override` is no group of ours."""
+    """The groups of the defaults list; what starts with a slash, `override` or `optional` is no group of ours."""
     entries = yaml.safe_load((conf / "config.yaml").read_text(encoding="utf-8"))["defaults"]
     chosen = {}
     for entry in entries:
         if isinstance(entry, dict):
             [(name, option)] = entry.items()
-            if not name.startswith("override "):
+            if not name.startswith(("override ", "optional ")):
                 chosen[name] = option
     return chosen
 

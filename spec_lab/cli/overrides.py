@@ -18,44 +18,51 @@ from omegaconf.errors import OmegaConfBaseException
 
 from spec_lab.cli.flags import DRY_RUN_FLAG, FLAGS_THAT_ADD_OPTIONS, split_flags
 from spec_lab.cli.nearest import hint, nearest
-from spec_lab.cli.options import Group, Key, conf_folder, read_groups, read_keys
+from spec_lab.cli.options import Group, Key, Menu, conf_folder, run_menu
 from spec_lab.errors import UserError
 
 
-def check_arguments(arguments: Sequence[str]) -> list[str]:
+def check_arguments(arguments: Sequence[str], menu: Menu | None = None) -> list[str]:
     """The arguments as Hydra wants them: flags first, `--dry-run` spelled as the override it stands for.
+
+    `menu` is what may be chosen; None stands for that of a run.
 
     Raises:
         UserError: an argument names something that does not exist, or gives a key a value of another type.
     """
+    menu = menu or run_menu()
     flags, overrides = split_flags(arguments)
-    check_overrides(overrides, may_add_options=any(flag in FLAGS_THAT_ADD_OPTIONS for flag in flags))
+    if DRY_RUN_FLAG in flags and "dry_run" not in menu.keys:
+        raise UserError(f"{DRY_RUN_FLAG}: there is none here; --cfg job prints what would be done")
+    check_overrides(overrides, any(flag in FLAGS_THAT_ADD_OPTIONS for flag in flags), menu)
     dry_run = ["dry_run=true"] if DRY_RUN_FLAG in flags else []
     return [*(flag for flag in flags if flag != DRY_RUN_FLAG), *overrides, *dry_run]
 
 
-def check_overrides(overrides: Iterable[str], may_add_options: bool = False) -> None:
+def check_overrides(overrides: Iterable[str], may_add_options: bool = False, menu: Menu | None = None) -> None:
     """Check `KEY=VALUE` texts.
 
     Args:
         overrides: as typed; sweeps are checked value by value.
         may_add_options: whether there is another folder with options, which Hydra then has to judge.
+        menu: what may be chosen; None stands for that of a run.
     """
+    menu = menu or run_menu()
     parser = OverridesParser.create()
-    parsed = [_parse(parser, text) for text in overrides]
+    parsed = [_parse(parser, text, menu) for text in overrides]
     may_add_options = may_add_options or any(override.key_or_group == "hydra.searchpath" for override in parsed)
     for override in parsed:
         name = override.key_or_group
         if name.split(".")[0].split("/")[0] == "hydra":
             continue
-        if name in read_groups():
-            _check_sign(override)
-            _check_option(override, read_groups()[name], may_add_options)
-        elif name in read_keys():
-            _check_sign(override)
-            _check_value(override, read_keys()[name])
+        if name in menu.groups:
+            _check_sign(override, menu)
+            _check_option(override, menu.groups[name], may_add_options)
+        elif name in menu.keys:
+            _check_sign(override, menu)
+            _check_value(override, menu.keys[name])
         else:
-            raise UserError(f"{override.input_line}: {_explain_unknown(name)}")
+            raise UserError(f"{override.input_line}: {_explain_unknown(name, menu)}")
     _check_size(parsed)
 
 
@@ -73,10 +80,10 @@ def _check_size(overrides: Iterable[Override]) -> None:
         )
 
 
-def _parse(parser: OverridesParser, text: str) -> Override:
+def _parse(parser: OverridesParser, text: str, menu: Menu) -> Override:
     if "=" not in text and not text.startswith("~"):
-        owners = [f"{group.name}={text}" for group in read_groups().values() if text in group.options]
-        suggestion = hint(" or ".join(owners) or nearest(text, [*read_groups(), *read_keys()]))
+        owners = [f"{group.name}={text}" for group in menu.groups.values() if text in group.options]
+        suggestion = hint(" or ".join(owners) or nearest(text, [*menu.groups, *menu.keys]))
         raise UserError(f"{text}: not of the form KEY=VALUE{suggestion}")
     try:
         return parser.parse_override(text)
@@ -85,12 +92,12 @@ def _parse(parser: OverridesParser, text: str) -> Override:
         raise UserError(f"{text}: not of the form KEY=VALUE ({reason}); quote special characters") from error
 
 
-def _check_sign(override: Override) -> None:
+def _check_sign(override: Override, menu: Menu) -> None:
     name, text = override.key_or_group, str(override.input_line)
     if override.package is not None:
         raise UserError(f"{text}: {name} has one place; write {name}=... without {override.package}")
     if override.is_delete():
-        remedy = f"choose another option with {name}=..." if name in read_groups() else f"set {name}=..."
+        remedy = f"choose another option with {name}=..." if name in menu.groups else f"set {name}=..."
         raise UserError(f"{text}: nothing can be deleted; {remedy}")
     if override.is_add() or override.is_force_add():
         raise UserError(f"{text}: {name} exists, nothing is added; write {text.lstrip('+')}")
@@ -128,14 +135,14 @@ def _values(override: Override) -> Iterator[Any]:
         yield from override.sweep_iterator()
 
 
-def _explain_unknown(name: str) -> str:
+def _explain_unknown(name: str, menu: Menu) -> str:
     parent, _, leaf = name.rpartition(".")
-    if leaf == "name" and parent in read_groups():
+    if leaf == "name" and parent in menu.groups:
         return f"{name} comes with the option; write {parent}=..."
-    below = [key for key in read_keys() if key.startswith(f"{name}.")]
+    below = [key for key in menu.keys if key.startswith(f"{name}.")]
     if below:
         return f"{name} is no key, but a set of keys: {', '.join(below)}"
-    return f"there is no key {name}{hint(nearest(name, [*read_groups(), *read_keys()]))}"
+    return f"there is no key {name}{hint(nearest(name, [*menu.groups, *menu.keys]))}"
 
 
 def _in_words(type_name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.cli.compose import VERSION_BASE, chosen_options, to_run_config
 from spec_lab.cli.folder import close_sweep, discard_empty_sweep, display, find_ended, folder_name, sweep_folder
-from spec_lab.cli.job import EXIT_CODES, Job, Outcome, print_refusal, run_job
+from spec_lab.cli.job import Job, Outcome, print_refusal, run_job, worst_exit_code
 from spec_lab.cli.options import conf_folder
 from spec_lab.config import RunConfig, register_schemas
 from spec_lab.errors import UserError
@@ -38,10 +38,8 @@ class Session:
         """
         register_schemas()
         OmegaConf.register_new_resolver("sweep_folder", self._name_sweep, replace=True, use_cache=True)
-        enter = hydra.main(version_base=VERSION_BASE, config_path=str(conf_folder().absolute()), config_name="config")
         try:
-            with _as_process_arguments(arguments):
-                enter(self._run_one)()
+            call_hydra(self._run_one, arguments, conf_folder())
             if self.sweep is not None and any(outcome.folder is not None for outcome in self.outcomes):
                 close_sweep(self.sweep, [outcome.status for outcome in self.outcomes])
         finally:
@@ -49,9 +47,8 @@ class Session:
                 discard_empty_sweep(self.sweep)
 
     def exit_code(self) -> int:
-        """That of the worst job; a failure is worse than a refusal."""
-        statuses = {outcome.status for outcome in self.outcomes}
-        return next((EXIT_CODES[status] for status in ("failed", "refused") if status in statuses), 0)
+        """That of the worst job."""
+        return worst_exit_code(outcome.status for outcome in self.outcomes)
 
     def report(self) -> None:
         """Print the run's folder, or a sweep's, as the last line."""
@@ -98,6 +95,17 @@ class Session:
         self.sweep = Path(folder)
         self._continues = self.sweep.exists()
         return folder
+
+
+def call_hydra(task: Callable[[DictConfig], None], arguments: Sequence[str], conf: Path) -> None:
+    """Calls `task` with what `arguments` make of `conf`/config.yaml, once or for every job of a multirun.
+
+    Raises:
+        HydraException, OmegaConfBaseException, ValueError: the arguments do not compose; Hydra raises all three.
+    """
+    enter = hydra.main(version_base=VERSION_BASE, config_path=str(conf.absolute()), config_name="config")
+    with _as_process_arguments(arguments):
+        enter(task)()
 
 
 @contextmanager

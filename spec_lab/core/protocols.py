@@ -45,8 +45,9 @@ class AttentionBackend(MetadataMover, Protocol):
     Attributes:
         prewrite: whether K and V may be written before attention, so that dead query rows can be dropped in between
             (tokenspeed's `support_kv_cache_prewrite`).
-        supports_in_place_update: whether `advance` leaves exactly what `build` would make at the next position
-            (vLLM #46849's `supports_draft_decode_metadata_update`).
+        supports_in_place_update: whether `advance` may be captured: it leaves exactly what `build` would make at the
+            next position, in the same tensors (vLLM #46849's `supports_draft_decode_metadata_update`). Launched from
+            Python it works with every backend.
         rope_write: the kernel of attention whose heads it fits; None to rotate first and `write` then.
     """
 
@@ -134,7 +135,8 @@ class DrafterRequirements:
 
     Attributes:
         features: the target's hidden states it reads.
-        catches_up: whether it has a catch-up step over N rows, so that `prune.catchup` has something to prune.
+        catchup_rows: rows a request of each pass of the catch-up step, of which one is live: (N,) for a layer that is
+            reused, (N, N + 1, ...) for a module for each draft, () for a drafter without such a step.
         distinct_steps: the steps of a round differ in more than their column (other weights), so that each needs a
             graph of its own.
         learn_continuations: takes the plain outputs by request id before anything is timed; None for a drafter that
@@ -142,9 +144,14 @@ class DrafterRequirements:
     """
 
     features: FeatureSpec = field(default_factory=FeatureSpec)
-    catches_up: bool = False
+    catchup_rows: tuple[int, ...] = ()
     distinct_steps: bool = False
     learn_continuations: Callable[[Mapping[str, Sequence[int]]], None] | None = None
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether `prune.catchup` has something to prune."""
+        return bool(self.catchup_rows)
 
 
 class DraftState(Protocol):

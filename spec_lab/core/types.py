@@ -188,6 +188,11 @@ class Verification:
     num_relaxed: torch.Tensor | None = None
     num_thinking: torch.Tensor | None = None
 
+    @property
+    def num_live(self) -> torch.Tensor:
+        """[batch] n, but 1 for an inactive row: its metadata then moves like that of any other."""
+        return self.num_emitted.clamp(min=1)
+
 
 @dataclass(slots=True)
 class VerifiedRound:
@@ -241,14 +246,24 @@ class PromptChunk:
     def num_rows(self) -> int:
         return self.next_token_ids.shape[0]
 
+    @property
+    def kv_len(self) -> int:
+        """Length of the prompt up to the chunk's end."""
+        return self.start + self.num_rows
+
+    @property
+    def slot_ids(self) -> torch.Tensor:
+        """[1] the slot, as a batch of one request has it."""
+        return torch.tensor([self.slot], device=self.next_token_ids.device)
+
 
 @dataclass(slots=True)
 class RowCounts:
     """Rows that went on past the KV write, counted on the host.
 
     Attributes:
-        catchup_computed: rows the drafter's catch-up step carried past the KV write.
-        catchup_live: rows of the catch-up step whose output anybody reads (one an active request).
+        catchup_computed: rows the passes of the drafter's catch-up step carried past the KV write.
+        catchup_live: rows of these passes whose output anybody reads (one an active request and pass).
         prefill_hidden: prompt rows for which the target handed features to the drafter.
         prefill_logits: prompt rows for which the target computed logits.
     """

@@ -8,10 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from spec_lab.cli.compose import compose_run
+from hydra import compose, initialize_config_dir
+from hydra.types import RunMode
+
+from spec_lab.cli.compose import VERSION_BASE, compose_run
 from spec_lab.cli.flags import split_flags
 from spec_lab.cli.help import help_text
 from spec_lab.cli.job import EXIT_CODES, print_refusal
+from spec_lab.cli.options import conf_folder
 from spec_lab.compatibility import refuse
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
@@ -44,11 +48,22 @@ def _composed(arguments: Sequence[str]) -> RunConfig:
     flags, overrides = split_flags(arguments)
     if flags:
         raise UserError(f"{flags[0]}: spec_lab.doctor examines one run and has no flag but --help; leave it out")
-    config, _ = compose_run(overrides)
+    config, choices = compose_run(overrides)
+    if _is_sweep(overrides):
+        experiment = choices.get("experiment")
+        cause = f"experiment={experiment}" if experiment else "hydra.mode=MULTIRUN"
+        raise UserError(f"{cause} is a sweep: spec_lab.doctor examines one run; leave it out and name one drafter")
     if config.dry_run:
         raise UserError("dry_run=true: spec_lab.doctor writes nothing anyway; leave it out")
     refuse(config)
     return config
+
+
+def _is_sweep(overrides: Sequence[str]) -> bool:
+    """An experiment asks for a sweep in its file, as `-m` does; composing it would give one cell."""
+    with initialize_config_dir(str(conf_folder().absolute()), version_base=VERSION_BASE, job_name="spec_lab"):
+        composed = compose("config", overrides=list(overrides), return_hydra_config=True)
+    return bool(composed.hydra.mode is RunMode.MULTIRUN)
 
 
 def _examine(config: RunConfig) -> int:

@@ -94,8 +94,21 @@ def mtp_eagle_aspects(config: RunConfig, options: MtpEagleDrafterConfig, models:
 
 
 def mtp_vanilla_aspects(config: RunConfig, options: MtpVanillaDrafterConfig, models: Models) -> list[Aspect]:
+    num_modules = options.num_draft_tokens
     factory = partial(mtp_vanilla_factory, config, options, models)
-    return _mtp_aspects(config, options, models, options.num_draft_tokens, factory)
+    mtp, modules = read_mtp_modules(config, options, models, num_modules)
+    order = Aspect(
+        "module order",
+        f"modules {_listed(range(1, num_modules + 1))}",
+        [
+            Reading(
+                f"modules {_listed([index + 1 for index in other])}",
+                partial(factory, mtp, [modules[index] for index in other]),
+            )
+            for other in _other_orders(num_modules)
+        ],
+    )
+    return [*_mtp_aspects(config, options, models, num_modules, factory), order]
 
 
 def frozen_kv_aspects(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> list[Aspect]:
@@ -191,6 +204,14 @@ def _other_taps(taps: tuple[int, int, int], num_layers: int) -> dict[str, tuple[
         if low >= 0 and high < num_layers and other not in (taps, *found.values()):
             found[name] = other
     return found
+
+
+def _other_orders(num_modules: int) -> list[tuple[int, ...]]:
+    """Two neighbours exchanged, all one place on or back, and in reverse: of up to three modules, every order."""
+    stored = tuple(range(num_modules))
+    exchanged = [(*stored[:low], low + 1, low, *stored[low + 2 :]) for low in range(num_modules - 1)]
+    candidates = [*exchanged, (*stored[1:], *stored[:1]), (*stored[-1:], *stored[:-1]), stored[::-1]]
+    return [other for other in dict.fromkeys(candidates) if other != stored]
 
 
 def _other_maps(d2t: torch.Tensor, vocab_size: int) -> dict[str, torch.Tensor]:

@@ -11,9 +11,11 @@ from spec_lab.doctor.hidden import CHECK as HIDDEN_CHECK
 from spec_lab.doctor.hidden import check_hidden
 from spec_lab.doctor.loop import check_bounds, check_loop, check_output, check_teacher_forcing
 from spec_lab.doctor.readings import ALL_ASPECTS, check_readings
+from spec_lab.doctor.recycled import CHECK as RECYCLED_CHECK
+from spec_lab.doctor.recycled import check_recycled
 from spec_lab.doctor.subject import Subject
 
-FORCED_CHECKS = (HIDDEN_CHECK, *ALL_ASPECTS, "loop against teacher forcing", "teacher forcing")
+FORCED_CHECKS = (HIDDEN_CHECK, RECYCLED_CHECK, *ALL_ASPECTS, "loop against teacher forcing", "teacher forcing")
 
 
 def examine(subject: Subject) -> list[Finding]:
@@ -38,6 +40,7 @@ def examine(subject: Subject) -> list[Finding]:
 def _forced(subject: Subject, evidence: Evidence) -> list[Finding]:
     return [
         check_hidden(evidence),
+        check_recycled(evidence),
         *check_readings(evidence, aspects_of(subject.config, subject.reference_models)),
         check_loop(evidence),
         check_teacher_forcing(evidence),

@@ -59,6 +59,7 @@ ALL_ASPECTS = (
     "tap ids",
     "concat order",
     "norm order",
+    "module order",
     "d2t offsets",
     "attention window",
     "query position",

@@ -22,4 +22,12 @@ def summarize(findings: Sequence[Finding]) -> str:
         return f"most likely fault: {found[0].check}: {found[0].cause}{others}"
     suspicious = [finding.check for finding in findings if finding.verdict is Verdict.SUSPICIOUS]
     look = f"; worth a look: {', '.join(suspicious)}" if suspicious else ""
-    return f"no fault found{look}"
+    return f"no fault found{look}{_left_out(findings)}"
+
+
+def _left_out(findings: Sequence[Finding]) -> str:
+    """So that a drafter of which little could be checked is not taken for a healthy one."""
+    count = sum(finding.verdict is Verdict.DOES_NOT_APPLY for finding in findings)
+    if not count:
+        return ""
+    return f"; {count} check{'s do' if count > 1 else ' does'} not apply"

@@ -1,8 +1,9 @@
 """Drafts under teacher forcing: the target's own text and features through a drafter in one pass, for every round anew.
 
 Each prefix is given to a drafter as a prompt, whole, with the features of one target pass over the text; it drafts as
-it does after any prompt. Nothing of the loop is in it: no catch-up, no cache that an earlier round filled, no captured
-graph, no pruned row, and not the run's attention backend.
+it does after any prompt. Nothing of the loop is in it: no catch-up, no captured graph, no pruned row, and not the
+run's attention backend. One drafter serves all rounds of a text, so its cache is not empty; but each round writes anew
+all that it reads there.
 """
 
 from __future__ import annotations
@@ -46,6 +47,14 @@ class Drafted:
     def agreement(self, position: int) -> float:
         """Share of rounds whose drafts agree up to and with `position`, from 1."""
         return float((self.accepted >= position).double().mean())
+
+    def num_judged(self, position: int) -> int:
+        """Rounds whose drafts before `position` all agree, so that it is drafted after the target's own text."""
+        return int((self.accepted >= position - 1).sum())
+
+    def conditional(self, position: int) -> float:
+        """Share of these rounds whose draft at `position` agrees too; 0 where there is no such round."""
+        return int((self.accepted >= position).sum()) / max(self.num_judged(position), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,7 @@ class TeacherForcedDrafts:
         return TargetText(request, token_ids, cache)
 
     def _make(self, make_drafter: DrafterFactory, text: int) -> Drafter[Any]:
-        """A drafter with a cache of its own, which starts empty."""
+        """A drafter with a cache of its own, for all rounds of a text."""
         of_text = self._texts[text]
         seeds = SlotSeeds(1, self._subject.config.seed, self._device)
         prune = build.build_prune_policy(build.UNPRUNED)

@@ -33,7 +33,7 @@ def plan_catchup(
     """Rows j = 0..K at positions L + first_position + j; row n - 1 is live.
 
     The live row sees the keys up to itself: a lone query with the untrimmed length would see the rejected tail
-    (tokenspeed #217). An inactive row (n = 0) stands in as n = 1 would, so that its metadata moves like any other.
+    (tokenspeed #217). An inactive row stands in as n = 1 would (`Verification.num_live`).
     """
     batch, emitted = verified.batch, verified.verification
     num_rows = emitted.tokens.shape[1]
@@ -46,7 +46,7 @@ def plan_catchup(
         page_table=batch.page_table,
         max_seq_len=max_start + num_rows,
     )
-    num_live = emitted.num_emitted.clamp(min=1)
+    num_live = emitted.num_live
     live_attention = backend.build(
         positions=(start + num_live - 1).unsqueeze(1),
         seq_lens=start + num_live,

@@ -54,7 +54,7 @@ class DraftModelDrafter:
         picker: DraftPicker,
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
-        self.requirements = DrafterRequirements(catches_up=True)
+        self.requirements = DrafterRequirements(catchup_rows=(num_draft_tokens + 1,))
         self._model = model
         self._head = LanguageModelHead(model)
         self._cache = cache
@@ -72,18 +72,17 @@ class DraftModelDrafter:
             self._forward(chunk.token_ids, chunk.attention, selection)
             return None
         tokens = torch.cat((chunk.token_ids, chunk.next_token_ids[-1:]))
-        kv_lens = torch.tensor([chunk.start + chunk.num_rows], device=tokens.device)
+        rows = DraftedRows.of_prompt(chunk)
         attention = self._backend.build(
             positions=torch.arange(len(tokens), device=tokens.device).unsqueeze(0) + chunk.start,
-            seq_lens=kv_lens + 1,
+            seq_lens=rows.kv_lens + 1,
             page_table=chunk.attention.page_table,
             max_seq_len=chunk.start + len(tokens),
         )
         self._backend.advance(chunk.live_attention)  # from the prompt's last token to the sampled one
         selection = self._prune.prompt.drafter_selection(len(tokens), chunk.live_attention)
         hidden = self._forward(tokens, attention, selection)
-        slot_ids = torch.tensor([chunk.slot], device=tokens.device)
-        return self._start(hidden, chunk.live_attention, DraftedRows(slot_ids, kv_lens))
+        return self._start(hidden, chunk.live_attention, rows)
 
     def seed(self, verified: VerifiedRound) -> DraftModelState:
         """Catch-up: the emitted tokens at L+1..L+N; the live row is n - 1, at L + n, and sees L + n + 1 keys."""

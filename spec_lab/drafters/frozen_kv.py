@@ -111,23 +111,19 @@ class FrozenKVDrafter:
         assert chunk.features is not None
         # Earlier rows may have been pruned or not; the last one is the prompt's last either way.
         tokens, target_hidden = chunk.next_token_ids[-1:], chunk.features[-1:]
-        kv_len = chunk.start + chunk.num_rows
-        device = tokens.device
-        rows = DraftedRows(torch.tensor([chunk.slot], device=device), torch.tensor([kv_len], device=device))
-        return self._seed(tokens, target_hidden, rows, chunk.attention.page_table, kv_len)
+        rows = DraftedRows.of_prompt(chunk)
+        return self._seed(tokens, target_hidden, rows, chunk.attention.page_table, chunk.kv_len)
 
     def seed(self, verified: VerifiedRound) -> FrozenState:
         """The newest emitted token t[L + n] with the target's hidden state h[L + n - 1], row n - 1 of verify."""
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification
         num_rows = emitted.tokens.shape[1]
-        # An inactive row (n = 0) stands in as n = 1 would.
-        num_live = emitted.num_emitted.clamp(min=1)
-        last = num_live - 1
+        last = emitted.num_live - 1
         tokens = emitted.tokens.gather(1, last.unsqueeze(1)).squeeze(1)
         first_rows = torch.arange(batch.num_rows, device=last.device) * num_rows
         target_hidden = verified.features.index_select(0, first_rows + last)
-        rows = DraftedRows(batch.slot_ids, batch.kv_lens + num_live)
+        rows = DraftedRows(batch.slot_ids, batch.kv_lens + last + 1)
         return self._seed(tokens, target_hidden, rows, batch.page_table, batch.max_kv_len + num_rows)
 
     def step(self, state: FrozenState, step: DraftStep) -> None:

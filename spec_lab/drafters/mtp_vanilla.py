@@ -88,7 +88,9 @@ class MtpVanillaDrafter:
     ) -> None:
         assert len(modules) == len(caches) == window.size
         self.num_draft_tokens = len(modules)
-        self.requirements = DrafterRequirements(features=features, catches_up=True, distinct_steps=True)
+        num_rows = self.num_draft_tokens + 1
+        passes = tuple(num_rows + index for index in range(len(modules)))
+        self.requirements = DrafterRequirements(features, catchup_rows=passes, distinct_steps=True)
         self._modules = modules
         self._caches = caches
         self._window = window
@@ -102,9 +104,9 @@ class MtpVanillaDrafter:
     def ingest(self, chunk: PromptChunk) -> MtpVanillaState | None:
         """A chunk's pairs go to every module's cache; the drafts' rows are behind those of the last chunk."""
         assert chunk.features is not None
-        slot_ids = torch.tensor([chunk.slot], device=chunk.token_ids.device)
+        drafted = DraftedRows.of_prompt(chunk)
         inputs = MtpRows(chunk.token_ids.unsqueeze(0), chunk.features.unsqueeze(0))
-        self._window.slide(slot_ids, inputs, torch.full_like(slot_ids, chunk.num_rows))
+        self._window.slide(drafted.slot_ids, inputs, torch.full_like(drafted.slot_ids, chunk.num_rows))
         rows = MtpRows(chunk.next_token_ids.unsqueeze(0), inputs.hidden)
         pruning = self._prune.prompt.drafter_selection
         if chunk.live_attention is None:
@@ -112,19 +114,18 @@ class MtpVanillaDrafter:
                 ends = chunk.attention.seq_lens - index
                 self._forward(index, rows, ends, chunk.attention, pruning(chunk.num_rows, None))
             return None
-        drafted = DraftedRows(slot_ids, chunk.live_attention.seq_lens)
         return self._start(rows, chunk.live_attention, drafted, pruning)
 
     def seed(self, verified: VerifiedRound) -> MtpVanillaState:
         """The first module, over the N rows up to the last valid one; the window slides on by n.
 
-        An inactive row (n = 0) stands in as n = 1 would, and leaves its window as it is.
+        An inactive row stands in as n = 1 would (`Verification.num_live`), and leaves its window as it is.
         """
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification
         num_rows = self.num_draft_tokens + 1
         inputs = MtpRows(batch.input_ids, verified.features.view(batch.num_rows, num_rows, -1))
-        num_live = emitted.num_emitted.clamp(min=1)
+        num_live = emitted.num_live
         newest = emitted.tokens.gather(1, num_live.unsqueeze(1) - 1).squeeze(1)
         rows = pair_with_next(slide(self._window.of(batch.slot_ids), inputs, num_live, num_rows), newest)
         self._window.slide(batch.slot_ids, inputs, emitted.num_emitted)

@@ -30,10 +30,8 @@ class NgramDrafter(GivenDrafts):
     def ingest(self, chunk: PromptChunk) -> LookupState | None:
         if chunk.live_attention is None:
             return None
-        length = chunk.start + chunk.num_rows
-        self._history.tokens[chunk.slot, length] = chunk.next_token_ids[-1]
-        slot_ids = torch.tensor([chunk.slot], device=chunk.next_token_ids.device)
-        return self._propose(slot_ids, chunk.live_attention.seq_lens + 1)
+        self._history.tokens[chunk.slot, chunk.kv_len] = chunk.next_token_ids[-1]
+        return self._propose(chunk.slot_ids, chunk.live_attention.seq_lens + 1)
 
     def seed(self, verified: VerifiedRound) -> LookupState:
         self._history.append(verified)

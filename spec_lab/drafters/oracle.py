@@ -31,8 +31,7 @@ class OracleDrafter(GivenDrafts):
     def ingest(self, chunk: PromptChunk) -> LookupState | None:
         if chunk.live_attention is None:
             return None
-        slot_ids = torch.tensor([chunk.slot], device=chunk.next_token_ids.device)
-        return self._propose(slot_ids, chunk.live_attention.seq_lens + 1)
+        return self._propose(chunk.slot_ids, chunk.live_attention.seq_lens + 1)
 
     def seed(self, verified: VerifiedRound) -> LookupState:
         lengths = verified.batch.kv_lens + verified.verification.num_emitted + 1

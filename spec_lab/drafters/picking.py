@@ -9,6 +9,7 @@ import torch
 
 from spec_lab.acceptance.draft_sampling import DraftLogits, DraftSampler, sample_and_keep
 from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.core.types import PromptChunk
 
 
 class DraftHead(Protocol):
@@ -29,6 +30,12 @@ class DraftedRows:
 
     slot_ids: torch.Tensor
     kv_lens: torch.Tensor
+
+    @classmethod
+    def of_prompt(cls, chunk: PromptChunk) -> DraftedRows:
+        """The request of a prompt's last chunk. Its length is no view of `live_attention`, which the steps move."""
+        slot_ids = chunk.slot_ids
+        return cls(slot_ids, torch.full_like(slot_ids, chunk.kv_len))
 
 
 class DraftPicker(Protocol):

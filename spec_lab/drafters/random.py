@@ -35,8 +35,7 @@ class RandomDrafter(GivenDrafts):
     def ingest(self, chunk: PromptChunk) -> RandomState | None:
         if chunk.live_attention is None:
             return None
-        slot_ids = torch.tensor([chunk.slot], device=chunk.next_token_ids.device)
-        return self._start(DraftedRows(slot_ids, chunk.live_attention.seq_lens))
+        return self._start(DraftedRows.of_prompt(chunk))
 
     def seed(self, verified: VerifiedRound) -> RandomState:
         batch = verified.batch

@@ -60,7 +60,7 @@ class RecurrentDrafter:
         picker: DraftPicker,
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
-        self.requirements = DrafterRequirements(features=features, catches_up=True)
+        self.requirements = DrafterRequirements(features, catchup_rows=(num_draft_tokens + 1,))
         self._head = head
         self._cache = cache
         self._backend = backend
@@ -78,9 +78,7 @@ class RecurrentDrafter:
         if chunk.live_attention is None:
             return None
         assert hidden is not None
-        slot_ids = torch.tensor([chunk.slot], device=hidden.device)
-        kv_lens = torch.tensor([chunk.start + chunk.num_rows], device=hidden.device)
-        return self._start(hidden, chunk.live_attention, DraftedRows(slot_ids, kv_lens))
+        return self._start(hidden, chunk.live_attention, DraftedRows.of_prompt(chunk))
 
     def seed(self, verified: VerifiedRound) -> RecurrentState:
         """Catch-up: rows at L..L+K with the emitted tokens; the live row is n - 1, and sees L + n keys."""

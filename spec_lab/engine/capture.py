@@ -116,9 +116,11 @@ class CudaGraphRecorder:
             # thread_local: what other threads do to the device, a logger's for instance, is no business of this graph.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 return function()
-        except RuntimeError as error:
+        except BaseException as error:
             # A capture that broke off leaves its pool closed to the next (torch 2.11: "already recording").
             self._pool = torch.cuda.graph_pool_handle()
+            if not isinstance(error, RuntimeError):
+                raise
             raise CaptureError(explain_capture_error(error)) from error
 
 

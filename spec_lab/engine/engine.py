@@ -58,6 +58,12 @@ class Engine:
     def num_draft_tokens(self) -> int:
         return self.parts.drafter.num_draft_tokens
 
+    def prepare(self) -> None:
+        """Capture what rounds of any size will replay, so that no timed pass has to."""
+        with torch.inference_mode():
+            for num_requests in range(1, self.scheduler.num_slots + 1):
+                self.graph.prepare(self.round, num_requests)
+
     def generate(
         self, requests: Iterable[Request], on_finish: Callable[[RequestRecord], None] | None = None
     ) -> GenerationResult:
@@ -104,8 +110,8 @@ class _GenerationRun:
     def step(self) -> None:
         """Admit, run one chunk of each unfinished prompt, then one round of everything that is ready.
 
-        With overlap the host reads the round before only after the next one is launched; but before a prompt pass, which
-        waits for the device anyway, it reads what is in flight, so that no round's time holds a prompt's.
+        With overlap the host reads the round before only after the next one is launched; but before a prompt pass,
+        which waits for the device anyway, it reads what is in flight, so that no round's time holds a prompt's.
         """
         scheduler = self._engine.scheduler
         for sequence in scheduler.admit(self._now()):
@@ -177,7 +183,9 @@ class _GenerationRun:
         with self._engine.parts.timer.span("commit"):
             result = settled.result.read()
         now = self._now()
-        rows = list(zip(settled.sequences, result.tokens, result.num_emitted, strict=False))
+        num_sequences = len(settled.sequences)  # padded rows stand behind them
+        emitted = zip(result.tokens[:num_sequences], result.num_emitted[:num_sequences], strict=True)
+        rows = [(sequence, *row) for sequence, row in zip(settled.sequences, emitted, strict=True)]
         running = [index for index, (sequence, *_) in enumerate(rows) if sequence.finish_reason is None]
         for index in running:
             sequence, tokens, num_emitted = rows[index]
@@ -191,12 +199,6 @@ class _GenerationRun:
             self._retire_if_finished(sequence)
 
     def _record(self, settled: _Round, ready: list[Sequence], seconds: float, relaxed: list[int] | None) -> None:
-        engine, drafter = self._engine, self._engine.parts.drafter
-        rows = RowCounts()
-        if drafter.requirements.catches_up:
-            num_rows = drafter.num_draft_tokens + 1
-            rows.catchup_live = len(ready)
-            rows.catchup_computed = engine.prune.catchup.num_computed(engine.graph.padded_size(len(ready)), num_rows)
         record = RoundRecord(
             index=len(self._rounds),
             request_ids=[s.request.request_id for s in ready],
@@ -205,11 +207,23 @@ class _GenerationRun:
             truncated=[s.truncated for s in ready],
             seconds=seconds,
             stage_seconds=self._stage_seconds(),
-            rows=rows,
+            rows=self._catchup_rows(len(ready)),
             relaxed=relaxed,
             launch_seconds=settled.launch_seconds,
         )
         self._rounds.append(record)
+
+    def _catchup_rows(self, num_requests: int) -> RowCounts:
+        engine = self._engine
+        passes = engine.parts.drafter.requirements.catchup_rows
+        if not passes:
+            return RowCounts()
+        padded = engine.graph.padded_size(num_requests)
+        num_computed = engine.prune.catchup.num_computed
+        return RowCounts(
+            catchup_computed=sum(num_computed(padded, num_rows) for num_rows in passes),
+            catchup_live=len(passes) * num_requests,
+        )
 
     def _stage_seconds(self) -> dict[str, float]:
         """Stages that exist: without drafts there is nothing to catch up, with one draft nothing recurs.

@@ -15,6 +15,7 @@ class Scheduler:
 
     def __init__(self, num_slots: int, allocator: PageAllocator, page_size: int, max_seq_len: int, margin: int) -> None:
         """`margin`: positions a round may write past the last token (2K: the drafter writes up to L + 2K - 1)."""
+        self.num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._allocator = allocator
         self._page_size = page_size

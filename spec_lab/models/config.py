@@ -24,6 +24,7 @@ ARCHITECTURES: dict[str, Family] = {
     "Qwen3ForCausalLM": "qwen3",
     "MiMoForCausalLM": "qwen2",
 }
+MTP_COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,12 @@ def read_config_json(folder: Path, knob: str) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{folder}: has no config.json; {knob} must name a Hugging Face checkpoint folder")
     return read_json(path)
+
+
+def num_mtp_modules(config: Mapping[str, Any]) -> int:
+    """How many multi-token prediction modules a config.json names; 0 when it names none."""
+    decoder = config.get("text_config") or config
+    return next((decoder[key] for key in MTP_COUNT_KEYS if isinstance(decoder.get(key), int)), 0)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -190,7 +190,8 @@ def _layer_config(config: dict[str, Any], source: str) -> ModelConfig:
         raise UserError(f"{source}: a head of model_type {family!r} is not supported; supported are {supported}")
     if (layer.get("num_hidden_layers") or 1) != 1:
         raise UserError(
-            f"{source}: a head of {layer['num_hidden_layers']} layers is not supported; supported is one layer"
+            f"{source}: {layer['num_hidden_layers']} layers, so this is no EAGLE-3 head, which has one layer; "
+            f"set {KNOB} to one, or choose the drafter that the folder is for"
         )
     decoder = layer | {"architectures": [LAYER_ARCHITECTURES[family]], "num_hidden_layers": 1}
     layer_config = ModelConfig.from_dict(decoder, source)

@@ -24,7 +24,7 @@ from spec_lab.models.checkpoint import (
     read_tensors,
     stored_tensors,
 )
-from spec_lab.models.config import ARCHITECTURES, ConfigFields, ModelConfig, read_config_json
+from spec_lab.models.config import ARCHITECTURES, ConfigFields, ModelConfig, num_mtp_modules, read_config_json
 from spec_lab.models.mtp_layouts import (
     EMBEDDING_NORM,
     FINAL_NORM,
@@ -37,7 +37,6 @@ from spec_lab.models.mtp_layouts import (
 )
 
 KNOB = "drafter.path"
-COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 # The engines' loaders skip these copies too, and let the target's embedding and head serve.
 SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 
@@ -57,12 +56,6 @@ class MtpConfig:
     num_modules: int
     target_hidden: NormSide
     recycled_hidden: NormSide
-
-
-def num_mtp_modules(config: Mapping[str, Any]) -> int:
-    """How many modules a config.json names; 0 when it names none."""
-    decoder = config.get("text_config") or config
-    return next((decoder[key] for key in COUNT_KEYS if isinstance(decoder.get(key), int)), 0)
 
 
 def load_mtp(

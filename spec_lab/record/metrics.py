@@ -338,8 +338,11 @@ DEFINITIONS: dict[str, str] = {
     "latency_ms.itl": _first_paragraph(inter_token_latency_ms),
     "latency_ms.e2e": _first_paragraph(end_to_end_latency_ms),
     "rows": _first_paragraph(rows),
-    "rows.catchup_computed": "Rows the drafter's catch-up step carried past the KV write.",
-    "rows.catchup_live": "Rows of the catch-up step whose output anybody reads: one an active request.",
+    "rows.catchup_computed": (
+        "Rows the passes of the drafter's catch-up step carried past the KV write; mtp_vanilla has a pass for each "
+        "draft, the others one."
+    ),
+    "rows.catchup_live": "Rows of these passes whose output anybody reads: one an active request and pass.",
     "rows.prefill_hidden": "Prompt rows for which the target handed features to the drafter.",
     "rows.prefill_logits": "Prompt rows for which the target computed logits.",
     "graph": "Captures, replays and fallbacks to eager since the engine was made, warm-up included.",

@@ -15,17 +15,17 @@ from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.evaluate import format_table
 from spec_lab.train.stages import RunFolder
 
-COMMAND = "python -m spec_lab.train"
 MAX_CURVE_ROWS = 10
 
 REPRODUCIBILITY = """The same seed gives the same examples in the same order, not the same bits: sums on a GPU depend on
 its kernels, and the natural text on the Python version."""
 
 
-def target_card(folder: RunFolder, measured: Path, kind: str | None) -> str:
+def target_card(folder: RunFolder, measured: Path, kind: str | None, command: str) -> str:
     """README.md of a target trained here.
 
     `measured`: the drafter whose drafts its evaluation counts, of the given kind; the target itself without one.
+    `command`: what trained it.
     """
     corpus, training = _record(folder, folder.corpus), _record(folder, folder.target)
     recipe, output = training["recipe"], folder.target
@@ -56,7 +56,7 @@ with `<|end|>`.
 {_optimisation(recipe["optimisation"])} {recipe["natural_fraction"]:.0%} of each batch is natural text. Loss on every
 token. Seed {recipe["seed"]}. {_where(training)}.
 
-    {COMMAND}
+    {command}
 
 {REPRODUCIBILITY}
 

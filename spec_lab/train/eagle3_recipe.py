@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from spec_lab.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.eagle3 import RMS_NORM_EPS, ROPE_THETA, Eagle3Head, Eagle3Shape
@@ -86,9 +87,7 @@ def most_frequent_tokens(
 ) -> Tensor:
     """`[draft_vocab_size]`: the ids the target writes most, `always_drafted` among them, ascending."""
     if not len(always_drafted) <= draft_vocab_size <= vocab_size:
-        raise ValueError(
-            f"draft_vocab_size={draft_vocab_size} must lie between the markers and the {vocab_size} tokens"
-        )
+        raise UserError(f"draft_vocab_size={draft_vocab_size} must lie between the markers and the {vocab_size} tokens")
     counts = generations.count_written_tokens(vocab_size)
     counts[always_drafted] = counts.max() + 1
     return counts.argsort(descending=True, stable=True)[:draft_vocab_size].sort().values

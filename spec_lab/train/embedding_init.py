@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from spec_lab.errors import UserError
+
 
 @torch.no_grad()
 def leading_directions(embedding: Tensor, width: int) -> Tensor:
@@ -14,7 +16,7 @@ def leading_directions(embedding: Tensor, width: int) -> Tensor:
     """
     hidden_size = embedding.shape[1]
     if width > hidden_size:
-        raise ValueError(f"drafter.hidden_size={width} is wider than the target's {hidden_size}; lower it")
+        raise UserError(f"drafter.hidden_size={width} is wider than the target's {hidden_size}; lower it")
     values = embedding.double().cpu()
     _, directions = torch.linalg.eigh(values.T @ values)
     return directions.flip(1)[:, :width].to(embedding.device, embedding.dtype)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from spec_lab.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.embedding_init import leading_directions
@@ -74,16 +75,16 @@ drafter left.""",
     def shape(self, target: Qwen3Config) -> FrozenKVShape:
         """Sizes beside this target.
 
-        Raises ValueError where `kv_source_layers` names none of its layers, or the heads do not fit.
+        Raises UserError where `kv_source_layers` names none of its layers, or the heads do not fit.
         """
         num_layers = target.num_hidden_layers
         if not self.kv_source_layers or not all(0 <= layer < num_layers for layer in self.kv_source_layers):
-            raise ValueError(
+            raise UserError(
                 f"drafter.kv_source_layers={self.kv_source_layers} must name layers of the target, "
                 f"0 to {num_layers - 1}"
             )
         if self.num_heads % target.num_key_value_heads:
-            raise ValueError(
+            raise UserError(
                 f"drafter.num_heads={self.num_heads} must be a multiple of the target's "
                 f"{target.num_key_value_heads} key-value heads"
             )

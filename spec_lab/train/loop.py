@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from spec_lab.errors import UserError
+
 log = logging.getLogger(__name__)
 
 
@@ -33,11 +35,11 @@ class Optimisation:
 
     def __post_init__(self) -> None:
         if not 0 < self.num_warmup_steps < self.num_steps:
-            raise ValueError(
+            raise UserError(
                 f"num_warmup_steps={self.num_warmup_steps} must lie between 0 and num_steps={self.num_steps}; lower it"
             )
         if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size} must be at least 1")
+            raise UserError(f"batch_size={self.batch_size} must be at least 1")
 
     def learning_rate(self, step: int) -> float:
         """The rate of update `step`, counted from 0."""

@@ -69,8 +69,9 @@ class MtpRecipe:
 and {config["num_key_value_heads"]} key-value heads and feed-forward {config["intermediate_size"]}, and drafts the whole
 vocabulary with the target's own embedding and head, which are not in the file.
 
-Row p pairs the target's embedding of token p+1 with its final hidden state at p, after the norm, at rotary position p:
-`eh_proj` reads the embedding's half first. What is recycled is the module's own state after `shared_head.norm`. """
+Row p pairs the target's embedding of token p+1 with its final hidden state at p, after the norm, at rotary position
+{"p-i in module i, the first being module 0" if several else "p"}: `eh_proj` reads the
+embedding's half first. What is recycled is the module's own state after `shared_head.norm`. """
             + (VANILLA if several else EAGLE),
             loss=unrolled_loss_words(self.num_unrolled_steps, self.step_loss_decay),
         )
@@ -89,8 +90,8 @@ Row p pairs the target's embedding of token p+1 with its final hidden state at p
 
 
 EAGLE = "The same module takes every draft step, over one cache."
-VANILLA = """Draft s is made by module s, each over its own cache: the pairs of the committed text, then those of the
-drafts before, whose hidden states are what the modules before left."""
+VANILLA = """Each draft is made by the next module, over a cache of its own: the pairs of the committed text, then
+those of the drafts before, whose hidden states are what the modules before left."""
 
 
 def save_modules(drafter: MtpDrafter, model: Qwen3ForCausalLM, folder: Path) -> None:

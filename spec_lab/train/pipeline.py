@@ -13,15 +13,16 @@ import numpy as np
 import torch
 
 from spec_lab.build.models import ZOO
+from spec_lab.errors import UserError
 from spec_lab.train import corpus
-from spec_lab.train.card import COMMAND, drafter_card, target_card
+from spec_lab.train.card import drafter_card, target_card
 from spec_lab.train.data import Shard, build_shard, generate_examples, map_in_processes, tokenise_natural_text
 from spec_lab.train.drafter import DrafterRecipe, TrainingTask
 from spec_lab.train.evaluate import EvaluationRecipe, format_table
 from spec_lab.train.generations import Generations, GenerationsRecipe
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.stages import RunFolder, run_stage, write_json
-from spec_lab.train.target import TargetRecipe, load_target
+from spec_lab.train.target import TargetRecipe, load_target, without_progress_bars
 from spec_lab.train.tokenizer import train_tokenizer
 from spec_lab.workloads.example import SPECIAL_TOKENS, render_example
 
@@ -66,8 +67,16 @@ class Pipeline:
     target: TargetRecipe | None = None
     drafter: DrafterRecipe | None = None
 
+    def __post_init__(self) -> None:
+        if self.target is None and self.drafter is None:
+            raise UserError("target=shipped drafter=none leaves nothing to train; choose target=pocket or a drafter")
+
     def run(self) -> RunFolder:
         """Runs what is missing under `output_dir`; the last line printed is that folder."""
+        with without_progress_bars():
+            return self._run()
+
+    def _run(self) -> RunFolder:
         folder = RunFolder(Path(self.output_dir), shipped_target=ZOO / "pocket" if self.target is None else None)
         if self.target is not None:
             self._stage(folder, folder.tokenizer, self.tokenizer, self._train_tokenizer)
@@ -163,21 +172,27 @@ class Pipeline:
         if self.drafter is not None:
             description = self.drafter.describe(measured)
             kind = description.kind
-            card = drafter_card(folder, measured, description, self._command())
+            card = drafter_card(folder, measured, description, self.command())
             (measured / "README.md").write_text(card, encoding="utf-8")
         if self.target is not None:
-            (folder.target / "README.md").write_text(target_card(folder, measured, kind), encoding="utf-8")
+            card = target_card(folder, measured, kind, self.command())
+            (folder.target / "README.md").write_text(card, encoding="utf-8")
 
-    def _command(self) -> str:
-        """What trains this drafter, as its card gives it."""
-        assert self.drafter is not None
-        target = " target=shipped" if self.target is None else ""
-        return f"{COMMAND}{target} drafter={self.drafter.name}"
+    def command(self) -> str:
+        """What trains this target and drafter, as their cards give it."""
+        target = "" if self.target is None else " target=pocket"
+        return f"python -m spec_lab.train{target} drafter={'none' if self.drafter is None else self.drafter.name}"
 
     def _device(self) -> torch.device:
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise UserError(f"device={self.device} is none that torch knows; use auto, cpu or cuda") from error
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"device={self.device}: torch finds no GPU here; use device=auto")
+        return device
 
     def _num_workers(self) -> int:
         return self.num_workers or os.cpu_count() or 1

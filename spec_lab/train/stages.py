@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from spec_lab.errors import UserError
+
 log = logging.getLogger(__name__)
 
 
@@ -78,7 +80,7 @@ def run_stage(
 ) -> None:
     """Builds `output` with `build(unfinished folder)`, whose result goes into the record, unless `output` exists.
 
-    Of several processes that want the same output one builds it, and the others wait for it. Raises ValueError where
+    Of several processes that want the same output one builds it, and the others wait for it. Raises UserError where
     the folder, or a checkpoint in it, was made with another `recipe`.
     """
     with _locked(folder.record(output).with_suffix(".lock")):
@@ -128,7 +130,7 @@ def _refuse_another_recipe(record_file: Path, output: Path, recipe: dict[str, An
     before = json.loads(record_file.read_text())["recipe"]
     changed = [key for key in recipe if recipe[key] != before.get(key)]
     if changed:
-        raise ValueError(
+        raise UserError(
             f"{output} was begun with another {', '.join(changed)}; "
             f"choose another output_dir, or delete {record_file}, that folder and what was made from it"
         )

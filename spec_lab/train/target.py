@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spec_lab.errors import UserError
 from spec_lab.train.data import IGNORED_LABEL, TrainingTokens, next_token_labels
 from spec_lab.train.loop import CurvePoint, Optimisation, train
 from spec_lab.train.tokenizer import MAX_LENGTH
@@ -110,11 +113,25 @@ def load_target(folder: Path, device: torch.device) -> tuple[Qwen3ForCausalLM, P
     return model, AutoTokenizer.from_pretrained(folder)
 
 
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keeps transformers from drawing bars of loading and saving among the lines that a training logs."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def tapped_layers(num_layers: int) -> tuple[int, int, int]:
     """The layers whose inputs an EAGLE-3 head reads when its config names none (vLLM's and SGLang's default)."""
     taps = (2, num_layers // 2, num_layers - 3)
     if not taps[0] < taps[1] < taps[2]:
-        raise ValueError(f"num_layers={num_layers} leaves the head fewer than three different taps; use 8 or more")
+        raise UserError(f"num_layers={num_layers} leaves the head fewer than three different taps; use 8 or more")
     return taps
 
 

@@ -34,15 +34,16 @@ class CapturedMode(ABC):
     scratch rows of per-slot state alone.
     """
 
-    def __init__(self, name: str, recorder: GraphRecorder, max_kv_len: int) -> None:
+    def __init__(self, name: str, recorder: GraphRecorder, num_slots: int, max_kv_len: int) -> None:
         """`max_kv_len`: the longest committed length there can be; a replay cannot be given a nearer bound."""
         self.counts = GraphCounts(mode=name)
         self._recorder = recorder
+        self._num_slots = num_slots
         self._max_kv_len = max_kv_len
         self._buckets: dict[int, Bucket] = {}
 
     def padded_size(self, num_requests: int) -> int:
-        return 1 << (num_requests - 1).bit_length()
+        return min(1 << (num_requests - 1).bit_length(), self._num_slots)
 
     def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
         size = self.padded_size(num_requests)

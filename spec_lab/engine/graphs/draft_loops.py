@@ -21,8 +21,10 @@ class SeparateVerify(CapturedMode):
     Without drafts there is nothing beside verify to capture.
     """
 
-    def __init__(self, name: str, recorder: GraphRecorder, max_kv_len: int, capture_verify: bool = True) -> None:
-        super().__init__(name, recorder, max_kv_len)
+    def __init__(
+        self, name: str, recorder: GraphRecorder, num_slots: int, max_kv_len: int, capture_verify: bool = True
+    ) -> None:
+        super().__init__(name, recorder, num_slots, max_kv_len)
         self._capture_verify = capture_verify
 
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
@@ -102,7 +104,8 @@ def carry_every_tensor(drafts: torch.Tensor, column: torch.Tensor, before: Any, 
 
 class StepReplay(SeparateVerify):
     """graph=step_replay: the first step in a graph of its own; one recurrent step in another, replayed K - 1 times with
-    its metadata rebuilt from the host in between (vLLM #41162). Steps with weights of their own have a graph each.
+    its positions, slots and lengths rebuilt from the host in between (vLLM #41162); what follows from them is derived
+    inside the graph. Steps with weights of their own have a graph each.
 
     The step's number is a device tensor: it chooses the column of drafts and draft logits.
     """
@@ -111,11 +114,12 @@ class StepReplay(SeparateVerify):
         self,
         name: str,
         recorder: GraphRecorder,
+        num_slots: int,
         max_kv_len: int,
         capture_verify: bool = True,
         carry: DraftCarry = carry_every_tensor,
     ) -> None:
-        super().__init__(name, recorder, max_kv_len, capture_verify)
+        super().__init__(name, recorder, num_slots, max_kv_len, capture_verify)
         self._carry = carry
 
     def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:

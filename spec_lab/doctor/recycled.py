@@ -1,0 +1,84 @@
+"""Whether what a drafter hands on to its own next step reaches that step, and whether it helps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from spec_lab import build
+from spec_lab.build.heads import DrafterFactory, DrafterResources
+from spec_lab.core.protocols import Drafter
+from spec_lab.core.types import DraftStep, FeatureSpec, PromptChunk, Request, VerifiedRound
+from spec_lab.doctor.evidence import Evidence
+from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
+from spec_lab.doctor.hidden import MIN_CHANGED, MIN_DROP
+from spec_lab.doctor.loop import MIN_LATER_AGREEMENT
+from spec_lab.doctor.teacher_forced import Drafted
+
+CHECK = "recycled path"
+
+
+class ZeroedRecycling:
+    """See `Drafter`: another one, with zeros in place of the hidden state that each step finds in `state.hidden`."""
+
+    def __init__(self, drafter: Drafter[Any]) -> None:
+        self.num_draft_tokens = drafter.num_draft_tokens
+        self.requirements = drafter.requirements
+        self._drafter = drafter
+
+    def admit(self, slot: int, request: Request) -> None:
+        self._drafter.admit(slot, request)
+
+    def ingest(self, chunk: PromptChunk) -> Any:
+        return self._drafter.ingest(chunk)
+
+    def seed(self, verified: VerifiedRound) -> Any:
+        return self._drafter.seed(verified)
+
+    def step(self, state: Any, step: DraftStep) -> None:
+        state.hidden = torch.zeros_like(state.hidden)
+        self._drafter.step(state, step)
+
+    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return self._drafter.kept_logits(slot_ids)
+
+
+def check_recycled(evidence: Evidence) -> Finding:
+    """Drafts with the recycled hidden state zeroed against drafts as they are; draft 1 recycles nothing."""
+    num_draft_tokens = evidence.subject.num_draft_tokens
+    if num_draft_tokens < 2:
+        return does_not_apply(CHECK, f"drafter.num_draft_tokens={num_draft_tokens} recycles nothing")
+    # Who reads the target's hidden state in the first step reads its own in place of it in the later ones.
+    if evidence.features == FeatureSpec():
+        return does_not_apply(CHECK, "the drafter hands on tokens alone")
+    as_it_is = evidence.as_configured
+    zeroed = evidence.forced.draft(_zeroed(evidence))
+    changed = (zeroed.tokens != as_it_is.tokens).double().mean(dim=0)[1:]
+    shares = " ".join(f"{share:.1%}" for share in changed.tolist())
+    measured = (
+        f"draft 2 agrees {as_it_is.conditional(2):.2f} after a right draft 1, with the recycled hidden zeroed "
+        f"{zeroed.conditional(2):.2f}; {shares} of the later drafts change"
+    )
+    if float(changed.min()) < MIN_CHANGED:
+        cause = (
+            f"draft {int(changed.argmin()) + 2} does not use the hidden state that the step before it handed on: it is "
+            "zero, or its projection is"
+        )
+        return Finding(CHECK, Verdict.FAULT, measured, cause)
+    return Finding(CHECK, Verdict.SUSPICIOUS if _does_not_help(as_it_is, zeroed) else Verdict.OK, measured)
+
+
+def _zeroed(evidence: Evidence) -> DrafterFactory:
+    make_drafter = build.load_drafter(evidence.subject.config, evidence.subject.reference_models)
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        return ZeroedRecycling(make_drafter(resources))
+
+    return make
+
+
+def _does_not_help(as_it_is: Drafted, zeroed: Drafted) -> bool:
+    """Where nothing agrees anyway, there is nothing to lose."""
+    drop = as_it_is.conditional(2) - zeroed.conditional(2)
+    return as_it_is.conditional(2) >= MIN_LATER_AGREEMENT and drop < MIN_DROP

@@ -1,0 +1,49 @@
+"""How many rows reach each part of a decoder layer, call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from spec_lab.models.decoder import DecoderLayer
+
+
+@dataclass
+class LayerRows:
+    """Rows of each call that attend, that meet o_proj, and that meet the MLP."""
+
+    attended: list[int] = field(default_factory=list)
+    projected: list[int] = field(default_factory=list)
+    mlp: list[int] = field(default_factory=list)
+
+
+@dataclass
+class CountingBackend:
+    """The attention of a backend."""
+
+    backend: Any
+    attended: list[int]
+
+    def attend(self, queries: torch.Tensor, *rest: Any) -> torch.Tensor:
+        self.attended.append(len(queries))
+        return self.backend.attend(queries, *rest)
+
+
+def count_rows(layer: DecoderLayer) -> LayerRows:
+    """Rows of `layer` from now on."""
+    rows, attention = LayerRows(), layer._attention
+    attention._backend = CountingBackend(attention._backend, rows.attended)  # type: ignore[assignment]
+    attention._o = _counting(attention._o, rows.projected)
+    layer._mlp = _counting(layer._mlp, rows.mlp)
+    return rows
+
+
+def _counting(function: Callable[[torch.Tensor], torch.Tensor], counts: list[int]) -> Any:
+    def counted(rows: torch.Tensor) -> torch.Tensor:
+        counts.append(len(rows))
+        return function(rows)
+
+    return counted

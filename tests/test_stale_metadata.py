@@ -1,0 +1,76 @@
+"""graph.metadata=stale on the shipped head, and backends that cannot move metadata inside a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_lab import build
+from spec_lab.cli.compose import compose_run
+from spec_lab.config import (
+    FullLoopGraphConfig,
+    GraphConfig,
+    RoundGraphConfig,
+    SplitSeedGraphConfig,
+    StepReplayGraphConfig,
+)
+from spec_lab.core.types import GenerationResult
+from spec_lab.record.metrics import acceptance_length
+from spec_lab.runner import MAIN, load_lab
+from tests.lab import make_config, make_engine, make_pair, random_requests
+from tests.tiny_checkpoints import refused
+
+CHEAP = ["workload.limit=6", "max_new_tokens=48", "drafter.num_draft_tokens=4", "drafter.window=128", "references=[]"]
+
+
+def generate(*overrides: str) -> GenerationResult:
+    config, _ = compose_run([*CHEAP, "device=cpu", *overrides])
+    lab = load_lab(config)
+    return lab.engines[MAIN].generate(lab.requests)
+
+
+@pytest.mark.skipif(not build.ZOO.is_dir(), reason="this checkout has no shipped weights")
+@pytest.mark.parametrize("graph", ["split_seed", "full_loop", "round"])
+def test_frozen_lengths_cost_acceptance_and_leave_the_output_right(graph: str) -> None:
+    """A window that stays where step 1 had it lacks what the draft itself wrote: the newest keys, which matter most."""
+    fresh, stale = generate(f"graph={graph}"), generate(f"graph={graph}", "graph.metadata=stale")
+    assert [record.output_ids for record in stale.requests] == [record.output_ids for record in fresh.requests]
+    lengths = [acceptance_length(result.requests) for result in (stale, fresh)]
+    assert lengths[0] is not None and lengths[1] is not None and lengths[0] < lengths[1] - 0.1
+
+
+class Fixed:
+    """A backend whose `advance` cannot be captured."""
+
+    supports_in_place_update = False
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+@pytest.mark.parametrize("graph", [SplitSeedGraphConfig(), FullLoopGraphConfig(), RoundGraphConfig()])
+def test_a_backend_that_cannot_move_inside_a_graph_is_refused_by_name(graph: GraphConfig, tmp_path: Path) -> None:
+    requests = random_requests(1, 4)
+    config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=graph)
+    limits = build.engine_limits(config, requests, 3)
+    models = build.load_models(config, limits.max_seq_len)
+    models = dataclasses.replace(models, backend=Fixed(models.backend))
+    with refused("attention=torch", f"graph={graph.name}", "graph=step_replay"):
+        build.build_engine(config, models, build.load_drafter(config, models), limits)
+
+
+def test_graph_step_replay_takes_any_backend(tmp_path: Path) -> None:
+    requests = random_requests(1, 4)
+    config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=StepReplayGraphConfig())
+    limits = build.engine_limits(config, requests, 3)
+    models = build.load_models(config, limits.max_seq_len)
+    models = dataclasses.replace(models, backend=Fixed(models.backend))
+    engine = build.build_engine(config, models, build.load_drafter(config, models), limits)
+    expected = make_engine(config, requests).generate(requests)
+    assert engine.generate(requests).requests[0].output_ids == expected.requests[0].output_ids
