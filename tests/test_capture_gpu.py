@@ -127,6 +127,26 @@ def test_an_error_of_the_function_is_its_own(recorder: CudaGraphRecorder, device
         recorder.capture(function)
 
 
+@pytest.mark.parametrize("error", [AssertionError, KeyError, KeyboardInterrupt])
+def test_a_capture_that_python_ends_is_harmless(
+    recorder: CudaGraphRecorder, device: torch.device, error: type[BaseException]
+) -> None:
+    """The error is the function's own, and the same recorder captures the next function."""
+    x = torch.ones(1 << 20, device=device)
+
+    def function() -> torch.Tensor:
+        y = x * 2
+        if torch.cuda.is_current_stream_capturing():
+            raise error("in the middle")
+        return y
+
+    with pytest.raises(error, match="in the middle"):
+        recorder.capture(function)
+    graph = recorder.capture(lambda: x * 3)
+    graph.replay()
+    assert graph.outputs.eq(3).all()
+
+
 def test_synchronisations_are_counted(device: torch.device) -> None:
     x = torch.ones(8, device=device)
     with count_syncs() as none:

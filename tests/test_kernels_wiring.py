@@ -30,7 +30,6 @@ from spec_lab.config import (  # isort: skip
 )
 from spec_lab.core.types import GenerationResult, Request  # isort: skip
 from spec_lab.engine.engine import Engine  # isort: skip
-from spec_lab.engine.kv_cache import SCRATCH_PAGE  # isort: skip
 from spec_lab.errors import UserError  # isort: skip
 from spec_kernels.rope_write import rope_write  # isort: skip
 from spec_lab.attention.torch_backend import TorchAttention  # isort: skip
@@ -38,6 +37,7 @@ from spec_lab.models.checkpoint import decoder_tensor_shapes  # isort: skip
 from spec_lab.models.config import Family, RopeConfig, read_model_config  # isort: skip
 from spec_lab.models.decoder import build_attention  # isort: skip
 from spec_lab.models.layers import FusedRopeAndWrite, RopeThenWrite  # isort: skip
+from tests.graph_lab import live_kv  # isort: skip
 from tests.lab import make_config, make_pair, random_requests  # isort: skip
 from tests.tiny_assistant import make_tiny_assistant  # isort: skip
 from tests.tiny_mtp import make_tiny_mtp  # isort: skip
@@ -149,14 +149,6 @@ def thinking_requests(count: int, max_new_tokens: int) -> list[Request]:
 
 def outcome(result: GenerationResult) -> list[tuple[list[int], list[int]]]:
     return [(record.output_ids, record.accepted_per_round) for record in result.requests]
-
-
-def live_kv(engine: Engine) -> list[torch.Tensor]:
-    """The caches of target and drafter behind the scratch page: every draft shows in one, every step in the other."""
-    drafter: Any = engine.parts.drafter
-    own = [getattr(drafter, "_cache", None), *getattr(drafter, "_caches", [])]
-    caches = [engine.parts.cache, *(cache for cache in own if cache is not None)]
-    return [cache.kv[..., (SCRATCH_PAGE + 1) * PAGE_SIZE :, :, :, :] for cache in caches]
 
 
 def assert_alike(folders: dict[str, Path], name: str, graph: str, requests: list[Request]) -> None:

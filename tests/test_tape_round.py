@@ -12,11 +12,13 @@ import torch
 from spec_lab.acceptance.phase import RelaxationPhase, RoundPhase, ThinkingMarkers, TokenPhase
 from spec_lab.acceptance.relaxed import DeltaForm, RelaxedThinkingAcceptance
 from spec_lab.config import RejectionConfig, SamplingConfig, SyntheticConfig
-from spec_lab.core.types import AcceptanceInputs, Verification
+from spec_lab.core.types import AcceptanceInputs, DraftStep, RoundBatch, Verification
+from spec_lab.engine.capture import CaptureError
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.engine.tape import TapeGraph
 from tests.captures import capture, flat, same
+from tests.graph_lab import MODES, RULES, Lab, Outcome, generate_watched, make_lab, mixed_requests, outcome
 from tests.lab import make_config, make_engine, make_pair, random_requests
 
 ROWS = 4
@@ -115,3 +117,103 @@ def test_a_captured_round_equals_an_eager_one(pair: tuple[Path, Path], case: str
         assert torch.equal(graph.outputs.num_emitted, expected.num_emitted)
         assert torch.equal(graph.outputs.tokens[: len(used)], expected.tokens[: len(used)])
         assert same(live_state(taped), live_state(eager))
+
+
+def freeze_step_index(engine: Engine) -> None:
+    """The step's number as Python has it, where the device's is meant."""
+    drafter: Any = engine.parts.drafter
+    step = drafter.step
+
+    def wrong(state: Any, now: DraftStep) -> None:
+        step(state, DraftStep(now.index, torch.full_like(now.column, now.index)))
+
+    drafter.step = wrong
+
+
+def freeze_lengths(engine: Engine) -> None:
+    """Committed lengths as the host knows them."""
+    slots: Any = engine.parts.slots
+    batch = slots.batch
+
+    def wrong(slot_ids: torch.Tensor, max_kv_len: int) -> RoundBatch:
+        loaded: RoundBatch = batch(slot_ids, max_kv_len)
+        loaded.kv_lens = torch.full_like(loaded.kv_lens, engine.scheduler.running[0].kv_len)
+        return loaded
+
+    slots.batch = wrong
+
+
+def replace_buffer(engine: Engine) -> None:
+    """A new tensor of lengths each round, in place of the old one rewritten."""
+    slots: Any = engine.parts.slots
+    commit = slots.commit
+
+    def wrong(*arguments: Any) -> None:
+        slots.kv_lens = slots.kv_lens.clone()
+        commit(*arguments)
+
+    slots.commit = wrong
+
+
+def ask_for_a_number(engine: Engine) -> None:
+    """A step that looks at its own draft."""
+    drafter: Any = engine.parts.drafter
+    step = drafter.step
+
+    def wrong(state: Any, now: DraftStep) -> None:
+        step(state, now)
+        if state.tokens.max().item() < 0:
+            raise AssertionError
+
+    drafter.step = wrong
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return make_lab(tmp_path_factory.mktemp, "cpu")
+
+
+FROZEN = [
+    (freeze_step_index, "step_replay"),
+    (freeze_lengths, "step_replay"),
+    (freeze_lengths, "full_loop"),
+    (freeze_lengths, "round"),
+    (replace_buffer, "step_replay"),
+    (replace_buffer, "full_loop"),
+]
+
+
+def run_watched(lab: Lab, mode: str | None, inject: Callable[[Engine], None] | None) -> Outcome:
+    """One request, with drafts that are sampled, so that the step index counts."""
+    requests = mixed_requests(1, 16)
+    engine = lab.engine(requests, MODES[mode] if mode else None, batch_size=1, rule=RULES["sampled"])
+    if inject is not None:
+        inject(engine)
+    with torch.inference_mode():  # a replaced buffer is an inference tensor, which the engine clears at the end
+        return outcome(*generate_watched(engine, requests))
+
+
+@pytest.mark.parametrize(("inject", "mode"), FROZEN)
+def test_what_a_capture_freezes_shows_in_the_drafts(lab: Lab, inject: Callable[[Engine], None], mode: str) -> None:
+    """Each mistake is none in eager rounds, and a replay repeats what it was at capture."""
+    eager = run_watched(lab, None, None)
+    assert run_watched(lab, None, inject) == eager and run_watched(lab, mode, None) == eager
+    (_, _, drafts), (_, _, wrong) = eager["r0"], run_watched(lab, mode, inject)["r0"]
+    assert drafts != wrong
+
+
+def test_a_buffer_replaced_inside_a_whole_round_shows_at_capture(lab: Lab) -> None:
+    """The slots then hold a result of the tape, which the capture leaves poisoned."""
+    with pytest.raises(AssertionError, match="capture changed.*kv_lens"):
+        run_watched(lab, "round", replace_buffer)
+
+
+@pytest.mark.parametrize("mode", ["split_seed", "step_replay", "full_loop", "round"])
+def test_a_number_asked_of_the_device_is_refused(lab: Lab, mode: str) -> None:
+    requests = mixed_requests(1, 6)
+    eager, captured = (lab.engine(requests, graph, batch_size=1) for graph in (None, MODES[mode]))
+    for engine in (eager, captured):
+        ask_for_a_number(engine)
+    eager.generate(requests)
+    with pytest.raises(CaptureError, match="item"):
+        captured.generate(requests)
