@@ -204,7 +204,7 @@ def test_what_a_capture_freezes_shows_in_the_drafts(lab: Lab, inject: Callable[[
 
 def test_a_buffer_replaced_inside_a_whole_round_shows_at_capture(lab: Lab) -> None:
     """The slots then hold a result of the tape, which the capture leaves poisoned."""
-    with pytest.raises(AssertionError, match="capture changed.*kv_lens"):
+    with pytest.raises(AssertionError, match=r"capture changed.*kv_lens"):
         run_watched(lab, "round", replace_buffer)
 
 
