@@ -71,14 +71,14 @@ class Engine:
         requests = list(requests)
         self.scheduler.submit(requests)
         run = _GenerationRun(self, on_finish)
-        try:
-            with torch.inference_mode():
+        with torch.inference_mode():
+            try:
                 while self.scheduler.has_work:
                     run.step()
-        finally:
-            for sequence in self.scheduler.running:
-                self.parts.slots.clear(sequence.slot)
-            self.scheduler.abort()
+            finally:
+                for sequence in self.scheduler.running:
+                    self.parts.slots.clear(sequence.slot)
+                self.scheduler.abort()
         return run.result(requests)
 
 
