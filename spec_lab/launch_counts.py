@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from spec_lab.engine.tape import storage_id
-from spec_lab.engine.tape_rules import UPLOADS
+from spec_lab.engine.tape_rules import ALLOCATIONS, HOST_READS, UPLOADS, is_composite
 from spec_lab.record.schema import RoundWork
 from spec_lab.watched_rounds import WatchedRounds
 
@@ -28,12 +28,7 @@ Interval = tuple[float, float]
 _LAUNCH = re.compile(r"(cuda|cu)(LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy|Memset)")
 _SYNC = re.compile(r"(cuda|cu)((Stream|Event|Device|Ctx)Synchronize|Memcpy(?!.*Async))")
 
-_aten = torch.ops.aten
-_ALLOCATIONS = {_aten.empty, _aten.empty_strided, _aten.empty_like, _aten.new_empty, _aten.new_empty_strided}
-_HOST_READS = {
-    getattr(torch.Tensor, name)
-    for name in ("tolist", "item", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__")
-}
+_HOST_READS = {getattr(torch.Tensor, name) for name in HOST_READS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +150,7 @@ class _Launches(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        if is_composite(func):
             with self:  # its parts count, as they are the nodes of a tape
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         result = func(*args, **kwargs)
@@ -167,7 +162,7 @@ def _is_launch(func: Any, arguments: Any, result: Any) -> bool:
     """Whether a GPU would have work: not for views, allocations and answers that depend on shapes alone."""
     if func in UPLOADS:
         return result.dim() > 0  # a single number, as in rows[:, 0] = 0, is an argument of the kernel on a GPU
-    if func._overloadpacket in _ALLOCATIONS or torch.Tag.inplace_view in func.tags:
+    if func in ALLOCATIONS or torch.Tag.inplace_view in func.tags:
         return False
     if func._schema.is_mutable:
         return True

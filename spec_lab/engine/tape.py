@@ -20,19 +20,20 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_lab.engine.capture import Result
-from spec_lab.engine.tape_rules import UPLOADS, check_call, check_operator, refuse, written_arguments
+from spec_lab.engine.tape_rules import (
+    ALLOCATIONS,
+    UPLOADS,
+    check_call,
+    check_operator,
+    is_composite,
+    refuse,
+    written_arguments,
+)
 
 Step = Callable[[], object]
 
 _aten = torch.ops.aten
 _COPIES = {_aten.clone.default, _aten._to_copy.default}
-_ALLOCATIONS = {
-    _aten.empty.memory_format,
-    _aten.empty_strided.default,
-    _aten.empty_like.default,
-    _aten.new_empty.default,
-    _aten.new_empty_strided.default,
-}
 # What a factory is told about its result; its out= form reads it off the tensor.
 _FACTORY_OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 
@@ -111,7 +112,7 @@ class _Tape(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _is_composite(func):
+        if is_composite(func):
             with self:  # its parts are recorded: a host read inside it shows, and what turns out a view costs nothing
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if func in UPLOADS and self.is_assigning and args[0].dim() == 0:
@@ -154,7 +155,7 @@ class _Tape(TorchDispatchMode):
                 if tensor.layout is not torch.strided:
                     refuse(str(func), "its result has no plain memory to rewrite; make it before the capture")
                 self._results[storage_id(tensor)] = tensor
-        if func in _ALLOCATIONS or (not func._schema.is_mutable and not any(t is not None for t in fresh)):
+        if func in ALLOCATIONS or (not func._schema.is_mutable and not any(t is not None for t in fresh)):
             return  # no work, a view, or an answer for the host that depends on shapes alone
         self.steps.append(_make_step(func, args, kwargs, fresh))
 
@@ -251,10 +252,6 @@ def _signature(func: Any, drop_options: bool) -> list[tuple[str, str, bool]]:
     is_factory = not any("Tensor" in str(argument.type) for argument in arguments)
     dropped = _FACTORY_OPTIONS if drop_options and is_factory else set()
     return [(a.name, str(a.type), a.kwarg_only) for a in arguments if a.name not in dropped]
-
-
-def _is_composite(func: Any) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

@@ -25,13 +25,19 @@ _OTHER_DEVICE = "it copies between devices; keep every tensor of the round on on
 
 _aten = torch.ops.aten
 UPLOADS = {_aten.lift_fresh.default, _aten.lift.default, _aten.lift_fresh_copy.default}
+ALLOCATIONS = {
+    _aten.empty.memory_format,
+    _aten.empty_strided.default,
+    _aten.empty_like.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+}
+HOST_READS = ("tolist", "item", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__")
+"""Methods of a tensor that give its values to Python."""
 _INDEXING = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default}
 
 _CALLS: dict[Any, tuple[str, str]] = {
-    **{
-        getattr(torch.Tensor, name): (f"Tensor.{name}", _HOST_READ)
-        for name in ("tolist", "item", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__")
-    },
+    **{getattr(torch.Tensor, name): (f"Tensor.{name}", _HOST_READ) for name in HOST_READS},
     **{
         getattr(torch.Tensor, name): (f"Tensor.{name}", _HOST_READ)
         for name in ("__repr__", "__format__", "__contains__")
@@ -120,3 +126,8 @@ def _place() -> str:
             return f" at {path}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def is_composite(func: Any) -> bool:
+    """Whether an operator is only a name for others, which a dispatch mode may ask to see instead."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
