@@ -36,7 +36,7 @@ sanitizer() {
   command -v compute-sanitizer > /dev/null || { echo "compute-sanitizer is not installed: not run"; return 0; }
   # A case or more of every kernel. Left out: what shows that scratch rows may share a slot, a race by design.
   # Outcomes so far: docs/performance.md.
-  local chosen="reference or page_size or puts_row or moves_like or every_column or ragged or standing or kept or token_for_token or every_number"
+  local chosen="reference or fused or page_size or puts_row or moves_like or every_column or ragged or standing or kept or token_for_token or every_number"
   local status=0 tool
   for tool in memcheck racecheck; do
     echo "-- $tool"
