@@ -30,14 +30,15 @@ from typing import Any
 
 import torch
 
-from spec_lab import build
+from spec_lab import assembly
 from spec_lab.cli.compose import compose_run
 from spec_lab.config import RunConfig
 from spec_lab.core.types import GenerationResult, Request
 from spec_lab.engine.engine import Engine
+from spec_lab.measure.runner import MAIN, load_lab
 from spec_lab.record import metrics
-from spec_lab.record.table import format_table, number, with_range
-from spec_lab.runner import MAIN, load_lab
+from spec_lab.record.wording import number, with_range
+from spec_lab.report.table import format_table
 from spec_lab.workloads.load import shipped_prompts
 
 DRAFTERS = ("eagle3", "ngram", "oracle", "random")
@@ -123,7 +124,7 @@ def transformers_generate(config: RunConfig) -> Callable[[list[Request]], float]
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(build.target_folder(config), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(assembly.target_folder(config), dtype=torch.float32).eval()
 
     def run(requests: list[Request]) -> float:
         num_tokens, start = 0, perf_counter()

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from spec_lab import build
+from spec_lab import assembly
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.config import (
     AcceptanceConfig,
@@ -139,9 +139,9 @@ class Lab:
         )
         if graph is not None:
             config = dataclasses.replace(config, graph=graph)
-        limits = build.engine_limits(config, requests, config.drafter.num_draft_tokens)
-        models = build.load_models(config, limits.max_seq_len, MARKERS)
-        engine = build.build_engine(config, models, build.load_drafter(config, models), limits)
+        limits = assembly.engine_limits(config, requests, config.drafter.num_draft_tokens)
+        models = assembly.load_models(config, limits.max_seq_len, MARKERS)
+        engine = assembly.build_engine(config, models, assembly.load_drafter(config, models), limits)
         mode: Any = engine.graph
         if graph is not None and self.device == "cpu":
             assert isinstance(mode._recorder, TapeRecorder)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from spec_lab import build
+from spec_lab import assembly
 from spec_lab.config import (
     SCHEMAS,
     AcceptanceConfig,
@@ -78,9 +78,9 @@ def make_config(
 
 def make_engine(config: RunConfig, requests: list[Request]) -> Engine:
     """The engine of a configuration, with caches that hold `requests`."""
-    limits = build.engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = build.load_models(config, limits.max_seq_len)
-    return build.build_engine(config, models, build.load_drafter(config, models), limits)
+    limits = assembly.engine_limits(config, requests, config.drafter.num_draft_tokens)
+    models = assembly.load_models(config, limits.max_seq_len)
+    return assembly.build_engine(config, models, assembly.load_drafter(config, models), limits)
 
 
 def random_requests(

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spec_lab.audit import audit, near_tie_tolerance
 from spec_lab.core.types import FinishReason, RequestRecord
+from spec_lab.measure.audit import audit, near_tie_tolerance
+from spec_lab.measure.runner import MAIN, Lab, load_lab
 from spec_lab.record.summary import Divergence
-from spec_lab.runner import MAIN, Lab, load_lab
 from tests.tiny_checkpoints import rewrite_tensors
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 

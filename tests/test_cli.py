@@ -22,7 +22,7 @@ Run = Callable[[RunConfig, dict[str, str], Path], dict[str, Any]]
 
 
 class FakeRunner:
-    """Stands in for spec_lab.runner: remembers what it was given, writes a finished record, fails where told to."""
+    """Stands in for the runner: remembers what it was given, writes a finished record, fails where told to."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[RunConfig, dict[str, str], Path]] = []
@@ -44,9 +44,9 @@ class FakeRunner:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
     fake = FakeRunner()
-    module = ModuleType("spec_lab.runner")
+    module = ModuleType("spec_lab.measure.runner")
     module.run = fake.run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "spec_lab.runner", module)
+    monkeypatch.setitem(sys.modules, "spec_lab.measure.runner", module)
     return fake
 
 
@@ -157,7 +157,7 @@ def test_check_that_breaks_is_a_failure(
     def broken(config: RunConfig) -> str | None:
         raise ValueError("too many values to unpack")
 
-    monkeypatch.setattr("spec_lab.compatibility.CHECKS", (broken,))
+    monkeypatch.setattr("spec_lab.compatibility.run.CHECKS", (broken,))
     assert main([]) == 1
     assert main(["--dry-run"]) == 1
     assert "refused:" not in capsys.readouterr().err
@@ -185,7 +185,7 @@ def test_record_is_valid_before_the_models_are_loaded(runner: FakeRunner, empty_
         seen.append(json.loads((folder / SUMMARY_FILE).read_text())["status"])
         return {}
 
-    sys.modules["spec_lab.runner"].run = run  # type: ignore[attr-defined]
+    sys.modules["spec_lab.measure.runner"].run = run  # type: ignore[attr-defined]
     main([])
     assert seen == ["interrupted"]
 

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab import build, compatibility, drafter_compatibility
-from spec_lab.build.heads import head_folder
-from spec_lab.build.mtp import mtp_folder
+from spec_lab import assembly
+from spec_lab.assembly.heads import head_folder
+from spec_lab.assembly.mtp import mtp_folder
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
 from spec_lab.cli.overrides import check_overrides
-from spec_lab.compatibility import refusals, refuse
+from spec_lab.compatibility import drafters as drafter_compatibility
+from spec_lab.compatibility import run as compatibility
+from spec_lab.compatibility.run import refusals, refuse
 from spec_lab.config import MtpEagleDrafterConfig, MtpVanillaDrafterConfig, RunConfig
 from spec_lab.errors import UserError
 from spec_lab.models.config import num_mtp_modules, read_config_json
@@ -278,10 +280,10 @@ def test_the_knobs_of_pruning_are_those_that_can_be_built() -> None:
 def test_what_can_be_chosen_can_be_built() -> None:
     """The tables of the build module hold exactly the options of `conf/`."""
     tables = {
-        "drafter": build.DRAFTERS,
-        "acceptance": build.ACCEPTANCE,
-        "attention": build.ATTENTION,
-        "graph": build.GRAPH,
+        "drafter": assembly.DRAFTERS,
+        "acceptance": assembly.ACCEPTANCE,
+        "attention": assembly.ATTENTION,
+        "graph": assembly.GRAPH,
         "workload": load.WORKLOADS,
     }
     for group, table in tables.items():
@@ -290,9 +292,9 @@ def test_what_can_be_chosen_can_be_built() -> None:
 
 
 def test_the_kernels_are_those_that_can_be_built() -> None:
-    from spec_lab import kernel_compatibility
+    from spec_lab.compatibility import kernels as kernel_compatibility
 
-    assert set(kernel_compatibility.KERNELS) == set(build.KERNELS)
+    assert set(kernel_compatibility.KERNELS) == set(assembly.KERNELS)
 
 
 def test_kernels_on_a_cpu_are_allowed_in_the_interpreter(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> None:
@@ -313,7 +315,7 @@ def test_one_missing_head_is_refused_in_the_same_words_by_its_loader(folders: Pa
 
 
 def test_refusals_need_no_torch() -> None:
-    code = "import sys, spec_lab.compatibility; sys.exit('torch' in sys.modules)"
+    code = "import sys, spec_lab.compatibility.run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from spec_lab.train.corpus import CATEGORIES, CHECKABLE_CATEGORIES, NATURAL_CATEGORIES, generate
-from spec_lab.train.corpus.categories import TASKS
-from spec_lab.train.corpus.difficulty import Difficulty
-from spec_lab.train.corpus.make_prompts import telling_windows
-from spec_lab.train.corpus.natural import code_documents, prose_documents
-from spec_lab.train.corpus.phrasing import Phraser, compile_rules, parse
-from spec_lab.train.corpus.split import split_of
+from spec_lab.corpus import CATEGORIES, CHECKABLE_CATEGORIES, NATURAL_CATEGORIES, generate
+from spec_lab.corpus.categories import TASKS
+from spec_lab.corpus.difficulty import Difficulty
+from spec_lab.corpus.make_prompts import telling_windows
+from spec_lab.corpus.natural import code_documents, prose_documents
+from spec_lab.corpus.phrasing import Phraser, compile_rules, parse
+from spec_lab.corpus.split import split_of
 from spec_lab.workloads.checker import is_correct
 from spec_lab.workloads.example import Example, render_example
 from spec_lab.workloads.load import PROMPTS_FOLDER
@@ -86,7 +86,7 @@ def test_a_problem_is_on_one_side_only(category: str) -> None:
 @pytest.mark.parametrize("category", CHECKABLE_CATEGORIES)
 def test_generated_problems_carry_keys_of_their_split(category: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    monkeypatch.setattr("spec_lab.train.corpus.categories.tell", lambda _category, task, *_: told.append(task.key))
+    monkeypatch.setattr("spec_lab.corpus.categories.tell", lambda _category, task, *_: told.append(task.key))
     for split in ("train", "eval"):
         told.clear()
         list(itertools.islice(generate(category, split, seed=5), 60))

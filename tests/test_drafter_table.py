@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from spec_lab.record.drafter_plot import acceptance_against_draft_tokens, predicted_against_measured
-from spec_lab.record.drafter_table import Cell, format_comparison, read_comparisons
 from spec_lab.record.recorder import write_status
-from spec_lab.record.report import WIDTH
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.record.schema import Status, Summary
 from spec_lab.record.summary import Divergence, RunInfo
-from spec_lab.report import main
+from spec_lab.report.__main__ import main
+from spec_lab.report.drafter_plot import acceptance_against_draft_tokens, predicted_against_measured
+from spec_lab.report.drafter_table import Cell, format_comparison, read_comparisons
+from spec_lab.report.run_table import WIDTH
 from tests.fake_runs import CHOICES, MAIN, PLAIN, make_info, make_summary, measure
 
 ROOT = Path(__file__).parents[1]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab import build
-from spec_lab.compatibility import refusals
+from spec_lab import assembly
+from spec_lab.compatibility.run import refusals
 from spec_lab.models.config import ModelConfig, read_model_config
 from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
 from spec_lab.models.gemma4_assistant_config import (
@@ -224,7 +224,7 @@ def test_the_loader_refuses_an_assistant_for_another_target(
 
 
 def test_the_shipped_assistant_fits_the_shipped_target() -> None:
-    folder = build.ZOO / "pocket-frozen_kv"
+    folder = assembly.ZOO / "pocket-frozen_kv"
     if not folder.is_dir():
         pytest.skip("this checkout has no shipped frozen_kv drafter")
-    load(folder, read_model_config(build.ZOO / "pocket"))
+    load(folder, read_model_config(assembly.ZOO / "pocket"))

@@ -8,8 +8,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from spec_lab.engine.capture import CudaGraphRecorder
 from spec_lab.engine.timing import CudaEventTimer
-from spec_lab.launch_counts import count_trace
-from spec_lab.profiling import ProfiledRounds, read_trace
+from spec_lab.measure.launch_counts import count_trace
+from spec_lab.measure.profiling import ProfiledRounds, read_trace
 
 pytestmark = pytest.mark.gpu
 

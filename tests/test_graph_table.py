@@ -9,18 +9,18 @@ import pytest
 
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
-from spec_lab.compatibility import refusals
+from spec_lab.compatibility.run import refusals
 from spec_lab.core.types import GenerationResult, GraphCounts
-from spec_lab.record.graph_table import (
+from spec_lab.record.runs import Run
+from spec_lab.record.schema import RoundWork
+from spec_lab.record.summary import Measured, build_summary
+from spec_lab.report.graph_table import (
     MODES,
     describe_mode,
     format_graph_comparison,
     read_graph_comparisons,
     time_to_eager,
 )
-from spec_lab.record.runs import Run
-from spec_lab.record.schema import RoundWork
-from spec_lab.record.summary import Measured, build_summary
 from tests.fake_runs import make_info, make_request, make_round
 
 ROUND = {"name": "round", "overlap": False, "metadata": "in_place"}

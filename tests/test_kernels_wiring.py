@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.kernel_lab import DEVICE
 
-from spec_lab import build  # isort: skip
+from spec_lab import assembly  # isort: skip
 from spec_lab.acceptance.phase import ThinkingMarkers  # isort: skip
-from spec_lab.build.models import BackendContext  # isort: skip
+from spec_lab.assembly.models import BackendContext  # isort: skip
 from spec_lab.config import (  # isort: skip
     SCHEMAS,
     AcceptanceConfig,
@@ -136,9 +136,9 @@ def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "t
 
 
 def make_engine(config: RunConfig, requests: Sequence[Request]) -> Engine:
-    limits = build.engine_limits(config, list(requests), config.drafter.num_draft_tokens)
-    models = build.load_models(config, limits.max_seq_len, MARKERS)
-    return build.build_engine(config, models, build.load_drafter(config, models), limits)
+    limits = assembly.engine_limits(config, list(requests), config.drafter.num_draft_tokens)
+    models = assembly.load_models(config, limits.max_seq_len, MARKERS)
+    return assembly.build_engine(config, models, assembly.load_drafter(config, models), limits)
 
 
 def thinking_requests(count: int, max_new_tokens: int) -> list[Request]:
@@ -201,8 +201,8 @@ def test_what_this_machine_cannot_run_is_refused_by_both_knobs(
     import spec_kernels.utils
 
     makers: dict[str, Callable[[torch.device, torch.dtype], object]] = {
-        "attention": lambda device, dtype: build.ATTENTION["triton"](BackendContext(16, 64, device, dtype)),
-        "kernels": build.KERNELS["triton"],
+        "attention": lambda device, dtype: assembly.ATTENTION["triton"](BackendContext(16, 64, device, dtype)),
+        "kernels": assembly.KERNELS["triton"],
     }
     monkeypatch.setattr(spec_kernels.utils, "INTERPRETED", interpreted)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
@@ -214,7 +214,7 @@ def test_what_this_machine_cannot_run_is_refused_by_both_knobs(
 def test_heads_that_are_normed_first_keep_torch(tmp_path: Path, family: Family, is_fused: bool) -> None:
     target, _ = make_pair(tmp_path, family)
     config = make_config((target, target), "none", device=DEVICE.type, dtype="float32", kernels="triton")
-    model = build.load_models(config, 32).target
+    model = assembly.load_models(config, 32).target
     strategies = {type(layer._attention._rope_and_write) for layer in model._layers}
     assert strategies == {FusedRopeAndWrite if is_fused else RopeThenWrite}
 

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from spec_lab.runner import run
+from spec_lab.measure.runner import run
 from tests.fake_runs import CHOICES, record_run
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab import build
+from spec_lab import assembly
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
-from spec_lab.compatibility import refusals
+from spec_lab.compatibility.run import refusals
+from spec_lab.measure.runner import run
 from spec_lab.models.config import read_model_config
-from spec_lab.runner import run
 from spec_lab.workloads.load import PROMPTS_FOLDER
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_mtp import make_tiny_mtp
@@ -71,7 +71,7 @@ def target_overrides(group: str, option: str, pair: tuple[Path, Path], folders: 
 def test_every_option_builds_and_runs(
     group: str, option: str, pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
 ) -> None:
-    if (group, option) == ("target", "pocket") and not build.ZOO.is_dir():
+    if (group, option) == ("target", "pocket") and not assembly.ZOO.is_dir():
         pytest.skip("this checkout has no shipped weights")
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
     chosen = [

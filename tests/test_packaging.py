@@ -31,7 +31,7 @@ def run(command: list[str], folder: Path, *paths: Path) -> subprocess.CompletedP
 
 
 def ignore_leftovers(folder: str, names: list[str]) -> set[str]:
-    """What copying leaves out. Below the root every folder counts: spec_lab/build is a package."""
+    """What copying leaves out. Below the root every folder counts: spec_lab/assembly is a package."""
     left_out = LEFTOVERS(folder, names)
     return left_out | NOT_IN_THE_WHEEL(folder, names) if Path(folder) == ROOT else left_out
 
@@ -91,7 +91,7 @@ def test_wheel_holds_every_file_of_the_tree(tree: Path, wheel: Path) -> None:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert found == expected
     assert {
-        "spec_lab/build/__init__.py",
+        "spec_lab/assembly/__init__.py",
         "spec_lab/conf/drafter/eagle3.yaml",
         "spec_lab/conf/train/config.yaml",
     } <= found
@@ -107,7 +107,7 @@ def test_wheel_runs_in_an_empty_folder_and_in_the_repository(installed: Path, tr
 def test_first_command_works_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     """What the README says first, at the size of debug=smoke."""
     assert_runs(run(SMOKE, tmp_path, installed), tmp_path)
-    where = run([sys.executable, "-c", "import spec_lab.runner as r; print(r.__file__)"], tmp_path, installed)
+    where = run([sys.executable, "-c", "import spec_lab.measure.runner as r; print(r.__file__)"], tmp_path, installed)
     assert Path(where.stdout.strip()).is_relative_to(installed)
 
 

@@ -322,7 +322,8 @@ def test_an_unknown_layout_is_refused(version: int, tmp_path: Path) -> None:
 
 def test_a_summary_needs_no_torch() -> None:
     """The report stays fast: recording and reading modules do not import it."""
-    code = "import sys, spec_lab.report, spec_lab.record.recorder, spec_lab.record.plots; print('torch' in sys.modules)"
+    modules = "sys, spec_lab.report.__main__, spec_lab.record.recorder, spec_lab.report.plots"
+    code = f"import {modules}; print('torch' in sys.modules)"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -12,10 +12,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from spec_lab.record import plots
 from spec_lab.record.progress import Progress
 from spec_lab.record.recorder import write_status
-from spec_lab.record.report import format_categories, format_run, format_runs
 from spec_lab.record.runs import (
     Run,
     find_runs,
@@ -29,9 +27,12 @@ from spec_lab.record.runs import (
 )
 from spec_lab.record.schema import Ratio, Summary
 from spec_lab.record.summary import Divergence
-from spec_lab.record.table import format_table, number, with_range
 from spec_lab.record.verdict import is_noise
-from spec_lab.report import main
+from spec_lab.record.wording import number, with_range
+from spec_lab.report import plots
+from spec_lab.report.__main__ import main
+from spec_lab.report.run_table import format_categories, format_run, format_runs
+from spec_lab.report.table import format_table
 from tests.fake_runs import MAIN, PLAIN, PROVENANCE, UNPRUNED, make_info, make_summary, measure, record_run
 
 ROOT = Path(__file__).parents[1]

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from spec_lab import build, trajectory
+from spec_lab import assembly
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.config import AcceptanceConfig, RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig
 from spec_lab.core.types import GenerationResult, Request
 from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
-from spec_lab.record.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
-from spec_lab.rescore import rescore
-from spec_lab.trajectory import fitting, likeliest, record_verify_rows
+from spec_lab.rescore import trajectory
+from spec_lab.rescore.judge import rescore
+from spec_lab.rescore.trajectory import fitting, likeliest, record_verify_rows
+from spec_lab.rescore.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
 from tests.fake_target import FakeTarget, PaddedGraph, make_fake_engine
 
 VOCAB, SLOTS, CHUNK, RECORDED = 11, 3, 4, 6
@@ -60,8 +61,8 @@ def make_engine(options: AcceptanceConfig, num_draft_tokens: int = 3) -> Engine:
         vocab_size=VOCAB,
     )
     engine.parts.target = SpreadTarget(engine.parts.backend, vocab_size=VOCAB)
-    context = build.RuleContext(SLOTS, MARKERS, target.eos_token_ids, CHUNK, CPU)
-    engine.parts.rule = build.build_deterministic_rule(options, context)
+    context = assembly.RuleContext(SLOTS, MARKERS, target.eos_token_ids, CHUNK, CPU)
+    engine.parts.rule = assembly.build_deterministic_rule(options, context)
     return engine
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from spec_lab import runner
 from spec_lab.config import RejectionConfig, RunConfig, SamplingConfig
 from spec_lab.core.types import GenerationResult, Request
 from spec_lab.engine.engine import Engine
-from spec_lab.profiling import STAGE_PREFIX, TRACE_FILE
+from spec_lab.measure import runner
+from spec_lab.measure.profiling import STAGE_PREFIX, TRACE_FILE
 from spec_lab.record.runs import read_request_rows
 from spec_lab.record.schema import Summary
 from tests.fake_runs import CHOICES

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spec_lab import build
+from spec_lab import assembly
 from spec_lab.cli.compose import compose_run
 from spec_lab.config import (
     FullLoopGraphConfig,
@@ -18,8 +18,8 @@ from spec_lab.config import (
     StepReplayGraphConfig,
 )
 from spec_lab.core.types import GenerationResult
+from spec_lab.measure.runner import MAIN, load_lab
 from spec_lab.record.metrics import acceptance_length
-from spec_lab.runner import MAIN, load_lab
 from tests.lab import make_config, make_engine, make_pair, random_requests
 from tests.tiny_checkpoints import refused
 
@@ -32,7 +32,7 @@ def generate(*overrides: str) -> GenerationResult:
     return lab.engines[MAIN].generate(lab.requests)
 
 
-@pytest.mark.skipif(not build.ZOO.is_dir(), reason="this checkout has no shipped weights")
+@pytest.mark.skipif(not assembly.ZOO.is_dir(), reason="this checkout has no shipped weights")
 @pytest.mark.parametrize("graph", ["split_seed", "full_loop", "round"])
 def test_frozen_lengths_cost_acceptance_and_leave_the_output_right(graph: str) -> None:
     """A window that stays where step 1 had it lacks what the draft itself wrote: the newest keys, which matter most."""
@@ -58,19 +58,19 @@ class Fixed:
 def test_a_backend_that_cannot_move_inside_a_graph_is_refused_by_name(graph: GraphConfig, tmp_path: Path) -> None:
     requests = random_requests(1, 4)
     config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=graph)
-    limits = build.engine_limits(config, requests, 3)
-    models = build.load_models(config, limits.max_seq_len)
+    limits = assembly.engine_limits(config, requests, 3)
+    models = assembly.load_models(config, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
     with refused("attention=torch", f"graph={graph.name}", "graph=step_replay"):
-        build.build_engine(config, models, build.load_drafter(config, models), limits)
+        assembly.build_engine(config, models, assembly.load_drafter(config, models), limits)
 
 
 def test_graph_step_replay_takes_any_backend(tmp_path: Path) -> None:
     requests = random_requests(1, 4)
     config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=StepReplayGraphConfig())
-    limits = build.engine_limits(config, requests, 3)
-    models = build.load_models(config, limits.max_seq_len)
+    limits = assembly.engine_limits(config, requests, 3)
+    models = assembly.load_models(config, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
-    engine = build.build_engine(config, models, build.load_drafter(config, models), limits)
+    engine = assembly.build_engine(config, models, assembly.load_drafter(config, models), limits)
     expected = make_engine(config, requests).generate(requests)
     assert engine.generate(requests).requests[0].output_ids == expected.requests[0].output_ids

@@ -16,10 +16,10 @@ from spec_lab.record import metrics
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.runs import find_runs
 from spec_lab.record.schema import RequestRow, Summary
-from spec_lab.record.study import bootstrap_acceptance_length, describe_rule, format_study, read_studies
-from spec_lab.record.study_plot import acceptance_against_accuracy
 from spec_lab.record.summary import Measured, build_summary
-from spec_lab.report import main
+from spec_lab.report.__main__ import main
+from spec_lab.report.study import bootstrap_acceptance_length, describe_rule, format_study, read_studies
+from spec_lab.report.study_plot import acceptance_against_accuracy
 from tests.fake_runs import make_info, make_request, make_round
 
 STRICT = {"name": "strict"}

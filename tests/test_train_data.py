@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from spec_lab.train import corpus
+from spec_lab import corpus
 from spec_lab.train.data import IGNORED_LABEL, TrainingTokens, next_token_labels, pack_documents
 from spec_lab.train.rounds import RoundCounts
 from spec_lab.train.tokenizer import train_tokenizer

@@ -12,7 +12,7 @@ from tests.kernel_lab import DEVICE, assert_near, randn
 
 from spec_lab.attention.torch_backend import TorchAttention  # isort: skip
 from spec_lab.attention.triton_backend import TritonAttention  # isort: skip
-from spec_lab.build import models  # isort: skip
+from spec_lab.assembly import models  # isort: skip
 from spec_lab.config import AttentionConfig, CacheConfig  # isort: skip
 from spec_lab.core.protocols import AttentionBackend  # isort: skip
 from spec_lab.core.types import AttentionMetadata  # isort: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.folder import folder_name, make_folder
-from spec_lab.compatibility import refusals, refuse
+from spec_lab.compatibility.run import refusals, refuse
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError, describe_error
 from spec_lab.record.provenance import collect_provenance
@@ -85,7 +85,7 @@ def _run_in(folder: Path, job: Job) -> Outcome:
     _record(folder, job, "interrupted", "it was killed while its models were loaded")
     try:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read when torch loads: the profiler's own chatter
-        from spec_lab.runner import run
+        from spec_lab.measure.runner import run
 
         run(job.config, job.choices, folder)
     except KeyboardInterrupt:

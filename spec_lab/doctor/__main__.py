@@ -16,7 +16,7 @@ from spec_lab.cli.flags import split_flags
 from spec_lab.cli.help import help_text
 from spec_lab.cli.job import EXIT_CODES, print_refusal
 from spec_lab.cli.options import conf_folder
-from spec_lab.compatibility import refuse
+from spec_lab.compatibility.run import refuse
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 
@@ -74,7 +74,7 @@ def _examine(config: RunConfig) -> int:
     from spec_lab.doctor.findings import faults
     from spec_lab.doctor.report import format_findings
     from spec_lab.doctor.subject import load_subject
-    from spec_lab.runner import default_num_threads
+    from spec_lab.measure.runner import default_num_threads
 
     if config.acceptance.name != "strict" or config.sampling.temperature > 0:
         print("examined with strict greedy acceptance, where a draft is right or wrong", file=sys.stderr)

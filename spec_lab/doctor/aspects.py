@@ -9,12 +9,13 @@ from functools import partial
 
 import torch
 
-from spec_lab.build.eagle3 import eagle3_factory
-from spec_lab.build.frozen_kv import frozen_kv_factory
-from spec_lab.build.heads import DrafterFactory, head_folder
-from spec_lab.build.models import Models
-from spec_lab.build.mtp import mtp_eagle_factory, read_mtp_modules
-from spec_lab.build.mtp_vanilla import mtp_vanilla_factory
+from spec_lab.assembly.eagle3 import eagle3_factory
+from spec_lab.assembly.frozen_kv import frozen_kv_factory
+from spec_lab.assembly.heads import DrafterFactory, head_folder
+from spec_lab.assembly.models import Models
+from spec_lab.assembly.mtp import mtp_eagle_factory, read_mtp_modules
+from spec_lab.assembly.mtp_vanilla import mtp_vanilla_factory
+from spec_lab.compatibility.drafters import FROZEN_KV_POSITIONS
 from spec_lab.config import (
     DrafterConfig,
     Eagle3DrafterConfig,
@@ -26,7 +27,6 @@ from spec_lab.config import (
 )
 from spec_lab.core.types import NormSide
 from spec_lab.doctor.readings import Aspect, Reading
-from spec_lab.drafter_compatibility import FROZEN_KV_POSITIONS
 from spec_lab.errors import UserError
 from spec_lab.models.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, load_eagle3
 from spec_lab.models.gemma4_assistant_checkpoint import load_assistant

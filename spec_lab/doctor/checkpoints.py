@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from spec_lab import build
-from spec_lab.build.heads import head_folder
-from spec_lab.build.mtp import mtp_folder
+from spec_lab import assembly
+from spec_lab.assembly.heads import head_folder
+from spec_lab.assembly.mtp import mtp_folder
 from spec_lab.config import RunConfig
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.subject import Subject
@@ -41,7 +41,7 @@ def drafter_folder(config: RunConfig) -> Path:
 def check_tokenizer(subject: Subject) -> Finding:
     """The target's tokenizer against its embedding, and against the drafter's own tokenizer where one lies there."""
     check = "tokenizer"
-    target_folder = build.target_folder(subject.config)
+    target_folder = assembly.target_folder(subject.config)
     ours, vocab_size = _vocabulary(target_folder), subject.models.target.vocab_size
     outside = sum(token_id >= vocab_size for token_id in ours.values())
     measured = f"{len(ours)} tokens for an embedding of {vocab_size} rows"

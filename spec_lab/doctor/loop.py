@@ -6,8 +6,7 @@ import dataclasses
 
 import torch
 
-from spec_lab import build
-from spec_lab.audit import audit
+from spec_lab import assembly
 from spec_lab.config import DrafterConfig, OracleDrafterConfig, RandomDrafterConfig
 from spec_lab.core.types import Request, RequestRecord
 from spec_lab.doctor.evidence import MIN_ROUNDS, Evidence
@@ -15,6 +14,7 @@ from spec_lab.doctor.findings import Finding, Verdict
 from spec_lab.doctor.rounds import rounds_of
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import Drafted
+from spec_lab.measure.audit import audit
 from spec_lab.record.metrics import acceptance_length
 
 # Uniform tokens agree once in a vocabulary; this much is nearly always more than chance.
@@ -136,7 +136,7 @@ def _check_random(subject: Subject) -> Finding:
 
 def _generate(subject: Subject, drafter: DrafterConfig, requests: list[Request]) -> list[RequestRecord]:
     config = dataclasses.replace(subject.config, drafter=drafter)
-    return subject.engine(config, build.load_drafter(config, subject.models)).generate(requests).requests
+    return subject.engine(config, assembly.load_drafter(config, subject.models)).generate(requests).requests
 
 
 def _divergences(subject: Subject, records: list[RequestRecord]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from spec_lab.build.heads import DrafterFactory
+from spec_lab.assembly.heads import DrafterFactory
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.teacher_forced import Drafted

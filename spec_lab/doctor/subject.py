@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from spec_lab import build
+from spec_lab import assembly
+from spec_lab.assembly.heads import DrafterFactory
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.build.heads import DrafterFactory
 from spec_lab.config import (
     AcceptanceConfig,
     EagerGraphConfig,
@@ -45,9 +45,9 @@ class Subject:
     """
 
     config: RunConfig
-    models: build.Models
+    models: assembly.Models
     requests: list[Request]
-    limits: build.Limits
+    limits: assembly.Limits
     make_drafter: DrafterFactory
     plain: list[RequestRecord]
 
@@ -56,7 +56,7 @@ class Subject:
         return self.config.drafter.num_draft_tokens
 
     @property
-    def reference_models(self) -> build.Models:
+    def reference_models(self) -> assembly.Models:
         """The same models, for drafters that attend with the reference backend whatever the run's is."""
         target = self.models.target
         reference = TorchAttention(self.config.cache.page_size, target.num_positions)
@@ -64,11 +64,11 @@ class Subject:
 
     def engine(self, config: RunConfig, make_drafter: DrafterFactory) -> Engine:
         """An engine of the run's sizes that knows the plain outputs, where its drafter replays them."""
-        engine = build.build_engine(config, self.models, make_drafter, self.limits)
+        engine = assembly.build_engine(config, self.models, make_drafter, self.limits)
         teach(engine.parts.drafter, self.plain)
         return engine
 
-    def one_sequence(self) -> build.Limits:
+    def one_sequence(self) -> assembly.Limits:
         """Sizes for one of the requests at a time."""
         limits = self.limits
         num_pages = -(-(limits.max_seq_len + limits.margin) // limits.page_size) + NUM_RESERVED_PAGES
@@ -77,7 +77,7 @@ class Subject:
     def greedy_teacher(self) -> TeacherForcing:
         """The judge of near-ties."""
         config, target = self.config, self.models.target
-        cache = build.build_cache(target.config, target.config.num_layers, self.one_sequence(), self.models)
+        cache = assembly.build_cache(target.config, target.config.num_layers, self.one_sequence(), self.models)
         return TeacherForcing(target, self.models.backend, cache, config.cache.page_size, config.cache.prefill_chunk)
 
 
@@ -98,14 +98,14 @@ def load_subject(config: RunConfig) -> Subject:
         raise UserError("drafter=none drafts nothing that could be examined; choose drafter=eagle3")
     config = strict_greedy(config)
     torch.manual_seed(config.seed)
-    tokenizer = TargetTokenizer(build.target_folder(config))
+    tokenizer = TargetTokenizer(assembly.target_folder(config))
     requests = [shortened(request) for request in load_requests(config, tokenizer)[:MAX_REQUESTS]]
-    limits = build.engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = build.load_models(config, limits.max_seq_len, build.thinking_markers(tokenizer))
-    make_drafter = build.load_drafter(config, models)
+    limits = assembly.engine_limits(config, requests, config.drafter.num_draft_tokens)
+    models = assembly.load_models(config, limits.max_seq_len, assembly.thinking_markers(tokenizer))
+    make_drafter = assembly.load_drafter(config, models)
     # Eager, so that whatever a graph mode does wrong is not in the text it is judged by.
-    plain_config = dataclasses.replace(build.plain_config(config), graph=EagerGraphConfig())
-    plain_engine = build.build_engine(plain_config, models, build.load_drafter(plain_config, models), limits)
+    plain_config = dataclasses.replace(assembly.plain_config(config), graph=EagerGraphConfig())
+    plain_engine = assembly.build_engine(plain_config, models, assembly.load_drafter(plain_config, models), limits)
     plain = plain_engine.generate(requests).requests
     return Subject(config, models, requests, limits, make_drafter, plain)
 

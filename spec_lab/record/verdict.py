@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spec_lab.record.schema import Accuracy, Ratio, Summary
-from spec_lab.record.table import number, percent, with_range
+from spec_lab.record.wording import number, percent, with_range
 
 JUDGED_REPEATS = 3
 CPU_CAVEAT = (

@@ -69,7 +69,7 @@ class Shard:
 
 def generate_examples(category: str, seed: int, num_examples: int) -> list[Example]:
     """Examples of the training split; another seed gives others."""
-    from spec_lab.train import corpus
+    from spec_lab import corpus
 
     return list(islice(corpus.generate(category, "train", seed), num_examples))
 

@@ -109,7 +109,7 @@ class GenerationsRecipe:
         return Generations.of(continuations, self.row_length, tokenizer.pad_token_id)
 
     def _jobs(self, seed: int) -> list[PromptJob]:
-        from spec_lab.train import corpus
+        from spec_lab import corpus
 
         numbers = dict.fromkeys(corpus.CHECKABLE_CATEGORIES, self.num_checkable_prompts)
         numbers |= dict.fromkeys(corpus.NATURAL_CATEGORIES, self.num_natural_prompts)

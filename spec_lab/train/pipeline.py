@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from spec_lab.build.models import ZOO
+from spec_lab import corpus
+from spec_lab.assembly.models import ZOO
 from spec_lab.errors import UserError
-from spec_lab.train import corpus
 from spec_lab.train.card import drafter_card, target_card
 from spec_lab.train.data import Shard, build_shard, generate_examples, map_in_processes, tokenise_natural_text
 from spec_lab.train.drafter import DrafterRecipe, TrainingTask

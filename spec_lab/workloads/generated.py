@@ -18,7 +18,7 @@ def generated_examples(categories: Sequence[str] | None, per_category: int, seed
     Raises:
         UserError: a category does not exist, or has no answer that a program can check.
     """
-    from spec_lab.train.corpus import CHECKABLE_CATEGORIES
+    from spec_lab.corpus import CHECKABLE_CATEGORIES
 
     unknown = sorted(set(categories or ()) - set(CHECKABLE_CATEGORIES))
     if unknown:
@@ -37,7 +37,7 @@ def answer_of(example: Example) -> str:
 @cache
 def _draw(category: str, count: int, seed: int) -> tuple[Example, ...]:
     """Kept, since the jobs of a sweep draw the same prompts again and again."""
-    from spec_lab.train.corpus import generate
+    from spec_lab.corpus import generate
 
     chosen: dict[str, Example] = {}
     for example in generate(category, "eval", seed):

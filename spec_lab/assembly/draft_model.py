@@ -1,0 +1,46 @@
+"""drafter=draft_model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, head_folder, make_picker
+from spec_lab.assembly.models import Models, build_cache
+from spec_lab.config import DraftModelDrafterConfig, RunConfig
+from spec_lab.core.protocols import Drafter
+from spec_lab.drafters.draft_model import DraftModelDrafter
+from spec_lab.errors import UserError
+from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
+from spec_lab.models.config import ModelConfig, read_model_config
+from spec_lab.models.decoder import DecoderTarget
+
+
+def load_draft_model(config: RunConfig, options: DraftModelDrafterConfig, models: Models) -> DrafterFactory:
+    """Any checkpoint that could be a target; UserError when its vocabulary is not the target's."""
+    folder = head_folder(config, options)
+    model_config = read_model_config(folder, "drafter.path")
+    if model_config.vocab_size != models.target.vocab_size:
+        raise UserError(
+            f"{folder}: a draft model with a vocabulary of {model_config.vocab_size}, the target's has "
+            f"{models.target.vocab_size}; set drafter.path to a model of the target's family"
+        )
+    tensors = load_tensors(folder, decoder_tensor_shapes(model_config), models.dtype, models.device)
+    model = DecoderTarget(model_config, tensors, models.backend, models.target.num_positions)
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        _refuse_few_positions(model_config, folder, resources.limits.max_seq_len)
+        cache = build_cache(model_config, model_config.num_layers, resources.limits, models)
+        picker = make_picker(config, options, models, resources)
+        return DraftModelDrafter(options.num_draft_tokens, model, cache, models.backend, resources.prune, picker)
+
+    return make
+
+
+def _refuse_few_positions(model_config: ModelConfig, folder: Path, max_seq_len: int) -> None:
+    """Positions past its own would give junk drafts without a word."""
+    if max_seq_len > model_config.max_position_embeddings:
+        raise UserError(
+            f"{folder}: the draft model has {model_config.max_position_embeddings} positions, sequences here reach "
+            f"{max_seq_len}; lower max_new_tokens, use shorter prompts, or set drafter.path to a model with more"
+        )

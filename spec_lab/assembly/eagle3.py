@@ -1,0 +1,54 @@
+"""drafter=eagle3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, head_folder, make_picker
+from spec_lab.assembly.models import Models, build_cache
+from spec_lab.config import Eagle3DrafterConfig, RunConfig
+from spec_lab.core.protocols import Drafter
+from spec_lab.core.types import FeatureSpec
+from spec_lab.drafters.recurrent import RecurrentDrafter
+from spec_lab.models.eagle3 import Eagle3Head
+from spec_lab.models.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, load_eagle3
+
+
+def load_eagle3_drafter(config: RunConfig, options: Eagle3DrafterConfig, models: Models) -> DrafterFactory:
+    folder = head_folder(config, options)
+    head_config, tensors = load_eagle3(folder, models.target.config, models.dtype, models.device)
+    return eagle3_factory(config, options, models, head_config, tensors)
+
+
+def eagle3_factory(
+    config: RunConfig,
+    options: Eagle3DrafterConfig,
+    models: Models,
+    head_config: Eagle3Config,
+    tensors: Mapping[str, torch.Tensor],
+) -> DrafterFactory:
+    """Drafters around a head that was read already."""
+    target = models.target
+    taps = head_config.tap_layer_inputs or default_tap_layer_inputs(target.config.num_layers)
+    head = Eagle3Head(
+        head_config,
+        tensors,
+        target.embedding,
+        target.head_weight,
+        models.backend,
+        target.num_positions,
+        options.window,
+    )
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        cache = build_cache(head_config.layer, 1, resources.limits, models).layers[0]
+        picker = make_picker(config, options, models, resources)
+        features = FeatureSpec(layer_inputs=taps)
+        return RecurrentDrafter(
+            options.num_draft_tokens, head, features, cache, models.backend, resources.prune, picker
+        )
+
+    return make

@@ -1,0 +1,73 @@
+"""From a configuration to an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.assembly.acceptance import build_rule
+from spec_lab.assembly.graphs import build_graph_mode, build_mover
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources
+from spec_lab.assembly.models import Limits, Models, build_cache, overlaps
+from spec_lab.config import AcceptanceConfig, NoDrafterConfig, PruneConfig, RejectionConfig, RunConfig
+from spec_lab.core.protocols import PrunePolicy
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.kv_cache import PageAllocator, PageTable
+from spec_lab.engine.round import Parts
+from spec_lab.engine.scheduler import Scheduler
+from spec_lab.engine.slots import SlotState
+from spec_lab.engine.timing import make_timer
+from spec_lab.errors import UserError
+from spec_lab.pruning.policy import CATCHUP_PRUNING, PROMPT_PRUNING
+
+UNPRUNED = PruneConfig(name="none", prefill="all_rows", catchup="none")
+PLAIN_PRUNE = PruneConfig(name="prefill", prefill="last_row", catchup="none")
+
+
+def build_prune_policy(config: PruneConfig) -> PrunePolicy:
+    return PrunePolicy(PROMPT_PRUNING[config.prefill](), CATCHUP_PRUNING[config.catchup]())
+
+
+def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory, limits: Limits) -> Engine:
+    """An engine with caches of its own."""
+    prune = build_prune_policy(config.prune)
+    if prune.needs_prewrite and not models.backend.prewrite:
+        raise UserError(
+            f"attention={config.attention.name} cannot write KV before attention, which prune.prefill=last_row and "
+            "prune.catchup=pre_attention need; use prune=none or attention=torch"
+        )
+    seeds = SlotSeeds(limits.num_slots, config.seed, models.device)
+    rule = build_rule(config, models, limits, seeds)
+    cache = build_cache(models.target.config, models.target.config.num_layers, limits, models)
+    drafter = make_drafter(DrafterResources(limits, prune, seeds, cache))
+    assert limits.margin >= 2 * drafter.num_draft_tokens
+    table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, models.device)
+    parts = Parts(
+        target=models.target,
+        drafter=drafter,
+        rule=rule,
+        backend=models.backend,
+        mover=build_mover(config, models),
+        cache=cache,
+        slots=SlotState(limits.num_slots, drafter.num_draft_tokens, table),
+        timer=make_timer(models.device),
+    )
+    allocator = PageAllocator(limits.num_pages)
+    scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
+    graph = build_graph_mode(config, models, limits)
+    return Engine(parts, prune, graph, scheduler, config.cache.prefill_chunk, overlaps(config))
+
+
+def plain_config(config: RunConfig) -> RunConfig:
+    """The same run without drafter and lossy acceptance: what every run is compared with.
+
+    Its prompt pass computes logits for the last row alone, as every serving engine does: no straw man.
+    """
+    is_greedy = config.sampling.temperature == 0
+    rule = AcceptanceConfig(name="strict") if is_greedy else RejectionConfig(method="one_hot")
+    return dataclasses.replace(config, drafter=NoDrafterConfig(), acceptance=rule, prune=PLAIN_PRUNE)
+
+
+def unpruned_config(config: RunConfig) -> RunConfig:
+    """The same run without pruning."""
+    return dataclasses.replace(config, prune=UNPRUNED)

@@ -1,0 +1,50 @@
+"""drafter=frozen_kv."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, head_folder, make_picker
+from spec_lab.assembly.models import Models
+from spec_lab.compatibility.drafters import frozen_kv_knobs
+from spec_lab.config import FrozenKvDrafterConfig, RunConfig
+from spec_lab.core.protocols import Drafter
+from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter
+from spec_lab.errors import UserError
+from spec_lab.models.gemma4_assistant import Gemma4Assistant
+from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
+from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantTarget
+
+
+def load_frozen_kv_drafter(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:
+    refusal = frozen_kv_knobs(config)
+    if refusal is not None:
+        raise UserError(refusal)
+    assistant_target = AssistantTarget.from_model_config(models.target.config)
+    assistant, tensors = load_assistant(head_folder(config, options), assistant_target, models.dtype, models.device)
+    return frozen_kv_factory(config, options, models, assistant, tensors)
+
+
+def frozen_kv_factory(
+    config: RunConfig,
+    options: FrozenKvDrafterConfig,
+    models: Models,
+    assistant: AssistantConfig,
+    tensors: Mapping[str, torch.Tensor],
+) -> DrafterFactory:
+    """Drafters around an assistant that was read already."""
+    target = models.target
+    anchor = ANCHORS[options.position]
+    head = Gemma4Assistant(
+        assistant, tensors, target.embedding, models.backend, target.num_positions, anchor.extra_window_keys
+    )
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        caches = [resources.target_cache.layers[layer.kv_source] for layer in assistant.layers]
+        picker = make_picker(config, options, models, resources)
+        return FrozenKVDrafter(options.num_draft_tokens, head, caches, models.backend, picker, anchor)
+
+    return make

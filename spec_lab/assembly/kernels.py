@@ -1,0 +1,85 @@
+"""From `kernels=` to what computes the small steps of a round, a field for each part that has a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.acceptance.deterministic import DeterministicRule
+from spec_lab.acceptance.distribution import SamplingParams
+from spec_lab.acceptance.draft_sampling import DraftSampler, sample_and_keep
+from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
+from spec_lab.acceptance.standing import RoundStanding, round_standing
+from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.assembly.triton import require_triton
+from spec_lab.core.protocols import AcceptanceRule, RopeWrite
+from spec_lab.drafters.mtp_window import MtpWindow
+from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What `kernels=` chooses.
+
+    Attributes:
+        strict: makes the rule of acceptance=strict.
+        rejection: makes that of acceptance=rejection, from its method, the sampling, the seeds and whether it is
+            lossless.
+        standing: how acceptance=relaxed_thinking looks at the drafts.
+        sample_draft: how drafts are drawn.
+        carry_hidden: between two replayed steps of a drafter that hands tokens and a hidden state on.
+        mtp_window: the windows of drafter=mtp_vanilla.
+        rope_write: of attention layers whose heads it fits; None is rotation, then the backend's write.
+    """
+
+    strict: Callable[[], DeterministicRule]
+    rejection: Callable[[str, SamplingParams, SlotSeeds, bool], AcceptanceRule]
+    standing: RoundStanding
+    sample_draft: DraftSampler
+    carry_hidden: DraftCarry
+    mtp_window: type[MtpWindow]
+    rope_write: RopeWrite | None
+
+
+def _torch_rejection(method: str, sampling: SamplingParams, seeds: SlotSeeds, lossless: bool) -> AcceptanceRule:
+    return RejectionAcceptance(METHODS[method], sampling, seeds, lossless=lossless)
+
+
+TORCH = Kernels(
+    strict=StrictAcceptance,
+    rejection=_torch_rejection,
+    standing=round_standing,
+    sample_draft=sample_and_keep,
+    carry_hidden=carry_every_tensor,
+    mtp_window=MtpWindow,
+    rope_write=None,
+)
+
+
+def _torch(device: torch.device, dtype: torch.dtype) -> Kernels:
+    return TORCH
+
+
+def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
+    require_triton("kernels", device, dtype)
+    from spec_kernels.rope_write import rope_write
+    from spec_lab.acceptance.triton_rules import TritonRejectionAcceptance, TritonStrictAcceptance, triton_standing
+    from spec_lab.acceptance.triton_sampling import triton_sample_and_keep
+    from spec_lab.drafters.triton_window import TritonMtpWindow
+    from spec_lab.engine.graphs.triton_carry import triton_carry
+
+    return Kernels(
+        strict=TritonStrictAcceptance,
+        rejection=TritonRejectionAcceptance,
+        standing=triton_standing,
+        sample_draft=triton_sample_and_keep,
+        carry_hidden=triton_carry,
+        mtp_window=TritonMtpWindow,
+        rope_write=rope_write,
+    )
+
+
+KERNELS: Mapping[str, Callable[[torch.device, torch.dtype], Kernels]] = {"torch": _torch, "triton": _triton}

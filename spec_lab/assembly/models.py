@@ -1,0 +1,178 @@
+"""What a run loads once, and the sizes of its caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from spec_lab.acceptance.phase import ThinkingMarkers
+from spec_lab.assembly.kernels import KERNELS, Kernels
+from spec_lab.assembly.triton import require_triton
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.config import RunConfig
+from spec_lab.core.protocols import AttentionBackend, RopeWrite
+from spec_lab.core.types import Request
+from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
+from spec_lab.errors import UserError
+from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
+from spec_lab.models.config import ModelConfig, read_model_config
+from spec_lab.models.decoder import DecoderTarget
+from spec_lab.workloads.example import THINK_END, THINK_START
+from spec_lab.workloads.tokenizer import TargetTokenizer
+
+ZOO = Path(__file__).parents[1] / "zoo"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendContext:
+    """What an attention backend is made from."""
+
+    page_size: int
+    max_positions: int
+    device: torch.device
+    dtype: torch.dtype
+    rope_write: RopeWrite | None = None
+
+
+def _torch_attention(context: BackendContext) -> AttentionBackend:
+    return TorchAttention(context.page_size, context.max_positions, context.rope_write)
+
+
+def _triton_attention(context: BackendContext) -> AttentionBackend:
+    require_triton("attention", context.device, context.dtype)
+    from spec_lab.attention.triton_backend import TritonAttention
+
+    return TritonAttention(context.page_size, context.max_positions, context.rope_write)
+
+
+ATTENTION: Mapping[str, Callable[[BackendContext], AttentionBackend]] = {
+    "torch": _torch_attention,
+    "triton": _triton_attention,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes of an engine's caches.
+
+    Attributes:
+        max_seq_len: longest prompt plus output.
+        margin: positions past it that a round may write: 2K, and N more where the host runs a round behind.
+        max_kv_len: the longest committed length at the start of a round.
+    """
+
+    num_slots: int
+    max_seq_len: int
+    margin: int
+    page_size: int
+    num_pages: int
+    max_kv_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What is loaded once and shared by every engine of a run.
+
+    Attributes:
+        kernels: what computes the small steps of a round.
+        markers: of the thinking phase; None when the tokenizer has none.
+    """
+
+    target: DecoderTarget
+    backend: AttentionBackend
+    kernels: Kernels
+    device: torch.device
+    dtype: torch.dtype
+    markers: ThinkingMarkers | None = None
+
+
+def target_folder(config: RunConfig) -> Path:
+    """Where the target's checkpoint lies."""
+    return ZOO / "pocket" if config.target.path is None else Path(config.target.path)
+
+
+def resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"device={name}: this torch sees no CUDA device; use device=cpu")
+    return torch.device(name)
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: int) -> Limits:
+    """Sizes that hold `batch_size` of the longest requests, unless the cache group says otherwise.
+
+    Raises:
+        UserError: the longest request does not fit into the target's positions.
+    """
+    longest = max(requests, key=_num_tokens)
+    num_positions = read_model_config(target_folder(config)).max_position_embeddings
+    if _num_tokens(longest) > num_positions:
+        raise UserError(
+            f"request {longest.request_id} of {len(longest.prompt_ids)} prompt and {longest.max_new_tokens} new "
+            f"tokens: {_num_tokens(longest)} tokens are longer than the target's {num_positions} positions; "
+            "lower max_new_tokens or use shorter prompts"
+        )
+    max_seq_len = config.cache.max_seq_len or _num_tokens(longest)
+    num_late_rows = num_draft_tokens + 1 if overlaps(config) else 0
+    margin = 2 * num_draft_tokens + num_late_rows
+    page_size = config.cache.page_size
+    num_slots = min(config.batch_size, len(requests))
+    pages_each = -(-(max_seq_len + margin) // page_size)
+    num_pages = config.cache.num_pages or pages_each * num_slots + NUM_RESERVED_PAGES
+    return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows)
+
+
+def overlaps(config: RunConfig) -> bool:
+    """Whether the host runs a round behind; only some graph modes can."""
+    return bool(getattr(config.graph, "overlap", False))
+
+
+def _num_tokens(request: Request) -> int:
+    return len(request.prompt_ids) + request.max_new_tokens
+
+
+def thinking_markers(tokenizer: TargetTokenizer) -> ThinkingMarkers | None:
+    """The ids of the thinking markers, None when the tokenizer does not have both."""
+    begin, end = tokenizer.special_id(THINK_START), tokenizer.special_id(THINK_END)
+    return None if begin is None or end is None else ThinkingMarkers(begin, end)
+
+
+def load_models(config: RunConfig, max_seq_len: int, markers: ThinkingMarkers | None = None) -> Models:
+    """Load the target; UserError when the checkpoint is not what it should be or too short for `max_seq_len`."""
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    if device.type == "cuda":
+        # cuDNN plans its attention anew for every shape, and a growing cache has a new one in every round.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    folder = target_folder(config)
+    model_config = read_model_config(folder)
+    if max_seq_len > model_config.max_position_embeddings:
+        raise UserError(
+            f"cache.max_seq_len={max_seq_len} is longer than the target's {model_config.max_position_embeddings} "
+            "positions; use cache.max_seq_len=null"
+        )
+    # Draft positions may pass the end; they are clamped onto the last row of the table.
+    max_positions = min(model_config.max_position_embeddings, max_seq_len + 2 * 16)
+    kernels = KERNELS[config.kernels](device, dtype)
+    context = BackendContext(config.cache.page_size, max_positions, device, dtype, kernels.rope_write)
+    backend = ATTENTION[config.attention.name](context)
+    tensors = load_tensors(folder, decoder_tensor_shapes(model_config), dtype, device)
+    target = DecoderTarget(model_config, tensors, backend, max_positions)
+    return Models(target, backend, kernels, device, dtype, markers)
+
+
+def build_cache(shape: ModelConfig, num_layers: int, limits: Limits, models: Models) -> PagedKVCache:
+    return PagedKVCache(
+        num_layers, limits.num_pages, limits.page_size, shape.num_kv_heads, shape.head_dim, models.dtype, models.device
+    )

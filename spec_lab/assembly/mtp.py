@@ -1,0 +1,90 @@
+"""drafter=mtp_eagle, and the loading of modules that drafter=mtp_vanilla shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, head_folder, make_picker
+from spec_lab.assembly.models import Models, build_cache, target_folder
+from spec_lab.config import MtpDrafterConfig, MtpEagleDrafterConfig, RunConfig
+from spec_lab.core.protocols import Drafter
+from spec_lab.core.types import FeatureSpec, NormSide
+from spec_lab.drafters.recurrent import RecurrentDrafter
+from spec_lab.errors import UserError
+from spec_lab.models.config import num_mtp_modules, read_config_json
+from spec_lab.models.layers import RotaryTable
+from spec_lab.models.linear import make_linear
+from spec_lab.models.mtp import MtpModule
+from spec_lab.models.mtp_checkpoint import MtpConfig, load_mtp
+from spec_lab.models.rope import rope_tables
+
+
+def load_mtp_eagle_drafter(config: RunConfig, options: MtpEagleDrafterConfig, models: Models) -> DrafterFactory:
+    """One module, reused for every draft (TensorRT-LLM's MTP-Eagle, SGLang's NextN)."""
+    mtp, tensors = read_mtp_modules(config, options, models, 1)
+    return mtp_eagle_factory(config, options, models, mtp, tensors)
+
+
+def mtp_eagle_factory(
+    config: RunConfig,
+    options: MtpEagleDrafterConfig,
+    models: Models,
+    mtp: MtpConfig,
+    tensors: Sequence[Mapping[str, torch.Tensor]],
+) -> DrafterFactory:
+    """Drafters around a module that was read already."""
+    (module,) = build_mtp_modules(mtp, tensors, models)
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        cache = build_cache(mtp.layer, 1, resources.limits, models).layers[0]
+        picker = make_picker(config, options, models, resources)
+        features = FeatureSpec(final_hidden=mtp.target_hidden)
+        return RecurrentDrafter(
+            options.num_draft_tokens, module, features, cache, models.backend, resources.prune, picker
+        )
+
+    return make
+
+
+def read_mtp_modules(
+    config: RunConfig, options: MtpDrafterConfig, models: Models, num_modules: int
+) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
+    """The first modules of the drafter's folder; their config has the sides of the norms that the knobs settled."""
+    folder = mtp_folder(config, options)
+    mtp, tensors = load_mtp(folder, models.target.config, num_modules, models.dtype, models.device)
+    mtp = replace(
+        mtp,
+        target_hidden=_norm_side("target_hidden", options.target_hidden, mtp.target_hidden),
+        recycled_hidden=_norm_side("recycled_hidden", options.recycled_hidden, mtp.recycled_hidden),
+    )
+    return mtp, tensors
+
+
+def build_mtp_modules(mtp: MtpConfig, tensors: Sequence[Mapping[str, torch.Tensor]], models: Models) -> list[MtpModule]:
+    """A module around each of `tensors`; they share the target's embedding and head."""
+    target = models.target
+    head = make_linear(target.head_weight)
+    rotary = RotaryTable(*rope_tables(mtp.layer, target.num_positions, models.dtype, models.device))
+    return [MtpModule(mtp, of_module, target.embedding, head, rotary, models.backend) for of_module in tensors]
+
+
+def mtp_folder(config: RunConfig, options: MtpDrafterConfig) -> Path:
+    """`drafter.path`, the folder of a target that brings modules of its own, or the weights shipped for the target."""
+    if options.path is None and config.target.path is not None:
+        folder = target_folder(config)
+        if num_mtp_modules(read_config_json(folder, "target.path")):
+            return folder
+    return head_folder(config, options)
+
+
+def _norm_side(knob: str, value: str, default: NormSide) -> NormSide:
+    if value == "auto":
+        return default
+    if value not in list(NormSide):
+        raise UserError(f"drafter.{knob}={value} is unknown; use one of auto, {', '.join(NormSide)}")
+    return NormSide(value)

@@ -1,0 +1,47 @@
+"""drafter=mtp_vanilla."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
+from spec_lab.assembly.models import Models, build_cache
+from spec_lab.assembly.mtp import build_mtp_modules, read_mtp_modules
+from spec_lab.config import MtpVanillaDrafterConfig, RunConfig
+from spec_lab.core.protocols import Drafter
+from spec_lab.core.types import FeatureSpec
+from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
+from spec_lab.models.mtp_checkpoint import MtpConfig
+
+
+def load_mtp_vanilla_drafter(config: RunConfig, options: MtpVanillaDrafterConfig, models: Models) -> DrafterFactory:
+    """A module for each draft (TensorRT-LLM's MTP vanilla); UserError when the checkpoint has fewer modules."""
+    mtp, tensors = read_mtp_modules(config, options, models, options.num_draft_tokens)
+    return mtp_vanilla_factory(config, options, models, mtp, tensors)
+
+
+def mtp_vanilla_factory(
+    config: RunConfig,
+    options: MtpVanillaDrafterConfig,
+    models: Models,
+    mtp: MtpConfig,
+    tensors: Sequence[Mapping[str, torch.Tensor]],
+) -> DrafterFactory:
+    """Drafters around modules that were read already, one for each draft."""
+    modules = build_mtp_modules(mtp, tensors, models)
+    num_modules = len(modules)
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        limits = resources.limits
+        caches = build_cache(mtp.layer, num_modules, limits, models).layers
+        window = models.kernels.mtp_window(
+            limits.num_slots, num_modules, mtp.layer.hidden_size, models.dtype, models.device
+        )
+        picker = make_picker(config, options, models, resources)
+        features = FeatureSpec(final_hidden=mtp.target_hidden)
+        return MtpVanillaDrafter(modules, caches, window, features, models.backend, resources.prune, picker)
+
+    return make

@@ -1,0 +1,74 @@
+"""Writes the evaluation prompts that ship with the project: `python -m spec_lab.corpus.make_prompts`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from spec_lab.corpus.categories import CATEGORIES, NATURAL_CATEGORIES, generate
+from spec_lab.corpus.natural import natural_text
+from spec_lab.workloads.example import ANSWER_MARKER, Example
+from spec_lab.workloads.load import PROMPTS_FOLDER
+
+PROMPTS_PER_CATEGORY = 96
+SEED = 2026
+WINDOW = 48
+_MIN_LETTERS_IN_WINDOW = 24
+
+
+def telling_windows(text: str) -> set[str]:
+    """Every stretch of `WINDOW` characters that is mostly letters: one that says where it was taken from."""
+    stretches = (text[start : start + WINDOW] for start in range(len(text) - WINDOW + 1))
+    return {stretch for stretch in stretches if sum(map(str.isalpha, stretch)) >= _MIN_LETTERS_IN_WINDOW}
+
+
+def unseen_examples(category: str, num_candidates: int) -> Iterator[Example]:
+    """Eval examples of a natural category whose prompt shares no telling window with the training files."""
+    stream = generate(category, "eval", SEED)
+    windows_of = {
+        example: telling_windows(example.prompt) for example, _ in zip(stream, range(num_candidates), strict=False)
+    }
+    seen = set().union(*windows_of.values())
+    for document in natural_text("train"):
+        seen_here = (document[start : start + WINDOW] for start in range(len(document) - WINDOW + 1))
+        seen.difference_update(seen.intersection(seen_here))
+    unseen = seen
+    yield from (example for example, windows in windows_of.items() if windows <= unseen)
+
+
+def eval_examples(category: str) -> list[Example]:
+    """`PROMPTS_PER_CATEGORY` examples, no prompt twice."""
+    if category in NATURAL_CATEGORIES:
+        stream = unseen_examples(category, num_candidates=12 * PROMPTS_PER_CATEGORY)
+    else:
+        stream = generate(category, "eval", SEED)
+    chosen: dict[str, Example] = {}
+    for example in stream:
+        chosen.setdefault(example.prompt, example)
+        if len(chosen) == PROMPTS_PER_CATEGORY:
+            return list(chosen.values())
+    raise ValueError(f"only {len(chosen)} prompts of {category} share no text with training; raise num_candidates")
+
+
+def write_prompts(folder: Path) -> None:
+    """One JSON Lines file a category. Natural continuations have no right answer: null."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for category in CATEGORIES:
+        lines = []
+        for number, example in enumerate(eval_examples(category), start=1):
+            answer = example.answer.removeprefix(ANSWER_MARKER).strip() if example.form == "chat" else None
+            record = {
+                "id": f"{category}-{number:04d}",
+                "category": category,
+                "form": example.form,
+                "prompt": example.prompt,
+                "answer": answer,
+            }
+            lines.append(json.dumps(record, ensure_ascii=False))
+        (folder / f"{category}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print(f"{category}: {len(lines)} prompts")
+
+
+if __name__ == "__main__":
+    write_prompts(PROMPTS_FOLDER)

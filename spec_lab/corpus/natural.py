@@ -1,0 +1,147 @@
+"""Natural text that every machine with Python has: the standard library's source, and the prose inside it.
+
+A file goes to one split by its path, shared by Python 3.11 and 3.12, and its docstrings and comments go with it. So the
+eval prompts made on one version stay out of the training text of the other; `make_prompts` checks long windows too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sysconfig
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from spec_lab.corpus.split import FILES_PER_EVAL_FILE, Split, split_of
+
+# Tests, bundled or third-party code, tables of characters, and what Python 3.12 no longer has.
+_SKIPPED_FOLDERS = frozenset(
+    [
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+        "distutils",
+        "site-packages",
+        "dist-packages",
+        "encodings",
+        "lib-dynload",
+        "ensurepip",
+        "turtledemo",
+        "pydoc_data",
+        "__pycache__",
+        "__phello__",
+        "msilib",
+        "idle_test",
+    ]
+)
+_SKIPPED_FILES = frozenset(
+    ["asynchat.py", "asyncore.py", "imp.py", "smtpd.py", "_bootsubprocess.py", "stringprep.py", "this.py"]
+)
+_TOPICS = "pydoc_data/topics.py"
+
+_MIN_DOCUMENT_CHARACTERS = 400
+_MIN_PROSE_CHARACTERS = 160
+_SENTENCE_CHARACTERS = (30, 110)
+
+
+def _library() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+@lru_cache(maxsize=1)
+def _sources() -> tuple[tuple[str, str], ...]:
+    """(module path, source) of every file in use, sorted by path."""
+    root = _library()
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        folders = name.split("/")[:-1]
+        skipped = name in _SKIPPED_FILES or name.startswith("_sysconfigdata") or _is_build_folder(folders)
+        if skipped or _SKIPPED_FOLDERS.intersection(folders):
+            continue
+        source = path.read_text(encoding="utf-8", errors="ignore")
+        if len(source) >= _MIN_DOCUMENT_CHARACTERS:
+            found.append((name, source.strip() + "\n"))
+    return tuple(found)
+
+
+def _is_build_folder(folders: list[str]) -> bool:
+    return any(folder.startswith("config-") for folder in folders)
+
+
+@lru_cache(maxsize=2)
+def code_documents(split: Split) -> tuple[str, ...]:
+    """Whole source files of the split."""
+    return tuple(source for name, source in _sources() if split_of(name, FILES_PER_EVAL_FILE) == split)
+
+
+@lru_cache(maxsize=2)
+def prose_documents(split: Split) -> tuple[str, ...]:
+    """The prose of each file of the split, help topics, and the licence."""
+    documents = [
+        prose
+        for name, source in _sources()
+        if split_of(name, FILES_PER_EVAL_FILE) == split and len(prose := _prose_of(source)) >= _MIN_PROSE_CHARACTERS
+    ]
+    for name, text in _standalone_texts():
+        if split_of(name, FILES_PER_EVAL_FILE) == split and len(text) >= _MIN_PROSE_CHARACTERS:
+            documents.append(text.strip() + "\n")
+    return tuple(documents)
+
+
+def _standalone_texts() -> Iterator[tuple[str, str]]:
+    """(key, text) of prose that is not part of a source file; what a machine lacks is left out."""
+    root = _library()
+    licence = root / "LICENSE.txt"
+    if licence.exists():
+        yield "LICENSE.txt", licence.read_text(encoding="utf-8", errors="ignore")
+    topics = root / _TOPICS
+    if topics.exists():
+        for statement in ast.parse(topics.read_text(encoding="utf-8")).body:
+            if isinstance(statement, ast.Assign):
+                for topic, text in ast.literal_eval(statement.value).items():
+                    yield f"{_TOPICS}#{topic}", text
+
+
+def _prose_of(source: str) -> str:
+    """Docstrings and blocks of comments of a file, unindented, a blank line between them."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # a template among the sources, not a module
+        return ""
+    pieces = [
+        text
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node))
+    ]
+    comments = re.findall(r"(?:^[ \t]*#.*\n){2,}", source, flags=re.MULTILINE)
+    pieces.extend(re.sub(r"^[ \t]*#+ ?", "", block, flags=re.MULTILINE).strip() for block in comments)
+    return "\n\n".join(piece for piece in pieces if _is_prose(piece)) + "\n"
+
+
+def _is_prose(piece: str) -> bool:
+    letters = sum(character.isalpha() or character == " " for character in piece)
+    return len(piece) >= 40 and letters >= 0.8 * len(piece)
+
+
+@lru_cache(maxsize=2)
+def prose_sentences(split: Split) -> tuple[str, ...]:
+    """Plain sentences of the split's prose, without quotes, code or numbers, each once."""
+    shortest, longest = _SENTENCE_CHARACTERS
+    pattern = re.compile(r"(?:(?<=[.] )|(?<=\n\n)|^)([A-Z][a-z]*(?:,? [A-Za-z][a-z'-]*){4,})[.:;](?=\s)")
+    found: dict[str, None] = {}
+    for document in prose_documents(split):
+        for paragraph in document.split("\n\n"):
+            for sentence in pattern.findall(" ".join(paragraph.split()) + " "):
+                if shortest <= len(sentence) <= longest:
+                    found[sentence] = None
+    return tuple(found)
+
+
+def natural_text(split: Split) -> Iterator[str]:
+    """Whole documents for pre-training: every source file, then every piece of prose. Prose occurs in both."""
+    yield from code_documents(split)
+    yield from prose_documents(split)

@@ -1,0 +1,186 @@
+"""Counts what the host asks of the device in a round: launches and synchronisations.
+
+On a GPU from the profiler's trace; on a CPU by what torch is called with, where an operator stands for a kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from spec_lab.engine.tape import storage_id
+from spec_lab.engine.tape_rules import ALLOCATIONS, HOST_READS, UPLOADS, is_composite
+from spec_lab.measure.watched_rounds import WatchedRounds
+from spec_lab.record.schema import RoundWork
+
+Interval = tuple[float, float]
+
+# Runtime calls of torch and libraries begin with cuda, driver calls of Triton with cu. A blocking copy is both.
+_LAUNCH = re.compile(r"(cuda|cu)(LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy|Memset)")
+_SYNC = re.compile(r"(cuda|cu)((Stream|Event|Device|Ctx)Synchronize|Memcpy(?!.*Async))")
+
+_HOST_READS = {getattr(torch.Tensor, name) for name in HOST_READS}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """An event of the profiler's trace.
+
+    Attributes:
+        on_device: it ran on the GPU, or marks a span there.
+        is_span: a span of ours, not work.
+    """
+
+    name: str
+    start_us: float
+    end_us: float
+    on_device: bool = False
+    is_span: bool = False
+
+
+def count_trace(events: Iterable[TraceEvent], num_rounds: int, num_replays: int) -> RoundWork:
+    """Work a round of a trace of `num_rounds`; of the host's calls those inside a span count."""
+    events = list(events)
+    spans = _union((e.start_us, e.end_us) for e in events if e.is_span and not e.on_device)
+    calls = [e for e in events if not e.is_span and not e.on_device and _is_inside(e.start_us, spans)]
+    busy = _union((e.start_us, e.end_us) for e in events if e.on_device and not e.is_span)
+    return RoundWork(
+        launches_per_round=_count_outermost(calls, _LAUNCH) / num_rounds,
+        replays_per_round=num_replays / num_rounds,
+        host_syncs_per_round=_count_outermost(calls, _SYNC) / num_rounds,
+        gpu_busy_ms_per_round=sum(end - start for start, end in busy) / 1e3 / num_rounds,
+    )
+
+
+def _count_outermost(calls: Iterable[TraceEvent], names: re.Pattern[str]) -> int:
+    """Calls of these names; a driver call made inside a runtime call is the same piece of work."""
+    matching = sorted((e for e in calls if names.match(e.name)), key=lambda e: (e.start_us, -e.end_us))
+    count, end = 0, float("-inf")
+    for call in matching:
+        if call.start_us >= end:
+            count, end = count + 1, call.end_us
+    return count
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same stretches of time, ascending and disjoint."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _is_inside(time: float, disjoint: Sequence[Interval]) -> bool:
+    index = bisect_right(disjoint, (time, float("inf"))) - 1
+    return index >= 0 and time <= disjoint[index][1]
+
+
+class CountedRounds(WatchedRounds):
+    """Counts operators that compute or write, replays, and reads of tensor values, in the spans of the rounds."""
+
+    def __init__(self, num_skipped: int, num_rounds: int) -> None:
+        super().__init__(num_skipped, num_rounds)
+        self._launches, self._reads = _Launches(), _HostReads()
+        self._is_counting = False
+
+    def work(self) -> RoundWork | None:
+        """None where the requests ended too early for a single round."""
+        if self.num_rounds == 0:
+            return None
+        return RoundWork(
+            launches_per_round=(self._launches.count + self.num_replays) / self.num_rounds,
+            replays_per_round=self.num_replays / self.num_rounds,
+            host_syncs_per_round=self._reads.count / self.num_rounds,
+            gpu_busy_ms_per_round=None,
+        )
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        if self._is_counting or not self._is_watching:
+            yield
+            return
+        self._is_counting = True
+        try:
+            with self._reads, self._launches:
+                yield
+        finally:
+            self._is_counting = False
+
+    @contextmanager
+    def replay(self, name: str, marks: list[Any]) -> Iterator[None]:
+        """One launch, whatever is inside."""
+        self._launches.is_paused = True
+        try:
+            with super().replay(name, marks):
+                yield
+        finally:
+            self._launches.is_paused = False
+
+    def _start(self) -> None:
+        """Nothing to switch on: spans count from here."""
+
+    def _stop(self) -> None:
+        """Nor off."""
+
+
+class _Launches(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+        self.is_paused = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks. Its default imports the whole compiler, seconds for nothing."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if is_composite(func):
+            with self:  # its parts count, as they are the nodes of a tape
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        result = func(*args, **kwargs)
+        self.count += not self.is_paused and _is_launch(func, (args, kwargs), result)
+        return result
+
+
+def _is_launch(func: Any, arguments: Any, result: Any) -> bool:
+    """Whether a GPU would have work: not for views, allocations and answers that depend on shapes alone."""
+    if func in UPLOADS:
+        return result.dim() > 0  # a single number, as in rows[:, 0] = 0, is an argument of the kernel on a GPU
+    if func in ALLOCATIONS or torch.Tag.inplace_view in func.tags:
+        return False
+    if func._schema.is_mutable:
+        return True
+    known = {storage_id(tensor) for tensor in _tensors(arguments)}
+    return any(storage_id(tensor) not in known for tensor in _tensors(result))
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+class _HostReads(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += func in _HOST_READS
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,93 @@
+"""Kernels, launches and synchronisations of a stretch of rounds, outside the timed part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from spec_lab.core.types import Request
+from spec_lab.engine.engine import Engine
+from spec_lab.measure.launch_counts import CountedRounds, TraceEvent, count_trace
+from spec_lab.measure.watched_rounds import WatchedRounds, watch_rounds
+from spec_lab.record.schema import Kernel, RoundWork
+
+TRACE_FILE = "trace.json.gz"
+STAGE_PREFIX = "stage:"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundProfile:
+    """What profiled rounds took: `kernels` by time, largest first; `work` is None where no round was profiled."""
+
+    kernels: list[Kernel]
+    work: RoundWork | None
+
+
+class ProfiledRounds(WatchedRounds):
+    """Names stages and replays in the profiler's trace."""
+
+    def __init__(self, profiler: profile, num_skipped: int, num_rounds: int) -> None:
+        super().__init__(num_skipped, num_rounds)
+        self._profiler = profiler
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        with record_function(STAGE_PREFIX + name):
+            yield
+
+    def _start(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # kernels of the round before are not in the trace, whoever reads it late
+        self._profiler.start()
+
+    def _stop(self) -> None:
+        self._profiler.stop()
+
+
+def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, folder: Path) -> RoundProfile:
+    """Profile `num_rounds` rounds of the first full batch and keep the trace in `folder`.
+
+    On a CPU the kernels are torch operators with their own time, and launches are counted in a pass of their own.
+    """
+    on_gpu = engine.parts.slots.kv_lens.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
+    profiler = profile(activities=activities)
+    watched = watch_rounds(engine, requests, num_rounds, lambda *stretch: ProfiledRounds(profiler, *stretch))
+    if watched.num_rounds == 0:
+        return RoundProfile([], None)
+    profiler.export_chrome_trace(str(folder / TRACE_FILE))
+    kernels = _kernels(profiler, watched.num_rounds, on_gpu)
+    if on_gpu:
+        return RoundProfile(kernels, count_trace(read_trace(profiler), watched.num_rounds, watched.num_replays))
+    return RoundProfile(kernels, watch_rounds(engine, requests, num_rounds, CountedRounds).work())
+
+
+def read_trace(profiler: profile) -> list[TraceEvent]:
+    """Every event of a profiler that has stopped."""
+    return [
+        TraceEvent(
+            name=event.name,
+            start_us=event.time_range.start,
+            end_us=event.time_range.end,
+            on_device=event.device_type == torch.autograd.DeviceType.CUDA,
+            is_span=event.name.startswith(STAGE_PREFIX),
+        )
+        for event in profiler.events()
+    ]
+
+
+def _kernels(profiler: profile, num_rounds: int, on_gpu: bool) -> list[Kernel]:
+    rows = []
+    for event in profiler.key_averages():
+        is_kernel = event.device_type == torch.autograd.DeviceType.CUDA if on_gpu else True
+        microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        if is_kernel and not event.key.startswith(STAGE_PREFIX) and microseconds > 0:
+            rows.append(
+                Kernel(name=event.key, calls_per_round=event.count / num_rounds, us_per_round=microseconds / num_rounds)
+            )
+    return sorted(rows, key=lambda row: -row["us_per_round"])

@@ -1,0 +1,286 @@
+"""A run from its configuration to its record: load, warm up, time interleaved with the references, audit, profile."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from spec_lab import assembly
+from spec_lab.acceptance.phase import thinking_mask
+from spec_lab.config import LoggerConfig, PruneConfig, RunConfig
+from spec_lab.core.types import GenerationResult, GraphCounts, Request, RequestRecord
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES
+from spec_lab.engine.teacher import TeacherForcing
+from spec_lab.measure.audit import audit
+from spec_lab.measure.profiling import RoundProfile, profile_rounds
+from spec_lab.record.progress import Progress
+from spec_lab.record.provenance import Provenance, collect_provenance
+from spec_lab.record.recorder import Recorder, utc_now
+from spec_lab.record.schema import THIS_RUN, Summary
+from spec_lab.record.sinks import Sink
+from spec_lab.record.summary import Divergence, Measured, RunInfo, build_summary
+from spec_lab.report.run_table import format_run
+from spec_lab.rescore.trajectory import fitting, record_verify_rows
+from spec_lab.rescore.verify_rows import save_verify_rows
+from spec_lab.workloads.checker import is_correct
+from spec_lab.workloads.load import load_requests
+from spec_lab.workloads.tokenizer import TargetTokenizer
+
+MAIN = THIS_RUN
+WARMUP_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """Everything loaded for a run.
+
+    Attributes:
+        engines: the run's own under `MAIN`, and its references by name.
+    """
+
+    config: RunConfig
+    models: assembly.Models
+    tokenizer: TargetTokenizer
+    requests: list[Request]
+    engines: dict[str, Engine]
+    teacher: TeacherForcing
+
+
+def run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
+    """Run and record into `folder`; print the table and the verdict.
+
+    Raises:
+        UserError: before anything is recorded, when a checkpoint, a prompt set or a size is not what it should be.
+    """
+    lab = load_lab(config)
+    info = RunInfo(config.name, choices, dataclasses.asdict(config), _provenance(lab), utc_now())
+    with Recorder(folder, info, _sinks(config.logger)) as recorder:
+        summary = _measure(lab, info, recorder)
+        recorder.finish(summary)
+    print(format_run(summary))
+    return summary
+
+
+def load_lab(config: RunConfig) -> Lab:
+    """Load prompts, target and drafter, and make the engines."""
+    torch.manual_seed(config.seed)
+    torch.set_num_threads(config.num_threads or default_num_threads(config))
+    tokenizer = TargetTokenizer(assembly.target_folder(config))
+    requests = load_requests(config, tokenizer)
+    limits = assembly.engine_limits(config, requests, config.drafter.num_draft_tokens)
+    models = assembly.load_models(config, limits.max_seq_len, assembly.thinking_markers(tokenizer))
+    make_drafter = assembly.load_drafter(config, models)
+    engines = {MAIN: assembly.build_engine(config, models, make_drafter, limits)}
+    if "plain" in config.references and config.drafter.num_draft_tokens > 0:
+        engines["plain"] = _plain_engine(config, models, limits)
+    if "unpruned" in config.references and _prunes(config.prune, engines[MAIN]):
+        engines["unpruned"] = assembly.build_engine(assembly.unpruned_config(config), models, make_drafter, limits)
+    for request in requests:
+        engines[MAIN].scheduler.check(request)
+    return Lab(config, models, tokenizer, requests, engines, _teacher(config, models, limits))
+
+
+def default_num_threads(config: RunConfig) -> int:
+    """One for the pocket target: its operators are too short to share, and a second thread that has to wait for a busy
+    core costs more than it brings. All cores for anything larger."""
+    return 1 if config.target.name == "pocket" else os.cpu_count() or 1
+
+
+def _plain_engine(config: RunConfig, models: assembly.Models, limits: assembly.Limits) -> Engine:
+    plain = assembly.plain_config(config)
+    return assembly.build_engine(plain, models, assembly.load_drafter(plain, models), limits)
+
+
+def _prunes(prune: PruneConfig, engine: Engine) -> bool:
+    """Whether there is anything to compare with. A drafter without a catch-up step makes `prune.catchup` a no-op."""
+    asks_catchup = prune.catchup != assembly.UNPRUNED.catchup
+    catches_up = engine.parts.drafter.requirements.catches_up
+    if asks_catchup and not catches_up:
+        print(f"prune.catchup={prune.catchup} has nothing to prune: this drafter has no catch-up step", file=sys.stderr)
+    return prune.prefill != assembly.UNPRUNED.prefill or (asks_catchup and catches_up)
+
+
+def _teacher(config: RunConfig, models: assembly.Models, limits: assembly.Limits) -> TeacherForcing:
+    num_pages = -(-limits.max_seq_len // limits.page_size) + NUM_RESERVED_PAGES
+    one_sequence = dataclasses.replace(limits, num_slots=1, num_pages=num_pages)
+    cache = assembly.build_cache(models.target.config, models.target.config.num_layers, one_sequence, models)
+    return TeacherForcing(models.target, models.backend, cache, limits.page_size, config.cache.prefill_chunk)
+
+
+def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
+    """Warm-up, timed repeats, audit, profile; the finished record."""
+    config = lab.config
+    passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
+    correct: dict[str, dict[str, bool | None]] = {}
+    thinking: dict[str, dict[str, int] | None] = {}
+    divergences: list[Divergence] | None = None
+    with Progress(config.repeats * len(lab.engines) * len(lab.requests), "request") as progress:
+        _warm_up(lab, progress)
+        for repeat in range(config.repeats):
+            for name in _rotated(list(lab.engines), repeat):
+                passes[name].append(_timed_pass(lab, name, repeat, progress))
+            recorder.rounds(repeat, passes[MAIN][-1].rounds)
+            if repeat == 0:
+                correct = {name: _check(lab, name, results[0].requests) for name, results in passes.items()}
+                thinking = {name: _count_thinking(lab, results[0].requests) for name, results in passes.items()}
+                divergences = _audit(lab, passes)
+                main = Measured(passes[MAIN], correct[MAIN], thinking[MAIN])
+                _record_requests(lab, recorder, main, divergences or [])
+        profile = _profile(lab, recorder.folder, progress)
+        _keep_verify_rows(lab, passes[MAIN][0].requests, recorder.folder, progress)
+    measured = {name: Measured(results, correct[name], thinking[name]) for name, results in passes.items()}
+    traits = lab.engines[MAIN].parts.rule.traits
+    return build_summary(
+        info,
+        measured.pop(MAIN),
+        measured,
+        seconds=recorder.seconds,
+        divergences=divergences,
+        kernels=profile.kernels,
+        work=profile.work,
+        acceptance_imposed=traits.imposed,
+        acceptance_lossless=traits.lossless,
+    )
+
+
+def _warm_up(lab: Lab, progress: Progress) -> None:
+    """Untimed: first calls of every operator, and the continuations that an oracle replays."""
+    learn_continuations = lab.engines[MAIN].parts.drafter.requirements.learn_continuations
+    if learn_continuations is not None:
+        progress.stage("recording plain continuations")
+        learn_continuations(_plain_outputs(lab))
+    progress.stage("warm-up")
+    for engine in lab.engines.values():
+        engine.prepare()
+    if lab.config.warmup_requests == 0:
+        return
+    # As many as a round holds, so that its shapes have been seen too.
+    first = lab.requests[: max(lab.config.warmup_requests, lab.config.batch_size)]
+    short = [dataclasses.replace(r, max_new_tokens=min(WARMUP_TOKENS, r.max_new_tokens)) for r in first]
+    for engine in lab.engines.values():
+        engine.generate(short)
+
+
+def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
+    """Outputs of plain decoding, from the reference or an engine made for it."""
+    engine = lab.engines.get("plain")
+    if engine is None:
+        engine = _plain_engine(lab.config, lab.models, assembly.engine_limits(lab.config, lab.requests, 0))
+    return _outputs(engine.generate(lab.requests).requests)
+
+
+def _rotated(names: list[str], by: int) -> list[str]:
+    """Another order each repeat, so that a machine that slows down does not always hurt the same one."""
+    shift = by % len(names)
+    return names[shift:] + names[:shift]
+
+
+def _timed_pass(lab: Lab, name: str, repeat: int, progress: Progress) -> GenerationResult:
+    progress.stage(f"{name}, repeat {repeat + 1} of {lab.config.repeats}")
+    gc.collect()
+    engine = lab.engines[name]
+    before = dataclasses.replace(engine.graph.counts)
+    result = engine.generate(lab.requests, on_finish=lambda _: progress.advance())
+    check_replayed(before, result, must_replay=name == MAIN)
+    return result
+
+
+def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: bool) -> None:
+    """Raise RuntimeError where a timed pass captured, or ran rounds eagerly that were to be replayed.
+
+    `before`: the counts at the start of the pass; they go on from pass to pass.
+
+    With graph.verify=false a reference has nothing to capture; compatibility refuses such a run itself.
+    """
+    graph = result.graph
+    num_fallbacks = graph.fallbacks - before.fallbacks
+    if num_fallbacks:
+        raise RuntimeError(f"graph={graph.mode} fell back to eager {num_fallbacks} times; nobody asked for that")
+    if graph.captures > before.captures:
+        raise RuntimeError(f"graph={graph.mode} captured in a timed pass what warm-up should have")
+    num_replays = graph.replays - before.replays
+    if must_replay and graph.mode != "eager" and num_replays < len(result.rounds):
+        raise RuntimeError(
+            f"graph={graph.mode} replayed {num_replays} times in {len(result.rounds)} rounds; use graph=eager"
+        )
+
+
+def _check(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, bool | None]:
+    """Whether each answer is right; None where there is none to check, or none that a model gave."""
+    is_imposed = lab.engines[name].parts.rule.traits.imposed
+    return {
+        record.request_id: None
+        if record.answer is None or is_imposed
+        else is_correct(record.answer, lab.tokenizer.decode(record.output_ids))
+        for record in records
+    }
+
+
+def _count_thinking(lab: Lab, records: Iterable[RequestRecord]) -> dict[str, int] | None:
+    """Output tokens inside thinking of each request; None where the tokenizer has no markers."""
+    markers = lab.models.markers
+    if markers is None:
+        return None
+    return {record.request_id: sum(thinking_mask(record.prompt_ids, record.output_ids, markers)) for record in records}
+
+
+def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]]) -> list[Divergence] | None:
+    """Against plain decoding; None where sampling gives the two nothing to agree on."""
+    if lab.config.sampling.temperature > 0:
+        return None
+    plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
+    lossless = lab.engines[MAIN].parts.rule.traits.lossless
+    return audit(passes[MAIN][0].requests, plain, lab.teacher, lab.models.dtype, lossless)
+
+
+def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:
+    return {record.request_id: record.output_ids for record in records}
+
+
+def _record_requests(lab: Lab, recorder: Recorder, main: Measured, divergences: Iterable[Divergence]) -> None:
+    by_request = {divergence.request_id: divergence for divergence in divergences}
+    thinking = main.num_thinking_tokens or {}
+    for record in main.requests:
+        request_id = record.request_id
+        text = lab.tokenizer.decode(record.output_ids)
+        recorder.request(record, text, main.correct[request_id], by_request.get(request_id), thinking.get(request_id))
+
+
+def _profile(lab: Lab, folder: Path, progress: Progress) -> RoundProfile:
+    if lab.config.profile_rounds == 0:
+        return RoundProfile([], None)
+    progress.stage("profiling")
+    batch = lab.requests[: lab.config.batch_size]
+    return profile_rounds(lab.engines[MAIN], batch, lab.config.profile_rounds, folder)
+
+
+def _keep_verify_rows(lab: Lab, records: list[RequestRecord], folder: Path, progress: Progress) -> None:
+    config, engine = lab.config, lab.engines[MAIN]
+    topk = config.record.topk
+    if topk == 0:
+        return
+    progress.stage("recording verify rows")
+    requests = fitting(lab.requests, records, engine.num_draft_tokens, topk)
+    rows = record_verify_rows(engine, requests, topk, lab.models.markers, config.cache.prefill_chunk)
+    save_verify_rows(folder, rows)
+
+
+def _provenance(lab: Lab) -> Provenance:
+    dtype = str(lab.models.dtype).removeprefix("torch.")
+    return collect_provenance(str(lab.models.device), dtype, torch.get_num_threads())
+
+
+def _sinks(config: LoggerConfig) -> list[Sink]:
+    if config.name == "jsonl":
+        return []
+    from spec_lab.record.wandb_sink import WandbSink
+
+    return [WandbSink(config.project, config.entity, config.mode, config.group)]

@@ -1,0 +1,1 @@
+"""Tables and plots of recorded runs. Reads records only; imports no torch."""

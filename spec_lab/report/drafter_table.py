@@ -1,0 +1,290 @@
+"""Drafters side by side: what each gets accepted at each K, what a round of it costs, and what comes of it.
+
+`python -m spec_lab.report FOLDER` shows it for runs that differ in their drafter alone, such as `experiment=drafters`.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spec_lab.record.metrics import paired_ratio
+from spec_lab.record.runs import Run
+from spec_lab.record.schema import Ratio, Summary
+from spec_lab.record.wording import ABSENT, number, with_range
+from spec_lab.report.run_table import WIDTH
+from spec_lab.report.table import format_table
+
+DRAFT_STAGES = ("catchup", "recur", "draft")
+NOT_COMPARED = ("output_dir", "dry_run", "logger", "name", "record", "profile_rounds", "drafter")
+COLUMNS_EXPLAINED: Mapping[str, str] = {
+    "acceptance length": "Emitted tokens / request rounds, the bonus or correction token included, pooled over the "
+    "prompts (all) and by category; rounds cut short by EOS or a limit are left out.",
+    "@1, @2, ...": "Percent of those rounds that accepted the draft at this position; 1 + their sum / 100 is the "
+    "acceptance length.",
+    "draft ms": "catchup + recur: the time a round spends in the drafter, from the target's features to K new drafts.",
+    "draft/plain": "The same in plain steps: over the whole round of plain decoding, one token a request.",
+    "verify/plain": "The target's forward over K + 1 rows a request, in plain steps.",
+    "break-even": "Time of a request round in plain steps, everything in it: the acceptance length from which drafting "
+    "pays. At batch 1 it exceeds draft + verify by accept, commit and what lies between the stages.",
+    "predicted": "Speedup to expect of the decode rate: acceptance length / break-even.",
+    "measured": "Decode rate over that of plain decoding, repeat by repeat: median (lowest to highest).",
+    "end to end": "The same ratio for all output tokens over the whole call, prompt passes included: median.",
+}
+HOW_THEY_DIFFER = """\
+Why predicted and measured differ: rounds cut short by EOS or a limit count in measured with the tokens they kept, and
+not in the acceptance length. Measured is lower where the other rounds give more (an oracle's all give K + 1), higher
+where they give less, and the shorter the outputs, the more. And a ratio of medians is no median of ratios. The prompt
+pass, in which a drafter takes in the prompt and makes its first drafts, is only in end to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One drafter at one K.
+
+    Attributes:
+        drafter: its name, with the knobs in which it differs from others of that name.
+        summary: of its newest finished run, or of the newest where none finished.
+    """
+
+    drafter: str
+    num_draft_tokens: int
+    summary: Summary
+
+    @property
+    def is_finished(self) -> bool:
+        return self.summary["status"] == "finished"
+
+    @property
+    def draft_ms(self) -> float | None:
+        """Time of the drafter in a round; None where no stage of it could be timed by itself."""
+        stages = self.summary["stage_ms_per_round"]
+        known = [value for stage in DRAFT_STAGES if (value := stages.get(stage)) is not None]
+        return sum(known) if known else None
+
+    @property
+    def verify_ms(self) -> float | None:
+        return self.summary["stage_ms_per_round"].get("verify")
+
+    @property
+    def predicted_speedup(self) -> float | None:
+        """Acceptance length over break-even acceptance length."""
+        length, break_even = self.summary["acceptance_length"], self.summary["break_even_acceptance_length"]
+        return length / break_even if length is not None and break_even else None
+
+    @property
+    def end_to_end_speedup(self) -> Ratio | None:
+        """Of all output tokens over the whole call, prompt passes included."""
+        plain = self.summary["references"].get("plain")
+        if plain is None:
+            return None
+        rates, others = (
+            [repeat["end_to_end_tokens_per_second"] for repeat in speed["repeats"]] for speed in (self.summary, plain)
+        )
+        return paired_ratio(rates, others, over="plain")
+
+    def in_plain_steps(self, milliseconds: float | None) -> float | None:
+        """A time over that of a round of plain decoding; None without such a reference."""
+        plain = self.summary["references"].get("plain")
+        plain_ms = None if plain is None else plain["round_ms"]
+        return milliseconds / plain_ms if milliseconds is not None and plain_ms else None
+
+
+def read_comparisons(runs: Sequence[Run]) -> list[list[Cell]]:
+    """The comparisons among `runs` (oldest first): runs whose configurations differ in the drafter alone.
+
+    Cells by drafter, in the order in which they first ran, then by K. Of runs of one cell the newest finished counts,
+    so that a sweep begun again fills the cells that an earlier one left open. Lossy rules are left out: under them the
+    text depends on the drafter. So is one drafter without plain decoding beside it: there is nothing to compare it to.
+    """
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.summary["config"].get("drafter", {}).get("num_draft_tokens") and not _is_lossy(run.summary):
+            groups[_key(run)].append(run)
+    comparisons = [_cells(group) for group in groups.values()]
+    return [cells for cells in comparisons if _compares(cells)]
+
+
+def format_comparison(cells: Sequence[Cell]) -> str:
+    """Title, tables, what is missing and why, what the columns mean."""
+    names = {
+        "drafter": [cell.drafter for cell in cells],
+        "K": [str(cell.num_draft_tokens) for cell in cells],
+    }
+    lengths, positions = _length_columns(cells), _position_columns(cells)
+    together = _table(names | lengths | positions)
+    is_narrow = max(map(len, together.splitlines())) <= WIDTH
+    parts = [
+        _title(cells),
+        *([together] if is_narrow else [_table(names | lengths), _table(names | positions)]),
+        _table(names | _cost_columns(cells)),
+        "\n".join(_notes(cells)),
+        _explanations(),
+        HOW_THEY_DIFFER,
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _is_lossy(summary: Summary) -> bool:
+    """Imposed acceptance counts: it says nothing about the drafter."""
+    return summary["acceptance_imposed"] or summary.get("acceptance_lossless") is False
+
+
+def _key(run: Run) -> str:
+    config = {key: value for key, value in run.summary["config"].items() if key not in NOT_COMPARED}
+    return json.dumps(config, sort_keys=True)
+
+
+def _cells(runs: Sequence[Run]) -> list[Cell]:
+    chosen: dict[tuple[str, int], Run] = {}
+    labels = _label([run.summary["config"]["drafter"] for run in runs])
+    for label, run in zip(labels, runs, strict=True):
+        place = label, run.summary["config"]["drafter"]["num_draft_tokens"]
+        if place not in chosen or run.summary["status"] == "finished" or not _finished(chosen[place]):
+            chosen[place] = run
+    order = list(dict.fromkeys(labels))
+    cells = [Cell(label, k, run.summary) for (label, k), run in chosen.items()]
+    return sorted(cells, key=lambda cell: (order.index(cell.drafter), cell.num_draft_tokens))
+
+
+def _finished(run: Run) -> bool:
+    return run.summary["status"] == "finished"
+
+
+def _label(drafters: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A drafter's name, and `knob=value` for every knob in which drafters of that name differ."""
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for drafter in drafters:
+        for knob, value in drafter.items():
+            values[drafter["name"], knob].add(str(value))
+    return [
+        " ".join(
+            [
+                drafter["name"],
+                *(
+                    f"{knob}={value}"
+                    for knob, value in drafter.items()
+                    if knob != "num_draft_tokens" and len(values[drafter["name"], knob]) > 1
+                ),
+            ]
+        )
+        for drafter in drafters
+    ]
+
+
+def _compares(cells: Sequence[Cell]) -> bool:
+    finished = [cell for cell in cells if cell.is_finished]
+    has_plain = any("plain" in cell.summary["references"] for cell in finished)
+    return bool(finished) and len(cells) > 1 and (has_plain or len({cell.drafter for cell in cells}) > 1)
+
+
+def _table(columns: Mapping[str, Sequence[str]]) -> str:
+    return format_table(list(columns), list(zip(*columns.values(), strict=True)), left=("drafter",))
+
+
+def _length_columns(cells: Sequence[Cell]) -> dict[str, list[str]]:
+    """Pooled acceptance length, or why there is none, and one column a category."""
+    categories = sorted({category for cell in cells for category in cell.summary["by_category"]})
+    return {"all": [_length(cell) for cell in cells]} | {
+        category: [_category_length(cell.summary, category) for cell in cells] for category in categories
+    }
+
+
+def _position_columns(cells: Sequence[Cell]) -> dict[str, list[str]]:
+    rates = [cell.summary["acceptance_rate_by_position"]["unconditional"] for cell in cells]
+    return {
+        f"@{position + 1}": [_percent(row[position]) if position < len(row) else "" for row in rates]
+        for position in range(max(map(len, rates)))
+    }
+
+
+def _cost_columns(cells: Sequence[Cell]) -> dict[str, list[str]]:
+    return {
+        "acceptance": [_length(cell) for cell in cells],
+        "draft ms": [number(cell.draft_ms) for cell in cells],
+        "draft/plain": [number(cell.in_plain_steps(cell.draft_ms)) for cell in cells],
+        "verify/plain": [number(cell.in_plain_steps(cell.verify_ms)) for cell in cells],
+        "break-even": [number(cell.summary["break_even_acceptance_length"]) for cell in cells],
+        "predicted": [number(cell.predicted_speedup) for cell in cells],
+        "measured": [_ratio(cell.summary["speedup"]) for cell in cells],
+        "end to end": [_median(cell.end_to_end_speedup) for cell in cells],
+    }
+
+
+def _length(cell: Cell) -> str:
+    return number(cell.summary["acceptance_length"]) if cell.is_finished else cell.summary["status"]
+
+
+def _category_length(summary: Summary, category: str) -> str:
+    outcome = summary["by_category"].get(category)
+    return number(None if outcome is None else outcome["acceptance_length"])
+
+
+def _percent(rate: float | None) -> str:
+    return number(None if rate is None else 100 * rate, 0)
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    return ABSENT if ratio is None else with_range(ratio["value"], ratio["low"], ratio["high"])
+
+
+def _median(ratio: Ratio | None) -> str:
+    return number(None if ratio is None else ratio["value"])
+
+
+def _title(cells: Sequence[Cell]) -> str:
+    """What all cells share, and where they ran."""
+    summaries = [cell.summary for cell in cells if cell.is_finished]
+    choices, config = summaries[0]["choices"], summaries[0]["config"]
+    shared = [f"{group}={choices[group]}" for group in ("target", "acceptance", "prune", "graph") if group in choices]
+    places = dict.fromkeys(f"{s['device_name']}, {s['dtype']}, threads {s['num_threads']}" for s in summaries)
+    counts = f"batch {config.get('batch_size', ABSENT)}, {summaries[0]['num_requests']} prompts"
+    text = f"Drafters side by side: {', '.join([*shared, counts])}; on {' and on '.join(places)}"
+    return textwrap.fill(text, WIDTH)
+
+
+def _notes(cells: Sequence[Cell]) -> list[str]:
+    """Cells without a figure and the reason, and what the audits of the others said."""
+    finished = [cell for cell in cells if cell.is_finished]
+    notes = [
+        f"{_name(cell)} {cell.summary['status']}: {cell.summary['reason']}" for cell in cells if not cell.is_finished
+    ]
+    if absent := _absent(cells):
+        notes.append(f"not run: {', '.join(absent)}")
+    if alone := [_name(cell) for cell in finished if "plain" not in cell.summary["references"]]:
+        notes.append(f"no ratio to plain decoding, for want of references=[plain]: {', '.join(alone)}")
+    return [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in [*notes, _audit(finished)]]
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.drafter} K={cell.num_draft_tokens}"
+
+
+def _absent(cells: Iterable[Cell]) -> list[str]:
+    """Pairs of a drafter and a K that were run, each, but not together."""
+    run = {(cell.drafter, cell.num_draft_tokens): None for cell in cells}
+    drafters, lengths = dict.fromkeys(drafter for drafter, _ in run), sorted({k for _, k in run})
+    return [f"{drafter} K={k}" for drafter in drafters for k in lengths if (drafter, k) not in run]
+
+
+def _audit(cells: Sequence[Cell]) -> str:
+    """Whether the outputs were plain decoding's, over all cells."""
+    counts = [count for cell in cells if (count := cell.summary["divergence"]) is not None]
+    if not counts:
+        return "audit: no output was compared with plain decoding"
+    requests, near_ties, bugs = (sum(count[key] for count in counts) for key in ("requests", "near_ties", "bugs"))
+    wrong = [_name(cell) for cell in cells if (count := cell.summary["divergence"]) is not None and count["bugs"]]
+    text = f"audit: {requests:,} outputs of {len(counts)} runs compared with plain decoding, {near_ties} near-ties"
+    return f"{text}, {bugs} bugs{' in ' + ', '.join(wrong) if wrong else ''}"
+
+
+def _explanations() -> str:
+    width = max(map(len, COLUMNS_EXPLAINED)) + 2
+    return "\n".join(
+        textwrap.fill(text, WIDTH, initial_indent=name.ljust(width), subsequent_indent=" " * width)
+        for name, text in COLUMNS_EXPLAINED.items()
+    )

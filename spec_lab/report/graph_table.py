@@ -1,0 +1,127 @@
+"""Graph modes side by side: runs that differ in nothing but `graph` and the batch size, such as those of
+`experiment=graph_modes`. `python -m spec_lab.report FOLDER` shows the table of a sweep.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spec_lab.record.runs import Run
+from spec_lab.record.schema import Ratio, Summary
+from spec_lab.record.wording import ABSENT, number, percent, with_range
+from spec_lab.report.study import NOT_COMPARED
+from spec_lab.report.table import format_table
+
+EAGER = "eager"
+MODES = (EAGER, "split_seed", "step_replay", "full_loop", "round")
+"""In the order of what they capture."""
+
+NOTE = """\
+round: median over repeats of the mean time of a round; to eager: that over eager's at the same batch, in brackets from
+the fastest repeat over eager's slowest to the slowest over eager's fastest; CPU span: until the host has launched all
+of a round; launches, replays, syncs: a round, counted outside the timed part; captures: of the whole run, warm-up and
+smaller batches included; nodes: of the graphs captured last. With attention=torch a captured round reads keys up to the
+longest length there can be, an eager one up to the longest of its batch."""
+
+
+def read_graph_comparisons(runs: Sequence[Run]) -> list[list[Run]]:
+    """Finished runs that differ by graph mode and batch size alone, by batch size, eager first.
+
+    A batch size without an eager run or without another mode is left out. Of equal configurations the newest counts.
+    """
+    groups: dict[str, dict[tuple[int, str], Run]] = {}
+    for run in runs:
+        config = run.summary["config"]
+        if run.summary["status"] == "finished" and "graph" in config:
+            cell = (int(config.get("batch_size", 1)), describe_mode(config["graph"]))
+            groups.setdefault(_shared_key(config), {})[cell] = run
+    compared = (
+        [cells[key] for key in sorted(cells, key=_order) if _is_compared(key, cells)] for cells in groups.values()
+    )
+    return [runs for runs in compared if runs]
+
+
+def describe_mode(graph: Mapping[str, Any]) -> str:
+    """A `graph` node in words, with what is not as usual: `round, overlap`."""
+    marks = {
+        "overlap": graph.get("overlap", False),
+        "stale metadata": graph.get("metadata", "in_place") == "stale",
+        "verify not captured": graph.get("verify", True) is False,
+    }
+    return ", ".join([graph["name"], *(mark for mark, is_set in marks.items() if is_set)])
+
+
+def format_graph_comparison(runs: Sequence[Run]) -> str:
+    """The table of one comparison, a line a run, and whether acceptance length is the same in all modes."""
+    header = [
+        "batch", "graph", "ms a round", "to eager", "launches", "replays", "syncs", "GPU idle", "CPU span ms",
+        "captures", "nodes", "acceptance length",
+    ]  # fmt: skip
+    eager = {_batch_size(run): run.summary for run in runs if _mode(run) == EAGER}
+    body = [[str(_batch_size(run)), _mode(run), *_cells(run.summary, eager[_batch_size(run)])] for run in runs]
+    lengths = "\n".join(_compare_lengths(batch_size, runs) for batch_size in eager)
+    return "\n\n".join([format_table(header, body, left=("graph", "nodes")), lengths, NOTE])
+
+
+def time_to_eager(summary: Summary, eager: Summary) -> Ratio | None:
+    """Time of a round over that of eager. Repeats of two runs are no pairs, so the range is over all combinations."""
+    value, base = summary["round_ms"], eager["round_ms"]
+    if value is None or not base:
+        return None
+    times, base_times = ([r["round_ms"] for r in part["repeats"] if r["round_ms"]] for part in (summary, eager))
+    return Ratio(value=value / base, low=min(times) / max(base_times), high=max(times) / min(base_times), over=EAGER)
+
+
+def _cells(summary: Summary, eager: Summary) -> list[str]:
+    ratio = time_to_eager(summary, eager)
+    return [
+        number(summary["round_ms"], 3),
+        ABSENT if ratio is None else with_range(ratio["value"], ratio["low"], ratio["high"]),
+        number(summary["launches_per_round"], 1),
+        number(summary["replays_per_round"], 1),
+        number(summary["host_syncs_per_round"], 1),
+        percent(summary["gpu_idle_share"]),
+        number(summary["launch_ms"], 3),
+        str(summary["graph"]["captures"]),
+        _nodes(summary["graph"]["nodes"]),
+        number(summary["acceptance_length"], 3),
+    ]
+
+
+def _nodes(nodes: Mapping[str, int | None]) -> str:
+    return " ".join(f"{name} {ABSENT if count is None else count}" for name, count in nodes.items()) or ABSENT
+
+
+def _compare_lengths(batch_size: int, runs: Sequence[Run]) -> str:
+    lengths = {_mode(run): run.summary["acceptance_length"] for run in runs if _batch_size(run) == batch_size}
+    expected = lengths[EAGER]
+    different = [f"{mode} {number(length, 4)}" for mode, length in lengths.items() if length != expected]
+    if not different:
+        return f"Batch {batch_size}: acceptance length is {number(expected, 4)} in all modes."
+    return f"Batch {batch_size}: acceptance length DIFFERS: {EAGER} {number(expected, 4)}, {'; '.join(different)}."
+
+
+def _batch_size(run: Run) -> int:
+    return int(run.summary["config"].get("batch_size", 1))
+
+
+def _mode(run: Run) -> str:
+    return describe_mode(run.summary["config"]["graph"])
+
+
+def _is_compared(cell: tuple[int, str], cells: Mapping[tuple[int, str], Run]) -> bool:
+    same_batch = {mode for batch_size, mode in cells if batch_size == cell[0]}
+    return EAGER in same_batch and len(same_batch) > 1
+
+
+def _order(cell: tuple[int, str]) -> tuple[int, int, str]:
+    batch_size, mode = cell
+    return batch_size, MODES.index(mode.partition(",")[0]), mode
+
+
+def _shared_key(config: Mapping[str, Any]) -> str:
+    """What runs that differ by graph mode and batch size have in common."""
+    without = (*NOT_COMPARED, "graph", "batch_size")
+    return json.dumps({key: value for key, value in config.items() if key not in without}, sort_keys=True)

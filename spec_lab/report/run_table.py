@@ -1,0 +1,170 @@
+"""The tables a terminal shows: of one run, or of several side by side."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+
+from spec_lab.record.metrics import DEFINITIONS, STAGES, paired_ratio
+from spec_lab.record.runs import Run
+from spec_lab.record.schema import THIS_RUN, Accuracy, Outcome, Ratio, Speed, Summary
+from spec_lab.record.wording import ABSENT, number, percent, with_range
+from spec_lab.report.study import describe_rule
+from spec_lab.report.table import format_table
+
+WIDTH = 120
+IMPOSED = "* the acceptance was imposed, not measured"
+
+
+def format_run(summary: Summary) -> str:
+    """One run: its configurations, its categories, the verdict. Only the verdict where it did not finish."""
+    parts = [textwrap.fill(summary["verdict"], WIDTH)]
+    if summary["status"] == "finished":
+        tables = [_speed_table(summary), _stage_table(_configurations(summary)), format_categories(summary)]
+        parts = [*tables, IMPOSED if summary["acceptance_imposed"] else "", *parts]
+    return "\n\n".join(part for part in parts if part)
+
+
+def format_runs(runs: Sequence[Run]) -> str:
+    """A line a run, then the stages of several, then why some did not finish."""
+    header = [
+        "#", "drafter", "prune", "K", "batch", "rule", "acceptance length", "decode tok/s", "speedup over plain",
+        "accuracy", "status", "folder",
+    ]  # fmt: skip
+    body = [[f"#{index}", *_run_cells(run)] for index, run in enumerate(runs, start=1)]
+    parts = [format_table(header, body, left=("drafter", "prune", "rule", "status", "folder"))]
+    if any(run.summary["acceptance_imposed"] for run in runs):
+        parts.append(IMPOSED)
+    summaries = {f"#{index}": run.summary for index, run in enumerate(runs, start=1)}
+    finished = {key: summary for key, summary in summaries.items() if summary["status"] == "finished"}
+    if len(finished) > 1:
+        parts.append(_stage_table(finished))
+    unfinished = [summary for summary in summaries.items() if summary[1]["status"] != "finished"]
+    if unfinished:
+        parts.append("\n".join(f"{key} {summary['status']}: {summary['reason']}" for key, summary in unfinished))
+    return "\n\n".join(parts)
+
+
+def format_categories(summary: Summary) -> str:
+    """One run's categories, hardest first: acceptance length, rate at each draft position, accuracy."""
+    if not summary["by_category"]:
+        return ""
+    num_draft_tokens = summary["num_draft_tokens"] or 0
+    positions = [f"accepted at {position}" for position in range(1, num_draft_tokens + 1)]
+    mark = "*" if summary["acceptance_imposed"] else ""
+    lossy = _lossy_columns(summary)
+    header = ["category", "requests", "rounds", "acceptance length", *positions, "accuracy", *lossy]
+    outcomes = sorted(summary["by_category"].items(), key=lambda item: item[1]["acceptance_length"] or 0.0)
+    body = [
+        [
+            category,
+            str(outcome["num_requests"]),
+            f"{outcome['rounds']:,}",
+            number(outcome["acceptance_length"]) + mark,
+            *[percent(rate) for rate in outcome["acceptance_rate_by_position"]["unconditional"]],
+            _accuracy(outcome["accuracy"], summary["acceptance_imposed"]),
+            *[show(outcome) for show in lossy.values()],
+        ]
+        for category, outcome in [*outcomes, ("all", summary)]
+    ]
+    return format_table(header, body, left=("category",))
+
+
+def _lossy_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
+    """What a lossy run shows besides: thinking length, relaxed hits, outputs equal to plain decoding."""
+    if summary.get("acceptance_lossless") is not False or summary["acceptance_imposed"]:
+        return {}
+    return {
+        "thinking tokens": lambda outcome: number((outcome["thinking"] or {}).get("mean_tokens"), 1),
+        "relaxed hits": lambda outcome: number((outcome["relaxed"] or {}).get("hits"), 0),
+        "equal to plain": lambda outcome: percent(outcome["equal_to_plain"]),
+    }
+
+
+def format_definitions() -> str:
+    """What every number means, one paragraph each."""
+    width = max(len(name) for name in DEFINITIONS) + 2
+    lines = [
+        textwrap.fill(definition, WIDTH, initial_indent=name.ljust(width), subsequent_indent=" " * width)
+        for name, definition in DEFINITIONS.items()
+    ]
+    return "\n".join(["Definitions", *lines])
+
+
+def _configurations(summary: Summary) -> dict[str, Speed]:
+    return {THIS_RUN: summary, **summary["references"]}
+
+
+def _speed_table(summary: Summary) -> str:
+    header = ["", "acceptance length", "decode tok/s", "end-to-end tok/s", "speedup over plain", "accuracy"]
+    accuracies = {name: reference["accuracy"] for name, reference in summary["references"].items()}
+    lengths = {name: reference["acceptance_length"] for name, reference in summary["references"].items()}
+    body = [
+        [
+            name,
+            number(lengths.get(name, summary["acceptance_length"])) + ("*" if _is_imposed(name, summary) else ""),
+            number(speed["decode_tokens_per_second"], 1),
+            number(speed["end_to_end_tokens_per_second"], 1),
+            _ratio(_over_plain(name, summary)),
+            _accuracy(accuracies.get(name, summary["accuracy"]), _is_imposed(name, summary)),
+        ]
+        for name, speed in _configurations(summary).items()
+    ]
+    return format_table(header, body, left=("",))
+
+
+def _is_imposed(name: str, summary: Summary) -> bool:
+    return name != "plain" and summary["acceptance_imposed"]
+
+
+def _over_plain(name: str, summary: Summary) -> Ratio | None:
+    plain = summary["references"].get("plain")
+    if plain is None or name == "plain":
+        return None
+    rates = [repeat["decode_tokens_per_second"] for repeat in _configurations(summary)[name]["repeats"]]
+    return paired_ratio(rates, [repeat["decode_tokens_per_second"] for repeat in plain["repeats"]], over="plain")
+
+
+def _stage_table(speeds: Mapping[str, Speed]) -> str:
+    seen = [
+        stage for stage in STAGES if any(speed["stage_ms_per_round"][stage] is not None for speed in speeds.values())
+    ]
+    body = [
+        [
+            name,
+            *[number(speed["stage_ms_per_round"][stage], 3) for stage in seen],
+            number(speed["round_ms"], 3),
+            number(speed["prefill_ms_per_request"], 3),
+        ]
+        for name, speed in speeds.items()
+    ]
+    return format_table(["ms a round", *seen, "round", "prompt pass"], body, left=("ms a round",))
+
+
+def _run_cells(run: Run) -> list[str]:
+    summary = run.summary
+    return [
+        summary["choices"].get("drafter", ABSENT),
+        summary["choices"].get("prune", ABSENT),
+        str(summary["config"].get("drafter", {}).get("num_draft_tokens", ABSENT)),
+        str(summary["config"].get("batch_size", ABSENT)),
+        describe_rule(summary["config"].get("acceptance", {}))[0],
+        number(summary["acceptance_length"]) + ("*" if summary["acceptance_imposed"] else ""),
+        number(summary["decode_tokens_per_second"], 1),
+        _ratio(summary["speedup"]),
+        _accuracy(summary["accuracy"], summary["acceptance_imposed"]),
+        summary["status"],
+        str(run.folder),
+    ]
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    return ABSENT if ratio is None else with_range(ratio["value"], ratio["low"], ratio["high"])
+
+
+def _accuracy(accuracy: Accuracy, is_imposed: bool) -> str:
+    if is_imposed:
+        return "imposed"
+    if accuracy["value"] is None:
+        return ABSENT
+    return f"{percent(accuracy['value'])} ({percent(accuracy['low'])} to {percent(accuracy['high'])})"

@@ -1,0 +1,207 @@
+"""What a lossy rule costs and brings: runs over the same prompts, each beside the strict run of the same K.
+
+`python -m spec_lab.report FOLDER` shows it for a sweep that has both, such as `experiment=relaxed_thinking`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spec_lab.errors import UserError
+from spec_lab.record.metrics import accuracy_change
+from spec_lab.record.runs import Run, read_request_rows
+from spec_lab.record.schema import Accuracy, AccuracyChange, RequestRow
+from spec_lab.record.wording import ABSENT, number, percent, with_range
+from spec_lab.report.table import format_table
+
+NUM_RESAMPLES = 2000
+SEED = 0
+NOTE = """\
+95 % intervals: acceptance length by bootstrap over requests, accuracy by Wilson's score, difference in percentage
+points to strict at the same K paired by prompt (answers lost and gained); equal to strict token by token."""
+STRICT = "strict"
+NOT_COMPARED = ("output_dir", "dry_run", "logger", "name", "record", "num_threads", "profile_rounds")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One rule at one K.
+
+    Attributes:
+        rule: in words, such as `top 10, delta 0.6`.
+        family: the rule without its threshold, such as `top 10, delta`; points of a family are one knob's.
+        threshold: that knob's value; None for strict.
+        acceptance_length: pooled, its interval by bootstrap over requests; None without a complete round.
+        change: of the accuracy against strict at the same K, paired by prompt; None for strict itself.
+        equal_to_strict: share of outputs that are strict's, token by token.
+        thinking_tokens: mean of a request.
+        hits_per_1000_tokens: accepted drafts that were not the argmax, of the tokens emitted in rounds.
+    """
+
+    rule: str
+    family: str
+    threshold: float | None
+    num_draft_tokens: int
+    acceptance_length: Interval | None
+    accuracy: Accuracy
+    change: AccuracyChange | None
+    equal_to_strict: float
+    thinking_tokens: float | None
+    hits_per_1000_tokens: float | None
+
+    @property
+    def is_strict(self) -> bool:
+        return self.family == STRICT
+
+
+def read_studies(runs: Sequence[Run]) -> list[list[Point]]:
+    """The studies among `runs`: runs that differ by rule and K alone, where a lossy rule has a strict run beside it.
+
+    A point a run, by K, strict first. Of runs with one configuration the newest counts. Imposed acceptance is left out:
+    it costs no answers, because it gives none.
+
+    Raises:
+        UserError: two runs of one study do not have the same prompts.
+    """
+    newest = {
+        _key(run, without=NOT_COMPARED): run
+        for run in runs
+        if run.summary["status"] == "finished"
+        and run.summary["num_draft_tokens"]
+        and not run.summary["acceptance_imposed"]
+    }
+    strict = {_at_one_k(run): run for run in newest.values() if _rule(run)[0] == STRICT}
+    lossy = [run for run in newest.values() if run.summary.get("acceptance_lossless") is False]
+    paired = [run for run in lossy if _at_one_k(run) in strict]
+    bases = [strict[key] for key in dict.fromkeys(_at_one_k(run) for run in paired)]
+    rows = {run.folder: read_request_rows(run.folder) for run in [*bases, *paired]}
+    studies: dict[str, list[Point]] = {}
+    for run in [*bases, *paired]:
+        point = _point(run, rows[run.folder], rows[strict[_at_one_k(run)].folder])
+        studies.setdefault(_key(run, (*NOT_COMPARED, "acceptance", "num_draft_tokens")), []).append(point)
+    return [sorted(points, key=_order) for points in studies.values()]
+
+
+def describe_rule(options: Mapping[str, Any]) -> tuple[str, str, float | None]:
+    """Rule, family and threshold of an `acceptance` node: `("top 10, delta 0.6", "top 10, delta", 0.6)`."""
+    name = options.get("name", ABSENT)
+    if name != "relaxed_thinking":
+        return name, name, None
+    form, phase = options["form"], options.get("phase", "token")
+    family, suffix = f"top {options['topk']}, {form}", "" if phase == "token" else f", phase={phase}"
+    return f"{family} {options[form]:g}{suffix}", family + suffix, options[form]
+
+
+def bootstrap_acceptance_length(rows: Sequence[RequestRow]) -> Interval | None:
+    """Pooled acceptance length with its 95 % percentile interval over resampled requests (seeded).
+
+    Requests are resampled and not rounds, since the rounds of a text resemble each other.
+    """
+    import numpy as np
+
+    complete = [(row["emitted_per_round"][:-1] if row["truncated"] else row["emitted_per_round"]) for row in rows]
+    emitted, rounds = np.array([sum(part) for part in complete]), np.array([len(part) for part in complete])
+    if not rounds.sum():
+        return None
+    picks = np.random.default_rng(SEED).integers(len(rows), size=(NUM_RESAMPLES, len(rows)))
+    totals = rounds[picks].sum(axis=1)
+    lengths = emitted[picks].sum(axis=1)[totals > 0] / totals[totals > 0]
+    low, high = np.percentile(lengths, [2.5, 97.5])
+    return Interval(float(emitted.sum() / rounds.sum()), float(low), float(high))
+
+
+def format_study(points: Sequence[Point]) -> str:
+    """The table, a line a point."""
+    header = [
+        "K", "rule", "acceptance length", "accuracy", "difference to strict", "lost", "gained", "thinking tokens",
+        "equal to strict", "relaxed hits a 1000 tokens",
+    ]  # fmt: skip
+    body = [
+        [
+            str(point.num_draft_tokens),
+            point.rule,
+            _interval(point.acceptance_length),
+            _accuracy(point.accuracy),
+            *_change(point.change),
+            number(point.thinking_tokens, 1),
+            percent(point.equal_to_strict),
+            number(point.hits_per_1000_tokens, 1),
+        ]
+        for point in points
+    ]
+    return f"{format_table(header, body, left=('rule',))}\n\n{NOTE}"
+
+
+def _point(run: Run, rows: Sequence[RequestRow], strict_rows: Sequence[RequestRow]) -> Point:
+    summary = run.summary
+    rule, family, threshold = _rule(run)
+    strict = {row["id"]: row for row in strict_rows}
+    if {row["id"]: row["prompt_ids"] for row in rows} != {key: row["prompt_ids"] for key, row in strict.items()}:
+        raise UserError(f"{run.folder}: its prompts are not those of its strict run; run the whole sweep again")
+    correct, strict_correct = ({row["id"]: row["correct"] for row in part} for part in (rows, strict_rows))
+    thinking, relaxed = summary["thinking"], summary["relaxed"]
+    num_equal = sum(row["output_ids"] == strict[row["id"]]["output_ids"] for row in rows)
+    return Point(
+        rule=rule,
+        family=family,
+        threshold=threshold,
+        num_draft_tokens=summary["num_draft_tokens"] or 0,
+        acceptance_length=bootstrap_acceptance_length(rows),
+        accuracy=summary["accuracy"],
+        change=None if family == STRICT else accuracy_change(correct, strict_correct, over=STRICT),
+        equal_to_strict=num_equal / len(rows),
+        thinking_tokens=None if thinking is None else thinking["mean_tokens"],
+        hits_per_1000_tokens=None if relaxed is None else relaxed["per_1000_tokens"],
+    )
+
+
+def _rule(run: Run) -> tuple[str, str, float | None]:
+    return describe_rule(run.summary["config"].get("acceptance", {}))
+
+
+def _order(point: Point) -> tuple[int, bool, str, float]:
+    """By K, strict first, then by family and threshold; the family's top-k as a number (`top 3` before `top 10`)."""
+    family = re.sub(r"\d+", lambda digits: digits.group().zfill(4), point.family)
+    return point.num_draft_tokens, not point.is_strict, family, point.threshold or 0.0
+
+
+def _at_one_k(run: Run) -> str:
+    return _key(run, (*NOT_COMPARED, "acceptance"))
+
+
+def _key(run: Run, without: Collection[str]) -> str:
+    """What two runs have in common whose configurations differ in nothing but the keys `without`."""
+    config = dict(run.summary["config"])
+    config["drafter"] = {key: value for key, value in config.get("drafter", {}).items() if key not in without}
+    return json.dumps({key: value for key, value in config.items() if key not in without}, sort_keys=True)
+
+
+def _interval(interval: Interval | None) -> str:
+    return ABSENT if interval is None else with_range(interval.value, interval.low, interval.high)
+
+
+def _accuracy(accuracy: Accuracy) -> str:
+    if accuracy["value"] is None:
+        return ABSENT
+    return f"{percent(accuracy['value'])} ({percent(accuracy['low'])} to {percent(accuracy['high'])})"
+
+
+def _change(change: AccuracyChange | None) -> list[str]:
+    """Difference in percentage points with its interval, answers lost, answers gained."""
+    if change is None:
+        return [ABSENT] * 3
+    value, low, high = (f"{100 * change[key]:+.1f}" for key in ("difference", "low", "high"))
+    return [f"{value} ({low} to {high})", str(change["lost"]), str(change["gained"])]

@@ -1,0 +1,96 @@
+"""What another deterministic rule would have accepted on the trajectory of a run, without running a model.
+
+Each recorded round is judged as it stands: its drafts, and the thinking phase of the text that the run itself wrote
+before it. So it is exact for the rule that ran. For another rule it says what it makes of the same drafts in the same
+contexts, and not what its own text would have been like: where the two accept differently, their texts part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from spec_lab import assembly
+from spec_lab.acceptance.emit import leading
+from spec_lab.acceptance.phase import ThinkingMarkers
+from spec_lab.acceptance.standing import DraftStanding
+from spec_lab.config import AcceptanceConfig
+from spec_lab.core.types import Request
+from spec_lab.errors import UserError
+from spec_lab.record.runs import read_request_rows
+from spec_lab.rescore.verify_rows import VerifyRows, load_verify_rows
+
+Indices = np.ndarray[Any, Any]
+
+
+def rescore(folder: Path, options: AcceptanceConfig) -> dict[str, list[int]]:
+    """Drafts that a rule with `options` accepts in each round of the run in `folder`, by request id, before any cut.
+
+    Raises:
+        UserError: the run kept no verify rows (`record.topk`) or too few a row, or the rule draws.
+    """
+    rows = load_verify_rows(folder)
+    recorded = rows.top_ids.shape[-1]
+    topk = getattr(options, "topk", 1)
+    if topk > recorded:
+        raise UserError(
+            f"acceptance.topk={topk} looks at more tokens than the {recorded} recorded of a row; "
+            f"run again with record.topk={topk}"
+        )
+    prompts = {row["id"]: row["prompt_ids"] for row in read_request_rows(folder)}
+    return rescore_rows(rows, prompts, options)
+
+
+def rescore_rows(rows: VerifyRows, prompts: Mapping[str, list[int]], options: AcceptanceConfig) -> dict[str, list[int]]:
+    """As `rescore`. All requests go side by side, a slot each, so that a step judges one round of all of them."""
+    origin = rows.origin
+    context = assembly.RuleContext(
+        num_slots=len(origin.request_ids),
+        markers=None if origin.markers is None else ThinkingMarkers(*origin.markers),
+        eos_token_ids=frozenset(origin.eos_token_ids),
+        prefill_chunk=origin.prefill_chunk,
+        device=torch.device("cpu"),
+    )
+    rule = assembly.build_deterministic_rule(options, context)
+    for slot, request_id in enumerate(origin.request_ids):
+        rule.admit(slot, Request(request_id, "", tuple(prompts[request_id]), max_new_tokens=1))
+    first = torch.from_numpy(rows.first_ids).long()
+    rule.advance(torch.arange(len(first)), first.unsqueeze(1), torch.ones_like(first))
+    starts = np.concatenate(([0], np.cumsum(rows.num_rounds)[:-1])) if len(first) else np.zeros(0, dtype=int)
+    accepted: list[list[int]] = [[] for _ in origin.request_ids]
+    for index in range(rows.num_rounds.max(initial=0)):
+        slots = np.flatnonzero(rows.num_rounds > index)
+        at = starts[slots] + index
+        drafts = torch.from_numpy(rows.draft_ids[at]).long()
+        slot_ids = torch.from_numpy(slots)
+        matches = rule.matches(_standing(rows, at, drafts), slot_ids, drafts)
+        for slot, count in zip(slots.tolist(), leading(matches).tolist(), strict=True):
+            accepted[slot].append(count)
+        rule.advance(slot_ids, *_emitted(rows, at, drafts))
+    return dict(zip(origin.request_ids, accepted, strict=True))
+
+
+def _standing(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> DraftStanding:
+    """Standing of the drafts [batch, K] of the rounds `at`. One not among the recorded ranks behind them."""
+    ids = torch.from_numpy(rows.top_ids[at][:, :-1]).long()
+    probabilities = torch.from_numpy(rows.top_probabilities[at][:, :-1])
+    found = ids == drafts.unsqueeze(-1)
+    rank = torch.where(found.any(dim=-1), found.int().argmax(dim=-1), ids.shape[-1])
+    return DraftStanding(
+        is_top=rank == 0,
+        rank=rank,
+        probability=torch.where(found, probabilities, 0).sum(dim=-1),
+        top=probabilities[..., 0],
+    )
+
+
+def _emitted(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [batch, N] that the run itself emitted, junk behind the last, and their number [batch]."""
+    count = torch.from_numpy(rows.accepted[at]).long()
+    last = torch.from_numpy(rows.last_ids[at]).long().unsqueeze(1)
+    tokens = torch.cat((drafts, last), dim=1).scatter(1, count.unsqueeze(1), last)
+    return tokens, count + 1
