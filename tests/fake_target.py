@@ -150,7 +150,7 @@ def _mixed(token: Any, position: Any, channel: int) -> Any:
 class ScriptedDrafter(GivenDrafts):
     """Knows the continuation; in round r of a request the first `script[r % len(script)]` drafts are right.
 
-    `on_seed` is called with each verified round, before the drafter takes it.
+    `on_catch_up` is called with each verified round, before the drafter takes it.
     """
 
     requirements = DrafterRequirements()
@@ -160,10 +160,10 @@ class ScriptedDrafter(GivenDrafts):
         num_draft_tokens: int,
         target: FakeTarget,
         script: Sequence[int],
-        on_seed: Callable[[VerifiedRound], None] | None = None,
+        on_catch_up: Callable[[VerifiedRound], None] | None = None,
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
-        self.on_seed = on_seed
+        self.on_catch_up = on_catch_up
         self._target = target
         self._script = script
         self._texts: dict[int, list[int]] = {}
@@ -179,9 +179,9 @@ class ScriptedDrafter(GivenDrafts):
             return None
         return self._propose([chunk.slot], [chunk.start + chunk.num_rows + 1])
 
-    def seed(self, verified: VerifiedRound) -> LookupState:
-        if self.on_seed is not None:
-            self.on_seed(verified)
+    def catch_up(self, verified: VerifiedRound) -> LookupState:
+        if self.on_catch_up is not None:
+            self.on_catch_up(verified)
         lengths = verified.batch.kv_lens + verified.verification.num_emitted + 1
         slots = [
             slot if active else -1

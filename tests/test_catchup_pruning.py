@@ -130,7 +130,7 @@ class Drafted:
 
 @torch.inference_mode()
 def draft(lane: Lane, verified: VerifiedRound) -> Drafted:
-    state = lane.drafter.seed(verified)
+    state = lane.drafter.catch_up(verified)
     num_requests, num_rows = len(lane.kv_lens), verified.verification.tokens.shape[1]
     hidden = state.hidden[:num_requests].clone()
     rows = [kv.clone() for kv in lane.rows(lane.kv_lens + num_rows)]
@@ -292,7 +292,7 @@ def test_rows_past_the_kv_write(models: Models, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(head, "_mlp", counting(head._mlp, mlp_rows))
         tokens, features = random_round(2, 4)
         with torch.inference_mode():
-            state = lane.drafter.seed(lane.verified(tokens, features, [2, 3]))
+            state = lane.drafter.catch_up(lane.verified(tokens, features, [2, 3]))
         assert isinstance(state, RecurrentState) and len(state.tokens) == len(state.hidden) == 2
         carried[knob] = (attended[0], mlp_rows[0], len(attended))
     assert carried == {"none": (8, 8, 1), "post_attention": (8, 2, 1), "pre_attention": (2, 2, 1)}

@@ -136,7 +136,7 @@ def test_full_acceptance_round_after_round_leaves_no_hole(pairs: Pairs, num_draf
 class NewestTokenOnly(DraftModelDrafter):
     """The classic scheme: a round's last token is fed, the others are taken for written by the draft steps."""
 
-    def seed(self, verified: VerifiedRound) -> DraftModelState:
+    def catch_up(self, verified: VerifiedRound) -> DraftModelState:
         num_emitted = verified.verification.num_emitted.clamp(min=1)
         newest = verified.verification.tokens.gather(1, (num_emitted - 1).unsqueeze(1)).squeeze(1)
         positions = verified.batch.kv_lens + num_emitted

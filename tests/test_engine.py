@@ -244,13 +244,13 @@ def test_padded_rows_emit_nothing_and_touch_nothing(bucket: int) -> None:
     seen: list[VerifiedRound] = []
     requests = fake_requests(7, max_new_tokens=14)
 
-    def on_seed(verified: VerifiedRound) -> None:
+    def on_catch_up(verified: VerifiedRound) -> None:
         seen.append(verified)
         assert not verified.verification.num_emitted[~verified.batch.active].any()
         assert (verified.verification.num_emitted[verified.batch.active] >= 1).all()
 
     engine, target = make_fake_engine(
-        lambda target: ScriptedDrafter(3, target, [3, 1, 0], on_seed), graph=PaddedGraph(bucket)
+        lambda target: ScriptedDrafter(3, target, [3, 1, 0], on_catch_up), graph=PaddedGraph(bucket)
     )
     result = check(engine, target, requests)
     assert any(not verified.batch.active.all() for verified in seen)
@@ -266,7 +266,7 @@ def test_host_and_device_agree_between_rounds() -> None:
     engines: list[Engine] = []
     rounds = 0
 
-    def on_seed(verified: VerifiedRound) -> None:
+    def on_catch_up(verified: VerifiedRound) -> None:
         nonlocal rounds
         rounds += 1
         running = {s.slot: s for s in engines[0].scheduler.running}
@@ -277,7 +277,7 @@ def test_host_and_device_agree_between_rounds() -> None:
             assert int(verified.batch.input_ids[row, 0]) == sequence.tokens[-1]
 
     requests = fake_requests(6, max_new_tokens=14)
-    engine, target = make_fake_engine(lambda target: ScriptedDrafter(3, target, [3, 1, 0, 2], on_seed))
+    engine, target = make_fake_engine(lambda target: ScriptedDrafter(3, target, [3, 1, 0, 2], on_catch_up))
     engines.append(engine)
     check(engine, target, requests)
     assert rounds >= 8

@@ -152,20 +152,20 @@ def test_other_batches(targets: dict[str, tuple[Path, Reference]], tmp_path: Pat
     assert lab.rule.compared > 100
 
 
-def at_every_seed(lab: Lab, probe: Callable[[VerifiedRound], None]) -> None:
+def at_every_catch_up(lab: Lab, probe: Callable[[VerifiedRound], None]) -> None:
     """Call `probe` before the drafter's own seed step of each round."""
-    seed = lab.drafter.seed
+    catch_up = lab.drafter.catch_up
 
     def probed(verified: VerifiedRound) -> FrozenState:
         probe(verified)
-        return seed(verified)
+        return catch_up(verified)
 
-    lab.drafter.seed = probed  # type: ignore[method-assign]
+    lab.drafter.catch_up = probed  # type: ignore[method-assign]
 
 
 def drafts_of(lab: Lab, verified: VerifiedRound) -> torch.Tensor:
     """[active rows, num_draft_tokens] of a round, without what the test put around the drafter."""
-    state = FrozenKVDrafter.seed(lab.drafter, verified)
+    state = FrozenKVDrafter.catch_up(lab.drafter, verified)
     drafts = collect_drafts(lab.drafter, lab.engine.parts.backend, state)
     assert int(drafts.min()) >= 0 and int(drafts.max()) < lab.engine.parts.target.vocab_size, "padded rows too"
     return drafts[verified.batch.active]
@@ -194,7 +194,7 @@ def test_a_draft_round_leaves_the_targets_kv_as_it_is(
         assert torch.equal(kv.view(torch.int32), before.view(torch.int32))
         rounds.append(verified)
 
-    at_every_seed(lab, probe)
+    at_every_catch_up(lab, probe)
     lab.generate()
     assert len(rounds) > 5
 
@@ -216,7 +216,7 @@ def test_what_lies_past_the_committed_length_changes_nothing(
         kv.copy_(before)
         rejected.append(int((verified.verification.num_emitted[verified.batch.active] < 4).sum()))
 
-    at_every_seed(lab, probe)
+    at_every_catch_up(lab, probe)
     lab.generate()
     assert sum(rejected) > 5
 
@@ -228,14 +228,14 @@ def test_the_newest_committed_key_is_read(targets: dict[str, tuple[Path, Referen
     changed = []
 
     def probe(verified: VerifiedRound) -> None:
-        hidden, before = FrozenKVDrafter.seed(lab.drafter, verified).hidden, kv.clone()
+        hidden, before = FrozenKVDrafter.catch_up(lab.drafter, verified).hidden, kv.clone()
         last = verified.batch.kv_lens + verified.verification.num_emitted - 1
         kv[:, cache_slots(verified.batch.page_table, last.unsqueeze(1), PAGE).flatten()] = 1.0
-        after = FrozenKVDrafter.seed(lab.drafter, verified).hidden
+        after = FrozenKVDrafter.catch_up(lab.drafter, verified).hidden
         changed.append(bool((hidden - after).abs().amax(dim=1).min() > 1e-4))
         kv.copy_(before)
 
-    at_every_seed(lab, probe)
+    at_every_catch_up(lab, probe)
     lab.generate()
     assert changed and all(changed)
 
@@ -258,7 +258,7 @@ def test_metadata_is_built_once_a_round_and_never_moved(
     lab = make_lab(targets, tmp_path, CASES["bonus_position"], num_draft_tokens=5)
     counting = lab.drafter._backend = CountingBackend(lab.drafter._backend)
     lengths: list[list[int]] = []
-    at_every_seed(
+    at_every_catch_up(
         lab,
         lambda verified: lengths.append((verified.batch.kv_lens + verified.verification.num_emitted).tolist()),
     )
@@ -295,7 +295,7 @@ def test_the_targets_hidden_state_matters(targets: dict[str, tuple[Path, Referen
         others = torch.full_like(verified.features, float("nan")).index_copy(0, live, verified.features[live])
         assert torch.equal(drafts_of(lab, replace(verified, features=others)), expected)
 
-    at_every_seed(lab, probe)
+    at_every_catch_up(lab, probe)
     lab.generate()
     assert sum(differing) > 0.8 * len(differing) > 4
 
@@ -346,9 +346,9 @@ def acceptance_length(num_requests: int, change: Callable[[torch.Tensor], torch.
     requests = load_requests(config, TargetTokenizer(ZOO / "pocket"))
     engine = make_engine(config, requests)
     drafter = engine.parts.drafter
-    ingest, seed = drafter.ingest, drafter.seed
+    ingest, catch_up = drafter.ingest, drafter.catch_up
     drafter.ingest = lambda chunk: ingest(replace(chunk, features=change(chunk.features)))
-    drafter.seed = lambda verified: seed(replace(verified, features=change(verified.features)))
+    drafter.catch_up = lambda verified: catch_up(replace(verified, features=change(verified.features)))
     accepted = [count for record in engine.generate(requests).requests for count in record.accepted_per_round]
     return 1 + sum(accepted) / len(accepted)
 

@@ -124,7 +124,7 @@ def test_ngram_equals_the_slow_search(
         )
         for text, tokens in zip(texts, emitted[:-1], strict=True):
             text.extend(tokens)
-        drafts = collect_drafts(drafter, BACKEND, drafter.seed(verified)).tolist()[:-1]
+        drafts = collect_drafts(drafter, BACKEND, drafter.catch_up(verified)).tolist()[:-1]
         assert drafts == [slow_drafts(text, num_draft_tokens, *sizes) for text in texts]
 
 
@@ -183,7 +183,7 @@ def test_oracle_replays_the_continuation_after_the_pending_token() -> None:
     assert isinstance(state, LookupState)
     assert collect_drafts(oracle, BACKEND, state).tolist() == [[22, 23, 24]]
     verified = verified_round([[22, 23], [31]], [2, 1], [2, 0], 3)
-    assert collect_drafts(oracle, BACKEND, oracle.seed(verified)).tolist() == [[24, 25, 0], [0, 0, 0]]
+    assert collect_drafts(oracle, BACKEND, oracle.catch_up(verified)).tolist() == [[24, 25, 0], [0, 0, 0]]
 
 
 def test_oracle_needs_the_continuation_of_every_request() -> None:
@@ -197,7 +197,7 @@ def test_random_drafts_are_seeded_uniform_and_of_the_whole_vocabulary() -> None:
         for slot in range(500):
             drafter.admit(slot, Request(f"r{slot}", "x", (1,), 5))
         verified = verified_round([[1]] * 500, [1] * 500, [0] * 500, 4)
-        return collect_drafts(drafter, BACKEND, drafter.seed(verified))
+        return collect_drafts(drafter, BACKEND, drafter.catch_up(verified))
 
     first = drafts(0)
     assert torch.equal(first, drafts(0)) and not torch.equal(first, drafts(1))

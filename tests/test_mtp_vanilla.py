@@ -143,7 +143,7 @@ class Trace:
         )
         verification = Verification(letters(sampled).unsqueeze(0), torch.tensor([num_emitted]))
         features = letters(inputs).unsqueeze(1).float()
-        return self._drafts(self.drafter.seed(VerifiedRound(batch, verification, features)))
+        return self._drafts(self.drafter.catch_up(VerifiedRound(batch, verification, features)))
 
     def _drafts(self, state: MtpVanillaState) -> str:
         tokens = [state.tokens]

@@ -159,7 +159,7 @@ class FinalHiddenDrafter(GivenDrafts):
         self.features.append(chunk.features)
         return None if chunk.live_attention is None else self._drafts(1)
 
-    def seed(self, verified: VerifiedRound) -> LookupState:
+    def catch_up(self, verified: VerifiedRound) -> LookupState:
         assert verified.features is not None
         assert len(verified.features) == verified.batch.num_rows * (self.num_draft_tokens + 1)
         return self._drafts(verified.batch.num_rows)

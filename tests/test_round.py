@@ -92,7 +92,7 @@ def record_rounds(pair: tuple[Path, Path], prune: str, bucket: int = 1, **cache:
     drafter: Any = parts.drafter
     head = drafter._head
     decode_round: Any = engine.round
-    target_forward, head_forward, seed, run = target.forward, head.forward, drafter.seed, decode_round.run
+    target_forward, head_forward, catch_up, run = target.forward, head.forward, drafter.catch_up, decode_round.run
     in_round = False
 
     def on_run(batch: Any) -> Verification:
@@ -123,12 +123,12 @@ def record_rounds(pair: tuple[Path, Path], prune: str, bucket: int = 1, **cache:
                 rounds[-1].live_lens = live.seq_lens.tolist()
         return head_forward(token_ids, hidden, cache, attention, selection)
 
-    def on_seed(verified: Any) -> Any:
+    def on_catch_up(verified: Any) -> Any:
         rounds[-1].num_emitted = verified.verification.num_emitted.tolist()
         rounds[-1].emitted = verified.verification.tokens.tolist()
-        return seed(verified)
+        return catch_up(verified)
 
-    target.forward, head.forward, drafter.seed, decode_round.run = on_target, on_head, on_seed, on_run
+    target.forward, head.forward, drafter.catch_up, decode_round.run = on_target, on_head, on_catch_up, on_run
     parts.rule = ForcedRule(SCRIPT)
     engine.generate(requests)
     return rounds, engine

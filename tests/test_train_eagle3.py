@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from spec_lab.train.eagle3 import Eagle3Head, Eagle3Shape
+from spec_lab.train.eagle3 import Eagle3Shape, TrainableEagle3Head
 from spec_lab.train.eagle3_recipe import Eagle3Recipe, load_head, most_frequent_tokens, save_head
 from spec_lab.train.generations import Generations
 from spec_lab.train.loop import Optimisation
@@ -38,23 +38,23 @@ EAGLE3 = Eagle3Recipe(
 )
 
 
-def random_head(shape: Eagle3Shape, draft_token_ids: Tensor) -> Eagle3Head:
+def random_head(shape: Eagle3Shape, draft_token_ids: Tensor) -> TrainableEagle3Head:
     torch.manual_seed(0)
-    head = Eagle3Head(shape, draft_token_ids)
+    head = TrainableEagle3Head(shape, draft_token_ids)
     for name, parameter in head.named_parameters():
         parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.5)
     return head.requires_grad_(False)
 
 
 @pytest.fixture
-def head() -> Eagle3Head:
+def head() -> TrainableEagle3Head:
     return random_head(SHAPE, DRAFT_TOKEN_IDS).double()
 
 
 class OneRowDrafter:
     """A drafter written from the definition: one row at a time."""
 
-    def __init__(self, head: Eagle3Head) -> None:
+    def __init__(self, head: TrainableEagle3Head) -> None:
         self.head = head
         self.attention = OneRowAttention(head.midlayer.self_attn)
 
@@ -66,7 +66,7 @@ class OneRowDrafter:
         return hidden + feed_forward(layer.mlp, norm(hidden, layer.post_attention_layernorm.weight))
 
 
-def test_unrolled_rows_equal_drafting_step_by_step(head: Eagle3Head) -> None:
+def test_unrolled_rows_equal_drafting_step_by_step(head: TrainableEagle3Head) -> None:
     num_rows, num_steps = 9, 4
     embeddings = torch.randn(num_rows, SHAPE.hidden_size, dtype=torch.float64)
     features = torch.randn(num_rows, 3 * SHAPE.hidden_size, dtype=torch.float64)
@@ -82,7 +82,7 @@ def test_unrolled_rows_equal_drafting_step_by_step(head: Eagle3Head) -> None:
             torch.testing.assert_close(states[step][0, anchor + step].double(), hidden, rtol=1e-4, atol=1e-4)
 
 
-def test_loss_counts_only_steps_anchored_behind_the_prompt_and_ending_in_the_text(head: Eagle3Head) -> None:
+def test_loss_counts_only_steps_anchored_behind_the_prompt_and_ending_in_the_text(head: TrainableEagle3Head) -> None:
     num_rows, prompt_length, length = 7, 3, 7
     torch.manual_seed(1)
     embeddings = torch.randn(1, num_rows, SHAPE.hidden_size)
@@ -102,7 +102,7 @@ def test_loss_counts_only_steps_anchored_behind_the_prompt_and_ending_in_the_tex
     torch.testing.assert_close(loss, (by_step[0] + 0.5 * by_step[1]) / 1.5)
 
 
-def test_checkpoint_has_the_names_and_config_that_engines_load(head: Eagle3Head, tmp_path: Path) -> None:
+def test_checkpoint_has_the_names_and_config_that_engines_load(head: TrainableEagle3Head, tmp_path: Path) -> None:
     save_head(head, 2048, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     layer = "midlayer."
@@ -142,7 +142,7 @@ def test_checkpoint_has_the_names_and_config_that_engines_load(head: Eagle3Head,
     assert not {"eagle_config", "eagle_aux_hidden_state_layer_ids"} & config.keys()
 
 
-def test_saved_head_loads_again(head: Eagle3Head, tmp_path: Path) -> None:
+def test_saved_head_loads_again(head: TrainableEagle3Head, tmp_path: Path) -> None:
     head = head.bfloat16().float()
     save_head(head, 2048, tmp_path)
     loaded = load_head(tmp_path)

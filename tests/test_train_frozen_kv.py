@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from spec_lab.train.drafter import TrainingTask
 from spec_lab.train.embedding_init import leading_directions
-from spec_lab.train.frozen_kv import FrozenKVDrafter
+from spec_lab.train.frozen_kv import TrainableFrozenKVDrafter
 from spec_lab.train.frozen_kv_recipe import FrozenKVRecipe, load_frozen_kv, save_frozen_kv, start_from_target
 from spec_lab.train.generations import Generations
 from spec_lab.train.loop import Optimisation
@@ -58,10 +58,10 @@ def make_recipe(kv_source_layers: list[int], **changes: Any) -> FrozenKVRecipe:
     return FrozenKVRecipe(**(options | changes))
 
 
-def random_drafter(kv_source_layers: list[int], target: Qwen3ForCausalLM) -> FrozenKVDrafter:
+def random_drafter(kv_source_layers: list[int], target: Qwen3ForCausalLM) -> TrainableFrozenKVDrafter:
     """Every weight random, norms and scalars too, and the same before and after it was saved."""
     torch.manual_seed(0)
-    drafter = FrozenKVDrafter(make_recipe(kv_source_layers).shape(target.config)).requires_grad_(False)
+    drafter = TrainableFrozenKVDrafter(make_recipe(kv_source_layers).shape(target.config)).requires_grad_(False)
     for name, tensor in drafter.state_dict().items():
         tensor.normal_(1.0 if "norm" in name or "scalar" in name else 0.0, 0.4)
     return drafter.bfloat16().float()
@@ -119,7 +119,9 @@ class OneAnchorDrafter:
         return layer["self_attn.o_proj.weight"] @ torch.cat(outputs)
 
 
-def unrolled_logits(drafter: FrozenKVDrafter, target: Qwen3ForCausalLM, text: Tensor, num_steps: int) -> list[Tensor]:
+def unrolled_logits(
+    drafter: TrainableFrozenKVDrafter, target: Qwen3ForCausalLM, text: Tensor, num_steps: int
+) -> list[Tensor]:
     """Of every step `[rows, vocab]`."""
     embeddings = target.get_input_embeddings()(text[None, 1:])
     states = drafter.unroll(embeddings, drafter.features(run_target(target, text[None])), num_steps)
@@ -269,7 +271,9 @@ def test_the_first_weights_lie_on_the_target_s_scales() -> None:
     target = make_target()
     target.model.norm.weight.fill_(4.0)
     target.model.layers[2].self_attn.q_norm.weight.copy_(torch.arange(1.0, 1.0 + HEAD_DIM))
-    drafter = FrozenKVDrafter(make_recipe([2, 1], hidden_size=HIDDEN).shape(target.config)).requires_grad_(False)
+    drafter = TrainableFrozenKVDrafter(make_recipe([2, 1], hidden_size=HIDDEN).shape(target.config)).requires_grad_(
+        False
+    )
     start_from_target(drafter, target)
     state = torch.randn(HIDDEN)
     as_target = target.lm_head(drafter.post_projection(state))

@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from spec_lab.errors import UserError
 from spec_lab.train.loop import Optimisation
-from spec_lab.train.mtp import MtpDrafter, MtpModule, MtpShape
+from spec_lab.train.mtp import MtpDrafter, MtpShape, TrainableMtpModule
 from spec_lab.train.mtp_recipe import MtpRecipe, load_modules, save_modules
 from tests.one_row import OneRowAttention, feed_forward, norm
 
@@ -77,7 +77,7 @@ def random_drafter(model: Qwen3ForCausalLM, num_modules: int) -> MtpDrafter:
 class OneRowModule:
     """One module and its cache, a row at a time."""
 
-    def __init__(self, module: MtpModule) -> None:
+    def __init__(self, module: TrainableMtpModule) -> None:
         self.module = module
         self.attention = OneRowAttention(module.self_attn, SHAPE.rope_theta, SHAPE.rms_norm_eps)
 

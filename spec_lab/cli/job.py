@@ -32,7 +32,7 @@ def worst_exit_code(statuses: Iterable[Status]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """How a job ended. `folder` is None where nothing was written: a dry run, or a run refused on its own."""
 
     status: Status
@@ -55,7 +55,7 @@ class Job:
     in_sweep: bool
 
 
-def run_job(job: Job) -> Outcome:
+def run_job(job: Job) -> JobOutcome:
     """Check, run and record a job. Its errors end up in the outcome; only Ctrl-C is raised on, to end a sweep too."""
     try:
         if job.config.dry_run:
@@ -66,7 +66,7 @@ def run_job(job: Job) -> Outcome:
         return _refused(job, None, error)
     except Exception:
         traceback.print_exc()
-        return Outcome("failed")
+        return JobOutcome("failed")
     return _run_in(folder, job)
 
 
@@ -75,13 +75,13 @@ def print_refusal(reason: object) -> None:
     print("refused:", *str(reason).split(), file=sys.stderr)
 
 
-def _dry_run(job: Job) -> Outcome:
+def _dry_run(job: Job) -> JobOutcome:
     refused = refusals(job.config)
     print(describe(job.config, job.choices, refused))
-    return Outcome("refused" if refused else "finished")
+    return JobOutcome("refused" if refused else "finished")
 
 
-def _run_in(folder: Path, job: Job) -> Outcome:
+def _run_in(folder: Path, job: Job) -> JobOutcome:
     _record(folder, job, "interrupted", "it was killed while its models were loaded")
     try:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read when torch loads: the profiler's own chatter
@@ -98,20 +98,20 @@ def _run_in(folder: Path, job: Job) -> Outcome:
         traceback.print_exc()
         if not _has_begun(folder):
             _record(folder, job, "failed", describe_error(error))
-        return Outcome("failed", folder)
-    return Outcome("finished", folder)
+        return JobOutcome("failed", folder)
+    return JobOutcome("finished", folder)
 
 
-def _refused(job: Job, folder: Path | None, error: UserError) -> Outcome:
+def _refused(job: Job, folder: Path | None, error: UserError) -> JobOutcome:
     """A user's mistake: on its own it leaves a line and nothing else, in a sweep a record."""
     print_refusal(error)
     if not job.in_sweep:
         if folder is not None:
             shutil.rmtree(folder)
-        return Outcome("refused")
+        return JobOutcome("refused")
     folder = folder or make_folder(job.base, folder_name(job.config, job.choices))
     _record(folder, job, "refused", str(error))
-    return Outcome("refused", folder)
+    return JobOutcome("refused", folder)
 
 
 def _has_begun(folder: Path) -> bool:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.cli.compose import VERSION_BASE, chosen_options, to_run_config
 from spec_lab.cli.folder import close_sweep, discard_empty_sweep, display, find_ended, folder_name, sweep_folder
-from spec_lab.cli.job import Job, Outcome, print_refusal, run_job, worst_exit_code
+from spec_lab.cli.job import Job, JobOutcome, print_refusal, run_job, worst_exit_code
 from spec_lab.cli.options import conf_folder
 from spec_lab.config import RunConfig, register_schemas
 from spec_lab.errors import UserError
@@ -26,7 +26,7 @@ class Session:
     """Runs what the arguments say, in this process and one job after the other, as Hydra's basic launcher does."""
 
     def __init__(self) -> None:
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[JobOutcome] = []
         self.sweep: Path | None = None
         self._continues = False
 
@@ -68,7 +68,7 @@ class Session:
             config = to_run_config(composed)
         except UserError as error:
             print_refusal(error)
-            self.outcomes.append(Outcome("refused"))
+            self.outcomes.append(JobOutcome("refused"))
             return
         base = Path(settings.runtime.output_dir)
         if not in_sweep:
@@ -81,14 +81,14 @@ class Session:
             or run_job(Job(config, choices, base, in_sweep))
         )
 
-    def _ended_earlier(self, base: Path, config: RunConfig, choices: dict[str, str]) -> Outcome | None:
+    def _ended_earlier(self, base: Path, config: RunConfig, choices: dict[str, str]) -> JobOutcome | None:
         """How a job of a sweep that is continued ended before the sweep was killed."""
         ended = find_ended(base, folder_name(config, choices))
         if ended is None:
             return None
         folder, status = ended
         print(f"{status} before: {display(folder.absolute())}")
-        return Outcome(status, folder)
+        return JobOutcome(status, folder)
 
     def _name_sweep(self, output_dir: str, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> str:
         folder = sweep_folder(output_dir, name, overrides, sweeper)

@@ -170,7 +170,7 @@ State = TypeVar("State", bound=DraftState)
 
 
 class Drafter(Protocol[State]):
-    """Proposes `num_draft_tokens` tokens a round: `seed` gives the first, each `step` one more."""
+    """Proposes `num_draft_tokens` tokens a round: `catch_up` gives the first, each `step` one more."""
 
     num_draft_tokens: int
     requirements: DrafterRequirements
@@ -183,8 +183,12 @@ class Drafter(Protocol[State]):
         """Take a stretch of a prompt; on its last chunk, return the state with the first draft."""
         ...
 
-    def seed(self, verified: VerifiedRound) -> State:
-        """Take a verified round (the catch-up step, or the seed step of a drafter without a cache); give draft 1."""
+    def catch_up(self, verified: VerifiedRound) -> State:
+        """Take a verified round, and return the state with draft 1.
+
+        A drafter with a cache of its own catches up with what the round emitted. For a drafter without one (frozen-KV,
+        lookup, random) there is nothing to catch up with: this is its seed step, from the last accepted row.
+        """
         ...
 
     def step(self, state: State, step: DraftStep) -> None:

@@ -33,8 +33,8 @@ class ZeroedRecycling:
     def ingest(self, chunk: PromptChunk) -> Any:
         return self._drafter.ingest(chunk)
 
-    def seed(self, verified: VerifiedRound) -> Any:
-        return self._drafter.seed(verified)
+    def catch_up(self, verified: VerifiedRound) -> Any:
+        return self._drafter.catch_up(verified)
 
     def step(self, state: Any, step: DraftStep) -> None:
         state.hidden = torch.zeros_like(state.hidden)

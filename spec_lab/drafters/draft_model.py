@@ -84,7 +84,7 @@ class DraftModelDrafter:
         hidden = self._forward(tokens, attention, selection)
         return self._start(hidden, chunk.live_attention, rows)
 
-    def seed(self, verified: VerifiedRound) -> DraftModelState:
+    def catch_up(self, verified: VerifiedRound) -> DraftModelState:
         """Catch-up: the emitted tokens at L+1..L+N; the live row is n - 1, at L + n, and sees L + n + 1 keys."""
         plan = plan_catchup(verified, self._backend, self.num_draft_tokens, first_position=1)
         selection = self._prune.catchup.selection(plan.live_rows, plan.live_attention)

@@ -114,7 +114,7 @@ class FrozenKVDrafter:
         rows = DraftedRows.of_prompt(chunk)
         return self._seed(tokens, target_hidden, rows, chunk.attention.page_table, chunk.kv_len)
 
-    def seed(self, verified: VerifiedRound) -> FrozenState:
+    def catch_up(self, verified: VerifiedRound) -> FrozenState:
         """The newest emitted token t[L + n] with the target's hidden state h[L + n - 1], row n - 1 of verify."""
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification

@@ -116,7 +116,7 @@ class MtpVanillaDrafter:
             return None
         return self._start(rows, chunk.live_attention, drafted, pruning)
 
-    def seed(self, verified: VerifiedRound) -> MtpVanillaState:
+    def catch_up(self, verified: VerifiedRound) -> MtpVanillaState:
         """The first module, over the N rows up to the last valid one; the window slides on by n.
 
         An inactive row stands in as n = 1 would (`Verification.num_live`), and leaves its window as it is.

@@ -33,7 +33,7 @@ class NgramDrafter(GivenDrafts):
         self._history.tokens[chunk.slot, chunk.kv_len] = chunk.next_token_ids[-1]
         return self._propose(chunk.slot_ids, chunk.live_attention.seq_lens + 1)
 
-    def seed(self, verified: VerifiedRound) -> LookupState:
+    def catch_up(self, verified: VerifiedRound) -> LookupState:
         self._history.append(verified)
         lengths = verified.batch.kv_lens + verified.verification.num_emitted + 1
         return self._propose(verified.batch.slot_ids, lengths)

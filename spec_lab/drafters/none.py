@@ -29,7 +29,7 @@ class NoDrafter(GivenDrafts):
     def ingest(self, chunk: PromptChunk) -> NoDraftState:
         return NoDraftState(chunk.next_token_ids[-1:])
 
-    def seed(self, verified: VerifiedRound) -> NoDraftState:
+    def catch_up(self, verified: VerifiedRound) -> NoDraftState:
         return NoDraftState(verified.verification.tokens[:, 0])
 
     def step(self, state: NoDraftState, step: DraftStep) -> None:

@@ -33,7 +33,7 @@ class OracleDrafter(GivenDrafts):
             return None
         return self._propose(chunk.slot_ids, chunk.live_attention.seq_lens + 1)
 
-    def seed(self, verified: VerifiedRound) -> LookupState:
+    def catch_up(self, verified: VerifiedRound) -> LookupState:
         lengths = verified.batch.kv_lens + verified.verification.num_emitted + 1
         return self._propose(verified.batch.slot_ids, lengths)
 

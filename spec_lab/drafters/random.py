@@ -37,7 +37,7 @@ class RandomDrafter(GivenDrafts):
             return None
         return self._start(DraftedRows.of_prompt(chunk))
 
-    def seed(self, verified: VerifiedRound) -> RandomState:
+    def catch_up(self, verified: VerifiedRound) -> RandomState:
         batch = verified.batch
         return self._start(DraftedRows(batch.slot_ids, batch.kv_lens + verified.verification.num_emitted))
 

@@ -80,7 +80,7 @@ class RecurrentDrafter:
         assert hidden is not None
         return self._start(hidden, chunk.live_attention, DraftedRows.of_prompt(chunk))
 
-    def seed(self, verified: VerifiedRound) -> RecurrentState:
+    def catch_up(self, verified: VerifiedRound) -> RecurrentState:
         """Catch-up: rows at L..L+K with the emitted tokens; the live row is n - 1, and sees L + n keys."""
         assert verified.features is not None
         plan = plan_catchup(verified, self._backend, self.num_draft_tokens)

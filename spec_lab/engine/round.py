@@ -47,7 +47,7 @@ class DecodeRound:
         """One round over `batch`; leaves the next round's inputs in the slots."""
         verified = self.verify(batch)
         verification = self.accept(verified)
-        state = self.seed(VerifiedRound(batch, verification, verified.features))
+        state = self.catch_up(VerifiedRound(batch, verification, verified.features))
         draft_tokens = self.recur(state)
         self.commit(batch, verification, draft_tokens)
         return verification
@@ -86,10 +86,10 @@ class DecodeRound:
                 )
             )
 
-    def seed(self, verified: VerifiedRound) -> Any:
-        """The drafter's catch-up or seed step: its state, with draft 1."""
+    def catch_up(self, verified: VerifiedRound) -> Any:
+        """The drafter's catch-up step (its seed step, where it has no cache of its own): the state with draft 1."""
         with self.parts.timer.span("catchup"):
-            return self.parts.drafter.seed(verified)
+            return self.parts.drafter.catch_up(verified)
 
     def recur(self, state: Any) -> torch.Tensor:
         """The other draft steps; [batch, num_draft_tokens] all drafts of the round."""

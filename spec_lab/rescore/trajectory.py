@@ -11,7 +11,7 @@ from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.core.protocols import AcceptanceRule
 from spec_lab.core.types import AcceptanceInputs, Request, RequestRecord, Verification
 from spec_lab.engine.engine import Engine
-from spec_lab.rescore.verify_rows import MAX_BYTES, Origin, VerifyRows, num_bytes_per_round
+from spec_lab.rescore.verify_rows import MAX_BYTES, RowsOrigin, VerifyRows, num_bytes_per_round
 
 
 class RowKeeper:
@@ -75,7 +75,7 @@ def record_verify_rows(
         engine.generate(requests)
     finally:
         engine.parts.rule = rule
-    origin = Origin(
+    origin = RowsOrigin(
         request_ids=[request.request_id for request in requests],
         markers=None if markers is None else (markers.begin, markers.end),
         eos_token_ids=sorted(engine.parts.target.eos_token_ids),
@@ -98,7 +98,7 @@ def fitting(
     return chosen
 
 
-def _by_request(origin: Origin, keeper: RowKeeper, num_rows: int, topk: int) -> VerifyRows:
+def _by_request(origin: RowsOrigin, keeper: RowKeeper, num_rows: int, topk: int) -> VerifyRows:
     """From rounds of many requests to requests of many rounds."""
     index = {request_id: number for number, request_id in enumerate(origin.request_ids)}
     owners = np.array([index[request_id] for request_ids, _ in keeper.rounds for request_id in request_ids], dtype=int)

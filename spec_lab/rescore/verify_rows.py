@@ -23,7 +23,7 @@ ARRAYS = ("first_ids", "num_rounds", "draft_ids", "accepted", "last_ids", "top_i
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RowsOrigin:
     """What a rule has to know of the run besides the rows.
 
     Attributes:
@@ -52,7 +52,7 @@ class VerifyRows:
         top_probabilities: [rounds, N, topk] float32, of the softmax of the raw logits.
     """
 
-    origin: Origin
+    origin: RowsOrigin
     first_ids: np.ndarray[Any, Any]
     num_rounds: np.ndarray[Any, Any]
     draft_ids: np.ndarray[Any, Any]
@@ -89,4 +89,4 @@ def load_verify_rows(folder: Path) -> VerifyRows:
         origin = json.loads(file.metadata()["origin"])
         arrays = {name: file.get_tensor(name) for name in ARRAYS}
     markers = origin.pop("markers")
-    return VerifyRows(Origin(**origin, markers=None if markers is None else tuple(markers)), **arrays)
+    return VerifyRows(RowsOrigin(**origin, markers=None if markers is None else tuple(markers)), **arrays)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spec_lab.train.chain import unroll_chain
-from spec_lab.train.layers import AttentionShape, RMSNorm, Rotation, SelfAttention, SwiGLU
+from spec_lab.train.layers import AttentionShape, Rotation, SelfAttention, SwiGLU, TrainableRMSNorm
 from spec_lab.train.target import TargetOutputs
 from spec_lab.train.unroll import UnrolledDrafter
 
@@ -41,10 +41,10 @@ class Eagle3Layer(nn.Module):
 
     def __init__(self, shape: Eagle3Shape) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden_size, RMS_NORM_EPS)
-        self.hidden_norm = RMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.input_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.hidden_norm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
         self.self_attn = SelfAttention(shape.attention())
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.post_attention_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
         self.mlp = SwiGLU(shape.hidden_size, shape.intermediate_size)
 
     def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,7 +55,7 @@ class Eagle3Layer(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
-class Eagle3Head(UnrolledDrafter):
+class TrainableEagle3Head(UnrolledDrafter):
     """The head; `state_dict()` is the checkpoint.
 
     `d2t[i]` is what to add to draft id i for the target's id, `t2d[v]` whether target id v has a draft id.
@@ -71,7 +71,7 @@ class Eagle3Head(UnrolledDrafter):
         self.shape = shape
         self.fc = nn.Linear(3 * shape.hidden_size, shape.hidden_size, bias=False)
         self.midlayer = Eagle3Layer(shape)
-        self.norm = RMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.norm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
         self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
         self.register_buffer("d2t", draft_token_ids - torch.arange(shape.draft_vocab_size))
         is_drafted = torch.zeros(shape.vocab_size, dtype=torch.bool)

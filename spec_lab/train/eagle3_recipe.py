@@ -12,7 +12,7 @@ from torch import Tensor
 from spec_lab.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
-from spec_lab.train.eagle3 import RMS_NORM_EPS, ROPE_THETA, Eagle3Head, Eagle3Shape
+from spec_lab.train.eagle3 import RMS_NORM_EPS, ROPE_THETA, Eagle3Shape, TrainableEagle3Head
 from spec_lab.train.generations import Generations
 from spec_lab.train.loop import CurvePoint, Optimisation
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
@@ -45,7 +45,7 @@ class Eagle3Recipe:
         draft_token_ids = most_frequent_tokens(
             task.generations, config.vocab_size, self.draft_vocab_size, task.always_drafted
         )
-        head = Eagle3Head(self._shape(task.model), draft_token_ids)
+        head = TrainableEagle3Head(self._shape(task.model), draft_token_ids)
         curve = train_unrolled(head, self.num_unrolled_steps, self.step_loss_decay, self.optimisation, task)
         save_head(head, config.max_position_embeddings, folder)
         return curve
@@ -118,12 +118,12 @@ def head_config(shape: Eagle3Shape, max_position_embeddings: int) -> dict[str, o
     }
 
 
-def save_head(head: Eagle3Head, max_position_embeddings: int, folder: Path) -> None:
+def save_head(head: TrainableEagle3Head, max_position_embeddings: int, folder: Path) -> None:
     """Matrices and norms in bf16, the vocabulary maps as they are."""
     save_drafter(head.state_dict(), head_config(head.shape, max_position_embeddings), folder)
 
 
-def load_head(folder: Path) -> Eagle3Head:
+def load_head(folder: Path) -> TrainableEagle3Head:
     """The saved head, its weights held in float32."""
     tensors, config = load_drafter(folder)
     shape = Eagle3Shape(
@@ -135,6 +135,6 @@ def load_head(folder: Path) -> Eagle3Head:
         vocab_size=config["vocab_size"],
         draft_vocab_size=config["draft_vocab_size"],
     )
-    head = Eagle3Head(shape, tensors["d2t"] + torch.arange(shape.draft_vocab_size))
+    head = TrainableEagle3Head(shape, tensors["d2t"] + torch.arange(shape.draft_vocab_size))
     head.load_state_dict(tensors)
     return head

@@ -36,7 +36,7 @@ def load_prompts(limit_per_category: int | None) -> list[Prompt]:
 
 
 @dataclass(slots=True)
-class RowCounts:
+class ConfidenceCounts:
     """Rows of the target's greedy text, one a written token: how sure was it?"""
 
     num_rows: int = 0
@@ -49,7 +49,7 @@ class RowCounts:
         self.num_uncertain += int((top_probability < UNCERTAIN_BELOW).sum())
         self.sum_entropy += float(entropy.sum())
 
-    def pool(self, other: RowCounts) -> None:
+    def pool(self, other: ConfidenceCounts) -> None:
         self.num_rows += other.num_rows
         self.num_uncertain += other.num_uncertain
         self.sum_entropy += other.sum_entropy
@@ -66,8 +66,8 @@ class CategoryCounts:
     """What is counted for one category, or pooled over several."""
 
     rounds: RoundCounts
-    thinking_rows: RowCounts = field(default_factory=RowCounts)
-    other_rows: RowCounts = field(default_factory=RowCounts)
+    thinking_rows: ConfidenceCounts = field(default_factory=ConfidenceCounts)
+    other_rows: ConfidenceCounts = field(default_factory=ConfidenceCounts)
     num_prompts: int = 0
     num_finished: int = 0
     num_written: int = 0

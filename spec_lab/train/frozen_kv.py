@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spec_lab.train.layers import RMSNorm, Rotation, split_heads
+from spec_lab.train.layers import Rotation, TrainableRMSNorm, split_heads
 from spec_lab.train.target import TargetOutputs
 from spec_lab.train.unroll import UnrolledDrafter
 
@@ -46,7 +46,7 @@ class FrozenKVAttention(nn.Module):
     def __init__(self, shape: FrozenKVShape) -> None:
         super().__init__()
         self.q_proj = nn.Linear(shape.hidden_size, shape.num_heads * shape.head_dim, bias=False)
-        self.q_norm = RMSNorm(shape.head_dim, RMS_NORM_EPS)
+        self.q_norm = TrainableRMSNorm(shape.head_dim, RMS_NORM_EPS)
         self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, shape.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
@@ -79,10 +79,10 @@ class FrozenKVLayer(nn.Module):
         super().__init__()
         self.self_attn = FrozenKVAttention(shape)
         self.mlp = GatedGELU(shape)
-        self.input_layernorm = RMSNorm(shape.hidden_size, RMS_NORM_EPS)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, RMS_NORM_EPS)
-        self.pre_feedforward_layernorm = RMSNorm(shape.hidden_size, RMS_NORM_EPS)
-        self.post_feedforward_layernorm = RMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.input_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.post_attention_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.pre_feedforward_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.post_feedforward_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
         self.register_buffer("layer_scalar", torch.ones(1))
 
     def forward(self, stream: Tensor, key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
@@ -99,10 +99,10 @@ class FrozenKVModel(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(FrozenKVLayer(shape) for _ in shape.kv_source_layers)
-        self.norm = RMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.norm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
 
 
-class FrozenKVDrafter(UnrolledDrafter):
+class TrainableFrozenKVDrafter(UnrolledDrafter):
     """The drafter; `state_dict()` is the checkpoint."""
 
     def __init__(self, shape: FrozenKVShape) -> None:

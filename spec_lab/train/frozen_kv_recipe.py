@@ -13,7 +13,7 @@ from spec_lab.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.embedding_init import leading_directions
-from spec_lab.train.frozen_kv import RMS_NORM_EPS, FrozenKVDrafter, FrozenKVLayer, FrozenKVShape
+from spec_lab.train.frozen_kv import RMS_NORM_EPS, FrozenKVLayer, FrozenKVShape, TrainableFrozenKVDrafter
 from spec_lab.train.loop import CurvePoint, Optimisation
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
 
@@ -43,7 +43,7 @@ class FrozenKVRecipe:
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
         """See `DrafterRecipe`."""
         torch.manual_seed(task.seed)
-        drafter = FrozenKVDrafter(self.shape(task.model.config))
+        drafter = TrainableFrozenKVDrafter(self.shape(task.model.config))
         start_from_target(drafter, task.model)
         curve = train_unrolled(drafter, self.num_unrolled_steps, self.step_loss_decay, self.optimisation, task)
         save_frozen_kv(drafter, task.model.config, folder)
@@ -102,7 +102,7 @@ drafter left.""",
 
 
 @torch.no_grad()
-def start_from_target(drafter: FrozenKVDrafter, model: Qwen3ForCausalLM) -> None:
+def start_from_target(drafter: TrainableFrozenKVDrafter, model: Qwen3ForCausalLM) -> None:
     """First weights on the scales of what the drafter reads and leaves; what is not named here stays random.
 
     The vocabulary and `post_projection` lie in the directions in which the target's embedding is largest. Embedding and
@@ -126,7 +126,7 @@ def start_from_target(drafter: FrozenKVDrafter, model: Qwen3ForCausalLM) -> None
         layer.post_feedforward_layernorm.weight.fill_(FIRST_BRANCH_SCALE)
 
 
-def save_frozen_kv(drafter: FrozenKVDrafter, target: Qwen3Config, folder: Path) -> None:
+def save_frozen_kv(drafter: TrainableFrozenKVDrafter, target: Qwen3Config, folder: Path) -> None:
     """`config.json` and `model.safetensors` as transformers writes a `Gemma4AssistantForCausalLM`, in bf16."""
     save_drafter(drafter.state_dict(), assistant_config(drafter.shape, target), folder)
 
@@ -172,7 +172,7 @@ def assistant_config(shape: FrozenKVShape, target: Qwen3Config) -> dict[str, Any
     }
 
 
-def load_frozen_kv(folder: Path) -> FrozenKVDrafter:
+def load_frozen_kv(folder: Path) -> TrainableFrozenKVDrafter:
     """The saved drafter, its weights held in float32."""
     tensors, config = load_drafter(folder)
     text = config["text_config"]
@@ -187,6 +187,6 @@ def load_frozen_kv(folder: Path) -> FrozenKVDrafter:
         rope_theta=text["rope_parameters"]["full_attention"]["rope_theta"],
         kv_source_layers=tuple(config["kv_source_layers"]),
     )
-    drafter = FrozenKVDrafter(shape)
+    drafter = TrainableFrozenKVDrafter(shape)
     drafter.load_state_dict(tensors)
     return drafter

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class RMSNorm(nn.Module):
+class TrainableRMSNorm(nn.Module):
     """Scale to unit mean square, in float32 whatever the surroundings compute in."""
 
     def __init__(self, size: int, eps: float) -> None:
@@ -77,7 +77,7 @@ class SelfAttention(nn.Module):
 
 def head_norm(head_dim: int, eps: float | None) -> nn.Module:
     """A norm of each head's vector, or nothing, which has no name in a checkpoint either."""
-    return nn.Identity() if eps is None else RMSNorm(head_dim, eps)
+    return nn.Identity() if eps is None else TrainableRMSNorm(head_dim, eps)
 
 
 def split_heads(projected: Tensor, head_dim: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from spec_lab.errors import UserError
 from spec_lab.train.chain import unroll_chain
-from spec_lab.train.layers import AttentionShape, RMSNorm, Rotation, SelfAttention, SwiGLU
+from spec_lab.train.layers import AttentionShape, Rotation, SelfAttention, SwiGLU, TrainableRMSNorm
 from spec_lab.train.target import TargetOutputs
 from spec_lab.train.unroll import UnrolledDrafter
 
@@ -45,20 +45,20 @@ class SharedHead(nn.Module):
 
     def __init__(self, shape: MtpShape) -> None:
         super().__init__()
-        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.norm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
 
-class MtpModule(nn.Module):
+class TrainableMtpModule(nn.Module):
     """One module under the names of its checkpoint; a `ChainLayer`."""
 
     def __init__(self, shape: MtpShape) -> None:
         super().__init__()
-        self.enorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.hnorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.enorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.hnorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.eh_proj = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=False)
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.input_layernorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = SelfAttention(shape.attention())
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.post_attention_layernorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = SwiGLU(shape.hidden_size, shape.intermediate_size)
         self.shared_head = SharedHead(shape)
 
@@ -83,7 +83,7 @@ class MtpDrafter(UnrolledDrafter):
         """`head_weight` `[vocab, hidden]`: the target's."""
         super().__init__()
         self.shape = shape
-        self.modules_in_order = nn.ModuleList(MtpModule(shape) for _ in range(num_modules))
+        self.modules_in_order = nn.ModuleList(TrainableMtpModule(shape) for _ in range(num_modules))
         self.register_buffer("head_weight", head_weight.detach(), persistent=False)
 
     def features(self, outputs: TargetOutputs) -> tuple[Tensor, ...]:
@@ -104,11 +104,11 @@ class MtpDrafter(UnrolledDrafter):
         rotation = Rotation.of_rows(embeddings.shape[1], self.shape.head_dim, self.shape.rope_theta, embeddings.device)
         return unroll_chain(self._layers(num_steps), embeddings, final_hidden.float(), rotation)
 
-    def chain(self) -> list[MtpModule]:
+    def chain(self) -> list[TrainableMtpModule]:
         """The modules in their order."""
-        return [cast(MtpModule, module) for module in self.modules_in_order]
+        return [cast(TrainableMtpModule, module) for module in self.modules_in_order]
 
-    def _layers(self, num_steps: int) -> Sequence[MtpModule]:
+    def _layers(self, num_steps: int) -> Sequence[TrainableMtpModule]:
         modules = self.chain()
         if len(modules) == 1:
             return modules * num_steps

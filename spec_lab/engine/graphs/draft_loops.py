@@ -50,14 +50,14 @@ class SeparateVerify(CapturedMode):
 
 
 def _no_drafts(bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
-    return decode_round.recur(decode_round.seed(verified))
+    return decode_round.recur(decode_round.catch_up(verified))
 
 
 class SplitSeed(SeparateVerify):
     """graph=split_seed: the first draft step is launched, the others are one graph (SGLang before #25539)."""
 
     def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
-        state = decode_round.seed(verified)
+        state = decode_round.catch_up(verified)
         if decode_round.parts.drafter.num_draft_tokens < 2:
             return decode_round.recur(state)
         return self._segment(bucket, decode_round, "recur", decode_round.recur)(state)
@@ -70,7 +70,7 @@ class FullLoop(SeparateVerify):
 
     def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
         def draft(verified: VerifiedRound) -> torch.Tensor:
-            return decode_round.recur(decode_round.seed(verified))
+            return decode_round.recur(decode_round.catch_up(verified))
 
         return self._segment(bucket, decode_round, "draft", draft)(verified)
 
@@ -144,7 +144,7 @@ class StepReplay(SeparateVerify):
 
 def first_step(decode_round: DecodeRound, verified: VerifiedRound) -> StepInputs:
     """The seed or catch-up step, and the buffers that the others go on with."""
-    state = decode_round.seed(verified)
+    state = decode_round.catch_up(verified)
     num_draft_tokens = decode_round.parts.drafter.num_draft_tokens
     drafts = state.tokens.new_zeros((state.tokens.shape[0], num_draft_tokens))
     drafts[:, 0] = state.tokens
