@@ -11,10 +11,22 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from spec_lab.bounds import BOUNDS, Bounds
 
-def knob(default: Any, explanation: str) -> Any:
-    """A dataclass field with the line that `--help` prints for it. A list is copied for every instance."""
-    metadata = {"help": explanation}
+
+def knob(
+    default: Any,
+    explanation: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+) -> Any:
+    """A dataclass field with the line that `--help` prints for it. A list is copied for every instance.
+
+    `spec_lab.bounds` refuses a number under `least`, over `most` or not over `above`; of a list it looks at each entry.
+    """
+    metadata = {"help": explanation, BOUNDS: Bounds(least, most, above)}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -1,0 +1,78 @@
+"""Which numbers a knob takes: the bounds that stand in its field, and the one check that reads them.
+
+The check walks any configuration made of dataclasses, so that a run and a training are held to their schemas alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+BOUNDS = "bounds"
+"""The name under which a field's metadata holds its `Bounds`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The numbers that a knob takes: from `least` to `most`, or over `above`. None leaves that side open."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+
+    def admits(self, number: float) -> bool:
+        """Whether `number` is one that can be computed with, and within the bounds."""
+        return (
+            _is_ordinary(number)
+            and (self.least is None or number >= self.least)
+            and (self.most is None or number <= self.most)
+            and (self.above is None or number > self.above)
+        )
+
+    def in_words(self) -> str:
+        """As help and refusals say it: "at least 1", "above 0 and at most 1"; empty where every number will do."""
+        sides = (("at least", self.least), ("above", self.above), ("at most", self.most))
+        return " and ".join(f"{side} {bound}" for side, bound in sides if bound is not None)
+
+
+def bounds_of(field: dataclasses.Field[Any]) -> Bounds:
+    """The bounds of a schema's field; a field without a knob takes every finite number."""
+    bounds: Bounds = field.metadata.get(BOUNDS, Bounds())
+    return bounds
+
+
+def out_of_bounds(config: Any, prefix: str = "") -> list[str]:
+    """A line for every number in `config`, a dataclass instance, that its field does not take.
+
+    NaN, the infinities and whole numbers beyond 64 bits are refused everywhere. `prefix` is the dotted name, with a
+    dot behind it, that `config` has in a larger one.
+    """
+    fields = dataclasses.fields(config)
+    return [line for field in fields for line in _refusals(field, getattr(config, field.name), prefix)]
+
+
+def _refusals(field: dataclasses.Field[Any], value: Any, prefix: str) -> Iterator[str]:
+    name = prefix + field.name
+    if dataclasses.is_dataclass(value):
+        yield from out_of_bounds(value, f"{name}.")
+        return
+    bounds, is_list = bounds_of(field), isinstance(value, list)
+    numbers = [number for number in (value if is_list else [value]) if _is_number(number)]
+    if all(bounds.admits(number) for number in numbers):
+        return
+    shown = f"[{','.join(map(str, value))}]" if is_list else value
+    subject = "each of them must be" if is_list else "must be"
+    wanted = ["" if all(map(_is_ordinary, numbers)) else "a finite number of 64 bits", bounds.in_words()]
+    yield f"{name}={shown}: {subject} {', '.join(filter(None, wanted))}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_ordinary(number: float) -> bool:
+    """Finite, and of 64 bits where it is whole: what torch and C can hold."""
+    return abs(number) < 2**63 if isinstance(number, int) else math.isfinite(number)
