@@ -89,7 +89,9 @@ def test_wheel_holds_every_file_of_the_tree(tree: Path, wheel: Path) -> None:
     }
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
+        licences = {name.rpartition("/")[2] for name in archive.namelist() if ".dist-info/licenses/" in name}
     assert found == expected
+    assert licences == {"LICENSE", "NOTICE"}
     assert {
         "spec_lab/assembly/__init__.py",
         "spec_lab/conf/drafter/eagle3.yaml",

@@ -1,0 +1,29 @@
+# What one does with this repository. CI runs the same targets (.ci/run); `make` alone lists them.
+PYTHON ?= python
+WORKERS ?= 2
+
+.PHONY: help install smoke lint test slow gpu
+
+help: ## the targets
+	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile | expand --tabs=16
+
+install: ## the lab and what its development needs, at the tested versions
+	$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[dev]'
+
+smoke: ## the smallest whole run, seconds
+	@# Not in the repository's folder, so that what runs is what was installed.
+	folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && cd "$$folder" && $(PYTHON) -m spec_lab debug=smoke
+
+lint: ## style and types; pre-commit runs the same
+	ruff check
+	ruff format --check
+	mypy
+
+test: ## the default tier of the tests, minutes
+	$(PYTHON) -m pytest -n $(WORKERS)
+
+slow: ## wheels, training, whole sweeps, full examinations by the doctor
+	$(PYTHON) -m pytest -n $(WORKERS) -m slow
+
+gpu: ## everything that needs a GPU: tests, memory checks, timings
+	PYTHON=$(PYTHON) bash scripts/gpu_check.sh

@@ -1,0 +1,80 @@
+"""What the repository says about itself: its map, its commands, and whose text it ships."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+
+
+def packages() -> set[str]:
+    """Every package, as the map names it: from spec_lab/ on, or from kernels/ on."""
+    found = {"zoo"}
+    for source in ("spec_lab", "kernels"):
+        inits = (ROOT / source).rglob("__init__.py")
+        found |= {init.parent.relative_to(ROOT / source).as_posix() for init in inits}
+    return found - {"."}
+
+
+def makefile_recipes() -> dict[str, list[str]]:
+    """Commands of the Makefile by target."""
+    recipes: dict[str, list[str]] = {}
+    for line in (ROOT / "Makefile").read_text().splitlines():
+        if target := re.match(r"([a-z]+):", line):
+            recipes[target[1]] = []
+        elif line.startswith("\t"):
+            recipes[list(recipes)[-1]].append(line.strip())
+    return recipes
+
+
+def test_every_package_has_its_sentence_in_the_map() -> None:
+    table = (ROOT / "docs/architecture.md").read_text().partition("## A request's life")[0]
+    rows = re.findall(r"^\| `([a-z_/]+)` \| \w", table, flags=re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    assert set(rows) == packages()
+
+
+def test_pre_commit_checks_what_ci_checks() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    assert [hook["entry"] for hook in hooks] == makefile_recipes()["lint"]
+    assert all(hook["language"] == "system" and not hook["pass_filenames"] for hook in hooks)
+
+
+@pytest.mark.parametrize("document", [".ci/run", "README.md", "CONTRIBUTING.md"])
+def test_commands_that_are_named_are_targets(document: str) -> None:
+    text = (ROOT / document).read_text()
+    named = set(re.findall(r"for target in ([a-z ]+);|(?:^|`|&& )make ([a-z ]+[a-z])", text, flags=re.MULTILINE))
+    targets = {target for pair in named for targets in pair for target in targets.split()}
+    assert targets, "the document names no target"
+    assert targets <= set(makefile_recipes())
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_alone_lists_every_target() -> None:
+    done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = [line.split()[1] for line in done.stdout.splitlines()]
+    assert sorted(listed) == sorted(makefile_recipes())
+
+
+def test_licence_is_declared_and_present() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["license"] == "Apache-2.0"
+    for name in project["license-files"]:
+        assert (ROOT / name).read_text().strip()
+    assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text()
+
+
+def test_notice_names_every_prompt_file_with_python_s_text() -> None:
+    """All prompts of the natural categories, and those of others that quote the opening of a sentence."""
+    notice = (ROOT / "NOTICE").read_text()
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in notice
+    for path in (ROOT / "spec_lab/workloads/prompts").glob("*.jsonl"):
+        quotes = path.stem in ("code", "prose") or re.search(r" (reads|says): [A-Z][a-z]+ .*?\.\.\.", path.read_text())
+        assert (path.name in notice) == bool(quotes), path.name
