@@ -334,7 +334,7 @@ class Interrupted(RuntimeError):
     """What the drafter below raises."""
 
 
-@pytest.mark.parametrize("moment", ["admit", "ingest", "seed", "step"])
+@pytest.mark.parametrize("moment", ["admit", "ingest", "catch_up", "step"])
 def test_usable_after_an_error_in_the_middle_of_a_run(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = fake_requests(7, max_new_tokens=14)
     engine, target = make_fake_engine(scripted(3, [1, 3]), prefill_chunk=4)
