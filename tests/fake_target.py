@@ -15,7 +15,8 @@ import torch
 
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.core.protocols import AttentionBackend, Drafter, DrafterRequirements, GraphMode, PrunePolicy, RowSelection
+from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, PagedKVCache
+from spec_lab.core.protocols import AttentionBackend, Drafter, DrafterRequirements, PrunePolicy, RowSelection
 from spec_lab.core.types import (
     AttentionMetadata,
     DraftStep,
@@ -29,7 +30,8 @@ from spec_lab.drafters.history import LookupState
 from spec_lab.drafters.picking import GivenDrafts
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs.eager import EagerGraph
-from spec_lab.engine.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, PageAllocator, PagedKVCache, PageTable
+from spec_lab.engine.graphs.mode import GraphMode
+from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.round import Parts
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState

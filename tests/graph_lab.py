@@ -34,11 +34,11 @@ from spec_lab.config import (
     StrictAcceptanceConfig,
     SyntheticConfig,
 )
+from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.types import GenerationResult, Request, Sequence, Verification
 from spec_lab.engine import tape
 from spec_lab.engine.capture import CapturedGraph
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models.config import read_model_config
 from tests.captures import flat

@@ -25,9 +25,9 @@ from spec_lab.config import (
     TrainedDrafterConfig,
     WorkloadConfig,
 )
+from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.models.config import Family, read_model_config
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 

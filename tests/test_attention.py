@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE, PagedKVCache, cache_slots
 from spec_lab.core.types import AttentionMetadata, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.catchup import plan_catchup
-from spec_lab.engine.kv_cache import NULL_PAGE, SCRATCH_PAGE, PagedKVCache, PageTable, cache_slots
+from spec_lab.engine.pages import PageTable
 
 NUM_KV_HEADS, HEAD_DIM = 2, 8
 MAX_SEQ_LEN, MAX_POSITIONS = 30, 32

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.kv_cache import NULL_PAGE, LayerCache, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
-from spec_lab.engine.kv_cache import NULL_PAGE, LayerCache, PagedKVCache, PageTable
+from spec_lab.engine.pages import PageTable
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import read_model_config
 from spec_lab.models.eagle3 import Eagle3Head

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from spec_lab.corpus.example import Example, render_example, render_prompt
 from spec_lab.workloads.checker import extract_answer, is_correct
-from spec_lab.workloads.example import Example, render_example, render_prompt
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,15 @@ from typing import Any
 
 import pytest
 
-from spec_lab.corpus import CATEGORIES, CHECKABLE_CATEGORIES, NATURAL_CATEGORIES, generate
-from spec_lab.corpus.categories import TASKS
+from spec_lab.corpus.categories import CATEGORIES, CHECKABLE_CATEGORIES, NATURAL_CATEGORIES, TASKS, generate
 from spec_lab.corpus.difficulty import Difficulty
-from spec_lab.corpus.make_prompts import telling_windows
+from spec_lab.corpus.example import Example, render_example
 from spec_lab.corpus.natural import code_documents, prose_documents
 from spec_lab.corpus.phrasing import Phraser, compile_rules, parse
 from spec_lab.corpus.split import split_of
 from spec_lab.workloads.checker import is_correct
-from spec_lab.workloads.example import Example, render_example
 from spec_lab.workloads.load import PROMPTS_FOLDER
+from spec_lab.workloads.make_prompts import telling_windows
 
 MAX_RENDERED_CHARACTERS = 1120  # 320 tokens of 3.5 characters
 

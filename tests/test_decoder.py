@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
-from spec_lab.engine.kv_cache import NULL_PAGE, PagedKVCache, PageTable
+from spec_lab.engine.pages import PageTable
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import Family, read_model_config
 from spec_lab.models.decoder import DecoderTarget

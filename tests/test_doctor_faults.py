@@ -21,6 +21,7 @@ from spec_lab.assembly.heads import DrafterFactory
 from spec_lab.assembly.models import Models
 from spec_lab.cli.compose import compose_run
 from spec_lab.config import RunConfig
+from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, FeatureSpec, TargetOutput, Verification
 from spec_lab.doctor import rounds
@@ -32,7 +33,6 @@ from spec_lab.doctor.loop import check_bounds
 from spec_lab.doctor.readings import Aspect
 from spec_lab.doctor.report import summarize
 from spec_lab.doctor.subject import Subject, load_subject, strict_greedy
-from spec_lab.engine.kv_cache import LayerCache
 
 QUICK = ("max_new_tokens=36", "device=cpu", "batch_size=4")
 FEW_ROUNDS = 36

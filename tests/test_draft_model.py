@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.types import Request, VerifiedRound
 from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelState
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.pruning.selection import AllRows
 from tests.fake_target import PaddedGraph
 from tests.lab import PRUNING, Reference, assert_captured_alike, make_config, make_engine, poison, random_requests

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.core.kv_cache import NULL_PAGE
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FinishReason, GenerationResult, Request, VerifiedRound
 from spec_lab.drafters.history import TokenHistory
@@ -20,7 +21,6 @@ from spec_lab.drafters.none import NoDrafter
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.kv_cache import NULL_PAGE
 from tests.fake_target import FakeTarget, PaddedGraph, ScriptedDrafter, make_fake_engine, scripted_rounds
 from tests.lab import random_requests
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from spec_lab.assembly import ZOO
+from spec_lab.core.kv_cache import NULL_PAGE, cache_slots
 from spec_lab.core.types import AttentionMetadata, Request, VerifiedRound
 from spec_lab.drafters.frozen_kv import FrozenKVDrafter, FrozenState
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.kv_cache import NULL_PAGE, cache_slots
 from spec_lab.engine.round import collect_drafts
 from spec_lab.models.config import Family, read_model_config
 from spec_lab.workloads.load import load_requests

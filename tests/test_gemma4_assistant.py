@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, SCRATCH_PAGE, LayerCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import DraftStep, PromptChunk
 from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter, FrozenState
 from spec_lab.drafters.picking import GreedyPicker
-from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES, SCRATCH_PAGE, LayerCache
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
 from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
 from spec_lab.models.gemma4_assistant_config import AssistantTarget, LayerRope, TargetLayerKV

@@ -7,15 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec_lab.engine.kv_cache import (
-    NULL_PAGE,
-    NUM_RESERVED_PAGES,
-    SCRATCH_PAGE,
-    PageAllocator,
-    PagedKVCache,
-    PageTable,
-    cache_slots,
-)
+from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, SCRATCH_PAGE, PagedKVCache, cache_slots
+from spec_lab.engine.pages import PageAllocator, PageTable
 
 CPU = torch.device("cpu")
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, NormSide
-from spec_lab.engine.kv_cache import NULL_PAGE, PagedKVCache, PageTable
+from spec_lab.engine.pages import PageTable
 from spec_lab.models import mtp_layouts
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.layers import RotaryTable

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.core.kv_cache import SCRATCH_PAGE
 from spec_lab.core.types import NormSide, Request
 from spec_lab.drafters.recurrent import RecurrentDrafter
-from spec_lab.engine.kv_cache import SCRATCH_PAGE
 from spec_lab.models import mtp_layouts
 from spec_lab.models.config import read_model_config
 from spec_lab.pruning.selection import AllRows

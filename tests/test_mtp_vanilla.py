@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, SCRATCH_PAGE, LayerCache, PagedKVCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import (
     AcceptanceInputs,
@@ -32,7 +33,6 @@ from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter, MtpVanillaState
 from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, SCRATCH_PAGE, LayerCache, PagedKVCache
 from tests.fake_target import WIDTH, WINDOWS, FakeTarget, PaddedGraph, make_fake_engine, make_prune
 from tests.fake_target import _row as fake_row
 from tests.lab import PRUNING

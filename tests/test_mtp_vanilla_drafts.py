@@ -20,11 +20,11 @@ from spec_lab.config import (
     SplitSeedGraphConfig,
     StepReplayGraphConfig,
 )
+from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.types import AcceptanceInputs, GenerationResult, NormSide, Request, Sequence
 from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.models.config import read_model_config
 from tests.fake_target import PaddedGraph
 from tests.lab import NEAR_TIE, PRUNING, Reference, make_config, make_engine, poison, random_requests

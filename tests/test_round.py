@@ -12,11 +12,12 @@ import torch
 
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.kv_cache import SCRATCH_PAGE
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, Request, Verification
 from spec_lab.drafters.none import NoDrafter
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.kv_cache import SCRATCH_PAGE, PageTable
+from spec_lab.engine.pages import PageTable
 from spec_lab.engine.slots import SlotState
 from spec_lab.models.config import read_model_config
 from tests.fake_target import FakeTarget, PaddedGraph, ScriptedDrafter, make_fake_engine

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from spec_lab.config import AcceptanceConfig, RecordConfig, RelaxedThinkingConfig, SyntheticConfig
+from spec_lab.corpus.example import THINK_START
 from spec_lab.measure.runner import run
 from spec_lab.record.runs import read_request_rows
 from spec_lab.record.schema import Summary
 from spec_lab.rescore.judge import rescore
 from spec_lab.rescore.verify_rows import VERIFY_ROWS_FILE, load_verify_rows
-from spec_lab.workloads.example import THINK_START
 from tests.fake_runs import CHOICES
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts, write_tokenizer
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import FinishReason, Request, Sequence
-from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES, PageAllocator
+from spec_lab.engine.pages import PageAllocator
 from spec_lab.engine.scheduler import Scheduler, emit_first, emit_round
 
 EOS = frozenset({2, 4})

@@ -1,10 +1,13 @@
-"""The shape of the sources: one name for one class."""
+"""The shape of the sources: one name for one class, and packages without circles."""
 
 from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,3 +33,72 @@ def test_no_class_name_stands_twice() -> None:
 def test_twins_are_seen_wherever_they_stand() -> None:
     files = {"a.py": "class Head: ...\nclass Other: ...", "b.py": "def make():\n    class Head: ..."}
     assert classes_that_stand_twice(files) == {"Head": ["a.py", "b.py"]}
+
+
+def package_of(module: str) -> str:
+    """`spec_lab.engine.graphs.eager` belongs to the package `engine`; a loose module is a package of its own."""
+    return module.split(".")[1]
+
+
+def imported_modules(module: str, source: str) -> set[str]:
+    """Modules of spec_lab named by any import of a file, under TYPE_CHECKING or inside a function too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found |= {name for name in names if name.startswith("spec_lab.")}
+    return found - {"spec_lab.__version__"}
+
+
+def package_graph(files: dict[str, str]) -> dict[str, set[str]]:
+    """Which packages each package imports, of sources by module name."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module, source in files.items():
+        package = package_of(module)
+        graph[package] |= {package_of(name) for name in imported_modules(module, source)} - {package}
+    return graph
+
+
+def circle(graph: dict[str, set[str]]) -> tuple[str, ...]:
+    """The packages of the first circle there is; an empty tuple where there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return tuple(error.args[1])
+    return ()
+
+
+def files_by_module() -> dict[str, str]:
+    """Sources of spec_lab by module name. `__main__` is left out: nothing imports the command."""
+    files = sorted((ROOT / "spec_lab").rglob("*.py"))
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text() for path in files}
+    return {name.removesuffix(".__init__"): text for name, text in modules.items() if name != "spec_lab.__init__"}
+
+
+def test_packages_import_one_another_in_no_circle() -> None:
+    assert circle(package_graph(files_by_module())) == ()
+
+
+def test_core_imports_nothing_but_core() -> None:
+    assert package_graph(files_by_module())["core"] == set()
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from spec_lab.engine.round import DecodeRound",
+        "from spec_lab import engine",
+        "import spec_lab.engine",
+        "if TYPE_CHECKING:\n    from spec_lab.engine import round",
+        "def late():\n    import spec_lab.engine.round",
+    ],
+)
+def test_a_circle_is_seen_whatever_kind_of_import_closes_it(back: str) -> None:
+    forth = {"spec_lab.engine.round": "from spec_lab.core.types import Request", "spec_lab.core.types": ""}
+    assert circle(package_graph(forth)) == ()
+    assert set(circle(package_graph(forth | {"spec_lab.core.types": back}))) == {"core", "engine"}

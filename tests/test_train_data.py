@@ -9,23 +9,23 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from spec_lab import corpus
+from spec_lab.corpus.categories import generate
+from spec_lab.corpus.example import SPECIAL_TOKENS, render_example, render_prompt
 from spec_lab.train.data import IGNORED_LABEL, TrainingTokens, next_token_labels, pack_documents
 from spec_lab.train.rounds import RoundCounts
 from spec_lab.train.tokenizer import train_tokenizer
-from spec_lab.workloads.example import SPECIAL_TOKENS, render_example, render_prompt
 
 VOCAB_SIZE = 600
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    examples = list(islice(corpus.generate("lists", "train", 0), 60))
+    examples = list(islice(generate("lists", "train", 0), 60))
     return train_tokenizer([render_example(example) for example in examples], VOCAB_SIZE)
 
 
 def test_tokenizer_gives_any_text_back(tokenizer: PreTrainedTokenizerFast) -> None:
-    example = next(iter(corpus.generate("lists", "train", 1)))
+    example = next(iter(generate("lists", "train", 1)))
     for text in (render_example(example), "tab\tnew\n\n  ünïcode 測試 🙂", "<|user|>\nx<|end|>"):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert len(tokenizer) == VOCAB_SIZE

@@ -10,8 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.types import FeatureSpec
-from spec_lab.engine.kv_cache import PagedKVCache, PageTable
+from spec_lab.engine.pages import PageTable
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import read_model_config
 from spec_lab.models.decoder import DecoderTarget

@@ -16,7 +16,8 @@ from spec_lab.assembly import models  # isort: skip
 from spec_lab.config import AttentionConfig, CacheConfig  # isort: skip
 from spec_lab.core.protocols import AttentionBackend  # isort: skip
 from spec_lab.core.types import AttentionMetadata  # isort: skip
-from spec_lab.engine.kv_cache import LayerCache, PageTable  # isort: skip
+from spec_lab.core.kv_cache import LayerCache  # isort: skip
+from spec_lab.engine.pages import PageTable  # isort: skip
 from tests.lab import Reference, generate, make_config, make_pair, random_requests  # isort: skip
 
 MAX_SEQ_LEN, MAX_POSITIONS = 30, 32

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from spec_lab.config import RunConfig, WorkloadConfig
-from spec_lab.workloads.example import SPECIAL_TOKENS
+from spec_lab.corpus.example import SPECIAL_TOKENS
 from tests.lab import make_config, make_pair
 
 CHEAP: Mapping[str, Any] = {

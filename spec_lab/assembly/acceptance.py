@@ -18,8 +18,8 @@ from spec_lab.assembly.kernels import TORCH, Kernels
 from spec_lab.assembly.models import Limits, Models
 from spec_lab.config import AcceptanceConfig, RejectionConfig, RelaxedThinkingConfig, RunConfig, SyntheticConfig
 from spec_lab.core.protocols import AcceptanceRule
+from spec_lab.corpus.example import THINK_END, THINK_START
 from spec_lab.errors import UserError
-from spec_lab.workloads.example import THINK_END, THINK_START
 
 
 @dataclass(frozen=True, slots=True)

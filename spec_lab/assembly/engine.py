@@ -12,7 +12,7 @@ from spec_lab.assembly.models import Limits, Models, build_cache, overlaps
 from spec_lab.config import AcceptanceConfig, NoDrafterConfig, PruneConfig, RejectionConfig, RunConfig
 from spec_lab.core.protocols import PrunePolicy
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.kv_cache import PageAllocator, PageTable
+from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.round import Parts
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState

@@ -14,10 +14,11 @@ from spec_lab.config import (
     SplitSeedGraphConfig,
     StepReplayGraphConfig,
 )
-from spec_lab.core.protocols import GraphMode, MetadataMover
+from spec_lab.core.protocols import MetadataMover
 from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
 from spec_lab.engine.graphs.draft_loops import DraftCarry, FullLoop, SplitSeed, StepReplay, carry_every_tensor
 from spec_lab.engine.graphs.eager import EagerGraph
+from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.graphs.whole_round import WholeRound
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.errors import UserError

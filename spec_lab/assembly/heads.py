@@ -12,9 +12,9 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.assembly.models import ZOO, Limits, Models
 from spec_lab.compatibility.drafters import no_weights_shipped
 from spec_lab.config import RejectionConfig, RunConfig, TrainedDrafterConfig
+from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import Drafter, PrunePolicy
 from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPicker, SamplingPicker
-from spec_lab.engine.kv_cache import PagedKVCache
 from spec_lab.errors import UserError
 
 

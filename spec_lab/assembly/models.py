@@ -13,14 +13,14 @@ from spec_lab.assembly.kernels import KERNELS, Kernels
 from spec_lab.assembly.triton import require_triton
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config import RunConfig
+from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, RopeWrite
 from spec_lab.core.types import Request
-from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
+from spec_lab.corpus.example import THINK_END, THINK_START
 from spec_lab.errors import UserError
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import ModelConfig, read_model_config
 from spec_lab.models.decoder import DecoderTarget
-from spec_lab.workloads.example import THINK_END, THINK_START
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 ZOO = Path(__file__).parents[1] / "zoo"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from spec_lab.core.kv_cache import NULL_PAGE, LayerCache, cache_slots
 from spec_lab.core.protocols import RopeWrite
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.engine.kv_cache import NULL_PAGE, LayerCache, cache_slots
 
 
 class TorchAttention:

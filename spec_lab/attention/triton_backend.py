@@ -8,9 +8,9 @@ from spec_kernels.attention import choose_split_keys, paged_attention
 from spec_kernels.metadata import advance_metadata
 from spec_kernels.rope_write import write_kv
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import RopeWrite
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.engine.kv_cache import LayerCache
 
 
 class TritonAttention:

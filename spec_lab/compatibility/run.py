@@ -18,7 +18,7 @@ from spec_lab.compatibility.rules import RULE_CHECKS
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError, not_among
 
-NUM_RESERVED_PAGES = 2  # of engine.kv_cache, which imports torch; a test holds the two together
+NUM_RESERVED_PAGES = 2  # of core.kv_cache, which imports torch; a test holds the two together
 MAX_RECORDED_TOPK = 128
 PREFILL_PRUNING = ("all_rows", "last_row")
 CATCHUP_PRUNING = ("none", "post_attention", "pre_attention")

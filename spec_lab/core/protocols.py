@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
+from spec_lab.core.kv_cache import LayerCache, PagedKVCache
 from spec_lab.core.types import (
     AcceptanceInputs,
     AttentionMetadata,
     DraftStep,
     FeatureSpec,
-    GraphCounts,
     PromptChunk,
     Request,
     TargetOutput,
     Verification,
     VerifiedRound,
 )
-
-if TYPE_CHECKING:
-    from spec_lab.engine.kv_cache import LayerCache, PagedKVCache
-    from spec_lab.engine.round import DecodeRound
 
 
 class MetadataMover(Protocol):
@@ -281,24 +277,6 @@ class PrunePolicy:
     def needs_prewrite(self) -> bool:
         """Whether a query may have to attend over a cache that was written before."""
         return self.prompt.needs_prewrite or self.catchup.needs_prewrite
-
-
-class GraphMode(Protocol):
-    """Runs a round directly, or by capture and replay."""
-
-    counts: GraphCounts
-
-    def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
-        """Capture what a round of `num_requests` needs, if that has not been done; touches the scratch slot only."""
-        ...
-
-    def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
-        """One round over the requests in `slots`, whose committed lengths are at most `max_kv_len`."""
-        ...
-
-    def padded_size(self, num_requests: int) -> int:
-        """Rows of a round of `num_requests`: the bucket of a captured mode."""
-        ...
 
 
 class StageTimer(Protocol):

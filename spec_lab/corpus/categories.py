@@ -8,6 +8,7 @@ from random import Random
 from spec_lab.corpus.arithmetic import draw_arithmetic
 from spec_lab.corpus.dates import draw_dates
 from spec_lab.corpus.difficulty import Difficulty
+from spec_lab.corpus.example import Example
 from spec_lab.corpus.lists import draw_lists
 from spec_lab.corpus.lookup import draw_lookup
 from spec_lab.corpus.natural import prose_sentences
@@ -18,7 +19,6 @@ from spec_lab.corpus.task import DrawTask
 from spec_lab.corpus.thought import tell
 from spec_lab.corpus.trace import draw_trace
 from spec_lab.corpus.units import draw_units
-from spec_lab.workloads.example import Example
 
 TASKS: dict[str, DrawTask] = {
     "arithmetic": draw_arithmetic,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
+from spec_lab.corpus.example import Example
 from spec_lab.corpus.natural import code_documents, prose_documents
 from spec_lab.corpus.split import Split
-from spec_lab.workloads.example import Example
 
 PROMPT_CHARACTERS = (200, 500)
 CONTINUATION_CHARACTERS = 480

@@ -5,11 +5,11 @@ from __future__ import annotations
 from random import Random
 
 from spec_lab.corpus.difficulty import Prose
+from spec_lab.corpus.example import ANSWER_MARKER, Example
 from spec_lab.corpus.grammar import REMARKS, RULES
 from spec_lab.corpus.phrasing import Phraser
 from spec_lab.corpus.scene import draw_facts, opening_sentences
 from spec_lab.corpus.task import Task, draw_between
-from spec_lab.workloads.example import ANSWER_MARKER, Example
 
 _NOTE_IN_PROMPT = "[A note|A card|A page|A sign] [says|reads|begins]: {opening} ..."
 _NOTE_IN_THOUGHT = "[The note|The card|The page|The sign|It] [must say|goes on|may read|says|would be]: {note}."

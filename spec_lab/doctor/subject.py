@@ -19,9 +19,9 @@ from spec_lab.config import (
     StrictAcceptanceConfig,
     TrainedDrafterConfig,
 )
+from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request, RequestRecord
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.errors import UserError
 from spec_lab.workloads.load import load_requests

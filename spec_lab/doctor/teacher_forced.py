@@ -17,11 +17,12 @@ import torch
 from spec_lab import assembly
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources
+from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, Drafter
 from spec_lab.core.types import FeatureSpec, PromptChunk, Request
 from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
-from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES, PagedKVCache, PageTable
+from spec_lab.engine.pages import PageTable
 from spec_lab.engine.round import collect_drafts
 from spec_lab.pruning.selection import AllRows
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
+from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, PrunePolicy, RowSelection, Target
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, PromptChunk, Request, VerifiedRound
 from spec_lab.drafters.catchup import plan_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
-from spec_lab.engine.kv_cache import PagedKVCache
 from spec_lab.pruning.selection import AllRows
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, DrafterRequirements
 from spec_lab.core.types import (
     AttentionMetadata,
@@ -24,7 +25,6 @@ from spec_lab.core.types import (
     VerifiedRound,
 )
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
-from spec_lab.engine.kv_cache import LayerCache
 
 
 class FrozenHead(DraftHead, Protocol):

@@ -9,11 +9,11 @@ from typing import Protocol
 
 import torch
 
+from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, PrunePolicy, RowSelection
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, PromptChunk, Request, VerifiedRound
 from spec_lab.drafters.catchup import plan_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
-from spec_lab.engine.kv_cache import LayerCache
 from spec_lab.pruning.selection import AllRows
 
 

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import torch
 
-from spec_lab.core.protocols import GraphMode, PrunePolicy
+from spec_lab.core.protocols import PrunePolicy
 from spec_lab.core.types import (
     GenerationResult,
     PrefillRecord,
@@ -18,6 +18,7 @@ from spec_lab.core.types import (
     RowCounts,
     Sequence,
 )
+from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.prefill import PromptPass
 from spec_lab.engine.readback import PendingResult, read_later, read_now
 from spec_lab.engine.round import DecodeRound, Parts

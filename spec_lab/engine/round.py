@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, Drafter, MetadataMover, StageTimer, State, Target
 from spec_lab.core.types import AcceptanceInputs, DraftStep, RoundBatch, Verification, VerifiedRound
-from spec_lab.engine.kv_cache import PagedKVCache
 from spec_lab.engine.slots import SlotState
 from spec_lab.pruning.selection import AllRows
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from spec_lab.core.types import FinishReason, Request, Sequence
-from spec_lab.engine.kv_cache import PageAllocator
+from spec_lab.engine.pages import PageAllocator
 from spec_lab.errors import UserError
 
 

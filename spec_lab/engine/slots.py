@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from spec_lab.core.types import RoundBatch, Verification
-from spec_lab.engine.kv_cache import PageTable
+from spec_lab.engine.pages import PageTable
 
 
 class SlotState:

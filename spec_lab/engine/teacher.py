@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, Target
 from spec_lab.core.types import FeatureSpec
-from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES, PagedKVCache, PageTable
+from spec_lab.engine.pages import PageTable
 from spec_lab.pruning.selection import AllRows
 
 

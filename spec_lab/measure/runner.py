@@ -15,9 +15,9 @@ import torch
 from spec_lab import assembly
 from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.config import LoggerConfig, PruneConfig, RunConfig
+from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import GenerationResult, GraphCounts, Request, RequestRecord
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.audit import audit
 from spec_lab.measure.profiling import RoundProfile, profile_rounds

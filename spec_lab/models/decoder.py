@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
+from spec_lab.core.kv_cache import LayerCache, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
-from spec_lab.engine.kv_cache import LayerCache, PagedKVCache
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.layers import (
     Attention,

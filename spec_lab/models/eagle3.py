@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.engine.kv_cache import LayerCache
 from spec_lab.models.decoder import build_attention, build_mlp
 from spec_lab.models.eagle3_checkpoint import NUM_TAPS, Eagle3Config
 from spec_lab.models.layers import RMSNorm, RotaryTable

@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.engine.kv_cache import LayerCache
 from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING
 from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantLayerConfig, LayerRope
 from spec_lab.models.layers import RMSNorm, RotaryRows, RotaryTable, fused_linear

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
+from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, NormSide
-from spec_lab.engine.kv_cache import LayerCache
 from spec_lab.models.decoder import build_layer
 from spec_lab.models.layers import RMSNorm, RotaryTable
 from spec_lab.models.linear import Linear, make_linear

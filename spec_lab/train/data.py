@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spec_lab.workloads.example import END_OF_TEXT, Example, render_example
+from spec_lab.corpus.example import END_OF_TEXT, Example, render_example
 
 IGNORED_LABEL = -100
 
@@ -69,9 +69,9 @@ class Shard:
 
 def generate_examples(category: str, seed: int, num_examples: int) -> list[Example]:
     """Examples of the training split; another seed gives others."""
-    from spec_lab import corpus
+    from spec_lab.corpus.categories import generate
 
-    return list(islice(corpus.generate(category, "train", seed), num_examples))
+    return list(islice(generate(category, "train", seed), num_examples))
 
 
 def build_shard(shard: Shard) -> np.ndarray:

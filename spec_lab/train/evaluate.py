@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from spec_lab.acceptance.phase import ThinkingMarkers, phase_before
+from spec_lab.corpus.example import THINK_END, THINK_START, render_prompt
 from spec_lab.train.drafter import DraftMatcher
 from spec_lab.train.generate import Continuation, generate
 from spec_lab.train.generations import Generations
 from spec_lab.train.rounds import RoundCounts
 from spec_lab.train.target import run_target
 from spec_lab.workloads.checker import is_correct
-from spec_lab.workloads.example import THINK_END, THINK_START, render_prompt
 from spec_lab.workloads.load import Prompt, shipped_prompts
 
 if TYPE_CHECKING:

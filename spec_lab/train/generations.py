@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from spec_lab.corpus.example import render_prompt
 from spec_lab.train.data import generate_examples, map_in_processes, step_generator
 from spec_lab.train.generate import Continuation, generate
-from spec_lab.workloads.example import render_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -109,10 +109,10 @@ class GenerationsRecipe:
         return Generations.of(continuations, self.row_length, tokenizer.pad_token_id)
 
     def _jobs(self, seed: int) -> list[PromptJob]:
-        from spec_lab import corpus
+        from spec_lab.corpus.categories import CHECKABLE_CATEGORIES, NATURAL_CATEGORIES
 
-        numbers = dict.fromkeys(corpus.CHECKABLE_CATEGORIES, self.num_checkable_prompts)
-        numbers |= dict.fromkeys(corpus.NATURAL_CATEGORIES, self.num_natural_prompts)
+        numbers = dict.fromkeys(CHECKABLE_CATEGORIES, self.num_checkable_prompts)
+        numbers |= dict.fromkeys(NATURAL_CATEGORIES, self.num_natural_prompts)
         first_seed = FIRST_SEED + seed * self.num_shards
         return [
             PromptJob(category, first_seed + shard, -(-number // self.num_shards))

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from spec_lab import corpus
 from spec_lab.assembly.models import ZOO
+from spec_lab.corpus.categories import CHECKABLE_CATEGORIES
+from spec_lab.corpus.example import SPECIAL_TOKENS, render_example
+from spec_lab.corpus.natural import natural_text
 from spec_lab.errors import UserError
 from spec_lab.train.card import drafter_card, target_card
 from spec_lab.train.data import Shard, build_shard, generate_examples, map_in_processes, tokenise_natural_text
@@ -24,7 +26,6 @@ from spec_lab.train.loop import CurvePoint
 from spec_lab.train.stages import RunFolder, run_stage, write_json
 from spec_lab.train.target import TargetRecipe, load_target, without_progress_bars
 from spec_lab.train.tokenizer import train_tokenizer
-from spec_lab.workloads.example import SPECIAL_TOKENS, render_example
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Pipeline:
     def _train_tokenizer(self, folder: RunFolder, output: Path) -> dict[str, Any]:
         texts = [
             render_example(example)
-            for category in corpus.CHECKABLE_CATEGORIES
+            for category in CHECKABLE_CATEGORIES
             for example in generate_examples(category, self.seed, self.tokenizer.num_examples_per_category)
         ]
         train_tokenizer([*texts, *self._natural_documents()], self.tokenizer.vocab_size).save_pretrained(output)
@@ -112,18 +113,18 @@ class Pipeline:
         per_shard = -(-knobs.num_examples_per_category // knobs.num_shards)
         first_seed = self.seed * knobs.num_shards
         shards = [
-            Shard(tokenizer_file, corpus.CHECKABLE_CATEGORIES, first_seed + number, per_shard, knobs.row_length)
+            Shard(tokenizer_file, CHECKABLE_CATEGORIES, first_seed + number, per_shard, knobs.row_length)
             for number in range(knobs.num_shards)
         ]
         rows = np.concatenate(list(map_in_processes(build_shard, shards, self._num_workers())))
         natural = tokenise_natural_text(tokenizer_file, self._natural_documents())
         np.save(output / "rows.npy", rows)
         np.save(output / "natural.npy", natural)
-        num_examples = per_shard * knobs.num_shards * len(corpus.CHECKABLE_CATEGORIES)
+        num_examples = per_shard * knobs.num_shards * len(CHECKABLE_CATEGORIES)
         return {"num_examples": num_examples, "num_rows": len(rows), "num_natural_tokens": len(natural)}
 
     def _natural_documents(self) -> list[str]:
-        return list(corpus.natural_text("train"))[: self.corpus.num_natural_documents]
+        return list(natural_text("train"))[: self.corpus.num_natural_documents]
 
     def _train_target(self, folder: RunFolder, output: Path) -> dict[str, Any]:
         from transformers import AutoTokenizer

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spec_lab.corpus.example import END_OF_TEXT, END_OF_TURN
 from spec_lab.errors import UserError
 from spec_lab.train.data import IGNORED_LABEL, TrainingTokens, next_token_labels
 from spec_lab.train.loop import CurvePoint, Optimisation, train
 from spec_lab.train.tokenizer import MAX_LENGTH
-from spec_lab.workloads.example import END_OF_TEXT, END_OF_TURN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from spec_lab.workloads.example import (
+from spec_lab.corpus.example import (
     ASSISTANT,
     END_OF_TEXT,
     END_OF_TURN,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spec_lab.workloads.example import ANSWER_MARKER, END_OF_TURN, THINK_END
+from spec_lab.corpus.example import ANSWER_MARKER, END_OF_TURN, THINK_END
 
 
 def normalise(answer: str) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from spec_lab.corpus.example import ANSWER_MARKER, Example
 from spec_lab.errors import UserError
-from spec_lab.workloads.example import ANSWER_MARKER, Example
 
 
 def generated_examples(categories: Sequence[str] | None, per_category: int, seed: int) -> dict[str, list[Example]]:
@@ -18,7 +18,7 @@ def generated_examples(categories: Sequence[str] | None, per_category: int, seed
     Raises:
         UserError: a category does not exist, or has no answer that a program can check.
     """
-    from spec_lab.corpus import CHECKABLE_CATEGORIES
+    from spec_lab.corpus.categories import CHECKABLE_CATEGORIES
 
     unknown = sorted(set(categories or ()) - set(CHECKABLE_CATEGORIES))
     if unknown:
@@ -37,7 +37,7 @@ def answer_of(example: Example) -> str:
 @cache
 def _draw(category: str, count: int, seed: int) -> tuple[Example, ...]:
     """Kept, since the jobs of a sweep draw the same prompts again and again."""
-    from spec_lab.corpus import generate
+    from spec_lab.corpus.categories import generate
 
     chosen: dict[str, Example] = {}
     for example in generate(category, "eval", seed):

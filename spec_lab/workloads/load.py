@@ -13,8 +13,8 @@ from typing import Any
 
 from spec_lab.config import RunConfig, WorkloadConfig
 from spec_lab.core.types import Request
+from spec_lab.corpus.example import Form
 from spec_lab.errors import UserError
-from spec_lab.workloads.example import Form
 from spec_lab.workloads.generated import answer_of, generated_examples
 from spec_lab.workloads.tokenizer import TargetTokenizer
 

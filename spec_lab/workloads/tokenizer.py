@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from spec_lab.corpus.example import SPECIAL_TOKENS, Form, render_prompt
 from spec_lab.errors import UserError
-from spec_lab.workloads.example import SPECIAL_TOKENS, Form, render_prompt
 
 
 class TargetTokenizer:

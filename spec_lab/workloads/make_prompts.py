@@ -1,4 +1,4 @@
-"""Writes the evaluation prompts that ship with the project: `python -m spec_lab.corpus.make_prompts`."""
+"""Writes the evaluation prompts that ship with the project: `python -m spec_lab.workloads.make_prompts`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spec_lab.corpus.categories import CATEGORIES, NATURAL_CATEGORIES, generate
+from spec_lab.corpus.example import ANSWER_MARKER, Example
 from spec_lab.corpus.natural import natural_text
-from spec_lab.workloads.example import ANSWER_MARKER, Example
 from spec_lab.workloads.load import PROMPTS_FOLDER
 
 PROMPTS_PER_CATEGORY = 96

@@ -1,0 +1,26 @@
+"""What a graph mode promises the engine."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from spec_lab.core.types import GraphCounts, Verification
+from spec_lab.engine.round import DecodeRound
+
+
+class GraphMode(Protocol):
+    """Runs a round directly, or by capture and replay."""
+
+    counts: GraphCounts
+
+    def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
+        """Capture what a round of `num_requests` needs, if that has not been done; touches the scratch slot only."""
+        ...
+
+    def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
+        """One round over the requests in `slots`, whose committed lengths are at most `max_kv_len`."""
+        ...
+
+    def padded_size(self, num_requests: int) -> int:
+        """Rows of a round of `num_requests`: the bucket of a captured mode."""
+        ...
