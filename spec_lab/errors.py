@@ -2,16 +2,78 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 class UserError(ValueError):
     """What was asked for cannot be done. The message names the knob or the file, and the remedy.
 
     The command line answers it with one line and exit code 2; any other exception is a failure of ours, with its
-    traceback.
+    traceback, unless `trouble_of` knows it.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What stands in the way outside this program, in a line.
+
+    Attributes:
+        status: `refused` where another command helps, `failed` where the machine gave out.
+    """
+
+    line: str
+    status: Literal["refused", "failed"]
+
+
+WORN_OUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ESTALE}
+"""The machine's answers that have nothing to do with what was asked for, such as a full disk."""
+OURS = ("spec_lab", "spec_kernels")
+COMPOSERS = ("hydra", "omegaconf", "antlr4", "yaml")
+"""Packages that read the command line and the files of options: what they raise is about what was typed."""
+OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "failed to allocate")
+
+
+def trouble_of(error: BaseException) -> Trouble | None:
+    """What `error` says about the command or the machine; None where it is a mistake of ours, due a traceback.
+
+    No library is imported to recognise its errors, so that a program pays for none that it does not use.
+    """
+    if isinstance(error, UserError):
+        return Trouble(str(error), "refused")
+    if isinstance(error, OSError) and error.errno is not None:
+        return Trouble(describe_os_error(error), "failed" if error.errno in WORN_OUT else "refused")
+    if is_out_of_memory(error):
+        reason = one_line(error) or "nothing is left"
+        return Trouble(f"there is not enough memory ({reason}); lower the sizes, such as batch_size", "refused")
+    if isinstance(error, OverflowError):
+        return Trouble(f"a number is too large ({one_line(error)}); use a smaller one", "refused")
+    if is_of_composing(error):
+        return Trouble(one_line(error) or type(error).__name__, "refused")
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on the host or on a GPU; torch raises a RuntimeError for either."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in OUT_OF_MEMORY)
+
+
+def is_of_composing(error: BaseException) -> bool:
+    """Whether Hydra or OmegaConf raised `error`, or what they called: nothing of ours was between them and it.
+
+    They raise ValueError, AssertionError and the like for what was typed, beside exceptions of their own.
+    """
+    if any(_package(kind.__module__) in COMPOSERS for kind in type(error).__mro__):
+        return True
+    callers = [_package(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    beyond_ours = len(callers) - next((i for i, package in enumerate(reversed(callers)) if package in OURS), 0)
+    return any(package in COMPOSERS for package in callers[beyond_ours : beyond_ours + 1])
 
 
 def describe_error(error: BaseException) -> str:
@@ -23,5 +85,28 @@ def describe_error(error: BaseException) -> str:
     return f"{kind} at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else kind
 
 
+def describe_os_error(error: OSError) -> str:
+    """`FILE: No space left on device`."""
+    reason = error.strerror or type(error).__name__
+    return reason if error.filename is None else f"{error.filename}: {reason}"
+
+
+def one_line(message: object) -> str:
+    """A message without its line breaks."""
+    return " ".join(str(message).split())
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """`error` and what it was raised from, or while handling what, the outermost first."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__
+
+
 def not_among(knob: str, value: str, allowed: tuple[str, ...]) -> str | None:
     return None if value in allowed else f"{knob}={value} is unknown; use one of {', '.join(allowed)}"
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]

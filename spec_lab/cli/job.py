@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import sys
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from spec_lab.cli.dry_run import describe
+from spec_lab.cli.ending import EXIT_CODES, print_refusal, print_trouble
 from spec_lab.cli.folder import folder_name, make_folder
 from spec_lab.compatibility.run import refusals, refuse
 from spec_lab.config import RunConfig
@@ -21,8 +21,6 @@ from spec_lab.record.recorder import utc_now, write_status
 from spec_lab.record.schema import Status
 from spec_lab.record.sinks import REQUESTS_FILE
 from spec_lab.record.summary import RunInfo
-
-EXIT_CODES: dict[Status, int] = {"finished": 0, "failed": 1, "refused": 2, "interrupted": 130}
 
 
 def worst_exit_code(statuses: Iterable[Status]) -> int:
@@ -64,15 +62,9 @@ def run_job(job: Job) -> JobOutcome:
         folder = make_folder(job.base, folder_name(job.config, job.choices))
     except UserError as error:
         return _refused(job, None, error)
-    except Exception:
-        traceback.print_exc()
-        return JobOutcome("failed")
+    except Exception as error:
+        return JobOutcome(print_trouble(error))
     return _run_in(folder, job)
-
-
-def print_refusal(reason: object) -> None:
-    """One line on stderr, whatever the reason looks like."""
-    print("refused:", *str(reason).split(), file=sys.stderr)
 
 
 def _dry_run(job: Job) -> JobOutcome:

@@ -15,8 +15,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.cli.compose import VERSION_BASE, chosen_options, to_run_config
+from spec_lab.cli.ending import print_refusal
 from spec_lab.cli.folder import close_sweep, discard_empty_sweep, display, find_ended, folder_name, sweep_folder
-from spec_lab.cli.job import Job, JobOutcome, print_refusal, run_job, worst_exit_code
+from spec_lab.cli.job import Job, JobOutcome, run_job, worst_exit_code
 from spec_lab.cli.options import conf_folder
 from spec_lab.config import RunConfig, register_schemas
 from spec_lab.errors import UserError

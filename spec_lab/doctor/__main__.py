@@ -12,9 +12,9 @@ from hydra import compose, initialize_config_dir
 from hydra.types import RunMode
 
 from spec_lab.cli.compose import VERSION_BASE, compose_run
+from spec_lab.cli.ending import guarded
 from spec_lab.cli.flags import split_flags
 from spec_lab.cli.help import help_text
-from spec_lab.cli.job import EXIT_CODES, print_refusal
 from spec_lab.cli.options import conf_folder
 from spec_lab.compatibility.run import refuse
 from spec_lab.config import RunConfig
@@ -33,15 +33,14 @@ It takes what follows, but no flag except --help.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Examine the run that `arguments` (default: those of the process) say, and return the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    return guarded(lambda: _run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(INTRODUCTION + "\n" + help_text())
         return 0
-    try:
-        return _examine(_composed(arguments))
-    except UserError as error:
-        print_refusal(error)
-        return EXIT_CODES["refused"]
+    return _examine(_composed(arguments))
 
 
 def _composed(arguments: Sequence[str]) -> RunConfig:

@@ -6,10 +6,10 @@ Exit codes are those of `python -m spec_lab`: 0 finished, 1 failed, 2 refused, 1
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from spec_lab.cli.ending import guarded, print_trouble
 from spec_lab.cli.options import Menu
 from spec_lab.train.menu import READ_FOR, parts_of, train_folder, train_menu
 
@@ -31,33 +31,22 @@ spec_lab.train: trains a drafter for the shipped target, or a new target and a d
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train what `arguments` (default: those of the process) say and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    return guarded(lambda: _run(arguments), train_menu(), "interrupted; the same command goes on from here")
+
+
+def _run(arguments: Sequence[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         from spec_lab.cli.help import describe_menu
 
         print(f"{INTRODUCTION}\n{describe_menu(train_menu())}")
         return 0
-    return _run(arguments)
-
-
-def _run(arguments: Sequence[str]) -> int:
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from spec_lab.cli.compose import explain
-    from spec_lab.cli.job import EXIT_CODES, print_refusal, worst_exit_code
+    from spec_lab.cli.job import worst_exit_code
     from spec_lab.cli.overrides import check_arguments
     from spec_lab.cli.session import call_hydra
 
     statuses: list[Status] = []
-    try:
-        checked = check_arguments(arguments, train_menu())
-        call_hydra(lambda composed: statuses.append(_train(composed)), checked, train_folder())
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        print_refusal(explain(error, train_menu()))
-        return EXIT_CODES["refused"]
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
-        return EXIT_CODES["interrupted"]
+    checked = check_arguments(arguments, train_menu())
+    call_hydra(lambda composed: statuses.append(_train(composed)), checked, train_folder())
     return worst_exit_code(statuses)
 
 
@@ -65,18 +54,11 @@ def _train(composed: DictConfig) -> Status:
     """Hydra's task: one composed training. Errors become a status, so that a multirun goes on."""
     from hydra.core.hydra_config import HydraConfig
 
-    from spec_lab.cli.job import print_refusal
-    from spec_lab.errors import UserError
-
     try:
         refuse_unread(HydraConfig.get().overrides.task, composed)
         pipeline_of(composed).run()
-    except UserError as error:
-        print_refusal(error)
-        return "refused"
-    except Exception:
-        traceback.print_exc()
-        return "failed"
+    except Exception as error:
+        return print_trouble(error, train_menu())
     return "finished"
 
 

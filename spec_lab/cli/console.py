@@ -1,0 +1,62 @@
+"""Standard output and errors that outlive their reader: `| head -1`, an ASCII console, a full disk behind `>`."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class PatientFile(io.FileIO):
+    """A file that goes on taking what is written to it, into nothing, once nobody reads it any more.
+
+    A run that has taken minutes must not end because a pager has seen enough.
+    """
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self.name = name
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            if not isinstance(error, BrokenPipeError):
+                error.filename = self.name
+                raise
+            return memoryview(data).nbytes
+
+
+@contextmanager
+def patient_console() -> Iterator[None]:
+    r"""Puts a `PatientFile` under standard output and errors, and writes as `\xfc` what their encoding has not.
+
+    Streams that somebody else has put there already, such as a notebook or a test, are left as they are.
+    """
+    output, errors = sys.stdout, sys.stderr
+    if sys.__stdout__ is not None and output is sys.__stdout__:
+        sys.stdout = _patient(sys.__stdout__, "standard output", line_by_line=output.isatty())
+    if sys.__stderr__ is not None and errors is sys.__stderr__:
+        sys.stderr = _patient(sys.__stderr__, "standard error", line_by_line=True)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        sys.stdout, sys.stderr = output, errors
+
+
+def _patient(stream: TextIO, name: str, line_by_line: bool) -> TextIO:
+    stream.flush()
+    buffer = io.BufferedWriter(PatientFile(stream.fileno(), name))
+    return io.TextIOWrapper(buffer, stream.encoding, errors="backslashreplace", line_buffering=line_by_line)

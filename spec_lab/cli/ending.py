@@ -1,0 +1,75 @@
+"""How every program of the lab ends: an exit code, and one line where what went wrong is not ours.
+
+    def main(arguments: Sequence[str] | None = None) -> int:
+        return guarded(lambda: _run(sys.argv[1:] if arguments is None else arguments))
+
+`guarded` turns what `_run` lets through into an ending. One line and exit code 2: a `UserError`, what Hydra complains
+about, a file that cannot be read, too little memory. One line and 1: a full disk. Ctrl-C: 130. All else is a mistake of
+ours: a traceback, and 1. So `_run` catches nothing but what it can add a knob to:
+`except OSError as error: raise UserError(f"output_dir={folder} ... ({describe_os_error(error)}); ...") from error`.
+
+A program that goes on after an error, such as a sweep, uses `print_trouble`, and reads the status from it.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from spec_lab.cli.console import patient_console
+from spec_lab.errors import Trouble, UserError, causes, is_of_composing, one_line, trouble_of
+
+if TYPE_CHECKING:
+    from spec_lab.cli.options import Menu
+    from spec_lab.record.schema import Status
+
+EXIT_CODES: dict[Status, int] = {"finished": 0, "failed": 1, "refused": 2, "interrupted": 130}
+
+
+def guarded(run: Callable[[], int], menu: Menu | None = None, interrupted: str = "interrupted") -> int:
+    """The exit code of `run()`, or of what it raises, which is printed.
+
+    Args:
+        menu: what the command line could choose, for the remedies of what does not compose; None is that of a run.
+        interrupted: what Ctrl-C is answered with.
+    """
+    with patient_console():
+        try:
+            code = run()
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            print(interrupted, file=sys.stderr)
+            return EXIT_CODES["interrupted"]
+        except Exception as error:
+            return EXIT_CODES[print_trouble(error, menu)]
+        return code
+
+
+def print_trouble(error: Exception, menu: Menu | None = None) -> Status:
+    """Say what went wrong on stderr, in a line or, of a mistake of ours, with a traceback; `refused` or `failed`."""
+    trouble = explained(error, menu)
+    if trouble is None:
+        traceback.print_exception(error)
+        return "failed"
+    print(f"{trouble.status}: {one_line(trouble.line)}", file=sys.stderr)
+    return trouble.status
+
+
+def print_refusal(reason: object) -> None:
+    """One line on stderr, whatever the reason looks like."""
+    print("refused:", one_line(reason), file=sys.stderr)
+
+
+def explained(error: Exception, menu: Menu | None = None) -> Trouble | None:
+    """As `trouble_of`; with the remedy where a configuration does not compose, and past Hydra's wrapping."""
+    if not is_of_composing(error) or type(error).__module__.startswith("yaml"):
+        return trouble_of(error)
+    wrapped = next((cause for cause in causes(error) if isinstance(cause, (UserError, OSError))), None)
+    if wrapped is not None:
+        return trouble_of(wrapped)
+    from spec_lab.cli.compose import explain
+
+    return Trouble(explain(error, menu), "refused")

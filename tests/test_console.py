@@ -1,0 +1,56 @@
+"""Output goes on into nothing when nobody reads it, and is never lost to an encoding."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PRINTS = """
+import sys
+from spec_lab.cli.ending import guarded
+
+def run():
+    for number in range(20000):
+        print(f"Prüfung {number}", file=getattr(sys, STREAM))
+    return 0
+
+sys.exit(guarded(run))
+"""
+
+
+def command_printing_to(stream: str) -> str:
+    return PRINTS.replace("STREAM", repr(stream))
+
+
+@pytest.mark.parametrize(("stream", "redirect"), [("stdout", ""), ("stderr", "2>&1 >/dev/null")])
+def test_a_closed_pipe_does_not_end_a_program(stream: str, redirect: str, empty_folder: Path) -> None:
+    (empty_folder / "p.py").write_text(command_printing_to(stream))
+    line = f"{sys.executable} p.py {redirect} | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_an_encoding_has_not_is_written_as_its_number(encoding: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", command_printing_to("stdout")],
+        capture_output=True,
+        env={"PYTHONIOENCODING": encoding, "PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[7] == "Prüfung 7".encode(encoding, errors="backslashreplace")
+
+
+def test_a_full_disk_behind_the_output_is_one_line() -> None:
+    code = [sys.executable, "-c", command_printing_to("stdout")]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(code, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "failed: standard output: No space left on device\n")
+
+
+def test_a_program_without_output_runs() -> None:
+    line = f"{sys.executable} -c '{command_printing_to('stderr')}' >&- 2>&-"
+    assert subprocess.run(["bash", "-c", line.replace("'stderr'", '"stderr"')]).returncode == 0

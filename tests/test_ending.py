@@ -1,0 +1,145 @@
+"""How a program ends: one line and a code for what is not ours, a traceback for what is."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from spec_lab.cli.ending import guarded
+from spec_lab.cli.session import call_hydra
+from spec_lab.errors import UserError
+
+PROGRAMS = ("spec_lab", "spec_lab.doctor", "spec_lab.train")
+
+
+def raises(error: BaseException) -> Callable[[], int]:
+    def run() -> int:
+        raise error
+
+    return run
+
+
+def wrap_in_resolver(error: Exception) -> Callable[[], int]:
+    """As where the folder of a sweep is named inside a configuration: OmegaConf wraps what is raised there."""
+
+    def run() -> int:
+        OmegaConf.register_new_resolver("raises", raises(error), replace=True)
+        return int(OmegaConf.create({"a": "${raises:}"}).a)
+
+    return run
+
+
+def broken_conf(folder: Path, text: str) -> Callable[[], int]:
+    (folder / "config.yaml").write_text(text)
+
+    def run() -> int:
+        call_hydra(lambda _: None, [], folder)
+        return 0
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("a=3 is odd;\nuse a=4"), 2, "refused: a=3 is odd; use a=4"),
+        (OSError(errno.ENOSPC, "No space left on device", "x.json"), 1, "failed: x.json: No space left on device"),
+        (OSError(errno.EFBIG, "File too large"), 1, "failed: File too large"),
+        (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "refused: x: Permission denied"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "x/y"), 2, "refused: x/y: Not a directory"),
+        (OSError(errno.ELOOP, "Too many levels of symbolic links", "x"), 2, "refused: x: Too many levels of"),
+        (MemoryError(), 2, "refused: there is not enough memory (nothing is left); lower the sizes"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), 2, "not enough"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), 2, "not enough memory (CUDA out of memory"),
+        (OverflowError("Python int too large to convert to C long"), 2, "refused: a number is too large (Python int"),
+    ],
+)
+def test_what_is_not_ours_is_one_line(
+    error: Exception, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(raises(error)) == code
+    [printed] = capsys.readouterr().err.splitlines()
+    assert line in printed
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("too many values to unpack"),
+        RuntimeError("out of luck"),
+        AssertionError(),
+        KeyError("x"),
+        OSError("nothing that the system said"),
+    ],
+)
+def test_a_mistake_of_ours_is_a_traceback(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(raises(error)) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(raises(KeyboardInterrupt()), interrupted="interrupted; the same command goes on") == 130
+    assert capsys.readouterr().err == "interrupted; the same command goes on\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: [1, 2", "expected ',' or ']'"),
+        ("defaults: 3", "refused: "),
+        ("- a\n- b\n", "refused: "),
+        ("a: ${\n", "refused: "),
+        ("hydra: {run: {dir: .}, job_logging: {handlers: 3}}\n", "refused: "),
+        ("defaults: [nowhere]\n", "nowhere"),
+    ],
+)
+def test_what_hydra_cannot_read_is_refused_whatever_it_raises(
+    text: str, line: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(broken_conf(empty_folder, text)) == 2
+    [printed] = capsys.readouterr().err.splitlines()
+    assert line in printed
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("output_dir=x is a file; choose another one"), 2, "refused: output_dir=x is a file; choose"),
+        (OSError(errno.ENOSPC, "No space left on device", "x"), 1, "failed: x: No space left on device"),
+    ],
+)
+def test_an_error_inside_a_configuration_is_told_as_itself(
+    error: Exception, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(wrap_in_resolver(error)) == code
+    assert line in capsys.readouterr().err
+
+
+def test_a_mistake_of_ours_that_hydra_called_is_a_traceback(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check of ours that breaks inside a job of Hydra's: frames of ours lie behind those of Hydra."""
+
+    def broken(error: Exception) -> None:
+        raise ValueError("too many values to unpack")
+
+    monkeypatch.setattr("spec_lab.cli.session.to_run_config", broken)
+    from spec_lab.__main__ import main
+
+    assert main(["seed=3"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_reader_that_has_seen_enough_is_no_error(program: str, empty_folder: Path) -> None:
+    command = f"{sys.executable} -m {program} --help | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1
