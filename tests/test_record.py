@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 
 from spec_lab.record import provenance, schema
 from spec_lab.record.provenance import collect_provenance, git_revision
+from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import Recorder, write_status
-from spec_lab.record.runs import read_summary
 from spec_lab.record.schema import RequestRow, RoundRow, Summary
 from spec_lab.record.sinks import FileSink, write_json
 from spec_lab.record.summary import Divergence, Measured, build_summary

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from spec_lab.errors import UserError
 from spec_lab.record.progress import Progress
+from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import write_status
 from spec_lab.record.runs import (
     Run,
@@ -26,6 +31,7 @@ from spec_lab.record.runs import (
     newest_run,
 )
 from spec_lab.record.schema import Ratio, Summary
+from spec_lab.record.sinks import write_json
 from spec_lab.record.summary import Divergence
 from spec_lab.record.verdict import is_noise
 from spec_lab.record.wording import number, with_range
@@ -100,10 +106,82 @@ def test_report_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert error.count("\n") == 1
 
 
-def test_report_leaves_out_what_it_cannot_read(outputs: Path) -> None:
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "newer": ({"schema_version": 99}, "schema_version is 99"),
+    "no version": ({"schema_version": None}, "schema_version is None"),
+    "another status": ({"status": "done"}, 'status is "done", not one of finished, failed'),
+    "text for number": ({"seconds": "long"}, 'seconds is "long", not a number'),
+    "truth for number": ({"rounds": True}, "rounds is true, not a whole number"),
+    "list for keys": ({"config": []}, "config is a list, not a set of keys"),
+    "no repeats": ({"repeats": []}, "references.plain.repeats has 3 entries, repeats has 0"),
+    "another K": ({"num_draft_tokens": 5}, "has 3 entries, num_draft_tokens is 5"),
+    "huge": ({"output_tokens": 10**400}, "output_tokens is a number beyond 2**53"),
+    "deep": ({"config": {"nested": reduce(lambda inner, _: [inner], range(40), [])}}, "is nested too deeply"),
+    "drafter of no name": ({"config": {"drafter": {"num_draft_tokens": 3}}}, "config.drafter.name is missing"),
+    "rule without a form": ({"config": {"acceptance": {"name": "relaxed_thinking"}}}, "config.acceptance.form is"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_record_hides_no_other(name: str, outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes, reason = BROKEN[name]
+    path = outputs / "old" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert main([str(outputs)]) == 0
+    output = capsys.readouterr()
+    table = output.out.split("\n\n")[0].splitlines()
+    assert len(table) == 2 + 3
+    assert output.err.startswith(f"left out: {path}: ")
+    assert reason in output.err
+    assert output.err.count("\n") == 1
+
+
+UNREADABLE = {
+    "cut": b'{"schema_version": 2, "stat',
+    "empty": b"",
+    "no object": b"[1, 2]",
+    "no utf-8": b'{"schema_version": "\xff"}',
+    "endless": b"[" * 100_000,
+    "digits": b'{"schema_version": ' + b"9" * 6000 + b"}",
+    "nan": b'{"schema_version": NaN}',
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_only_unreadable_records_are_no_report(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "summary.json"
+    path.write_bytes(UNREADABLE[name])
+    assert main([str(tmp_path)]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith(f"left out: {path}: ")
+    assert output.err.count("\n") == 1
+
+
+def test_every_key_is_needed_and_named(tmp_path: Path) -> None:
+    summary = make_summary()
+    for key in get_type_hints(Summary):
+        write_json(tmp_path / "summary.json", {name: value for name, value in summary.items() if name != key})
+        with pytest.raises(UserError, match=key):
+            read_summary(tmp_path)
+
+
+def test_notebooks_are_warned_of_what_cannot_be_read(outputs: Path) -> None:
     (outputs / "old" / "summary.json").write_text('{"schema_version": 99}')
     with pytest.warns(UserWarning, match="schema_version is 99"):
         assert len(find_runs([outputs])) == 3
+
+
+@pytest.mark.parametrize("arguments", [["--last", "0"], ["--last", "-1"], ["--last=x"], ["--first"]])
+def test_arguments_that_show_nothing_are_refused_in_a_line(
+    arguments: list[str], outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(outputs.parent)
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert arguments[0].partition("=")[0] in output.err
 
 
 def test_report_does_not_look_below_a_run(outputs: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from spec_lab.config import AcceptanceConfig, RecordConfig, RelaxedThinkingConfig, SyntheticConfig
 from spec_lab.corpus.example import THINK_START
 from spec_lab.measure.runner import run
-from spec_lab.record.runs import read_request_rows
+from spec_lab.record.reading import read_request_rows
 from spec_lab.record.schema import Summary
 from spec_lab.rescore.judge import rescore
 from spec_lab.rescore.verify_rows import VERIFY_ROWS_FILE, load_verify_rows

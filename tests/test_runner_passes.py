@@ -16,7 +16,7 @@ from spec_lab.core.types import GenerationResult, Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import runner
 from spec_lab.measure.profiling import STAGE_PREFIX, TRACE_FILE
-from spec_lab.record.runs import read_request_rows
+from spec_lab.record.reading import read_request_rows
 from spec_lab.record.schema import Summary
 from tests.fake_runs import CHOICES
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts

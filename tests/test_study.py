@@ -92,7 +92,7 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def test_points_come_by_draft_tokens_strict_first(sweep: Path) -> None:
-    [points] = read_studies(find_runs([sweep]))
+    [points] = read_studies(find_runs([sweep])).studies
     assert [(point.num_draft_tokens, point.rule) for point in points] == [
         (1, "strict"),
         (1, "top 10, delta 0.6"),
@@ -104,7 +104,7 @@ def test_points_come_by_draft_tokens_strict_first(sweep: Path) -> None:
 
 
 def test_a_point_is_compared_with_strict_at_its_own_number_of_drafts(sweep: Path) -> None:
-    [points] = read_studies(find_runs([sweep]))
+    [points] = read_studies(find_runs([sweep])).studies
     strict, delta = points[2], points[4]
     assert strict.change is None
     assert strict.equal_to_strict == 1.0
@@ -125,19 +125,19 @@ def test_a_point_is_compared_with_strict_at_its_own_number_of_drafts(sweep: Path
 def test_equal_outputs_are_counted(tmp_path: Path) -> None:
     FakeRun(STRICT, 3, [2, 2]).record(tmp_path / "a")
     FakeRun(DELTA, 3, [2, 2], other=[1, 2, 3]).record(tmp_path / "b")
-    [[_, delta]] = read_studies(find_runs([tmp_path]))
+    [[_, delta]] = read_studies(find_runs([tmp_path])).studies
     assert delta.equal_to_strict == 0.7
 
 
 def test_runs_that_make_no_study(tmp_path: Path) -> None:
     FakeRun(STRICT, 3, [2]).record(tmp_path / "strict")
-    assert read_studies(find_runs([tmp_path])) == []
+    assert read_studies(find_runs([tmp_path])).studies == []
     FakeRun(DELTA, 3, [2], seed=1).record(tmp_path / "other seed")
     FakeRun(DELTA, 5, [2]).record(tmp_path / "other K")
     FakeRun({"name": "synthetic"}, 3, [2], imposed=True).record(tmp_path / "imposed")
-    assert read_studies(find_runs([tmp_path])) == []
+    assert read_studies(find_runs([tmp_path])).studies == []
     FakeRun(DELTA, 3, [2]).record(tmp_path / "paired")
-    [points] = read_studies(find_runs([tmp_path]))
+    [points] = read_studies(find_runs([tmp_path])).studies
     assert [point.rule for point in points] == ["strict", "top 10, delta 0.6"]
 
 
@@ -145,21 +145,65 @@ def test_of_one_configuration_the_newest_run_counts(tmp_path: Path) -> None:
     FakeRun(STRICT, 3, [2]).record(tmp_path / "strict")
     FakeRun(DELTA, 3, [3], minute=2).record(tmp_path / "new")
     FakeRun(DELTA, 3, [2], minute=1).record(tmp_path / "old")
-    [[_, delta]] = read_studies(find_runs([tmp_path]))
+    [[_, delta]] = read_studies(find_runs([tmp_path])).studies
     assert delta.acceptance_length is not None and delta.acceptance_length.value == 4
 
 
 def test_another_seed_is_another_study(sweep: Path) -> None:
     for number, run in enumerate((FakeRun(STRICT, 3, [2], seed=1), FakeRun(DELTA, 3, [3], seed=1))):
         run.record(sweep / f"seed-{number}")
-    assert [len(points) for points in read_studies(find_runs([sweep]))] == [6, 2]
+    assert [len(points) for points in read_studies(find_runs([sweep])).studies] == [6, 2]
 
 
-def test_runs_over_other_prompts_are_refused(tmp_path: Path) -> None:
+def test_a_run_over_other_prompts_is_left_out(tmp_path: Path) -> None:
     FakeRun(STRICT, 3, [2], num_requests=9).record(tmp_path / "strict")
-    FakeRun(DELTA, 3, [3]).record(tmp_path / "delta")
-    with pytest.raises(ValueError, match="not those of its strict run"):
-        read_studies(find_runs([tmp_path]))
+    FakeRun(TOP3, 3, [3], num_requests=9).record(tmp_path / "same")
+    FakeRun(DELTA, 3, [3]).record(tmp_path / "other")
+    [points], [reason] = read_studies(find_runs([tmp_path]))
+    assert [point.rule for point in points] == ["strict", "top 3, delta 0.6"]
+    assert f"{tmp_path / 'other'}: its prompts are not those of its strict run" in reason
+
+
+CUTS = {
+    "torn": lambda text: text[:-30],
+    "short": lambda text: "".join(text.splitlines(keepends=True)[:-2]),
+    "empty line": lambda text: "{}\n" + text,
+    "no text": lambda text: "",
+    "a list": lambda text: "[1]\n" + text,
+    "wrong type": lambda text: text.replace('"output_ids":[', '"output_ids":["x",', 1),
+    "rounds of two lengths": lambda text: text.replace('"accepted_per_round":[', '"accepted_per_round":[3,', 1),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("broken", ["2", "3"])
+def test_broken_requests_cost_their_run_and_no_other(
+    sweep: Path, cut: str, broken: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Folder 3 holds the strict run that three others are compared with."""
+    path = sweep / broken / "requests.jsonl"
+    path.write_text(CUTS[cut](path.read_text()))
+    assert main([str(sweep)]) == 0
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1
+    assert str(path) in output.err
+    assert len(output.out.split("\n\n")[0].splitlines()) == 2 + len(SWEEP)
+    study = output.out.partition("What lossy acceptance costs and brings")[2].partition("95 % intervals")[0]
+    assert ("top 3" in study) is False
+    assert ("ratio 0.3" in study) is (broken == "2")
+    assert "top 10, delta 0.6" in study
+
+
+def test_a_lost_plot_costs_no_table(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a folder that may only be read."""
+    (sweep / "acceptance_against_accuracy.png").mkdir()
+    assert main([str(sweep)]) == 0
+    output = capsys.readouterr()
+    assert "What lossy acceptance costs and brings" in output.out
+    assert "plot: " not in output.out
+    assert output.err.count("\n") == 1
+    assert "plot not saved: " in output.err
+    assert "acceptance_against_accuracy.png" in output.err
 
 
 def test_rules_in_words() -> None:
@@ -215,7 +259,7 @@ def test_accuracy_change_counts_prompts_checked_in_both() -> None:
 
 
 def test_table_has_a_line_a_point(sweep: Path) -> None:
-    [points] = read_studies(find_runs([sweep]))
+    [points] = read_studies(find_runs([sweep])).studies
     lines = format_study(points).splitlines()
     assert len(lines) == 2 + len(points) + 1 + 2
     assert "top 10, delta 0.6" in lines[6]
@@ -239,7 +283,7 @@ def test_report_of_single_runs_writes_no_plot(sweep: Path, capsys: pytest.Captur
 
 
 def test_plot_has_a_bar_both_ways_at_each_point(sweep: Path) -> None:
-    [points] = read_studies(find_runs([sweep]))
+    [points] = read_studies(find_runs([sweep])).studies
     figure = acceptance_against_accuracy(points)
     assert isinstance(figure, Figure)
     assert [axes.get_title("left") for axes in figure.axes] == ["K = 1", "K = 3"]
@@ -255,6 +299,6 @@ def test_plot_has_a_bar_both_ways_at_each_point(sweep: Path) -> None:
 def test_plot_of_one_panel_and_of_none(tmp_path: Path) -> None:
     FakeRun(STRICT, 3, [2]).record(tmp_path / "strict")
     FakeRun(DELTA, 3, [3]).record(tmp_path / "delta")
-    [points] = read_studies(find_runs([tmp_path]))
+    [points] = read_studies(find_runs([tmp_path])).studies
     for chosen in (points, []):
         assert len(acceptance_against_accuracy(chosen).axes) == 1

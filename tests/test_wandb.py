@@ -14,8 +14,8 @@ import pytest
 import wandb
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
+from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import Recorder
-from spec_lab.record.runs import read_summary
 from spec_lab.record.schema import Summary
 from spec_lab.record.wandb_sink import WandbSink, has_key, without_user_paths
 from tests.fake_runs import make_info, record_run

@@ -17,7 +17,7 @@ from typing import Any
 
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
-from spec_lab.record.runs import read_summary
+from spec_lab.record.reading import read_summary
 from spec_lab.record.schema import Status
 from spec_lab.record.sinks import SUMMARY_FILE, write_json
 

@@ -1,17 +1,18 @@
-"""Finds and reads recorded runs: as plain summaries, or as pandas frames for notebooks."""
+"""Finds recorded runs: as plain summaries, or as pandas frames for notebooks."""
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from spec_lab.errors import UserError
 from spec_lab.record.metrics import STAGES
-from spec_lab.record.schema import SCHEMA_VERSION, THIS_RUN, RequestRow, Summary
-from spec_lab.record.sinks import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
+from spec_lab.record.reading import read_request_rows, read_round_rows, read_summary
+from spec_lab.record.schema import THIS_RUN, Summary
+from spec_lab.record.sinks import SUMMARY_FILE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,50 +23,48 @@ class Run(NamedTuple):
     summary: Summary
 
 
-def find_runs(folders: Iterable[Path]) -> list[Run]:
-    """All runs in the folders and below them, oldest first.
+class Found(NamedTuple):
+    """Runs, the oldest first, and of each record that cannot be read its file and the reason."""
 
-    A record that cannot be read is left out with a warning, so that one of another version does not hide the rest.
+    runs: list[Run]
+    unreadable: list[str]
+
+
+def search_runs(folders: Iterable[Path]) -> Found:
+    """All runs in the folders and below them. One that cannot be read does not hide the others.
 
     Raises:
-        ValueError: a folder is missing or has no run.
+        UserError: a folder is missing or has no run.
     """
     found: dict[Path, Run] = {}
+    unreadable: dict[Path, str] = {}
     for folder in folders:
         inside = list(_run_folders(folder))
         if not inside:
-            raise ValueError(f"{folder}: no {SUMMARY_FILE} in it or below; name a run, or a folder that holds some")
+            raise UserError(f"{folder}: no {SUMMARY_FILE} in it or below; name a run, or a folder that holds some")
         for path in inside:
             try:
                 found[path.resolve()] = Run(path, read_summary(path))
-            except ValueError as error:
-                warnings.warn(f"left out: {error}", stacklevel=2)
-    return sorted(found.values(), key=lambda run: run.summary["started_at"])
+            except UserError as error:
+                unreadable[path.resolve()] = str(error)
+    runs = sorted(found.values(), key=lambda run: run.summary["started_at"])
+    return Found(runs, list(unreadable.values()))
+
+
+def find_runs(folders: Iterable[Path]) -> list[Run]:
+    """As `search_runs`, for notebooks: what cannot be read is left out with a warning."""
+    found = search_runs(folders)
+    for reason in found.unreadable:
+        warnings.warn(f"left out: {reason}", stacklevel=2)
+    return found.runs
 
 
 def newest_run(folder: Path, finished: bool = True) -> Run:
     """The run started last in `folder` or below, by default among the finished ones."""
     runs = [run for run in find_runs([folder]) if not finished or run.summary["status"] == "finished"]
     if not runs:
-        raise ValueError(f"{folder}: no finished run in it; make one with python -m spec_lab")
+        raise UserError(f"{folder}: no finished run in it; make one with python -m spec_lab")
     return runs[-1]
-
-
-def read_summary(folder: Path) -> Summary:
-    """The record of the run in `folder`.
-
-    Raises:
-        ValueError: it is no record of ours, or was written in a layout this version does not read.
-    """
-    path = folder / SUMMARY_FILE
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        version = summary["schema_version"]
-    except (json.JSONDecodeError, TypeError, KeyError) as error:
-        raise ValueError(f"{path}: not the record of a run ({error!r})") from error
-    if version != SCHEMA_VERSION:
-        raise ValueError(f"{path}: schema_version is {version}, this spec_lab reads {SCHEMA_VERSION}")
-    return cast(Summary, summary)
 
 
 def load_runs(folders: Path | Sequence[Path]) -> pd.DataFrame:
@@ -80,7 +79,7 @@ def load_requests(folder: Path) -> pd.DataFrame:
     """`requests.jsonl` of one run, a row a request, with its own acceptance length beside."""
     import pandas as pd
 
-    frame = pd.DataFrame(list(_read_lines(folder / REQUESTS_FILE)))
+    frame = pd.DataFrame(read_request_rows(folder))
     if not frame.empty:
         frame["rounds"] = frame["emitted_per_round"].map(len)
         frame["acceptance_length_all"] = frame["emitted_per_round"].map(sum) / frame["rounds"].where(
@@ -90,20 +89,15 @@ def load_requests(folder: Path) -> pd.DataFrame:
     return frame
 
 
-def read_request_rows(folder: Path) -> list[RequestRow]:
-    """The lines of `requests.jsonl` of one run."""
-    return cast(list[RequestRow], list(_read_lines(folder / REQUESTS_FILE)))
-
-
 def load_rounds(folder: Path) -> pd.DataFrame:
     """`rounds.jsonl` of one run, a row a round, each stage's milliseconds in a column of its own."""
     import pandas as pd
 
     lines = []
-    for line in _read_lines(folder / ROUNDS_FILE):
-        stages = {f"{stage}_ms": 1e3 * seconds for stage, seconds in line.pop("stage_seconds").items()}
-        lines.append({**line, **line.pop("rows"), "round_ms": 1e3 * line["seconds"], **stages})
-    return pd.DataFrame(lines).drop(columns="rows", errors="ignore")
+    for row in read_round_rows(folder):
+        stages = {f"{stage}_ms": 1e3 * seconds for stage, seconds in row["stage_seconds"].items()}
+        lines.append({**row, **row["rows"], "round_ms": 1e3 * row["seconds"], **stages})
+    return pd.DataFrame(lines).drop(columns=["rows", "stage_seconds"], errors="ignore")
 
 
 def load_categories(summary: Summary) -> pd.DataFrame:
@@ -152,7 +146,7 @@ def load_configurations(summary: Summary) -> pd.DataFrame:
                 "configuration": name,
                 "decode_tokens_per_second": speed["decode_tokens_per_second"],
                 "round_ms": speed["round_ms"],
-                **{f"{stage}_ms": speed["stage_ms_per_round"][stage] for stage in STAGES},
+                **{f"{stage}_ms": speed["stage_ms_per_round"].get(stage) for stage in STAGES},
                 **speed["rows"],
             }
             for name, speed in configurations.items()
@@ -167,14 +161,6 @@ def _run_folders(folder: Path) -> Iterator[Path]:
             folders.clear()
             yield Path(place)
         folders.sort()
-
-
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        raise ValueError(f"{path}: missing; a run that never began has none")
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
 
 
 def _run_row(run: Run) -> dict[str, Any]:
@@ -195,7 +181,7 @@ def _run_row(run: Run) -> dict[str, Any]:
         "seed": summary["config"].get("seed"),
         **{f"speedup_{key}": speedup.get(key) for key in ("value", "low", "high")},
         **{f"pruning_speedup_{key}": pruning.get(key) for key in ("value", "low", "high")},
-        **{f"{stage}_ms": summary["stage_ms_per_round"][stage] for stage in STAGES},
+        **{f"{stage}_ms": summary["stage_ms_per_round"].get(stage) for stage in STAGES},
         **{f"{key}_p50_ms": value["p50"] for key, value in cast(dict[str, Any], summary["latency_ms"]).items()},
         **{f"accuracy_{key}": value for key, value in summary["accuracy"].items()},
         **summary["rows"],

@@ -6,7 +6,7 @@ without.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 SCHEMA_VERSION = 2
 
@@ -162,6 +162,45 @@ class Outcome(TypedDict):
 
 class Reference(Speed, Outcome):
     """A configuration measured beside the main one, interleaved with it."""
+
+
+class DrafterSettings(TypedDict):
+    """A drafter of an extension has other keys beside them."""
+
+    name: str
+    num_draft_tokens: NotRequired[int]
+
+
+class AcceptanceSettings(TypedDict):
+    """What every rule has."""
+
+    name: str
+
+
+class RelaxedSettings(AcceptanceSettings):
+    """What acceptance=relaxed_thinking has besides."""
+
+    form: Literal["delta", "ratio"]
+    topk: int
+    delta: float
+    ratio: float
+    phase: NotRequired[str]
+
+
+class GraphSettings(TypedDict):
+    name: str
+    overlap: NotRequired[bool]
+    metadata: NotRequired[str]
+    verify: NotRequired[bool]
+
+
+class Settings(TypedDict):
+    """The keys of a record's `config` that reports read. The rest of it is kept and compared, whatever it holds."""
+
+    batch_size: NotRequired[int]
+    drafter: NotRequired[DrafterSettings]
+    acceptance: NotRequired[AcceptanceSettings]
+    graph: NotRequired[GraphSettings]
 
 
 class Origin(TypedDict):

@@ -131,7 +131,7 @@ def format_comparison(cells: Sequence[Cell]) -> str:
 
 def _is_lossy(summary: Summary) -> bool:
     """Imposed acceptance counts: it says nothing about the drafter."""
-    return summary["acceptance_imposed"] or summary.get("acceptance_lossless") is False
+    return summary["acceptance_imposed"] or summary["acceptance_lossless"] is False
 
 
 def _key(run: Run) -> str:

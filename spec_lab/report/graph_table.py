@@ -16,7 +16,7 @@ from spec_lab.report.table import format_table
 
 EAGER = "eager"
 MODES = (EAGER, "split_seed", "step_replay", "full_loop", "round")
-"""In the order of what they capture."""
+"""In the order of what they capture; one of an extension comes last."""
 
 NOTE = """\
 round: median over repeats of the mean time of a round; to eager: that over eager's at the same batch, in brackets from
@@ -71,6 +71,8 @@ def time_to_eager(summary: Summary, eager: Summary) -> Ratio | None:
     if value is None or not base:
         return None
     times, base_times = ([r["round_ms"] for r in part["repeats"] if r["round_ms"]] for part in (summary, eager))
+    if not times or not base_times:
+        return None
     return Ratio(value=value / base, low=min(times) / max(base_times), high=max(times) / min(base_times), over=EAGER)
 
 
@@ -118,7 +120,8 @@ def _is_compared(cell: tuple[int, str], cells: Mapping[tuple[int, str], Run]) ->
 
 def _order(cell: tuple[int, str]) -> tuple[int, int, str]:
     batch_size, mode = cell
-    return batch_size, MODES.index(mode.partition(",")[0]), mode
+    name = mode.partition(",")[0]
+    return batch_size, MODES.index(name) if name in MODES else len(MODES), mode
 
 
 def _shared_key(config: Mapping[str, Any]) -> str:

@@ -72,7 +72,7 @@ def format_categories(summary: Summary) -> str:
 
 def _lossy_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
     """What a lossy run shows besides: thinking length, relaxed hits, outputs equal to plain decoding."""
-    if summary.get("acceptance_lossless") is not False or summary["acceptance_imposed"]:
+    if summary["acceptance_lossless"] is not False or summary["acceptance_imposed"]:
         return {}
     return {
         "thinking tokens": lambda outcome: number((outcome["thinking"] or {}).get("mean_tokens"), 1),
@@ -127,12 +127,14 @@ def _over_plain(name: str, summary: Summary) -> Ratio | None:
 
 def _stage_table(speeds: Mapping[str, Speed]) -> str:
     seen = [
-        stage for stage in STAGES if any(speed["stage_ms_per_round"][stage] is not None for speed in speeds.values())
+        stage
+        for stage in STAGES
+        if any(speed["stage_ms_per_round"].get(stage) is not None for speed in speeds.values())
     ]
     body = [
         [
             name,
-            *[number(speed["stage_ms_per_round"][stage], 3) for stage in seen],
+            *[number(speed["stage_ms_per_round"].get(stage), 3) for stage in seen],
             number(speed["round_ms"], 3),
             number(speed["prefill_ms_per_request"], 3),
         ]

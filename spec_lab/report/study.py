@@ -9,11 +9,12 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from spec_lab.errors import UserError
 from spec_lab.record.metrics import accuracy_change
-from spec_lab.record.runs import Run, read_request_rows
+from spec_lab.record.reading import read_all_request_rows
+from spec_lab.record.runs import Run
 from spec_lab.record.schema import Accuracy, AccuracyChange, RequestRow
 from spec_lab.record.wording import ABSENT, number, percent, with_range
 from spec_lab.report.table import format_table
@@ -67,32 +68,55 @@ class Point:
         return self.family == STRICT
 
 
-def read_studies(runs: Sequence[Run]) -> list[list[Point]]:
+class Studies(NamedTuple):
+    """Points by study, and of each run that had to be left out the reason."""
+
+    studies: list[list[Point]]
+    left_out: list[str]
+
+
+def read_studies(runs: Sequence[Run]) -> Studies:
     """The studies among `runs`: runs that differ by rule and K alone, where a lossy rule has a strict run beside it.
 
     A point a run, by K, strict first. Of runs with one configuration the newest counts. Imposed acceptance is left out:
-    it costs no answers, because it gives none.
-
-    Raises:
-        UserError: two runs of one study do not have the same prompts.
+    it costs no answers, because it gives none. So is a run whose requests cannot be read or are not those of its
+    strict run, with its reason.
     """
     newest = {
         _key(run, without=NOT_COMPARED): run
         for run in runs
         if run.summary["status"] == "finished"
         and run.summary["num_draft_tokens"]
+        and run.summary["num_requests"]
         and not run.summary["acceptance_imposed"]
     }
     strict = {_at_one_k(run): run for run in newest.values() if _rule(run)[0] == STRICT}
-    lossy = [run for run in newest.values() if run.summary.get("acceptance_lossless") is False]
+    lossy = [run for run in newest.values() if run.summary["acceptance_lossless"] is False]
     paired = [run for run in lossy if _at_one_k(run) in strict]
     bases = [strict[key] for key in dict.fromkeys(_at_one_k(run) for run in paired)]
-    rows = {run.folder: read_request_rows(run.folder) for run in [*bases, *paired]}
-    studies: dict[str, list[Point]] = {}
-    for run in [*bases, *paired]:
-        point = _point(run, rows[run.folder], rows[strict[_at_one_k(run)].folder])
-        studies.setdefault(_key(run, (*NOT_COMPARED, "acceptance", "num_draft_tokens")), []).append(point)
-    return [sorted(points, key=_order) for points in studies.values()]
+    found: dict[str, list[Point]] = {}
+    left_out: list[str] = []
+    for base in bases:
+        points, reasons = _read_points(base, [run for run in paired if _at_one_k(run) == _at_one_k(base)])
+        found.setdefault(_key(base, (*NOT_COMPARED, "acceptance", "num_draft_tokens")), []).extend(points)
+        left_out += reasons
+    studies = [sorted(points, key=_order) for points in found.values()]
+    return Studies([points for points in studies if not all(point.is_strict for point in points)], left_out)
+
+
+def _read_points(strict: Run, lossy: Sequence[Run]) -> tuple[list[Point], list[str]]:
+    """Those of one K, and why some runs have none."""
+    try:
+        strict_rows = read_all_request_rows(strict.folder, strict.summary)
+    except UserError as error:
+        return [], [f"nothing is compared with this strict run: {error}"]
+    points, left_out = [_point(strict, strict_rows, strict_rows)], []
+    for run in lossy:
+        try:
+            points.append(_point(run, read_all_request_rows(run.folder, run.summary), strict_rows))
+        except UserError as error:
+            left_out.append(f"left out of the comparison of rules: {error}")
+    return points, left_out
 
 
 def describe_rule(options: Mapping[str, Any]) -> tuple[str, str, float | None]:

@@ -35,7 +35,11 @@ def acceptance_against_accuracy(points: Sequence[Point]) -> Figure:
     import seaborn as sns
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    shown = [point for point in points if point.acceptance_length is not None and point.accuracy["value"] is not None]
+    shown = [
+        point
+        for point in points
+        if point.acceptance_length is not None and None not in [point.accuracy[key] for key in ("value", "low", "high")]
+    ]
     lengths = sorted({point.num_draft_tokens for point in shown})
     families = dict.fromkeys(point.family for point in shown)
     looks = _choose_looks(shown, list(families), sns)

@@ -21,7 +21,7 @@ from spec_lab.acceptance.standing import DraftStanding
 from spec_lab.config import AcceptanceConfig
 from spec_lab.core.types import Request
 from spec_lab.errors import UserError
-from spec_lab.record.runs import read_request_rows
+from spec_lab.record.reading import read_request_rows
 from spec_lab.rescore.verify_rows import VerifyRows, load_verify_rows
 
 Indices = np.ndarray[Any, Any]

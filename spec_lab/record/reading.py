@@ -1,0 +1,164 @@
+"""Reads the files of one run and refuses, with the file and the reason, what does not fit their layout.
+
+Whoever reads a record reads it here, so that no table or plot has to doubt what it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+from spec_lab.errors import UserError
+from spec_lab.record.layout import misfit, parse_json
+from spec_lab.record.schema import (
+    SCHEMA_VERSION,
+    Outcome,
+    RelaxedSettings,
+    RequestRow,
+    RoundRow,
+    Settings,
+    Summary,
+)
+from spec_lab.record.sinks import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
+
+READABLE_VERSIONS = (SCHEMA_VERSION,)
+
+
+def read_summary(folder: Path) -> Summary:
+    """The record of the run in `folder`.
+
+    Raises:
+        UserError: it is no record of ours, is broken, or was written in a layout this version does not read.
+    """
+    path = folder / SUMMARY_FILE
+    try:
+        value = parse_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: not the record of a run ({error})") from error
+    if not isinstance(value, dict) or "schema_version" not in value:
+        raise UserError(f"{path}: not the record of a run (it has no schema_version)")
+    summary = cast(Summary, value)
+    problem = _version_problem(value["schema_version"]) or misfit(value, Summary) or _disagreement(summary)
+    if problem is not None:
+        raise UserError(f"{path}: {problem}")
+    return summary
+
+
+def read_request_rows(folder: Path) -> list[RequestRow]:
+    """The lines of `requests.jsonl` of one run.
+
+    Raises:
+        UserError: the file is missing or broken.
+    """
+    path = folder / REQUESTS_FILE
+    rows = cast(list[RequestRow], list(_read_rows(path, RequestRow)))
+    for number, row in enumerate(rows, start=1):
+        if len(row["accepted_per_round"]) != len(row["emitted_per_round"]):
+            raise UserError(f"{path}, line {number}: accepted_per_round and emitted_per_round differ in length")
+    return rows
+
+
+def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
+    """As `read_request_rows`, where none of the run's requests may be missing.
+
+    Raises:
+        UserError: the file is missing, broken, or was cut.
+    """
+    rows = read_request_rows(folder)
+    if len(rows) != summary["num_requests"]:
+        path = folder / REQUESTS_FILE
+        raise UserError(f"{path}: it was cut, and holds {len(rows)} of the run's {summary['num_requests']} requests")
+    return rows
+
+
+def read_round_rows(folder: Path) -> list[RoundRow]:
+    """The lines of `rounds.jsonl` of one run.
+
+    Raises:
+        UserError: the file is missing or broken.
+    """
+    return cast(list[RoundRow], list(_read_rows(folder / ROUNDS_FILE, RoundRow)))
+
+
+def _read_rows(path: Path, layout: Any) -> Iterator[Any]:
+    """The lines of a file; a last one that was torn, by a kill or a full disk, is dropped."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: missing; a run that never began has none") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    *whole, torn = lines
+    for number, line in enumerate(whole, start=1):
+        yield _read_row(line, layout, f"{path}, line {number}")
+    if torn and _is_whole(torn):
+        yield _read_row(torn, layout, f"{path}, line {len(lines)}")
+
+
+def _is_whole(line: bytes) -> bool:
+    """No part of a JSON object that ends before it is one itself."""
+    try:
+        parse_json(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_row(line: bytes, layout: Any, place: str) -> Any:
+    try:
+        row = parse_json(line)
+    except ValueError as error:
+        raise UserError(f"{place}: no valid JSON ({error})") from error
+    problem = misfit(row, layout)
+    if problem is not None:
+        raise UserError(f"{place}: {problem}")
+    return row
+
+
+def _version_problem(version: Any) -> str | None:
+    if isinstance(version, int) and version in READABLE_VERSIONS:
+        return None
+    known = " or ".join(map(str, READABLE_VERSIONS))
+    is_newer = isinstance(version, int) and version > max(READABLE_VERSIONS)
+    remedy = "; update spec_lab" if is_newer else ""
+    return f"schema_version is {str(version)[:20]}, this spec_lab reads {known}{remedy}"
+
+
+def _disagreement(summary: Summary) -> str | None:
+    """What parts that each fit the layout say against each other."""
+    problems = chain(_setting_problems(summary["config"]), _repeat_problems(summary), _position_problems(summary))
+    return next(problems, None)
+
+
+def _setting_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    problem = misfit(config, Settings, "config")
+    if problem is None and config.get("acceptance", {}).get("name") == "relaxed_thinking":
+        problem = misfit(config["acceptance"], RelaxedSettings, "config.acceptance")
+    if problem is not None:
+        yield problem
+
+
+def _repeat_problems(summary: Summary) -> Iterator[str]:
+    num_repeats = len(summary["repeats"])
+    for name, reference in summary["references"].items():
+        if len(reference["repeats"]) != num_repeats:
+            yield f"references.{name}.repeats has {len(reference['repeats'])} entries, repeats has {num_repeats}"
+
+
+def _position_problems(summary: Summary) -> Iterator[str]:
+    """Every draft position has its rate. A run without results has none, and says no K either."""
+    outcomes: dict[str, Outcome] = {"": summary} | {
+        f"by_category.{name}.": outcome for name, outcome in summary["by_category"].items()
+    }
+    for where, outcome in outcomes.items():
+        for kind in ("unconditional", "conditional"):
+            num_rates = len(outcome["acceptance_rate_by_position"][kind])
+            if num_rates != (summary["num_draft_tokens"] or 0):
+                yield (
+                    f"{where}acceptance_rate_by_position.{kind} has {num_rates} entries, "
+                    f"num_draft_tokens is {summary['num_draft_tokens']}"
+                )

@@ -1,0 +1,61 @@
+"""The plots that a report leaves in its folder. One that cannot be drawn or saved costs no table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from spec_lab.errors import describe_error
+from spec_lab.report.drafter_table import Cell
+from spec_lab.report.study import Point
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STUDY_PLOT = "acceptance_against_accuracy.png"
+ACCEPTANCE_PLOT = "acceptance_against_draft_tokens.png"
+SPEEDUP_PLOT = "predicted_against_measured.png"
+
+
+class Plot(NamedTuple):
+    """A file, or why there is none."""
+
+    path: Path
+    problem: str | None
+
+
+def plots_of(studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]], folder: Path) -> list[Plot]:
+    """Saves the plots of every study and comparison in `folder`."""
+    return [_save(draw, folder / _numbered(number, name)) for number, name, draw in _drawings(studies, comparisons)]
+
+
+def _drawings(
+    studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]]
+) -> Iterator[tuple[int, str, Callable[[], Figure]]]:
+    """Number, file name, and what draws it. Matplotlib is imported only where there is something to draw."""
+    for number, points in enumerate(studies, start=1):
+        from spec_lab.report.study_plot import acceptance_against_accuracy
+
+        yield number, STUDY_PLOT, partial(acceptance_against_accuracy, points)
+    for number, cells in enumerate(comparisons, start=1):
+        from spec_lab.report.drafter_plot import BOUNDS, acceptance_against_draft_tokens, predicted_against_measured
+
+        yield number, ACCEPTANCE_PLOT, partial(acceptance_against_draft_tokens, cells)
+        if any(cell.predicted_speedup is not None and cell.drafter not in BOUNDS for cell in cells):
+            yield number, SPEEDUP_PLOT, partial(predicted_against_measured, cells)
+
+
+def _numbered(number: int, name: str) -> str:
+    return name if number == 1 else f"{number}-{name}"
+
+
+def _save(draw: Callable[[], Figure], path: Path) -> Plot:
+    try:
+        draw().savefig(path, dpi=160)
+    except OSError as error:
+        return Plot(path, f"plot not saved: {path} ({error.strerror or describe_error(error)})")
+    except (ValueError, ArithmeticError) as error:  # what matplotlib raises for figures no axis can show
+        return Plot(path, f"plot not drawn: {path} ({describe_error(error)})")
+    return Plot(path, None)
