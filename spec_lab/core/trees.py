@@ -28,10 +28,10 @@ def map_tensors(tree: Tree, function: Callable[[torch.Tensor], torch.Tensor]) ->
 def copy_tensors(into: Any, source: Any) -> None:
     """Copy every tensor of `source` into the one at the same place of `into`; everything else must be equal.
 
-    A tensor that is the same object in both, or a view of the same memory, is left alone.
+    A tensor that is the same object in both is left alone.
     """
     if isinstance(source, torch.Tensor):
-        if into.data_ptr() != source.data_ptr() or into.numel() == 0:
+        if into is not source:
             assert into.shape == source.shape, f"a buffer of {tuple(into.shape)} cannot take {tuple(source.shape)}"
             into.copy_(source)
     elif dataclasses.is_dataclass(source) and not isinstance(source, type):

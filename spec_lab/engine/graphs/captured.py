@@ -20,11 +20,11 @@ class Bucket:
     """The segments of one batch size, made as they are first called.
 
     Attributes:
-        fixed: addresses that no replay changes: what segments put out.
+        fixed: the outputs of its segments, which every replay rewrites in place.
     """
 
     segments: dict[str, Segment[Any, Any]] = field(default_factory=dict)
-    fixed: set[int] = field(default_factory=set)
+    fixed: list[torch.Tensor] = field(default_factory=list)
 
 
 class CapturedMode(ABC):

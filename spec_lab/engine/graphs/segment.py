@@ -19,9 +19,10 @@ Outputs = TypeVar("Outputs")
 class Segment(Generic[Inputs, Outputs]):
     """A function from inputs to outputs, both trees of tensors, run as one graph.
 
-    The first call captures and must be given rows of the scratch slot only. Inputs are copied into buffers of its own,
-    except those that stand at a fixed address already: outputs of another segment, named by `fixed`. Its replays count
-    as `stage` where the spans inside cannot be told apart.
+    The first call captures and must be given rows of the scratch slot only. Inputs are copied into buffers of its own.
+    An input that is one of the tensors in `fixed`, the outputs of other segments, is read where it stands: it has to be
+    that very tensor, since a view or a new tensor at the same address is another one at the next call. The segment adds
+    its own outputs to `fixed`. Its replays count as `stage` where the spans inside cannot be told apart.
     """
 
     def __init__(
@@ -32,13 +33,13 @@ class Segment(Generic[Inputs, Outputs]):
         recorder: GraphRecorder,
         parts: Parts,
         counts: GraphCounts,
-        fixed: set[int],
+        fixed: list[torch.Tensor],
     ) -> None:
         self._name = name
         self._stage = stage
         self._function = function
         self._recorder = recorder
-        self._parts = parts
+        self._parts = parts  # asked for its timer at each call: a profile puts another in its place
         self._counts = counts
         self._fixed = fixed
         self._graph: CapturedGraph[Outputs] | None = None
@@ -49,8 +50,7 @@ class Segment(Generic[Inputs, Outputs]):
         if self._graph is None:
             self._graph = self._capture(inputs)
         copy_tensors(self._inputs, inputs)
-        timer = self._parts.timer
-        with timer.replay(self._stage, self._marks):
+        with self._parts.timer.replay(self._stage, self._marks):
             self._graph.replay()
         self._counts.replays += 1
         return self._graph.outputs
@@ -72,10 +72,10 @@ class Segment(Generic[Inputs, Outputs]):
         return graph
 
     def _buffer(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.data_ptr() in self._fixed else tensor.clone()
+        return tensor if any(tensor is known for known in self._fixed) else tensor.clone()
 
     def _note_fixed(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._fixed.add(tensor.data_ptr())
+        self._fixed.append(tensor)
         return tensor
 
 
