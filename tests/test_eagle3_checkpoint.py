@@ -129,7 +129,39 @@ def test_default_taps() -> None:
         default_tap_layer_inputs(6)
 
 
-@pytest.mark.parametrize("layer_ids", [[2, 4], [2, 4, 4], [2, 4, 8], [-1, 4, 5], ["2", 4, 5], 2])
+@pytest.mark.parametrize("layer_ids", [["2", 4, 5], 2, "245", [2, [4], 5], {"2": 4}])
+@pytest.mark.parametrize("nested", [False, True])
+def test_refuses_tap_layers_of_another_type(tmp_path: Path, layer_ids: Any, nested: bool) -> None:
+    key = "eagle_aux_hidden_state_layer_ids"
+    make_tiny_eagle3(tmp_path, TARGET, **({"eagle_config": {key: layer_ids}} if nested else {key: layer_ids}))
+    with refused(tmp_path / "config.json", f"{key} must be a list of integers"):
+        read_eagle3_config(tmp_path, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragments"),
+    [
+        ({"eagle_config": "x"}, ("eagle_config must be an object, is 'x'",)),
+        ({"eagle_config": {"use_aux_hidden_state": 5}}, ("eagle_config", "use_aux_hidden_state must be true or false")),
+        ({"eagle_config": {"norm_before_fc": "yes"}}, ("norm_before_fc must be true or false",)),
+        ({"model_type": ["llama"]}, ("model_type must be a string, is a list of 1",)),
+        ({"speculators_model_type": 3, "norm_before_residual": True}, ("speculators_model_type must be a string",)),
+        (
+            {"speculators_model_type": "eagle3", "transformer_layer_config": "x", "norm_before_residual": True},
+            ("transformer_layer_config must be an object, is 'x'",),
+        ),
+        ({"num_hidden_layers": "one"}, ("num_hidden_layers must be a positive integer, is 'one'",)),
+        ({"layer_types": 5}, ("layer_types must be a list of strings",)),
+        ({"draft_vocab_size": 10**30}, ("draft_vocab_size must be at most",)),
+    ],
+)
+def test_refuses_values_of_another_type(tmp_path: Path, changes: dict[str, Any], fragments: tuple[str, ...]) -> None:
+    make_tiny_eagle3(tmp_path, TARGET, **changes)
+    with refused(tmp_path / "config.json", *fragments):
+        read_eagle3_config(tmp_path, TARGET)
+
+
+@pytest.mark.parametrize("layer_ids", [[2, 4], [2, 4, 4], [2, 4, 8], [-1, 4, 5], [2, 4, 10**30]])
 def test_refuses_impossible_tap_layers(tmp_path: Path, layer_ids: Any) -> None:
     make_tiny_eagle3(tmp_path, TARGET, eagle_aux_hidden_state_layer_ids=layer_ids)
     with refused(tmp_path / "config.json", "three different layers", "8 layers", "drafter.path"):

@@ -100,7 +100,14 @@ def test_kv_source_layers_stand_over_the_rule(tmp_path: Path, target: ModelConfi
     assert sources(read(tmp_path, target)) == [6, 0]
 
 
-@pytest.mark.parametrize("named", [[7], [7, 8], [-1, 7], ["7", 7], 7, [[7], 7]])
+@pytest.mark.parametrize("named", [["7", 7], 7, [[7], 7], "77", [True, 7]])
+def test_refuses_kv_source_layers_of_another_type(tmp_path: Path, target: ModelConfig, named: Any) -> None:
+    make_tiny_assistant(tmp_path, target, kv_source_layers=named)
+    with refused(tmp_path / "config.json", "kv_source_layers must be a list of integers"):
+        read(tmp_path, target)
+
+
+@pytest.mark.parametrize("named", [[7], [7, 8], [-1, 7]])
 def test_refuses_impossible_kv_source_layers(tmp_path: Path, target: ModelConfig, named: Any) -> None:
     make_tiny_assistant(tmp_path, target, kv_source_layers=named)
     with refused("kv_source_layers", "2 layers", "drafter.path"):

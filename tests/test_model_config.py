@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from spec_lab.models.config import Family, ModelConfig, RopeConfig, read_model_config
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_target, refused, rewrite_config, use_hub_spelling
@@ -71,7 +73,7 @@ def test_left_out_keys_have_the_defaults_of_transformers(family: Family) -> None
     assert config.max_position_embeddings == reference.max_position_embeddings
     assert config.rms_norm_eps == reference.rms_norm_eps
     assert config.bos_token_id == reference.bos_token_id
-    assert config.eos_token_ids == (() if reference.eos_token_id is None else (reference.eos_token_id,))
+    assert config.eos_token_ids == ()
     assert config.head_dim == (getattr(reference, "head_dim", None) or 2)
     assert config.rope == RopeConfig(theta=reference.rope_parameters["rope_theta"], scaling="none")
     assert config.tie_word_embeddings == reference.tie_word_embeddings
@@ -97,7 +99,6 @@ def test_llama3_rope_in_every_spelling() -> None:
     scaling = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
     assert read(rope_parameters=LLAMA3).rope == expected
     assert read(rope_theta=500000.0, rope_scaling=scaling).rope == expected
-    assert read("qwen3", rope_parameters={"full_attention": LLAMA3, "sliding_attention": LLAMA3}).rope == expected
     legacy = {key: value for key, value in scaling.items() if key != "rope_type"} | {"type": "llama3"}
     assert read(rope_theta=500000.0, rope_scaling=legacy).rope == expected
 
@@ -143,16 +144,76 @@ def test_llama_has_no_windows() -> None:
     assert read(sliding_window=16, use_sliding_window=True, max_window_layers=0).layer_windows == (None,) * 8
 
 
-def test_stop_tokens_come_from_the_generation_config(tmp_path: Path) -> None:
-    make_tiny_target(tmp_path, "llama", eos_token_id=[5, 6])
-    (tmp_path / "generation_config.json").unlink()
-    assert read_model_config(tmp_path).eos_token_ids == (5, 6)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8, 9]}')
-    assert read_model_config(tmp_path).eos_token_ids == (7, 8, 9)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0}')
-    assert read_model_config(tmp_path).eos_token_ids == (0,)
-    (tmp_path / "generation_config.json").write_text('{"temperature": 0.5}')
-    assert read_model_config(tmp_path).eos_token_ids == (5, 6)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_end_tokens_are_those_at_which_transformers_ends(tmp_path: Path, family: Family) -> None:
+    from transformers import AutoModelForCausalLM
+
+    generations = (None, {}, {"temperature": 0.5}, {"eos_token_id": 0}, {"eos_token_id": [7, 8]})
+    make_tiny_target(tmp_path, family, num_hidden_layers=1)
+    generation_file = tmp_path / "generation_config.json"
+    for in_config, in_generation in product(("absent", None, 5, [5, 6]), generations):
+        rewrite_config(tmp_path, drop=("eos_token_id",))
+        rewrite_config(tmp_path, **({} if in_config == "absent" else {"eos_token_id": in_config}))
+        generation_file.unlink(missing_ok=True)
+        if in_generation is not None:
+            generation_file.write_text(json.dumps(in_generation))
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=False).generation_config.eos_token_id
+        expected = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
+        assert list(read_model_config(tmp_path).eos_token_ids) == expected, (in_config, in_generation)
+
+
+def test_generate_ends_at_the_same_tokens(tmp_path: Path) -> None:
+    """What the table above takes from the generation config is what a whole `generate` does."""
+    from transformers import AutoModelForCausalLM
+
+    make_tiny_target(tmp_path, "llama", num_hidden_layers=1)
+    prompt = torch.tensor([[5, 6, 7]])
+    free = (
+        AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=False)
+        .generate(prompt, do_sample=False, max_new_tokens=8, eos_token_id=None, pad_token_id=0)[0, 3:]
+        .tolist()
+    )
+    rewrite_config(tmp_path, eos_token_id=free[0])
+    for content, ends in (({}, False), ({"eos_token_id": free[0]}, True), (None, True)):
+        (tmp_path / "generation_config.json").unlink(missing_ok=True)
+        if content is not None:
+            (tmp_path / "generation_config.json").write_text(json.dumps(content))
+        model = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=False)
+        output = model.generate(prompt, do_sample=False, max_new_tokens=8, pad_token_id=0)[0, 3:].tolist()
+        assert (len(output) == 1) == ends
+        assert (read_model_config(tmp_path).eos_token_ids == (free[0],)) == ends
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("names", [("full_attention",), ("full_attention", "sliding_attention")])
+def test_rope_keyed_by_layer_type_is_refused_as_transformers_cannot_read_it(
+    tmp_path: Path, family: Family, names: tuple[str, ...]
+) -> None:
+    """Llama skips it there and turns by the default instead; the Qwen families fail."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    scaling = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
+    make_tiny_target(tmp_path, family, num_hidden_layers=1)
+    rewrite_config(tmp_path, rope_parameters=dict.fromkeys(names, scaling))
+    with refused(tmp_path / "config.json", "keyed by layer type"):
+        read_model_config(tmp_path)
+    if family == "llama":
+        theirs = AutoConfig.from_pretrained(tmp_path, trust_remote_code=False).rope_parameters
+        assert (theirs["rope_type"], theirs["rope_theta"]) == ("default", 10000.0)
+    else:
+        with pytest.raises(KeyError):
+            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path, trust_remote_code=False))
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_null_first_window_layer_matters_only_where_windows_are_on(family: Family) -> None:
+    assert read(family, max_window_layers=None).layer_windows == (None,) * 8
+    assert (
+        read(family, max_window_layers=None, use_sliding_window=True, sliding_window=None).layer_windows == (None,) * 8
+    )
+    with refused("folder/config.json", "max_window_layers is null"):
+        read(family, max_window_layers=None, use_sliding_window=True, sliding_window=24)
+    assert read(family, use_sliding_window=True, sliding_window=24).layer_windows == (None,) * 8
 
 
 def test_declared_dtype_in_both_spellings() -> None:
@@ -172,8 +233,14 @@ def test_declared_dtype_in_both_spellings() -> None:
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ("'dynamic'", "default, linear, llama3")),
         ({"rope_scaling": {"type": "linear"}}, ("factor is missing",)),
         ({"rope_scaling": {"type": "linear", "factor": -1.0}}, ("factor must be a positive number",)),
-        ({"rope_scaling": "linear"}, ("rope parameters must be an object",)),
-        ({"rope_parameters": {"full_attention": LLAMA3, "sliding_attention": {}}}, ("differ by layer type",)),
+        ({"rope_scaling": "linear"}, ("rope_scaling must be an object, is 'linear'",)),
+        ({"rope_parameters": [1]}, ("rope_parameters must be an object, is a list of 1",)),
+        ({"rope_scaling": {"type": 5}}, ("type must be a string",)),
+        ({"rope_scaling": LLAMA3, "original_max_position_embeddings": "x"}, ("original_max_position_embeddings",)),
+        ({"rope_scaling": LLAMA3 | {"original_max_position_embeddings": -1}}, ("original_max_position_embeddings",)),
+        ({"rope_theta": [1]}, ("rope_theta must be a positive number, is a list of 1",)),
+        ({"rope_theta": 10**400}, ("rope_theta must be a positive number, is a very long integer",)),
+        ({"partial_rotary_factor": "half"}, ("partial_rotary_factor must be a positive number",)),
         ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor 0.5",)),
         ({"hidden_size": "wide"}, ("hidden_size must be a positive integer, is 'wide'",)),
         ({"num_hidden_layers": 0}, ("num_hidden_layers must be a positive integer",)),
@@ -181,8 +248,30 @@ def test_declared_dtype_in_both_spellings() -> None:
         ({"num_key_value_heads": 3}, ("no multiple of num_key_value_heads 3",)),
         ({"head_dim": 7}, ("head_dim 7 is odd",)),
         ({"tie_word_embeddings": "no"}, ("tie_word_embeddings must be true or false",)),
-        ({"eos_token_id": "</s>"}, ("eos_token_id",)),
+        ({"eos_token_id": "</s>"}, ("eos_token_id must be an id of the 160 tokens", "is '</s>'")),
+        ({"eos_token_id": True}, ("eos_token_id", "is True")),
+        ({"eos_token_id": -1}, ("eos_token_id", "is -1")),
+        ({"eos_token_id": 160}, ("eos_token_id", "from 0 to 159", "is 160")),
+        ({"eos_token_id": 1e9}, ("eos_token_id", "is 1000000000.0")),
+        ({"eos_token_id": 10**9}, ("eos_token_id", "is 1000000000")),
+        ({"eos_token_id": [2, [3]]}, ("eos_token_id", "is 2, a list of 1")),
+        ({"eos_token_id": {}}, ("eos_token_id", "is an object of 0")),
+        ({"bos_token_id": "<s>"}, ("bos_token_id must be an integer",)),
         ({"layer_types": ["full_attention"]}, ("layer_types names 1 layers",)),
+        ({"layer_types": 5}, ("layer_types must be a list of strings, is 5",)),
+        ({"layer_types": [5] * 8}, ("layer_types must be a list of strings, is a list of 8",)),
+        ({"max_window_layers": "a"}, ("max_window_layers must be an integer of 0 or more, is 'a'",)),
+        ({"max_window_layers": -1}, ("max_window_layers must be an integer of 0 or more",)),
+        ({"architectures": 5}, ("architectures must be a list of strings, is 5",)),
+        ({"architectures": "LlamaForCausalLM"}, ("architectures must be a list of strings, is 'LlamaForCausalLM'",)),
+        ({"architectures": [["LlamaForCausalLM"]]}, ("architectures must be a list of strings, is a list of 1",)),
+        ({"hidden_act": ["silu"]}, ("hidden_act must be a string, is a list of 1",)),
+        ({"torch_dtype": 16}, ("torch_dtype must be a string, is 16",)),
+        ({"num_hidden_layers": 10**7}, ("num_hidden_layers must be at most 10000, is 10000000",)),
+        ({"num_hidden_layers": 10**12}, ("num_hidden_layers must be at most 10000",)),
+        ({"vocab_size": 10**12}, ("vocab_size must be at most",)),
+        ({"hidden_size": float("inf")}, ("hidden_size must be a positive integer, is inf",)),
+        ({"rms_norm_eps": float("nan")}, ("rms_norm_eps must be a positive number, is nan",)),
         ({"layer_types": ["linear_attention"] * 8}, ("'linear_attention'", "full_attention, sliding_attention")),
         ({"layer_types": ["sliding_attention"] * 8}, ("use_sliding_window",)),
     ],

@@ -16,7 +16,7 @@ from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.drafters.recurrent import RecurrentDrafter
 from spec_lab.errors import UserError
-from spec_lab.models.config import num_mtp_modules, read_config_json
+from spec_lab.models.config import read_num_mtp_modules
 from spec_lab.models.layers import RotaryTable
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
@@ -77,7 +77,7 @@ def mtp_folder(config: RunConfig, options: MtpDrafterConfig) -> Path:
     """`drafter.path`, the folder of a target that brings modules of its own, or the weights shipped for the target."""
     if options.path is None and config.target.path is not None:
         folder = target_folder(config)
-        if num_mtp_modules(read_config_json(folder, "target.path")):
+        if read_num_mtp_modules(folder, "target.path"):
             return folder
     return head_folder(config, options)
 

@@ -16,7 +16,7 @@ from spec_lab.config import (
     TrainedDrafterConfig,
 )
 from spec_lab.errors import UserError, not_among
-from spec_lab.models.config import MTP_COUNT_KEYS, num_mtp_modules, read_config_json
+from spec_lab.models.config import MTP_COUNT_KEYS, read_num_mtp_modules
 
 MAX_DRAFT_TOKENS = 16
 NORM_SIDES = ("auto", "pre_norm", "post_norm")
@@ -108,7 +108,7 @@ def mtp_modules(config: RunConfig) -> str | None:
     if path is None or missing_folder(knob, path):
         return None
     try:
-        num_modules = num_mtp_modules(read_config_json(Path(path), knob))
+        num_modules = read_num_mtp_modules(Path(path), knob)
     except UserError as error:
         return str(error)
     if num_modules:

@@ -10,7 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from spec_lab.errors import UserError
-from spec_lab.models.config import ModelConfig, read_json
+from spec_lab.models.config import ModelConfig
+from spec_lab.models.json_input import ConfigFields, read_json, shown
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -182,12 +183,14 @@ def _checkpoint_files(folder: Path) -> dict[Path, list[str]]:
     index = folder / INDEX_FILE
     if not index.exists():
         raise UserError(_no_weights(folder))
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+    weight_map = ConfigFields(read_json(index), str(index)).object("weight_map")
+    if not weight_map:
         raise UserError(f"{index}: has no weight_map; fetch the file again")
     files: dict[Path, list[str]] = {}
     for name, file in weight_map.items():
-        files.setdefault(folder / str(file), []).append(name)
+        if not isinstance(file, str) or Path(file).name != file or "\0" in file:
+            raise UserError(f"{index}: weight_map must name plain files beside it, names {shown(file)}; fetch it again")
+        files.setdefault(folder / file, []).append(name)
     missing = [file.name for file in files if not file.exists()]
     if missing:
         raise UserError(f"{index}: names shards that are not there ({few(missing)}); fetch them into {folder}")

@@ -7,13 +7,13 @@ option that would change the forward pass and that the lean code lacks is refuse
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from spec_lab.errors import UserError
+from spec_lab.models.json_input import ConfigFields, read_json, shown
 
 Family = Literal["llama", "qwen2", "qwen3"]
 RopeScaling = Literal["none", "linear", "llama3"]
@@ -25,6 +25,8 @@ ARCHITECTURES: dict[str, Family] = {
     "MiMoForCausalLM": "qwen2",
 }
 MTP_COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+# Past any model there is: a slip of the pen must not make us list the names of millions of tensors.
+MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,11 @@ class ModelConfig:
             UserError: an unsupported architecture or option, or a missing or impossible value.
         """
         fields = ConfigFields(config, source)
-        family = _family(config, source)
-        _refuse_unsupported(config, source)
+        family = _family(fields)
+        _refuse_unsupported(fields)
         qwen = family != "llama"
-        num_layers = fields.integer("num_hidden_layers")
+        num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+        vocab_size = fields.integer("vocab_size")
         num_heads = fields.integer("num_attention_heads")
         hidden_size = fields.integer("hidden_size")
         num_kv_heads = fields.integer(
@@ -106,7 +109,7 @@ class ModelConfig:
         attention_bias = family != "qwen2" and fields.flag("attention_bias")
         return cls(
             family=family,
-            vocab_size=fields.integer("vocab_size"),
+            vocab_size=vocab_size,
             hidden_size=hidden_size,
             intermediate_size=fields.integer("intermediate_size"),
             num_layers=num_layers,
@@ -115,56 +118,24 @@ class ModelConfig:
             head_dim=head_dim,
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             max_position_embeddings=max_positions,
-            rope=_rope(config, max_positions, source),
+            rope=_rope(fields, max_positions),
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
             qkv_bias=attention_bias or family == "qwen2",
             o_bias=attention_bias,
             mlp_bias=family == "llama" and fields.flag("mlp_bias"),
             qk_norm=family == "qwen3",
             layer_windows=_layer_windows(fields, num_layers, family),
-            eos_token_ids=_token_ids(config.get("eos_token_id", None if qwen else 2), source),
-            bos_token_id=config.get("bos_token_id", None if qwen else 1),
-            torch_dtype=_dtype_name(config),
+            eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
+            bos_token_id=fields.optional_integer("bos_token_id") if qwen or "bos_token_id" in config else 1,
+            torch_dtype=fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch."),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFields:
-    """Typed access to the keys of a JSON file; JSON null counts as absent."""
-
-    values: Mapping[str, Any]
-    source: str
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer."""
-        value = self._value(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UserError(f"{self.source}: {key} must be a positive integer, is {value!r}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A positive number."""
-        value = self._value(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise UserError(f"{self.source}: {key} must be a positive number, is {value!r}")
-        return float(value)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self._value(key, default)
-        if not isinstance(value, bool):
-            raise UserError(f"{self.source}: {key} must be true or false, is {value!r}")
-        return value
-
-    def _value(self, key: str, default: Any) -> Any:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise UserError(f"{self.source}: {key} is missing")
-        return value
-
-
 def read_model_config(folder: Path, knob: str = "target.path") -> ModelConfig:
-    """Read config.json, and the stop tokens of generation_config.json where that file names some.
+    """Read config.json, and the end tokens as `generate` of transformers has them.
+
+    Where there is a generation_config.json, its end tokens are the only ones, even if it names none. Without that file
+    they are those that config.json spells out; a family's default is not used.
 
     Args:
         knob: the setting that led here, named in errors.
@@ -176,8 +147,8 @@ def read_model_config(folder: Path, knob: str = "target.path") -> ModelConfig:
     generation = folder / "generation_config.json"
     if not generation.exists():
         return config
-    stop_ids = _token_ids(read_json(generation).get("eos_token_id"), str(generation))
-    return replace(config, eos_token_ids=stop_ids or config.eos_token_ids)
+    fields = ConfigFields(read_json(generation), str(generation))
+    return replace(config, eos_token_ids=fields.token_ids("eos_token_id", config.vocab_size))
 
 
 def read_config_json(folder: Path, knob: str) -> dict[str, Any]:
@@ -190,55 +161,60 @@ def read_config_json(folder: Path, knob: str) -> dict[str, Any]:
     return read_json(path)
 
 
-def num_mtp_modules(config: Mapping[str, Any]) -> int:
+def text_part(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """The decoder's keys: those of `text_config`, where a config.json has such a part, else its own."""
+    return ConfigFields(config, source).object("text_config") or config
+
+
+def num_mtp_modules(config: Mapping[str, Any], source: str = "config.json") -> int:
     """How many multi-token prediction modules a config.json names; 0 when it names none."""
-    decoder = config.get("text_config") or config
-    return next((decoder[key] for key in MTP_COUNT_KEYS if isinstance(decoder.get(key), int)), 0)
+    fields = ConfigFields(text_part(config, source), source)
+    named = (fields.integer(key, least=0, most=MAX_LAYERS) for key in MTP_COUNT_KEYS if fields.has(key))
+    return next(named, 0)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: cannot be read as JSON ({reason}); fetch the file again") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: must hold a JSON object, holds a {type(content).__name__}")
-    return content
+def read_num_mtp_modules(folder: Path, knob: str) -> int:
+    """`num_mtp_modules` of a checkpoint folder."""
+    return num_mtp_modules(read_config_json(folder, knob), str(folder / "config.json"))
 
 
-def _family(config: Mapping[str, Any], source: str) -> Family:
-    architectures = config.get("architectures") or []
+def _family(fields: ConfigFields) -> Family:
+    architectures = fields.texts("architectures")
     for name in architectures:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
-    found = ", ".join(map(str, architectures)) or "none named"
-    raise UserError(f"{source}: architecture {found} is not supported; supported are {', '.join(ARCHITECTURES)}")
+    found = ", ".join(map(shown, architectures)) or "none named"
+    raise UserError(f"{fields.source}: architecture {found} is not supported; supported are {', '.join(ARCHITECTURES)}")
 
 
-def _refuse_unsupported(config: Mapping[str, Any], source: str) -> None:
-    activation = config.get("hidden_act") or "silu"
+def _refuse_unsupported(fields: ConfigFields) -> None:
+    activation = fields.text("hidden_act", "silu")
     if activation != "silu":
-        raise UserError(f"{source}: hidden_act {activation!r} is not supported; supported is 'silu'")
-    if config.get("quantization_config"):
-        raise UserError(f"{source}: quantized checkpoints are not supported; use the float16, bfloat16 or float32 one")
+        raise UserError(f"{fields.source}: hidden_act {shown(activation)} is not supported; supported is 'silu'")
+    if fields.values.get("quantization_config"):
+        raise UserError(
+            f"{fields.source}: quantized checkpoints are not supported; use the float16, bfloat16 or float32 one"
+        )
 
 
-def _rope(config: Mapping[str, Any], max_positions: int, source: str) -> RopeConfig:
-    parameters = _shared_rope_parameters(config.get("rope_scaling") or config.get("rope_parameters") or {}, source)
+def _rope(config: ConfigFields, max_positions: int) -> RopeConfig:
+    source = config.source
+    parameters = config.object("rope_scaling") or config.object("rope_parameters")
+    if any(isinstance(value, dict) for value in parameters.values()):
+        # transformers reads such parameters for no family here: Llama skips them, the Qwen families fail.
+        raise UserError(f"{source}: rope parameters keyed by layer type are not supported; one set for all layers is")
     fields = ConfigFields(parameters, f"{source} (rope)")
-    theta = fields.number("rope_theta", config.get("rope_theta") or 10000.0)
-    partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    theta = fields.number("rope_theta", config.number("rope_theta", 10000.0))
+    partial = fields.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise UserError(f"{source}: partial_rotary_factor {partial} is not supported; supported is 1.0")
-    kind = parameters.get("rope_type", parameters.get("type")) or "default"
+    kind = fields.text("rope_type", fields.text("type", "default"))
     if kind == "default":
         return RopeConfig(theta=theta, scaling="none")
     if kind == "linear":
         return RopeConfig(theta=theta, scaling="linear", factor=fields.number("factor"))
     if kind == "llama3":
-        original = config.get("original_max_position_embeddings")
+        original = config.optional_integer("original_max_position_embeddings", least=1)
         return RopeConfig(
             theta=theta,
             scaling="llama3",
@@ -248,19 +224,7 @@ def _rope(config: Mapping[str, Any], max_positions: int, source: str) -> RopeCon
             original_max_position_embeddings=original
             or fields.integer("original_max_position_embeddings", max_positions),
         )
-    raise UserError(f"{source}: rope type {kind!r} is not supported; supported are default, linear, llama3")
-
-
-def _shared_rope_parameters(parameters: Any, source: str) -> Mapping[str, Any]:
-    """One set of rope parameters, also where transformers 5 keys them by layer type."""
-    if not isinstance(parameters, dict):
-        raise UserError(f"{source}: rope parameters must be an object, are {parameters!r}")
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    if not nested:
-        return parameters
-    if any(value != nested[0] for value in nested):
-        raise UserError(f"{source}: rope parameters that differ by layer type are not supported; one set for all is")
-    return nested[0]
+    raise UserError(f"{source}: rope type {shown(kind)} is not supported; supported are default, linear, llama3")
 
 
 def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tuple[int | None, ...]:
@@ -268,31 +232,22 @@ def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tup
     config, source = fields.values, fields.source
     sliding = family != "llama" and fields.flag("use_sliding_window") and config.get("sliding_window", 4096) is not None
     window = fields.integer("sliding_window", 4096) if sliding else None
-    layer_types = config.get("layer_types")
-    if layer_types is None:
-        first = config.get("max_window_layers", 28)
+    layer_types = fields.texts("layer_types")
+    first = fields.integer("max_window_layers", 28, least=0)
+    if not fields.has("layer_types"):
+        if window is not None and "max_window_layers" in config and not fields.has("max_window_layers"):
+            raise UserError(f"{source}: max_window_layers is null, but use_sliding_window is on; name the first layer")
         return tuple(window if layer >= first else None for layer in range(num_layers))
     if len(layer_types) != num_layers:
         raise UserError(f"{source}: layer_types names {len(layer_types)} layers, num_hidden_layers is {num_layers}")
     for layer_type in layer_types:
         if layer_type not in ("full_attention", "sliding_attention"):
             raise UserError(
-                f"{source}: layer type {layer_type!r} is not supported; supported are full_attention, sliding_attention"
+                f"{source}: layer type {shown(layer_type)} is not supported; supported are full_attention, "
+                "sliding_attention"
             )
     if window is None and "sliding_attention" in layer_types:
         raise UserError(
             f"{source}: layer_types has sliding_attention, but use_sliding_window or sliding_window is unset"
         )
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
-
-
-def _token_ids(value: Any, source: str) -> tuple[int, ...]:
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(token, int) for token in ids):
-        raise UserError(f"{source}: eos_token_id must be an integer or a list of integers, is {value!r}")
-    return tuple(ids)
-
-
-def _dtype_name(config: Mapping[str, Any]) -> str:
-    name = config.get("dtype") or config.get("torch_dtype") or "float32"
-    return str(name).removeprefix("torch.")

@@ -8,10 +8,9 @@ speculators' (`input_norm.weight`, `fc_norm.{0,1,2}.weight`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,7 +23,8 @@ from spec_lab.models.checkpoint import (
     read_tensors,
     stored_tensors,
 )
-from spec_lab.models.config import ConfigFields, ModelConfig, read_config_json
+from spec_lab.models.config import ModelConfig, read_config_json
+from spec_lab.models.json_input import ConfigFields, shown, shown_ids
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +81,12 @@ def read_eagle3_config(folder: Path, target: ModelConfig) -> Eagle3Config:
     """
     config = read_config_json(folder, KNOB)
     source = str(folder / "config.json")
-    layer = _layer_config(config, source)
-    fields = _fields(config, source)
+    top_level = ConfigFields(config, source)
+    eagle = ConfigFields(top_level.object("eagle_config"), f"{source} (eagle_config)")
+    layer = _layer_config(top_level, eagle)
+    # The top level, then `eagle_config`, where NVIDIA's heads have norm_before_fc (vLLM #42143).
+    named = {key: value for key, value in config.items() if value is not None}
+    fields = ConfigFields({**eagle.values, **named}, source)
     if "speculators_model_type" in config and config.get("norm_before_residual") is None:
         raise UserError(
             f"{source}: norm_before_residual is missing, and the defaults of speculators differ (class false, training "
@@ -95,7 +99,7 @@ def read_eagle3_config(folder: Path, target: ModelConfig) -> Eagle3Config:
         target_hidden_size=fields.integer("target_hidden_size", layer.hidden_size),
         draft_vocab_size=fields.integer("draft_vocab_size", layer.vocab_size),
         target_vocab_size=layer.vocab_size,
-        tap_layer_inputs=_tap_layer_inputs(config, target.num_layers, source),
+        tap_layer_inputs=_tap_layer_inputs(top_level, eagle, target.num_layers),
         norm_before_residual=fields.flag("norm_before_residual"),
         norm_before_fc=fields.flag("norm_before_fc"),
         fc_norm=fields.flag("fc_norm"),
@@ -166,34 +170,33 @@ def _tap_norm_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     return {}
 
 
-def _fields(config: Mapping[str, Any], source: str) -> ConfigFields:
-    """Keys of the top level, then of `eagle_config`, where NVIDIA's heads have norm_before_fc (vLLM #42143)."""
-    nested: Mapping[str, Any] = config.get("eagle_config") or {}
-    return ConfigFields({**nested, **{key: value for key, value in config.items() if value is not None}}, source)
-
-
-def _layer_config(config: dict[str, Any], source: str) -> ModelConfig:
+def _layer_config(config: ConfigFields, eagle: ConfigFields) -> ModelConfig:
     """The one layer of the head, read as a decoder of its family."""
-    kind = config.get("speculators_model_type", "eagle3")
+    source = config.source
+    is_speculators = "speculators_model_type" in config.values
+    kind = config.text("speculators_model_type", "eagle3")
     if kind != "eagle3":
-        raise UserError(f"{source}: speculators_model_type {kind!r} is not supported; set {KNOB} to an eagle3 head")
-    if (config.get("eagle_config") or {}).get("use_aux_hidden_state") is False:
+        raise UserError(
+            f"{source}: speculators_model_type {shown(kind)} is not supported; set {KNOB} to an eagle3 head"
+        )
+    if not eagle.flag("use_aux_hidden_state", True):
         raise UserError(f"{source}: use_aux_hidden_state is false, so this is no EAGLE-3 head; set {KNOB} to one")
-    layer = config.get("transformer_layer_config") if "speculators_model_type" in config else config
-    if not isinstance(layer, dict):
+    if is_speculators and not config.object("transformer_layer_config"):
         raise UserError(
             f"{source}: transformer_layer_config is missing; {KNOB} must name a whole speculators checkpoint"
         )
-    family = layer.get("model_type", "llama")
+    layer = ConfigFields(config.object("transformer_layer_config") if is_speculators else config.values, source)
+    family = layer.text("model_type", "llama")
     if family not in LAYER_ARCHITECTURES:
         supported = ", ".join(LAYER_ARCHITECTURES)
-        raise UserError(f"{source}: a head of model_type {family!r} is not supported; supported are {supported}")
-    if (layer.get("num_hidden_layers") or 1) != 1:
+        raise UserError(f"{source}: a head of model_type {shown(family)} is not supported; supported are {supported}")
+    num_layers = layer.integer("num_hidden_layers", 1)
+    if num_layers != 1:
         raise UserError(
-            f"{source}: {layer['num_hidden_layers']} layers, so this is no EAGLE-3 head, which has one layer; "
+            f"{source}: {num_layers} layers, so this is no EAGLE-3 head, which has one layer; "
             f"set {KNOB} to one, or choose the drafter that the folder is for"
         )
-    decoder = layer | {"architectures": [LAYER_ARCHITECTURES[family]], "num_hidden_layers": 1}
+    decoder = {**layer.values, "architectures": [LAYER_ARCHITECTURES[family]], "num_hidden_layers": 1}
     layer_config = ModelConfig.from_dict(decoder, source)
     if layer_config.layer_windows != (None,):
         raise UserError(f"{source}: a head with a sliding window is not supported; set {KNOB} to a full-attention head")
@@ -218,14 +221,14 @@ def _refuse_other_target(head: Eagle3Config, target: ModelConfig, source: str) -
         )
 
 
-def _tap_layer_inputs(config: Mapping[str, Any], num_layers: int, source: str) -> tuple[int, int, int] | None:
+def _tap_layer_inputs(config: ConfigFields, eagle: ConfigFields, num_layers: int) -> tuple[int, int, int] | None:
     """Tapped layers in the sense "input of layer k".
 
     The same key has two meanings: SGLang reads it inside `eagle_config` only, as the output of layer k; vLLM reads it
     at the top level only, as the input of layer k.
     """
-    nested = (config.get("eagle_config") or {}).get(LAYER_IDS)
-    top_level = config.get(LAYER_IDS)
+    source = config.source
+    nested, top_level = eagle.integers(LAYER_IDS), config.integers(LAYER_IDS)
     from_nested = _checked_taps(nested, 1, num_layers, source) if nested else None
     from_top_level = _checked_taps(top_level, 0, num_layers, source) if top_level else None
     if from_nested and from_top_level and from_nested != from_top_level:
@@ -240,13 +243,12 @@ def _tap_layer_inputs(config: Mapping[str, Any], num_layers: int, source: str) -
     return from_nested or from_top_level
 
 
-def _checked_taps(layer_ids: Any, offset: int, num_layers: int, source: str) -> tuple[int, int, int]:
-    valid = isinstance(layer_ids, list) and len(layer_ids) == 3 and all(isinstance(layer, int) for layer in layer_ids)
-    taps = sorted(layer + offset for layer in layer_ids) if valid else []
-    if not taps or len(set(taps)) < 3 or taps[0] < 0 or taps[-1] >= num_layers:
+def _checked_taps(layer_ids: Sequence[int], offset: int, num_layers: int, source: str) -> tuple[int, int, int]:
+    taps = sorted(layer + offset for layer in layer_ids)
+    if len(layer_ids) != 3 or len(set(taps)) < 3 or taps[0] < 0 or taps[-1] >= num_layers:
         raise UserError(
             f"{source}: {LAYER_IDS} must name three different layers of the target, which has {num_layers} layers, "
-            f"but is {layer_ids}; set {KNOB} to a head trained for this target"
+            f"but is [{shown_ids(layer_ids)}]; set {KNOB} to a head trained for this target"
         )
     return taps[0], taps[1], taps[2]
 

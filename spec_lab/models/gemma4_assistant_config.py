@@ -9,13 +9,14 @@ SGLang (#24436) and vLLM (#41745).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spec_lab.errors import UserError
-from spec_lab.models.config import ConfigFields, ModelConfig, read_config_json
+from spec_lab.models.config import ModelConfig, read_config_json
+from spec_lab.models.json_input import ConfigFields, shown, shown_ids
 
 KNOB = "drafter.path"
 ARCHITECTURE = "Gemma4AssistantForCausalLM"
@@ -133,8 +134,8 @@ def read_assistant_config(folder: Path, target: AssistantTarget) -> AssistantCon
     """
     config = read_config_json(folder, KNOB)
     source = str(folder / "config.json")
-    text = _text_config(config, source)
-    fields, text_fields = ConfigFields(config, source), ConfigFields(text, f"{source} (text_config)")
+    fields = ConfigFields(config, source)
+    text_fields = _text_fields(fields)
     pairs = {
         "backbone_hidden_size": (fields.integer("backbone_hidden_size"), target.hidden_size),
         "vocab_size": (text_fields.integer("vocab_size"), target.vocab_size),
@@ -153,34 +154,35 @@ def read_assistant_config(folder: Path, target: AssistantTarget) -> AssistantCon
     )
 
 
-def _text_config(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+def _text_fields(fields: ConfigFields) -> ConfigFields:
     """The decoder's part of the file, with nothing in either part that the forward pass here would miss."""
-    architectures = config.get("architectures") or []
+    source = fields.source
+    architectures = fields.texts("architectures")
     if ARCHITECTURE not in architectures:
-        found = ", ".join(map(str, architectures)) or "none named"
+        found = ", ".join(map(shown, architectures)) or "none named"
         raise UserError(f"{source}: architecture {found} is not supported; set {KNOB} to a {ARCHITECTURE}")
-    if config.get("quantization_config"):
+    if fields.values.get("quantization_config"):
         raise UserError(f"{source}: a quantized assistant is not supported; set {KNOB} to the bfloat16 checkpoint")
-    if config.get("tie_word_embeddings") is False:
+    if not fields.flag("tie_word_embeddings", True):
         raise UserError(f"{source}: tie_word_embeddings false is not supported; set {KNOB} to an assistant that ties")
-    text = config.get("text_config")
-    if not isinstance(text, dict):
+    text = fields.object("text_config")
+    if not text:
         raise UserError(f"{source}: text_config is missing; fetch the file again")
     for key, allowed in PLAIN_TEXT_OPTIONS.items():
         if text.get(key) is not None and text[key] not in allowed:
             raise UserError(
-                f"{source}: {key} {text[key]!r} is not supported; set {KNOB} to an assistant with {allowed[0]!r}"
+                f"{source}: {key} {shown(text[key])} is not supported; set {KNOB} to an assistant with {allowed[0]!r}"
             )
-    return text
+    return ConfigFields(text, f"{source} (text_config)")
 
 
 def _layers(fields: ConfigFields, text: ConfigFields, target: AssistantTarget) -> tuple[AssistantLayerConfig, ...]:
-    layer_types = text.values.get("layer_types")
+    layer_types = text.texts("layer_types")
     num_layers = text.integer("num_hidden_layers")
-    if not isinstance(layer_types, list) or len(layer_types) != num_layers or set(layer_types) - {FULL, SLIDING}:
+    if len(layer_types) != num_layers or set(layer_types) - {FULL, SLIDING}:
         raise UserError(
-            f"{text.source}: layer_types must name {num_layers} times {FULL} or {SLIDING}, is {layer_types!r}; "
-            "fetch the file again"
+            f"{text.source}: layer_types must name {num_layers} times {FULL} or {SLIDING}, is "
+            f"[{shown_ids(layer_types)}]; fetch the file again"
         )
     sources = _kv_sources(fields, layer_types, target)
     return tuple(_layer(text, index, layer_types[index], sources[index], target) for index in range(num_layers))
@@ -210,9 +212,9 @@ def _head_sizes(text: ConfigFields, index: int, layer_type: str) -> tuple[int, i
     """head_dim and number of KV heads of a layer; transformers' defaults where the file says nothing."""
     head_dim = text.integer("head_dim", 256)
     num_kv_heads = text.integer("num_key_value_heads", 4)
-    per_layer = text.values.get("per_layer_config")
-    if isinstance(per_layer, Mapping):
-        layer = ConfigFields(per_layer.get(str(index)) or {}, f"{text.source} (per_layer_config)")
+    per_layer = ConfigFields(text.object("per_layer_config"), f"{text.source} (per_layer_config)")
+    if text.has("per_layer_config"):
+        layer = ConfigFields(per_layer.object(str(index)), per_layer.source)
         return layer.integer("head_dim", head_dim), layer.integer("num_key_value_heads", num_kv_heads)
     if layer_type == FULL:
         head_dim = text.integer("global_head_dim", 512)
@@ -222,30 +224,30 @@ def _head_sizes(text: ConfigFields, index: int, layer_type: str) -> tuple[int, i
 
 
 def _rope(text: ConfigFields, layer_type: str) -> LayerRope:
-    by_type = text.values.get("rope_parameters") or DEFAULT_ROPE
-    rope = by_type.get(layer_type) if isinstance(by_type, Mapping) else None
-    if not isinstance(rope, Mapping):
+    by_type = ConfigFields(text.object("rope_parameters") or DEFAULT_ROPE, f"{text.source} (rope_parameters)")
+    if not by_type.has(layer_type):
         raise UserError(f"{text.source}: rope_parameters has no {layer_type}; fetch the file again")
-    fields = ConfigFields(rope, f"{text.source} (rope_parameters.{layer_type})")
-    kind = rope.get("rope_type") or "default"
-    if kind not in ("default", "proportional") or fields.number("factor", 1.0) != 1.0:
+    fields = ConfigFields(by_type.object(layer_type), f"{text.source} (rope_parameters.{layer_type})")
+    kind, factor = fields.text("rope_type", "default"), fields.number("factor", 1.0)
+    if kind not in ("default", "proportional") or factor != 1.0:
         raise UserError(
-            f"{fields.source}: rope_type {kind!r} with factor {rope.get('factor')} is not supported; "
+            f"{fields.source}: rope_type {shown(kind)} with factor {factor:g} is not supported; "
             f"set {KNOB} to an assistant with rope_type default or proportional"
         )
     fraction = fields.number("partial_rotary_factor", 1.0) if kind == "proportional" else 1.0
     return LayerRope(fields.number("rope_theta"), fraction)
 
 
-def _kv_sources(fields: ConfigFields, layer_types: list[str], target: AssistantTarget) -> list[int]:
+def _kv_sources(fields: ConfigFields, layer_types: Sequence[str], target: AssistantTarget) -> Sequence[int]:
     """The target layer each layer reads: as `kv_source_layers` says, else the last of its type that owns its KV."""
     owners = [index for index, layer in enumerate(target.layers) if layer.owns_kv]
-    named = fields.values.get("kv_source_layers")
+    named = fields.integers("kv_source_layers")
     if named is not None:
-        if not isinstance(named, list) or len(named) != len(layer_types) or any(i not in owners for i in named):
+        if len(named) != len(layer_types) or any(i not in owners for i in named):
             raise UserError(
                 f"{fields.source}: kv_source_layers must name, for each of {len(layer_types)} layers, a target layer "
-                f"that owns its KV (of {len(target.layers)}), is {named!r}; set {KNOB} to an assistant for this target"
+                f"that owns its KV (of {len(target.layers)}), is [{shown_ids(named)}]; set {KNOB} to an "
+                "assistant for this target"
             )
         return named
     last = {target.layers[index].layer_type: index for index in owners}

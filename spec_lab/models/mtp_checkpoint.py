@@ -24,7 +24,8 @@ from spec_lab.models.checkpoint import (
     read_tensors,
     stored_tensors,
 )
-from spec_lab.models.config import ARCHITECTURES, ConfigFields, ModelConfig, num_mtp_modules, read_config_json
+from spec_lab.models.config import ARCHITECTURES, ModelConfig, num_mtp_modules, read_config_json, text_part
+from spec_lab.models.json_input import ConfigFields
 from spec_lab.models.mtp_layouts import (
     EMBEDDING_NORM,
     FINAL_NORM,
@@ -71,10 +72,10 @@ def load_mtp(
             another shape or not expected.
     """
     config = read_config_json(folder, KNOB)
-    decoder = config.get("text_config") or config
     source = str(folder / "config.json")
+    decoder = text_part(config, source)
     num_layers = ConfigFields(decoder, source).integer("num_hidden_layers")
-    count = num_mtp_modules(config) or 1
+    count = num_mtp_modules(config, source) or 1
     layout, prefixes, stored = _stored_modules(folder, num_layers, count)
     if num_modules > count:
         raise UserError(
@@ -156,12 +157,12 @@ def _refuse_unsupported_blocks(stored: Collection[str], folder: Path) -> None:
 
 def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collection[str], source: str) -> ModelConfig:
     """A module's decoder layer: sizes from the config, biases and q and k norms as the stored `names` have them."""
-    architectures = decoder.get("architectures") or []
-    supported = [name for name in architectures if name in ARCHITECTURES]
+    fields = ConfigFields(decoder, source)
+    supported = [name for name in fields.texts("architectures") if name in ARCHITECTURES]
     one_layer = {"architectures": supported or [layout.architecture], "num_hidden_layers": 1, "layer_types": None}
-    options, partial_rotary_factor = _without_partial_rotary({**layout.defaults, **decoder, **one_layer})
+    options, partial_rotary_factor = _without_partial_rotary({**layout.defaults, **decoder, **one_layer}, source)
     layer = ModelConfig.from_dict(options, source)
-    if decoder.get("use_sliding_window"):
+    if fields.flag("use_sliding_window"):
         raise UserError(f"{source}: an MTP module with a sliding window is not supported; use a full-attention one")
     return replace(
         layer,
@@ -173,14 +174,14 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
     )
 
 
-def _without_partial_rotary(config: dict[str, Any]) -> tuple[dict[str, Any], float]:
+def _without_partial_rotary(config: dict[str, Any], source: str) -> tuple[dict[str, Any], float]:
     """The config without the key that no target may have, and its value. It stands in either of two places."""
     key = "partial_rotary_factor"
-    rope_key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    rope = dict(config.get(rope_key) or {})
-    top_level = config.get(key)
-    factor = rope.pop(key, None) or top_level or 1.0
-    return {**config, key: None, rope_key: rope}, factor
+    fields = ConfigFields(config, source)
+    rope_key = "rope_scaling" if fields.object("rope_scaling") else "rope_parameters"
+    rope = fields.object(rope_key)
+    factor = ConfigFields(rope, f"{source} (rope)").number(key, fields.number(key, 1.0))
+    return {**config, key: None, rope_key: {**rope, key: None}}, factor
 
 
 def _refuse_other_target(layer: ModelConfig, target: ModelConfig, source: str) -> None:

@@ -1,0 +1,167 @@
+"""JSON that somebody else wrote, read so that whatever is wrong with it ends in one line naming the place and the key.
+
+Checkpoints and prompt files come from anywhere: a value may be missing, of another type or absurdly large, a file cut
+short. No other module takes a value out of such JSON without saying here of what kind it must be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spec_lab.errors import UserError
+
+# Past any model there is; a larger size is a slip, and building anything of it would take for ever.
+LARGEST_SIZE = 2**31 - 1
+MAX_SHOWN = 60
+
+
+def shown(value: Any) -> str:
+    """The value as an error shows it: in one line, and short."""
+    # A container is shown by what it is: `repr` of one nested a thousand deep fails.
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**MAX_SHOWN else "a very long integer"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def parse_json(text: str) -> Any:
+    """The content of a JSON document.
+
+    Raises:
+        ValueError: with a reason of one line; besides what is no JSON, nesting and integers past what Python reads, and
+            half of a surrogate pair, which no file or terminal could show again.
+    """
+    try:
+        content = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(" ".join(str(error).split()).split("; use sys.")[0]) from error
+    if "\\ud" in text.lower() and not _is_unicode(content):
+        raise ValueError("it has half of a surrogate pair (\\ud800 to \\udfff), which is no text")
+    return content
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: cannot be read as JSON ({reason}); fetch the file again") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must hold a JSON object, holds a {type(content).__name__}")
+    return content
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFields:
+    """Typed access to the keys of a JSON object; JSON null counts as absent. `source` names the file in errors."""
+
+    values: Mapping[str, Any]
+    source: str
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there and not null."""
+        return self.values.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None, least: int = 1, most: int = LARGEST_SIZE) -> int:
+        """An integer from `least` to `most`."""
+        value = self._value(key, default)
+        if not is_integer(value) or value < least:
+            kind = {0: "an integer of 0 or more", 1: "a positive integer"}.get(least, f"an integer of {least} or more")
+            raise self._wrong(key, kind, value)
+        if value > most:
+            raise self._wrong(key, f"at most {most}", value)
+        return int(value)
+
+    def optional_integer(self, key: str, least: int = 0) -> int | None:
+        """An integer of `least` or more, None where there is none."""
+        return None if self.values.get(key) is None else self.integer(key, least=least)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self._value(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise self._wrong(key, "a positive number", value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise self._wrong(key, "a positive number", value) from error
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false", value)
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a string", value)
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings, empty where there is none."""
+        value = self.values.get(key)
+        if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+            raise self._wrong(key, "a list of strings", value)
+        return tuple(value or ())
+
+    def integers(self, key: str) -> tuple[int, ...] | None:
+        """A list of integers, None where there is none."""
+        value = self.values.get(key)
+        if value is not None and not (isinstance(value, list) and all(is_integer(item) for item in value)):
+            raise self._wrong(key, "a list of integers", value)
+        return None if value is None else tuple(value)
+
+    def object(self, key: str) -> dict[str, Any]:
+        """A JSON object, empty where there is none."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self._wrong(key, "an object", value)
+        return dict(value or {})
+
+    def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
+        """One id of the vocabulary or a list of them, empty where there is none."""
+        value = self.values.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(is_integer(token) and 0 <= token < vocab_size for token in ids):
+            kind = f"an id of the {vocab_size} tokens, from 0 to {vocab_size - 1}, or a list of such ids"
+            raise UserError(f"{self.source}: {key} must be {kind}, is {shown_ids(ids)}")
+        return tuple(ids)
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise UserError(f"{self.source}: {key} is missing")
+        return value
+
+    def _wrong(self, key: str, kind: str, value: Any) -> UserError:
+        return UserError(f"{self.source}: {key} must be {kind}, is {shown(value)}")
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a JSON value is an integer; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def shown_ids(ids: Sequence[Any]) -> str:
+    """Few of the ids, as an error shows them."""
+    few = ", ".join(shown(token) for token in ids[:4])
+    return few if len(ids) <= 4 else f"{few} and {len(ids) - 4} more"
+
+
+def _is_unicode(content: Any) -> bool:
+    try:
+        json.dumps(content, ensure_ascii=False).encode("utf-8")
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
