@@ -20,7 +20,7 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-# Read when triton is imported, which any test may do first.
+# Read when triton is imported, which any test may do first: it must be set before a test module is imported.
 if not has_cuda():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

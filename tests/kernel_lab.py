@@ -1,18 +1,12 @@
-"""Where kernel tests run: on a CUDA device where there is one, else on the CPU in Triton's interpreter.
+"""Kernel tests run on a CUDA device where there is one, else on the CPU in Triton's interpreter.
 
-Import this before anything that imports triton: TRITON_INTERPRET is read when a kernel is defined, and triton's own
-library of kernels is defined when triton is imported. TRITON_INTERPRET=1 in the environment wins over a CUDA device.
+Triton reads TRITON_INTERPRET when it is imported and whenever a kernel is defined, so `conftest.py` sets it before any
+test module is imported. TRITON_INTERPRET=1 in the environment wins over a CUDA device.
 """
 
 from __future__ import annotations
 
-import os
-
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 

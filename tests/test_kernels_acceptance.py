@@ -7,15 +7,14 @@ import itertools
 import pytest
 import torch
 
+from spec_kernels.relaxed import draft_standing, draft_standing_reference
+from spec_kernels.strict import strict_accept, strict_accept_reference
+from spec_kernels.vocabulary import VOCAB_TILE
+from spec_lab.acceptance import standing
+from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.acceptance.triton_rules import TritonStrictAcceptance, triton_standing
+from spec_lab.core.types import AcceptanceInputs
 from tests.kernel_lab import DEVICE, DTYPES, randn
-
-from spec_kernels.relaxed import draft_standing, draft_standing_reference  # isort: skip
-from spec_kernels.strict import strict_accept, strict_accept_reference  # isort: skip
-from spec_kernels.vocabulary import VOCAB_TILE  # isort: skip
-from spec_lab.acceptance import standing  # isort: skip
-from spec_lab.acceptance.strict import StrictAcceptance  # isort: skip
-from spec_lab.acceptance.triton_rules import TritonStrictAcceptance, triton_standing  # isort: skip
-from spec_lab.core.types import AcceptanceInputs  # isort: skip
 
 SHAPES = [(1, 1, 5), (1, 4, 3), (3, 3, 257), (2, 6, VOCAB_TILE), (1, 4, 2 * VOCAB_TILE + 77), (1, 17, VOCAB_TILE + 1)]
 """(batch, N, vocab): one tile, ragged ones, a whole one, three, and one token behind a tile."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from spec_kernels.draft_step import update_draft_inputs, update_draft_inputs_reference
 from tests.kernel_lab import DEVICE, DTYPES, randn
-
-from spec_kernels.draft_step import update_draft_inputs, update_draft_inputs_reference  # isort: skip
 
 POISON = -7
 

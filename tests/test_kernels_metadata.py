@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from spec_kernels.metadata import advance_metadata, advance_metadata_reference
 from tests.kernel_lab import DEVICE
-
-from spec_kernels.metadata import advance_metadata, advance_metadata_reference  # isort: skip
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])

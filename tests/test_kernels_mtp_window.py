@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from spec_kernels.mtp_window import slide_windows, slide_windows_reference
+from spec_lab.drafters.mtp_window import MtpRows, MtpWindow, slide
 from tests.kernel_lab import DEVICE, DTYPES, randn
-
-from spec_kernels.mtp_window import slide_windows, slide_windows_reference  # isort: skip
-from spec_lab.drafters.mtp_window import MtpRows, MtpWindow, slide  # isort: skip
 
 NUM_SLOTS = 9
 

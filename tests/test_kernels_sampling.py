@@ -6,21 +6,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
+from spec_kernels import noise
+from spec_kernels.gumbel import sample_draft, sample_draft_reference
+from spec_kernels.rejection import rejection_sample, rejection_sample_reference
+from spec_kernels.vocabulary import RACE_TILE, VOCAB_TILE
+from spec_lab.acceptance import draft_sampling
+from spec_lab.acceptance.distribution import SamplingParams
+from spec_lab.acceptance.noise import SlotSeeds, Use, child, round_key, uniform
+from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
+from spec_lab.acceptance.triton_rules import TritonRejectionAcceptance
+from spec_lab.core.types import AcceptanceInputs, Request
 from tests.kernel_lab import DEVICE, DTYPES, randn
-
-import triton  # isort: skip
-import triton.language as tl  # isort: skip
-from spec_kernels import noise  # isort: skip
-from spec_kernels.gumbel import sample_draft, sample_draft_reference  # isort: skip
-from spec_kernels.rejection import rejection_sample, rejection_sample_reference  # isort: skip
-from spec_kernels.vocabulary import RACE_TILE, VOCAB_TILE  # isort: skip
-from spec_lab.acceptance import draft_sampling  # isort: skip
-from spec_lab.acceptance.distribution import SamplingParams  # isort: skip
-from spec_lab.acceptance.noise import SlotSeeds, Use, child, round_key, uniform  # isort: skip
-from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance  # isort: skip
-from spec_lab.acceptance.triton_rules import TritonRejectionAcceptance  # isort: skip
-from spec_lab.core.types import AcceptanceInputs, Request  # isort: skip
 
 NUM_SLOTS = 11
 SHAPES = [(1, 2, 3), (3, 4, 130), (2, 3, RACE_TILE), (2, 4, VOCAB_TILE + RACE_TILE + 1)]

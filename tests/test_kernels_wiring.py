@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.kernel_lab import DEVICE
-
-from spec_lab import assembly  # isort: skip
-from spec_lab.acceptance.phase import ThinkingMarkers  # isort: skip
-from spec_lab.assembly.models import BackendContext  # isort: skip
-from spec_lab.config import (  # isort: skip
+from spec_kernels.rope_write import rope_write
+from spec_lab import assembly
+from spec_lab.acceptance.phase import ThinkingMarkers
+from spec_lab.assembly.models import BackendContext
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.config import (
     SCHEMAS,
     AcceptanceConfig,
     RejectionConfig,
@@ -28,19 +28,18 @@ from spec_lab.config import (  # isort: skip
     SamplingConfig,
     StrictAcceptanceConfig,
 )
-from spec_lab.core.types import GenerationResult, Request  # isort: skip
-from spec_lab.engine.engine import Engine  # isort: skip
-from spec_lab.errors import UserError  # isort: skip
-from spec_kernels.rope_write import rope_write  # isort: skip
-from spec_lab.attention.torch_backend import TorchAttention  # isort: skip
-from spec_lab.models.checkpoint import decoder_tensor_shapes  # isort: skip
-from spec_lab.models.config import Family, RopeConfig, read_model_config  # isort: skip
-from spec_lab.models.decoder import build_attention  # isort: skip
-from spec_lab.models.layers import FusedRopeAndWrite, RopeThenWrite  # isort: skip
-from tests.graph_lab import live_kv  # isort: skip
-from tests.lab import make_config, make_pair, random_requests  # isort: skip
-from tests.tiny_assistant import make_tiny_assistant  # isort: skip
-from tests.tiny_mtp import make_tiny_mtp  # isort: skip
+from spec_lab.core.types import GenerationResult, Request
+from spec_lab.engine.engine import Engine
+from spec_lab.errors import UserError
+from spec_lab.models.checkpoint import decoder_tensor_shapes
+from spec_lab.models.config import Family, RopeConfig, read_model_config
+from spec_lab.models.decoder import build_attention
+from spec_lab.models.layers import FusedRopeAndWrite, RopeThenWrite
+from tests.graph_lab import live_kv
+from tests.kernel_lab import DEVICE
+from tests.lab import make_config, make_pair, random_requests
+from tests.tiny_assistant import make_tiny_assistant
+from tests.tiny_mtp import make_tiny_mtp
 
 VOCAB_SIZE, PAGE_SIZE = 24, 4
 MARKERS = ThinkingMarkers(3, 4)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from spec_kernels.rope_write import rope_write, rope_write_reference, write_kv, write_kv_reference
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
-
-from spec_kernels.rope_write import rope_write, rope_write_reference, write_kv, write_kv_reference  # isort: skip
 
 NUM_SLOTS = 40
 

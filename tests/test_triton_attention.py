@@ -7,15 +7,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
-
-from spec_kernels.attention import (  # isort: skip
+from spec_kernels.attention import (
     MAX_DECODE_QUERIES,
     choose_split_keys,
     choose_tiles,
     paged_attention,
     paged_attention_reference,
 )
+from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 
 SCRATCH_PAGE = 1
 SCALE = 0.25

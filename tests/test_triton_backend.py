@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from spec_lab.assembly import models
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.attention.triton_backend import TritonAttention
+from spec_lab.config import AttentionConfig, CacheConfig
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.engine.pages import PageTable
 from tests.kernel_lab import DEVICE, assert_near, randn
-
-from spec_lab.attention.torch_backend import TorchAttention  # isort: skip
-from spec_lab.attention.triton_backend import TritonAttention  # isort: skip
-from spec_lab.assembly import models  # isort: skip
-from spec_lab.config import AttentionConfig, CacheConfig  # isort: skip
-from spec_lab.core.protocols import AttentionBackend  # isort: skip
-from spec_lab.core.types import AttentionMetadata  # isort: skip
-from spec_lab.core.kv_cache import LayerCache  # isort: skip
-from spec_lab.engine.pages import PageTable  # isort: skip
-from tests.lab import Reference, generate, make_config, make_pair, random_requests  # isort: skip
+from tests.lab import Reference, generate, make_config, make_pair, random_requests
 
 MAX_SEQ_LEN, MAX_POSITIONS = 30, 32
 LENS = (1, 4, 11, 12, 27, 30)
