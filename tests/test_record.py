@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -14,16 +14,18 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from omegaconf import OmegaConf
 
+from spec_lab.errors import UserError
 from spec_lab.record import provenance, schema
 from spec_lab.record.provenance import collect_provenance, git_revision
-from spec_lab.record.reading import read_summary
+from spec_lab.record.reading import read_request_rows, read_round_rows, read_summary
 from spec_lab.record.recorder import Recorder, write_status
 from spec_lab.record.schema import RequestRow, RoundRow, Summary
-from spec_lab.record.sinks import FileSink, write_json
+from spec_lab.record.sinks import FileSink, LineFile, write_json
 from spec_lab.record.summary import Divergence, Measured, build_summary
 from tests.fake_runs import MAIN, PLAIN, PROVENANCE, make_info, make_summary, measure, record_run
 
 ROOT = Path(__file__).parents[1]
+RECORD = ["config.yaml", "requests.jsonl", "rounds.jsonl", "summary.json"]
 CONTRACT = {
     "status", "config", "versions", "git_revision", "acceptance_length", "acceptance_length_all", "acceptance_imposed",
     "acceptance_rate_by_position", "rounds", "emitted_tokens", "output_tokens", "decode_tokens_per_second",
@@ -63,12 +65,7 @@ def test_a_finished_run_leaves_the_whole_record(tmp_path: Path) -> None:
     assert_fits(written, Summary)
     assert written["status"] == "finished"
     assert OmegaConf.to_container(OmegaConf.load(tmp_path / "run" / "config.yaml")) == summary["config"]
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
-        "config.yaml",
-        "requests.jsonl",
-        "rounds.jsonl",
-        "summary.json",
-    ]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == RECORD
 
 
 def test_lines_have_a_row_a_request_and_a_round(tmp_path: Path) -> None:
@@ -233,6 +230,59 @@ def test_a_killed_run_leaves_a_valid_record(tmp_path: Path) -> None:
     assert "killed" in (summary["reason"] or "")
     assert_fits(summary, Summary)
     assert len(read_lines(tmp_path / "rounds.jsonl")) == len(MAIN.generate().rounds)
+
+
+def test_what_a_kill_left_beside_the_record_goes_with_the_next_write(tmp_path: Path) -> None:
+    """A process that dies between opening and renaming leaves part of the new file under its temporary name."""
+    names = [name for name in RECORD if not name.endswith(".jsonl")]
+    for name in names:
+        (tmp_path / f".{name}.tmp").write_text('{"status": "finis')
+    write_status(tmp_path, make_info(), "refused", "drafter=oracle needs sampling.temperature=0")
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert read_summary(tmp_path)["status"] == "refused"
+
+
+def test_every_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader, or a kill, between two calls sees whole lines; also where the system takes a part at a time."""
+    lines = LineFile(tmp_path / "lines.jsonl")
+    long = {"ids": list(range(50_000))}
+    for number in range(3):
+        lines.write(long)
+        assert len(read_lines(tmp_path / "lines.jsonl")) == number + 1
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        lines.write({"seconds": float("nan")})
+    assert read_lines(tmp_path / "lines.jsonl") == [long] * 3
+
+    class Hesitant:
+        def __init__(self) -> None:
+            self.data = b""
+
+        def write(self, part: memoryview) -> int:
+            self.data += part[:7]
+            return min(len(part), 7)
+
+    hesitant = Hesitant()
+    monkeypatch.setattr(lines, "_file", hesitant)
+    lines.write({"text": "ümlaut"})
+    assert hesitant.data == '{"text":"ümlaut"}\n'.encode()
+
+
+@pytest.mark.parametrize("name", ["requests.jsonl", "rounds.jsonl"])
+def test_a_torn_last_line_is_dropped_and_a_broken_one_named(name: str, tmp_path: Path) -> None:
+    record_run(tmp_path)
+    read: Callable[[Path], Sequence[Any]] = read_request_rows if name == "requests.jsonl" else read_round_rows
+    path = tmp_path / name
+    whole, num_rows = path.read_bytes(), len(read(tmp_path))
+    *_, last = whole.splitlines(keepends=True)
+    for kept in (0, 1, 20, len(last) - 2):
+        path.write_bytes(whole[: len(whole) - len(last) + kept])
+        assert len(read(tmp_path)) == num_rows - 1
+    path.write_bytes(whole[:-1])
+    assert len(read(tmp_path)) == num_rows, "only the line's end is missing"
+    for broken in (b"{}\n", b"{\n", b"\n", b"[1]\n", b"\xff\n", b"[" * 5000 + b"\n", b"{}"):
+        path.write_bytes(whole + broken)
+        with pytest.raises(UserError, match=f"{name}, line {num_rows + 1}: "):
+            read(tmp_path)
 
 
 def test_a_refused_run_is_recorded(tmp_path: Path) -> None:

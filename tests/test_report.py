@@ -39,7 +39,7 @@ from spec_lab.report import plots
 from spec_lab.report.__main__ import main
 from spec_lab.report.run_table import format_categories, format_run, format_runs
 from spec_lab.report.table import format_table
-from tests.fake_runs import MAIN, PLAIN, PROVENANCE, UNPRUNED, make_info, make_summary, measure, record_run
+from tests.fake_runs import MAIN, PLAIN, PROVENANCE, UNPRUNED, FakeEngine, make_info, make_summary, measure, record_run
 
 ROOT = Path(__file__).parents[1]
 FAST, SLOW, UNSURE = (1.0, 1.01, 0.99), (2.0, 2.1, 1.9), (1.59, 1.65, 1.5)
@@ -309,6 +309,55 @@ def test_verdict_of_plain_decoding() -> None:
     summary = make_summary(main=measure(PLAIN), references={})
     rate = number(summary["decode_tokens_per_second"], 1)
     assert summary["verdict"] == f"Plain decoding gave {rate} tokens/s and drafted nothing."
+
+
+ONE_TOKEN, PLAIN_ONE, UNPRUNED_ONE = (replace(engine, max_new_tokens=1) for engine in (MAIN, PLAIN, UNPRUNED))
+NO_ROUND = "eagle3 had no round to time: every output ended with the prompt pass's own token; "
+
+
+@pytest.mark.parametrize(
+    ("references", "pruned"),
+    [
+        ({"plain": PLAIN_ONE, "unpruned": UNPRUNED_ONE}, True),
+        ({"plain": PLAIN_ONE}, False),
+        ({"unpruned": UNPRUNED_ONE}, True),
+        ({}, False),
+    ],
+)
+def test_verdict_without_rounds(references: dict[str, FakeEngine], pruned: bool) -> None:
+    """max_new_tokens=1, or an end of sequence at once: what ran beside it is not said to be missing."""
+    measured = {name: measure(engine) for name, engine in references.items()}
+    verdict = make_summary(main=measure(ONE_TOKEN), references=measured)["verdict"]
+    assert verdict.startswith(NO_ROUND)
+    assert "references has no plain" not in verdict
+    assert ("pruning had no round to change and computed 0 of 0 catch-up rows and 12 of 36 rows" in verdict) is pruned
+
+
+def test_verdict_of_plain_decoding_without_rounds() -> None:
+    summary = make_summary(main=measure(PLAIN_ONE), references={})
+    expected = "Plain decoding had no round to time: every output ended with the prompt pass's own token."
+    assert summary["verdict"] == expected
+
+
+@pytest.mark.parametrize(
+    ("references", "has_speed", "expected"),
+    [
+        ({"plain": PLAIN}, True, "times as fast as plain decoding"),
+        ({"unpruned": UNPRUNED}, False, "not timed against plain decoding (references has no plain)"),
+        ({"plain": PLAIN_ONE}, False, "not timed against plain decoding (which had no round itself)"),
+    ],
+)
+def test_verdict_says_what_was_missing(references: dict[str, FakeEngine], has_speed: bool, expected: str) -> None:
+    summary = make_summary(references={name: measure(engine) for name, engine in references.items()})
+    assert expected in summary["verdict"]
+    assert (summary["speedup"] is not None) is has_speed
+
+
+def test_verdict_on_a_lossy_rule_whose_plain_answers_were_not_checked() -> None:
+    plain = replace(measure(PLAIN), correct={})
+    verdict = make_summary(references={"plain": plain}, acceptance_lossless=False)["verdict"]
+    assert "with no answer that was checked in plain decoding too" in verdict
+    assert "references has no plain" not in verdict
 
 
 def test_load_runs_has_a_row_a_run(outputs: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from spec_lab.record.schema import RequestRow, RoundRow, Summary
 
@@ -34,33 +34,56 @@ class FileSink:
     """`config.yaml`, `summary.json`, and a line a row in `requests.jsonl` and `rounds.jsonl`.
 
     `summary.json` is there and valid at every moment: at the start it says `interrupted`, which is what a killed run
-    leaves behind. Lines are flushed one by one, so that none is left half-written.
+    leaves behind. A kill or a full disk can tear the last line of the others, and no other line.
     """
 
     def __init__(self) -> None:
         self._folder = Path()
-        self._requests: TextIO | None = None
-        self._rounds: TextIO | None = None
+        self._requests: LineFile | None = None
+        self._rounds: LineFile | None = None
 
     def start(self, folder: Path, summary: Summary) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         write_json(folder / SUMMARY_FILE, summary)
         write_config(folder / CONFIG_FILE, summary["config"])
-        self._requests = _open_lines(folder / REQUESTS_FILE)
-        self._rounds = _open_lines(folder / ROUNDS_FILE)
+        self._requests = LineFile(folder / REQUESTS_FILE)
+        self._rounds = LineFile(folder / ROUNDS_FILE)
 
     def round(self, row: RoundRow) -> None:
-        _write_line(self._rounds, row)
+        assert self._rounds is not None, "start() opens the files"
+        self._rounds.write(row)
 
     def request(self, row: RequestRow) -> None:
-        _write_line(self._requests, row)
+        assert self._requests is not None, "start() opens the files"
+        self._requests.write(row)
 
     def finish(self, summary: Summary) -> None:
         for lines in (self._requests, self._rounds):
             assert lines is not None, "start() opens the files"
             lines.close()
         write_json(self._folder / SUMMARY_FILE, summary)
+
+
+class LineFile:
+    """A JSON Lines file, new and empty, that hands every line to the system as a whole and keeps none back."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append a row.
+
+        Raises:
+            ValueError: a NaN or an infinity, which JSON has not; nothing is written.
+        """
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        rest = memoryview(f"{text}\n".encode())
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -81,7 +104,8 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    """One process writes a file, so the name is fixed: what a kill left under it is written over by the next write."""
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -90,12 +114,3 @@ def _replace(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _open_lines(path: Path) -> TextIO:
-    return path.open("w", encoding="utf-8", buffering=1)
-
-
-def _write_line(lines: TextIO | None, row: Mapping[str, Any]) -> None:
-    assert lines is not None, "start() opens the files"
-    lines.write(json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n")

@@ -6,6 +6,7 @@ from spec_lab.record.schema import Accuracy, Ratio, Summary
 from spec_lab.record.wording import number, percent, with_range
 
 JUDGED_REPEATS = 3
+NO_PLAIN = "references has no plain"
 CPU_CAVEAT = (
     "on a CPU a small model's step is mostly fixed cost (calling operations, reading weights), which skipping rows "
     "does not reduce and every draft step pays again, so this machine shows little of what either can save"
@@ -31,14 +32,21 @@ def is_noise(ratio: Ratio) -> bool:
 
 def _speed(summary: Summary) -> str:
     drafter = summary["choices"].get("drafter", "the drafter")
+    if not summary["rounds"]:
+        subject = drafter if summary["num_draft_tokens"] else "Plain decoding"
+        return f"{subject} had no round to time: every output ended with the prompt pass's own token"
     if not summary["num_draft_tokens"]:
         return f"Plain decoding gave {number(summary['decode_tokens_per_second'], 1)} tokens/s and drafted nothing"
+    if summary["speedup"] is None:
+        return f"{drafter} was not timed against plain decoding ({_why_not_timed(summary)}), {_acceptance(summary)}"
     return f"{_speedup(drafter, summary['speedup'], len(summary['repeats']))}, {_acceptance(summary)}"
 
 
-def _speedup(drafter: str, speedup: Ratio | None, num_repeats: int) -> str:
-    if speedup is None:
-        return f"{drafter} was not timed against plain decoding (references has no plain)"
+def _why_not_timed(summary: Summary) -> str:
+    return "which had no round itself" if "plain" in summary["references"] else NO_PLAIN
+
+
+def _speedup(drafter: str, speedup: Ratio, num_repeats: int) -> str:
     measured = f"{_range(speedup, num_repeats)} times as fast as plain decoding"
     if num_repeats < JUDGED_REPEATS:
         return f"{drafter} decoded {measured}, with too few repeats to judge the noise"
@@ -112,8 +120,10 @@ def _equal(summary: Summary) -> str:
 
 def _beside_plain(summary: Summary) -> str:
     change, plain = summary["accuracy_change"], summary["references"].get("plain")
-    if change is None or plain is None:
-        return "with no plain decoding beside it (references has no plain)"
+    if plain is None:
+        return f"with no plain decoding beside it ({NO_PLAIN})"
+    if change is None:
+        return "with no answer that was checked in plain decoding too"
     return (
         f"beside plain decoding's {_accuracy(plain['accuracy'])}, prompt by prompt {change['lost']} answers lost and "
         f"{change['gained']} gained of {change['n']}"
@@ -127,8 +137,10 @@ def _accuracy(accuracy: Accuracy) -> str:
 
 def _pruning(summary: Summary) -> str:
     ratio, unpruned = summary["pruning_speedup"], summary["references"].get("unpruned")
-    if ratio is None or unpruned is None:
+    if unpruned is None:
         return ""
+    if ratio is None:
+        return f"pruning had no round to change and {_saved_rows(summary)}"
     value, low, high = (f"{100 * (ratio[key] - 1):+.1f}" for key in ("value", "low", "high"))
     num_repeats = len(summary["repeats"])
     text = f"pruning changed the decode rate by {value} %" + (f" ({low} to {high} %)" if num_repeats > 1 else "")
