@@ -156,7 +156,8 @@ def test_refuses_tap_layers_of_another_type(tmp_path: Path, layer_ids: Any, nest
     ],
 )
 def test_refuses_values_of_another_type(tmp_path: Path, changes: dict[str, Any], fragments: tuple[str, ...]) -> None:
-    make_tiny_eagle3(tmp_path, TARGET, **changes)
+    make_tiny_eagle3(tmp_path, TARGET)
+    rewrite_config(tmp_path, **changes)
     with refused(tmp_path / "config.json", *fragments):
         read_eagle3_config(tmp_path, TARGET)
 

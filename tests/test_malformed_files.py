@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, rewrite_config
 from tests.tiny_mtp import make_tiny_mtp
 
+OF_EVERY_TYPE: tuple[Any, ...] = (None, True, -1, 10**400, 1e400, "x", [], [[1]], ["x"], {}, {"x": [1]})
 few = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 LEAVES = (
     st.none()
@@ -104,13 +106,13 @@ def test_any_value_of_any_key_is_read_or_refused(kind: str, folders: dict[str, P
     whole = json.loads((folders[kind] / "config.json").read_text())
     paths = all_keys(whole) + [(key,) for key in extra]
 
-    @few
-    @given(st.sampled_from(paths), VALUES)
     def check(path: tuple[str, ...], value: Any) -> None:
         (folder / "config.json").write_text(json.dumps(with_value(whole, path, value)))
         ends_in_a_line(lambda: read(kind, folder, target), folder)
 
-    check()
+    for path, value in product(paths, OF_EVERY_TYPE):
+        check(path, value)
+    few(given(st.sampled_from(paths), VALUES)(check))()
 
 
 @few
