@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from spec_lab.record.scalars import scalars
 from spec_lab.record.schema import RequestRow, RoundRow, Summary
 from spec_lab.record.sinks import CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE, write_config, write_json
 
@@ -87,6 +88,8 @@ class WandbSink:
         self._run.summary.update(
             {key: value for key, value in without_user_paths(summary).items() if key not in NOT_RESULTS}
         )
+        # W&B's sweeps find a metric at the top level only, by its whole name.
+        self._run.summary.update(scalars(summary))
         directory = Path(self._run.dir).parent
         is_offline = self._run.offline
         self._run.finish(exit_code=0 if summary["status"] == "finished" else 1)

@@ -1,0 +1,53 @@
+"""The numbers of a record by one dotted name each, for whoever optimises or plots one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from spec_lab.record.schema import Origin, Summary
+
+PREFIX = "summary."
+HEADLINE = "value"
+"""A ratio or an accuracy goes by its own name, `summary.speedup`; its interval is `summary.speedup.low`."""
+NOT_RESULTS = {*Origin.__annotations__, "schema_version"}
+
+
+@cache
+def scalar_paths() -> dict[str, tuple[str, ...]]:
+    """Where each number stands in `summary.json`, by its name: `summary.speedup` is at `("speedup", "value")`.
+
+    Numbers whose keys depend on the run (categories, references, stages) have no name.
+    """
+    paths = {}
+    for path in _number_paths(Summary, ()):
+        if path[0] not in NOT_RESULTS:
+            shown = path[:-1] if path[-1] == HEADLINE else path
+            paths[PREFIX + ".".join(shown)] = path
+    return paths
+
+
+def scalar(summary: Mapping[str, Any], name: str) -> float | None:
+    """The number called `name` in a record; None where the run has none."""
+    value: Any = summary
+    for key in scalar_paths()[name]:
+        value = None if value is None else value.get(key)
+    return value
+
+
+def scalars(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Every number that a record has, by its name."""
+    found = {name: scalar(summary, name) for name in scalar_paths()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _number_paths(schema: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for key, annotation in get_type_hints(schema).items():
+        kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+        for kind in kinds:
+            if is_typeddict(kind):
+                yield from _number_paths(kind, (*above, key))
+            elif kind in (int, float):
+                yield (*above, key)

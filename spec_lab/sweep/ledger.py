@@ -1,0 +1,76 @@
+"""What a sweep has proposed so far, on disk before the run it is for begins, so that a killed sweep goes on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spec_lab.cli.folder import SWEEP_FILE, short_hash
+from spec_lab.errors import UserError
+from spec_lab.record.sinks import write_json
+from spec_lab.sweep.file import SweepFile
+
+LEDGER_FILE = "proposals.json"
+
+
+class Ledger:
+    """The parameters of the runs of one sweep, in order. The file is replaced as a whole, so it is never half-written.
+
+    Args:
+        sweep: what is searched and how, written beside the proposals for whoever finds the folder.
+
+    Raises:
+        UserError: the file of an earlier call is not what this class writes.
+    """
+
+    def __init__(self, folder: Path, sweep: Mapping[str, Any]) -> None:
+        self._path = folder / LEDGER_FILE
+        self._sweep = dict(sweep)
+        self.proposals: list[dict[str, Any]] = _read(self._path)
+
+    def append(self, parameters: dict[str, Any]) -> None:
+        """Keep the parameters of the next run."""
+        self.proposals.append(parameters)
+        write_json(self._path, {"sweep": self._sweep, "proposals": self.proposals})
+
+
+def sweep_place(output_dir: Path, file: SweepFile, overrides: Sequence[str], seed: int, fresh: bool) -> Path:
+    """The folder of a sweep, `outputs/drafter_grid-sweep-1a2b3c4d`: the newest of that name, which the same command
+    goes on with.
+
+    How many runs there are is not part of the name, so that a larger number continues the sweep. Another version or
+    revision of spec_lab is.
+
+    Args:
+        fresh: whether the newest, if it ended, is left alone and another one begins.
+    """
+    from spec_lab import __version__
+    from spec_lab.record.provenance import git_revision
+
+    origin = [__version__, git_revision()]
+    stem = f"{file.path.stem}-sweep-{short_hash([file.config, sorted(overrides), seed, origin])}"
+    numbered = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    places = (output_dir / name for name in numbered)
+    newest = next(places)
+    for place in places:
+        if not place.exists():
+            break
+        newest = place
+    else:
+        raise AssertionError("unreachable: the numbers do not end")
+    return place if fresh and (newest / SWEEP_FILE).exists() else newest
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        proposals = json.loads(path.read_text(encoding="utf-8"))["proposals"]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UserError(f"{path}: not the proposals of a sweep ({error!r}); move its folder away") from error
+    if not isinstance(proposals, list) or not all(isinstance(parameters, dict) for parameters in proposals):
+        raise UserError(f"{path}: not the proposals of a sweep; move its folder away")
+    return proposals

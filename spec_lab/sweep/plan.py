@@ -1,0 +1,76 @@
+"""From what was typed to a `Sweep` that is ready to run, and what `--dry-run` prints of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from spec_lab.cli.compose import compose_run
+from spec_lab.cli.ending import EXIT_CODES, print_refusal
+from spec_lab.compatibility.run import refuse
+from spec_lab.config import RunConfig
+from spec_lab.errors import UserError
+from spec_lab.sweep.file import RUN_CAP, read_sweep_file
+from spec_lab.sweep.ledger import sweep_place
+from spec_lab.sweep.search import Search, Tried
+from spec_lab.sweep.session import Sweep
+from spec_lab.sweep.space import check_space, override_key
+
+PREVIEWED = 10
+OUTPUT_DIR = "output_dir"
+
+
+def plan_sweep(path: Path, overrides: Sequence[str], count: int | None, seed: int, fresh: bool) -> Sweep:
+    """Read and check everything; nothing is written.
+
+    Raises:
+        UserError: the sweep cannot be run, in a line that names file and key.
+    """
+    file = read_sweep_file(path)
+    for text in overrides:
+        if override_key(text) == "dry_run":
+            raise UserError(f"{text}: a sweep has --dry-run instead")
+    check_space(file, overrides)
+    caps = [cap for cap in (file.run_cap, count) if cap is not None]
+    if not caps and file.method != "grid":
+        raise UserError(f"{path}: method {file.method} never ends by itself; add --count 20, or {RUN_CAP}: 20 to it")
+    search = Search(file, seed)
+    search.rehearse()
+    typed = tuple(text for text in overrides if override_key(text) != OUTPUT_DIR)
+    folder = sweep_place(_output_dir(overrides), file, typed, seed, fresh)
+    return Sweep(file, search, typed, min(caps, default=None), folder)
+
+
+def preview(sweep: Sweep) -> int:
+    """Print the runs that are proposed before any has a result, with what refuses them; return the exit code."""
+    refused = False
+    tried: list[Tried] = []
+    most = 1 if sweep.file.method == "bayes" else min(sweep.limit or PREVIEWED, PREVIEWED)
+    while len(tried) < most:
+        parameters = sweep.search.propose(len(tried), tried)
+        if parameters is None:
+            break
+        refused |= _preview_one(sweep, len(tried), parameters)
+        tried.append(Tried(parameters, "interrupted", None))
+    return EXIT_CODES["refused" if refused else "finished"]
+
+
+def _preview_one(sweep: Sweep, number: int, parameters: dict[str, Any]) -> bool:
+    overrides = sweep.overrides_of(parameters)
+    print(f"[{number + 1}] {' '.join(overrides)}")
+    try:
+        config, _ = compose_run(overrides)
+        refuse(config)
+    except UserError as error:
+        print_refusal(error)
+        return True
+    return False
+
+
+def _output_dir(overrides: Sequence[str]) -> Path:
+    parser = OverridesParser.create()
+    typed = [str(parser.parse_override(text).value()) for text in overrides if override_key(text) == OUTPUT_DIR]
+    return Path(typed[-1] if typed else RunConfig.output_dir)

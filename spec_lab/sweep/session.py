@@ -1,0 +1,120 @@
+"""Runs a sweep: one proposal after the other, each recorded like a job of a multirun."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spec_lab.cli.compose import compose_run
+from spec_lab.cli.ending import print_refusal
+from spec_lab.cli.folder import close_sweep, display, find_ended, folder_name
+from spec_lab.cli.job import Job, JobOutcome, run_job
+from spec_lab.errors import UserError
+from spec_lab.record.reading import read_summary
+from spec_lab.record.scalars import scalar
+from spec_lab.sweep.command import as_overrides
+from spec_lab.sweep.file import SweepFile
+from spec_lab.sweep.ledger import Ledger
+from spec_lab.sweep.search import Search, Tried
+from spec_lab.sweep.space import override_key
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A run of a sweep and how it ended. `metric` is None where the file names none, or the run has no value for it."""
+
+    number: int
+    parameters: dict[str, Any]
+    outcome: JobOutcome
+    metric: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What runs, how often and where.
+
+    Attributes:
+        overrides: typed behind the file, for every run; they go before those of the file's command.
+        limit: most runs; None for a grid, which ends by itself.
+    """
+
+    file: SweepFile
+    search: Search
+    overrides: tuple[str, ...]
+    limit: int | None
+    folder: Path
+
+    def run(self) -> list[Trial]:
+        """Run what has not ended before, until the grid is through, the limit reached or the metric's target met.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        _make(self.folder)
+        ledger = Ledger(self.folder, {"file": self.file.config, "seed": self.search.seed, "overrides": self.overrides})
+        trials: list[Trial] = []
+        while self.limit is None or len(trials) < self.limit:
+            parameters = self._parameters(ledger, trials)
+            if parameters is None:
+                break
+            trials.append(self._run_one(len(trials), parameters))
+            if _reached(self.file, trials[-1].metric):
+                break
+        close_sweep(self.folder, [trial.outcome.status for trial in trials])
+        return trials
+
+    def overrides_of(self, parameters: dict[str, Any]) -> list[str]:
+        """The command line of one run. What was typed stands in for what the file's command says of the same key."""
+        typed = {override_key(text) for text in self.overrides}
+        fixed = [text for text in self.file.overrides if override_key(text) not in typed]
+        return [*fixed, *as_overrides(parameters), *self.overrides]
+
+    def _parameters(self, ledger: Ledger, trials: Sequence[Trial]) -> dict[str, Any] | None:
+        if len(trials) < len(ledger.proposals):
+            return ledger.proposals[len(trials)]
+        tried = [Tried(trial.parameters, trial.outcome.status, trial.metric) for trial in trials]
+        parameters = self.search.propose(len(trials), tried)
+        if parameters is not None:
+            ledger.append(parameters)
+        return parameters
+
+    def _run_one(self, number: int, parameters: dict[str, Any]) -> Trial:
+        outcome = self._outcome(number, self.overrides_of(parameters))
+        metric = None
+        if self.file.metric is not None and outcome.folder is not None and outcome.status == "finished":
+            metric = scalar(read_summary(outcome.folder), self.file.metric)
+        return Trial(number, parameters, outcome, metric)
+
+    def _outcome(self, number: int, overrides: list[str]) -> JobOutcome:
+        """How a run ends or ended. Each has a folder of its own: a search may propose the same parameters twice."""
+        print(f"[{number + 1}] {' '.join(overrides)}", flush=True)
+        try:
+            config, choices = compose_run(overrides)
+        except UserError as error:
+            print_refusal(error)
+            return JobOutcome("refused")
+        if config.logger.group is None:
+            config.logger.group = self.folder.name
+        base = self.folder / f"{number + 1:03d}"
+        ended = find_ended(base, folder_name(config, choices))
+        if ended is None:
+            return run_job(Job(config, choices, base, in_sweep=True))
+        folder, status = ended
+        print(f"{status} before: {display(folder.absolute())}")
+        return JobOutcome(status, folder)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output_dir={folder.parent} cannot be written ({error.strerror}); choose another") from error
+
+
+def _reached(file: SweepFile, metric: float | None) -> bool:
+    """Whether the file's target ends the sweep."""
+    if metric is None or file.target is None:
+        return False
+    return metric >= file.target if file.maximizes else metric <= file.target

@@ -1,0 +1,45 @@
+"""A runner that decodes nothing, but leaves what the real one leaves, through the real recorder.
+
+What it records depends on the run's seed, its K and nothing else, times included, except when it started.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from spec_lab.config import RunConfig
+from spec_lab.record.recorder import Recorder, utc_now
+from spec_lab.record.schema import Summary
+from spec_lab.record.summary import RunInfo, build_summary
+from tests.fake_runs import PLAIN, PROVENANCE, FakeEngine, measure
+
+STAGE_MS = {"verify": 2.4, "accept": 0.1, "catchup": 0.4, "recur": 0.7, "commit": 0.05}
+
+
+def run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
+    """Stands in for `spec_lab.measure.runner.run`."""
+    info = RunInfo(config.name, choices, dataclasses.asdict(config), PROVENANCE, utc_now())
+    main = measure(FakeEngine(config.drafter.num_draft_tokens, STAGE_MS), (1.0,), config.seed)
+    with Recorder(folder, info) as recorder:
+        for record in main.requests:
+            recorder.request(record, f"text of {record.request_id}", main.correct.get(record.request_id), None)
+        recorder.rounds(0, main.rounds)
+        plain = measure(PLAIN, (1.0,), config.seed)
+        summary = build_summary(info, main, {"plain": plain}, seconds=recorder.seconds)
+        recorder.finish(summary)
+    return summary
+
+
+def stand_in() -> ModuleType:
+    """A module for `sys.modules["spec_lab.measure.runner"]`."""
+    module = ModuleType("spec_lab.measure.runner")
+    module.run = run  # type: ignore[attr-defined]
+    return module
+
+
+def install() -> None:
+    """For a process that runs nothing else."""
+    sys.modules["spec_lab.measure.runner"] = stand_in()
