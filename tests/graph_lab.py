@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -36,10 +35,10 @@ from spec_lab.config import (
 )
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.types import GenerationResult, Request, Sequence, Verification
-from spec_lab.engine import tape
 from spec_lab.engine.capture import CapturedGraph
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.tape import TapeRecorder
+from spec_lab.engine.tape import TapeRecorder, poison
+from spec_lab.engine.torch_internals import storage_id
 from spec_lab.models.config import read_model_config
 from tests.captures import flat
 from tests.lab import make_config, make_pair, random_requests
@@ -371,25 +370,16 @@ class PoisonedGraph:
         self.graph.replay()
         with torch.inference_mode():
             for tensor in self.temporaries:
-                tape._bytes_of(tensor).fill_(1 if tensor.dtype is torch.bool else 0xFF)
+                poison(tensor)
 
 
 class PoisoningRecorder(TapeRecorder):
     """See `TapeRecorder`."""
 
     def capture(self, function: Callable[[], Result]) -> Any:
-        tapes: list[Any] = []
-
-        class KeptTape(tape._Tape):
-            def __init__(self) -> None:
-                super().__init__()
-                tapes.append(self)
-
-        with patch.object(tape, "_Tape", KeptTape):
-            graph = super().capture(function)
-        kept = {tape.storage_id(tensor) for tensor in flat(graph.outputs)}
-        [recorded] = tapes
-        return PoisonedGraph(graph, [tensor for key, tensor in recorded._results.items() if key not in kept])
+        graph = super().capture(function)
+        kept = {storage_id(tensor) for tensor in flat(graph.outputs)}
+        return PoisonedGraph(graph, [tensor for tensor in graph.results if storage_id(tensor) not in kept])
 
 
 @pytest.fixture(scope="module", params=DEVICES)

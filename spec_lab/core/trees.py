@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +23,17 @@ def map_tensors(tree: Tree, function: Callable[[torch.Tensor], torch.Tensor]) ->
     if isinstance(tree, tuple | list):
         return type(tree)(map_tensors(item, function) for item in tree)
     return tree
+
+
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among an operator's arguments or results, in order: nested lists, tuples and dicts."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from tensors_in(value)
+    elif isinstance(values, dict):
+        yield from tensors_in(list(values.values()))
 
 
 def copy_tensors(into: Any, source: Any) -> None:

@@ -10,24 +10,31 @@ would fail there, or be frozen there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Generic
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from spec_lab.core.trees import tensors_in
 from spec_lab.engine.capture import Result
 from spec_lab.engine.tape_rules import (
     ALLOCATIONS,
     UPLOADS,
     check_call,
     check_operator,
-    is_composite,
     refuse,
     written_arguments,
+)
+from spec_lab.engine.torch_internals import (
+    OperatorMode,
+    is_composite,
+    run_composite,
+    schema_of,
+    storage_id,
+    without_python_frame,
 )
 
 Step = Callable[[], object]
@@ -44,10 +51,12 @@ class TapeGraph(Generic[Result]):
 
     Attributes:
         inputs: the tensors from before the capture that it reads or writes, one for each storage, in order of use.
+        results: the tensors that the capture made and a replay rewrites, one for each storage: outputs and temporaries.
     """
 
     outputs: Result
     inputs: tuple[torch.Tensor, ...]
+    results: tuple[torch.Tensor, ...]
     _steps: list[Step]
 
     @property
@@ -82,31 +91,27 @@ class TapeRecorder:
             finally:
                 tape.restore_inputs()
             tape.poison_results()
-        return TapeGraph(outputs, tuple(tape.inputs.values()), tape.steps)
+        return TapeGraph(outputs, tuple(tape.inputs.values()), tuple(tape.results.values()), tape.steps)
 
 
-class _Tape(TorchDispatchMode):
+class _Tape(OperatorMode):
     """Records every operator that computes or writes.
 
     Attributes:
         steps: what a replay calls, in order.
         inputs: by storage, the first tensor seen of those that existed before.
+        results: by storage, the newest tensor of those that were made.
         is_assigning: inside `tensor[...] = value`. A number is a fill there on a GPU; a CPU makes a tensor of it.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.steps: list[Step] = []
         self.inputs: dict[int, torch.Tensor] = {}
         self.is_assigning = False
-        self._results: dict[int, torch.Tensor] = {}
+        self.results: dict[int, torch.Tensor] = {}
         self._before: dict[int, torch.Tensor] = {}
         self._numbers: dict[int, torch.Tensor] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Torch asks. Its default imports the whole compiler at the first capture, seconds for nothing."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -114,7 +119,7 @@ class _Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         if is_composite(func):
             with self:  # its parts are recorded: a host read inside it shows, and what turns out a view costs nothing
-                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+                return run_composite(func, args, kwargs)
         if func in UPLOADS and self.is_assigning and args[0].dim() == 0:
             self._numbers[storage_id(args[0])] = args[0]
             return args[0]
@@ -130,32 +135,32 @@ class _Tape(TorchDispatchMode):
             _bytes_of(self.inputs[key]).copy_(before)
 
     def poison_results(self) -> None:
-        """NaN in floats, -1 in integers: a result that is read before the first replay, or never written, shows."""
-        for tensor in self._results.values():
-            _bytes_of(tensor).fill_(1 if tensor.dtype is torch.bool else 0xFF)
+        """A result that is read before the first replay, or never written, shows."""
+        for tensor in self.results.values():
+            poison(tensor)
 
     def _know_inputs(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
         """Notes new inputs, and keeps what is about to be overwritten in them; the storages of all arguments."""
         known = set()
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)):
             key = storage_id(tensor)
             known.add(key)
-            if key not in self._results and key not in self._numbers:
+            if key not in self.results and key not in self._numbers:
                 self.inputs.setdefault(key, tensor)
-        for tensor in _tensors(written_arguments(func, args, kwargs)):
+        for tensor in tensors_in(written_arguments(func, args, kwargs)):
             key = storage_id(tensor)
             if key in self.inputs and key not in self._before:
                 self._before[key] = _bytes_of(tensor).clone()
         return known
 
     def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, known: set[int]) -> None:
-        fresh = [tensor if storage_id(tensor) not in known else None for tensor in _tensors(result)]
+        fresh = [tensor if storage_id(tensor) not in known else None for tensor in tensors_in(result)]
         for tensor in fresh:
             if tensor is not None:
                 if tensor.layout is not torch.strided:
                     refuse(str(func), "its result has no plain memory to rewrite; make it before the capture")
-                self._results[storage_id(tensor)] = tensor
-        if func in ALLOCATIONS or (not func._schema.is_mutable and not any(t is not None for t in fresh)):
+                self.results[storage_id(tensor)] = tensor
+        if func in ALLOCATIONS or (not schema_of(func).is_mutable and not any(t is not None for t in fresh)):
             return  # no work, a view, or an answer for the host that depends on shapes alone
         self.steps.append(_make_step(func, args, kwargs, fresh))
 
@@ -182,27 +187,21 @@ class _HostAccess(TorchFunctionMode):
             self._tape.is_assigning = False
 
 
-def storage_id(tensor: torch.Tensor) -> int:
-    """The same for all views of one memory, empty ones included. Opaque tensors (oneDNN's) have no storage to ask."""
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
 def _make_step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fresh: list[torch.Tensor | None]) -> Step:
     """What a replay calls for one operator. Kept free of Python frames where it can be: replays are what counts."""
-    run = partial(func._op, *args, **kwargs)
+    run = partial(without_python_frame(func), *args, **kwargs)
     if not any(tensor is not None for tensor in fresh):
         return run
     if func in _COPIES:
         assert fresh[0] is not None
         return partial(fresh[0].copy_, args[0])
-    writing = (
-        None if func._schema.is_mutable or any(tensor is None for tensor in fresh) else _find_out_form(func, len(fresh))
-    )
+    is_all_fresh = not schema_of(func).is_mutable and all(tensor is not None for tensor in fresh)
+    writing = _find_out_form(func, len(fresh)) if is_all_fresh else None
     if writing is not None:
-        out_names = [argument.name for argument in writing._schema.arguments if argument.is_out]
-        kept = {argument.name for argument in writing._schema.arguments}
+        out_names = [argument.name for argument in schema_of(writing).arguments if argument.is_out]
+        kept = {argument.name for argument in schema_of(writing).arguments}
         options = {name: value for name, value in kwargs.items() if name in kept}
-        return partial(writing._op, *args, **options, **dict(zip(out_names, fresh, strict=True)))
+        return partial(without_python_frame(writing), *args, **options, **dict(zip(out_names, fresh, strict=True)))
     if len(fresh) == 1:
         assert fresh[0] is not None
         return _copying_one(run, fresh[0])
@@ -214,14 +213,14 @@ def _copying_one(run: Callable[[], Any], result: torch.Tensor) -> Step:
 
     def step() -> None:
         value = run()
-        copy(value if isinstance(value, torch.Tensor) else next(_tensors(value)))
+        copy(value if isinstance(value, torch.Tensor) else next(tensors_in(value)))
 
     return step
 
 
 def _copying_all(run: Callable[[], Any], results: list[torch.Tensor | None]) -> Step:
     def step() -> None:
-        for value, result in zip(_tensors(run()), results, strict=True):
+        for value, result in zip(tensors_in(run()), results, strict=True):
             if result is not None:
                 result.copy_(value)
 
@@ -235,12 +234,13 @@ def _find_out_form(func: Any, num_results: int) -> Any | None:
     Generated ones call the functional form and copy: nothing is won.
     """
     wanted = _signature(func, drop_options=True)
-    packet = func._overloadpacket
+    namespace, name = func.name().split(".")[0].split("::")
+    packet = getattr(getattr(torch.ops, namespace), name)
     for name in packet.overloads():
         candidate = getattr(packet, name)
         if torch.Tag.generated in candidate.tags:
             continue
-        num_out = sum(argument.is_out for argument in candidate._schema.arguments)
+        num_out = sum(argument.is_out for argument in schema_of(candidate).arguments)
         if num_out == num_results and _signature(candidate, drop_options=False) == wanted:
             return candidate
     return None
@@ -248,20 +248,15 @@ def _find_out_form(func: Any, num_results: int) -> Any | None:
 
 def _signature(func: Any, drop_options: bool) -> list[tuple[str, str, bool]]:
     """Names, types and kinds of what an overload reads. Only a factory's options follow from its out tensor."""
-    arguments = [argument for argument in func._schema.arguments if not argument.is_out]
+    arguments = [argument for argument in schema_of(func).arguments if not argument.is_out]
     is_factory = not any("Tensor" in str(argument.type) for argument in arguments)
     dropped = _FACTORY_OPTIONS if drop_options and is_factory else set()
     return [(a.name, str(a.type), a.kwarg_only) for a in arguments if a.name not in dropped]
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _tensors(value)
-    elif isinstance(values, dict):
-        yield from _tensors(list(values.values()))
+def poison(tensor: torch.Tensor) -> None:
+    """Fill the memory a tensor lies in: NaN in floats, -1 in integers, True in booleans."""
+    _bytes_of(tensor).fill_(1 if tensor.dtype is torch.bool else 0xFF)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from spec_lab.engine.capture import CaptureError, is_torch_file
+from spec_lab.engine.torch_internals import schema_of
 
 _HOST_READ = "it reads a device value on the host; keep the value in a tensor (torch.where, index_select, clamp)"
 _HOST_WRITE = (
@@ -34,6 +35,8 @@ ALLOCATIONS = {
 }
 HOST_READS = ("tolist", "item", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__")
 """Methods of a tensor that give its values to Python."""
+_SET_MEMORY = {getattr(_aten.set_, name) for name in _aten.set_.overloads()}
+_RECORDERS = {__name__, "spec_lab.engine.tape", "spec_lab.engine.torch_internals"}
 _INDEXING = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default}
 
 _CALLS: dict[Any, tuple[str, str]] = {
@@ -72,10 +75,10 @@ def check_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that `func` declares to write."""
-    if not func._schema.is_mutable:
+    if not schema_of(func).is_mutable:
         return []
     bound = _bound(func, args, kwargs)
-    written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    written = [a.name for a in schema_of(func).arguments if a.alias_info is not None and a.alias_info.is_write]
     return [bound[name] for name in written if name in bound]
 
 
@@ -98,7 +101,7 @@ def _reason_against(func: Any, bound: dict[str, Any]) -> str | None:
     if torch.Tag.nondeterministic_seeded in tags and bound.get("dropout_p", 1.0) != 0:
         return _RANDOM
     if torch.Tag.inplace_view in tags:
-        return _NEW_MEMORY if func._overloadpacket is _aten.set_ else _NEW_SHAPE
+        return _NEW_MEMORY if func in _SET_MEMORY else _NEW_SHAPE
     devices = {value.device.type for value in bound.values() if isinstance(value, torch.Tensor) and value.dim() > 0}
     target = bound.get("device")
     if devices and target is not None and torch.device(target).type not in devices:
@@ -108,8 +111,8 @@ def _reason_against(func: Any, bound: dict[str, Any]) -> str | None:
 
 def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by name, defaults included."""
-    bound = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
-    names = [argument.name for argument in func._schema.arguments]
+    bound = {a.name: a.default_value for a in schema_of(func).arguments if a.has_default_value()}
+    names = [argument.name for argument in schema_of(func).arguments]
     return bound | dict(zip(names, args, strict=False)) | kwargs
 
 
@@ -122,12 +125,7 @@ def _place() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if not is_torch_file(path) and frame.f_globals.get("__name__") not in (__name__, "spec_lab.engine.tape"):
+        if not is_torch_file(path) and frame.f_globals.get("__name__") not in _RECORDERS:
             return f" at {path}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
-
-
-def is_composite(func: Any) -> bool:
-    """Whether an operator is only a name for others, which a dispatch mode may ask to see instead."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))

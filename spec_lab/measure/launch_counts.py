@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from spec_lab.engine.tape import storage_id
-from spec_lab.engine.tape_rules import ALLOCATIONS, HOST_READS, UPLOADS, is_composite
+from spec_lab.core.trees import tensors_in
+from spec_lab.engine.tape_rules import ALLOCATIONS, HOST_READS, UPLOADS
+from spec_lab.engine.torch_internals import OperatorMode, is_composite, run_composite, schema_of, storage_id
 from spec_lab.measure.watched_rounds import WatchedRounds
 from spec_lab.record.schema import RoundWork
 
@@ -132,19 +131,14 @@ class CountedRounds(WatchedRounds):
         """Nothing to switch on: spans count from here."""
 
     def _stop(self) -> None:
-        """Nor off."""
+        """Nothing to switch off either."""
 
 
-class _Launches(TorchDispatchMode):
+class _Launches(OperatorMode):
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.count = 0
         self.is_paused = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Torch asks. Its default imports the whole compiler, seconds for nothing."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -152,7 +146,7 @@ class _Launches(TorchDispatchMode):
         kwargs = kwargs or {}
         if is_composite(func):
             with self:  # its parts count, as they are the nodes of a tape
-                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+                return run_composite(func, args, kwargs)
         result = func(*args, **kwargs)
         self.count += not self.is_paused and _is_launch(func, (args, kwargs), result)
         return result
@@ -164,14 +158,10 @@ def _is_launch(func: Any, arguments: Any, result: Any) -> bool:
         return result.dim() > 0  # a single number, as in rows[:, 0] = 0, is an argument of the kernel on a GPU
     if func in ALLOCATIONS or torch.Tag.inplace_view in func.tags:
         return False
-    if func._schema.is_mutable:
+    if schema_of(func).is_mutable:
         return True
-    known = {storage_id(tensor) for tensor in _tensors(arguments)}
-    return any(storage_id(tensor) not in known for tensor in _tensors(result))
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    known = {storage_id(tensor) for tensor in tensors_in(arguments)}
+    return any(storage_id(tensor) not in known for tensor in tensors_in(result))
 
 
 class _HostReads(TorchFunctionMode):
