@@ -70,7 +70,9 @@ def measure_acceptance(options: argparse.Namespace) -> dict[str, dict[str, float
     table: dict[str, dict[str, float | None]] = {}
     for category in [*sorted({request.category for request in requests}), "all"]:
         table[category] = {
-            name: metrics.acceptance_length([r for r in result.requests if category in (r.category, "all")])
+            name: metrics.acceptance_length(
+                [r for r in result.requests if category in (r.category, "all")], result.num_draft_tokens
+            )
             for name, result in results.items()
         }
     print(f"acceptance length, {len(requests)} prompts")
@@ -206,7 +208,7 @@ def drafter_row(results: list[GenerationResult], plain: list[GenerationResult]) 
     return {
         "decode_tokens_per_second": metrics.median_over_repeats(rates),
         "over_plain": ratios(rates, [metrics.decode_tokens_per_second(result.rounds) for result in plain]),
-        "acceptance_length": metrics.acceptance_length(results[0].requests),
+        "acceptance_length": metrics.acceptance_length(results[0].requests, results[0].num_draft_tokens),
         "break_even": metrics.median_over_repeats(even),
         "round_ms": metrics.median_over_repeats(metrics.round_ms(result.rounds) for result in results),
     }

@@ -42,12 +42,16 @@ def make_request(
     accepted: Sequence[int] = (),
     emitted: Sequence[int] | None = None,
     *,
+    judged: Sequence[int] | None = None,
     truncated: bool = False,
     category: str = "code",
     admitted_at: float = 0.0,
     emitted_at: Sequence[float] | None = None,
 ) -> RequestRecord:
-    """A request of which each round emitted what it accepted and one more, unless `emitted` says otherwise."""
+    """A request of which each round emitted what it accepted and one more, unless `emitted` says otherwise.
+
+    No end of sequence cut a round, unless `judged` says otherwise.
+    """
     emitted = [m + 1 for m in accepted] if emitted is None else list(emitted)
     return RequestRecord(
         request_id=request_id,
@@ -56,6 +60,7 @@ def make_request(
         output_ids=list(range(100, 101 + sum(emitted))),
         answer="7",
         accepted_per_round=list(accepted),
+        judged_per_round=[m + 1 for m in accepted] if judged is None else list(judged),
         emitted_per_round=emitted,
         truncated=truncated,
         finish_reason=FinishReason.LENGTH if truncated else FinishReason.EOS,
@@ -127,6 +132,7 @@ class FakeEngine:
             record.truncated = emitted < accepted + 1
             record.finish_reason = FinishReason.LENGTH
             record.accepted_per_round.append(accepted)
+            record.judged_per_round.append(accepted + 1)
             record.emitted_per_round.append(emitted)
             record.output_ids += [rng.randrange(1000) for _ in range(emitted)]
             stages = {name: slowdown * ms / 1e3 for name, ms in self.stage_ms.items()}

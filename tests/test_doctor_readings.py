@@ -63,7 +63,19 @@ def subject_of(config: RunConfig) -> Subject:
 def record(prompt_ids: tuple[int, ...], output_ids: list[int]) -> RequestRecord:
     none: list[Any] = []
     return RequestRecord(
-        "", "", list(prompt_ids), output_ids, None, none, none, False, FinishReason.LENGTH, len(output_ids), 0.0, none
+        "",
+        "",
+        list(prompt_ids),
+        output_ids,
+        None,
+        none,
+        none,
+        none,
+        False,
+        FinishReason.LENGTH,
+        len(output_ids),
+        0.0,
+        none,
     )
 
 

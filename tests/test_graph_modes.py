@@ -200,7 +200,28 @@ def test_a_surplus_round_emits_nothing_and_frees_late(lab: Lab, monkeypatch: pyt
     assert outcome(result) == outcome(expected)
     num_surplus = sum(map(len, launched)) - sum(len(record.request_ids) for record in result.rounds)
     assert num_surplus == len(requests) and num_read == len(launched)
+    assert sum(record.num_surplus for record in result.rounds) == num_surplus
     assert scheduler._allocator.num_free == scheduler._allocator.num_total
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_a_surplus_round_is_recorded_with_its_rows_and_its_time(lab: Lab, batch_size: int) -> None:
+    """What the machine did is what the record says: rounds, replays, catch-up rows and the time they took."""
+    requests = mixed_requests(4, 9)
+    engine = lab.engine(requests, MODES["overlap"], batch_size=batch_size)
+    result = engine.generate(requests)
+    assert len(result.rounds) == result.graph.replays - result.graph.captures  # each capture replays once
+    surplus = [record for record in result.rounds if not record.request_ids]
+    assert surplus and all(record.num_surplus and record.seconds > 0 for record in surplus)
+    for index, record in enumerate(result.rounds):
+        num_launched = len(record.request_ids) + record.num_surplus
+        padded = engine.graph.padded_size(num_launched)
+        assert record.index == index and 1 <= num_launched <= batch_size
+        assert record.rows.catchup_computed == engine.prune.catchup.num_computed(padded, engine.num_draft_tokens + 1)
+        assert record.rows.catchup_live == len(record.request_ids) == len(record.emitted)
+    in_rounds = sum(record.seconds for record in result.rounds)
+    in_prompts = sum(record.seconds for record in result.prefills)
+    assert in_rounds + in_prompts <= result.seconds
 
 
 def test_an_engine_goes_on_after_a_run(lab: Lab) -> None:

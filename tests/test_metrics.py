@@ -15,16 +15,9 @@ from tests.fake_runs import MAIN, PLAIN, make_request, make_round, make_summary
 K = 3
 
 
-def test_acceptance_length_pools_and_leaves_out_cut_rounds() -> None:
-    """(4 + 1 + 3) + (2) tokens over 3 + 1 rounds; the second request's last round was cut from 4 to 2."""
-    requests = [make_request("a", [3, 0, 2]), make_request("b", [1, 3], [2, 2], truncated=True)]
-    assert metrics.acceptance_length(requests) == (4 + 1 + 3 + 2) / 4
-    assert metrics.acceptance_length_all(requests) == (4 + 1 + 3 + 2 + 2) / 5
-
-
 def test_acceptance_length_is_pooled_not_averaged_over_requests() -> None:
     """One request with one round of 4, one with three rounds of 1: 7 / 4, where the mean of means would be 2.5."""
-    assert metrics.acceptance_length([make_request("a", [3]), make_request("b", [0, 0, 0])]) == 7 / 4
+    assert metrics.acceptance_length([make_request("a", [3]), make_request("b", [0, 0, 0])], K) == 7 / 4
 
 
 def test_prefill_token_is_an_output_but_not_emitted_in_a_round() -> None:
@@ -35,8 +28,8 @@ def test_prefill_token_is_an_output_but_not_emitted_in_a_round() -> None:
 
 
 def test_acceptance_rate_by_position() -> None:
-    """Accepted 3, 2, 0, 1, 3 in five rounds: 4 pass position 1, 3 pass 2, 2 pass 3. A sixth, cut round is left out."""
-    requests = [make_request("a", [3, 2, 0]), make_request("b", [1, 3, 3], [2, 4, 1], truncated=True)]
+    """Accepted 3, 2, 0, 1, 3 in five rounds, the last of them cut by a limit: 4 pass position 1, 3 pass 2, 2 pass 3."""
+    requests = [make_request("a", [3, 2, 0]), make_request("b", [1, 3], [2, 1], truncated=True)]
     rates = metrics.acceptance_rate_by_position(requests, K)
     assert rates["unconditional"] == [4 / 5, 3 / 5, 2 / 5]
     assert rates["conditional"] == [4 / 5, 3 / 4, 2 / 3]
@@ -46,7 +39,7 @@ def test_acceptance_rate_by_position() -> None:
 def test_unconditional_rates_add_up_to_the_acceptance_length() -> None:
     requests = MAIN.generate().requests
     rates = metrics.acceptance_rate_by_position(requests, K)["unconditional"]
-    assert 1 + sum(rate or 0.0 for rate in rates) == pytest.approx(metrics.acceptance_length(requests))
+    assert 1 + sum(rate or 0.0 for rate in rates) == pytest.approx(metrics.acceptance_length(requests, K))
 
 
 def test_position_nobody_reached_has_no_conditional_rate() -> None:
@@ -178,9 +171,8 @@ def test_median_over_repeats() -> None:
 
 
 def test_nothing_run_gives_nothing() -> None:
-    assert metrics.acceptance_length([]) is None
+    assert metrics.acceptance_length([], K) is None
     assert metrics.acceptance_length_all([]) is None
-    assert metrics.acceptance_length([make_request("a", [3], [2], truncated=True)]) is None
     assert metrics.acceptance_rate_by_position([], K)["unconditional"] == [None] * K
     assert metrics.acceptance_rate_by_position([make_request("a", [0, 0])], 0) == {
         "unconditional": [],

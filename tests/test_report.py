@@ -79,7 +79,7 @@ def test_report_over_mixed_statuses(outputs: Path, capsys: pytest.CaptureFixture
     assert "#2 refused: drafter=oracle needs temperature 0" in text
     assert "#3 failed: RuntimeError: out of memory" in text
     assert f"The newest finished run, {outputs / 'new'}" in text
-    assert "Emitted tokens / request rounds" in text
+    assert "Tokens a request round would go on to emit" in text
 
 
 def test_report_shows_the_newest_of_the_working_directory(
@@ -209,7 +209,7 @@ def test_report_ends_quietly_when_nobody_reads_on(outputs: Path) -> None:
 def test_imposed_acceptance_is_marked() -> None:
     summary = make_summary(acceptance_imposed=True)
     text = format_runs([Run(Path("run"), summary)])
-    assert "2.67*" in text
+    assert "2.75*" in text
     assert "* the acceptance was imposed, not measured" in text
     assert "imposed, not measured" in summary["verdict"]
 
@@ -242,7 +242,7 @@ def test_verdict_on_speed(plain: tuple[float, ...], before: str, after: str) -> 
     speedup, verdict = summary["speedup"], summary["verdict"]
     assert speedup is not None
     assert f"{before} {with_range(speedup['value'], speedup['low'], speedup['high'])} {after}" in verdict
-    assert "with an acceptance length of 2.67 of 4 (drafting pays from " in verdict
+    assert "with an acceptance length of 2.75 of 4 (drafting pays from " in verdict
     assert verdict.endswith(".")
     assert verdict.count(". ") == 0, "one sentence"
 

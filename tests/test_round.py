@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, Request, Ve
 from spec_lab.drafters.none import NoDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageTable
+from spec_lab.engine.readback import PendingResult, RoundResult, read_now
 from spec_lab.engine.slots import SlotState
 from spec_lab.models.config import read_model_config
 from tests.fake_target import FakeTarget, PaddedGraph, ScriptedDrafter, make_fake_engine
@@ -339,10 +341,30 @@ def test_stages_are_named_and_those_that_do_not_exist_are_left_out() -> None:
             stages.setdefault(num_draft_tokens, set()).add(tuple(sorted(record.stage_seconds)))
             assert sum(record.stage_seconds.values()) <= record.seconds
     assert stages == {
-        0: {("accept", "commit", "verify")},
-        1: {("accept", "catchup", "commit", "verify")},
-        2: {("accept", "catchup", "commit", "recur", "verify")},
+        0: {("accept", "commit", "readback", "verify")},
+        1: {("accept", "catchup", "commit", "readback", "verify")},
+        2: {("accept", "catchup", "commit", "readback", "recur", "verify")},
     }
+
+
+def test_the_hosts_reading_is_a_stage_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the device; commit is the device's bookkeeping alone."""
+
+    @dataclass
+    class Slow:
+        result: PendingResult
+
+        def read(self) -> RoundResult:
+            time.sleep(0.05)
+            return self.result.read()
+
+    monkeypatch.setattr("spec_lab.engine.engine.read_now", lambda verification: Slow(read_now(verification)))
+    engine, _ = make_fake_engine(lambda target: ScriptedDrafter(2, target, [0]))
+    stages = [
+        record.stage_seconds for record in engine.generate([Request("a", "x", (5, 6, 7), 4, ignore_eos=True)]).rounds
+    ]
+    assert all(seconds["readback"] >= 0.05 for seconds in stages)
+    assert min(seconds["commit"] for seconds in stages) < 0.05
 
 
 @pytest.mark.parametrize(

@@ -69,23 +69,29 @@ def test_abort_returns_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "options", "kept", "reason", "truncated"),
+    ("tokens", "options", "kept", "num_judged", "reason", "truncated"),
     [
-        ([5, 6, 7], {}, [5, 6, 7], None, False),
-        ([5], {}, [5], None, False),
-        ([5, 2, 7], {}, [5, 2], FinishReason.EOS, True),
-        ([4, 2, 7], {}, [4], FinishReason.EOS, True),
-        ([5, 6, 2], {}, [5, 6, 2], FinishReason.EOS, False),
-        ([5, 2, 7], {"ignore_eos": True}, [5, 2, 7], None, False),
-        ([5, 6, 7], {"max_new_tokens": 3}, [5, 6], FinishReason.LENGTH, True),
-        ([5, 6, 7], {"max_new_tokens": 4}, [5, 6, 7], FinishReason.LENGTH, False),
-        ([5, 6, 2], {"max_new_tokens": 3}, [5, 6], FinishReason.LENGTH, True),
-        ([5, 2, 7], {"max_new_tokens": 3}, [5, 2], FinishReason.EOS, True),
-        ([5, 2, 7], {"max_new_tokens": 3, "ignore_eos": True}, [5, 2], FinishReason.LENGTH, True),
+        ([5, 6, 7], {}, [5, 6, 7], 3, None, False),
+        ([5], {}, [5], 1, None, False),
+        ([5, 2, 7], {}, [5, 2], 2, FinishReason.EOS, True),
+        ([4, 2, 7], {}, [4], 1, FinishReason.EOS, True),
+        ([5, 6, 2], {}, [5, 6, 2], 3, FinishReason.EOS, False),
+        ([5, 2, 7], {"ignore_eos": True}, [5, 2, 7], 3, None, False),
+        ([5, 6, 7], {"max_new_tokens": 3}, [5, 6], 3, FinishReason.LENGTH, True),
+        ([5, 6, 7], {"max_new_tokens": 4}, [5, 6, 7], 3, FinishReason.LENGTH, False),
+        ([5, 6, 2], {"max_new_tokens": 3}, [5, 6], 3, FinishReason.LENGTH, True),
+        ([5, 6, 2, 7], {"max_new_tokens": 3}, [5, 6], 3, FinishReason.LENGTH, True),
+        ([5, 2, 7], {"max_new_tokens": 3}, [5, 2], 2, FinishReason.EOS, True),
+        ([5, 2, 7], {"max_new_tokens": 3, "ignore_eos": True}, [5, 2], 3, FinishReason.LENGTH, True),
     ],
 )
 def test_a_round_is_cut_at_eos_and_at_the_limit(
-    tokens: list[int], options: dict[str, Any], kept: list[int], reason: FinishReason | None, truncated: bool
+    tokens: list[int],
+    options: dict[str, Any],
+    kept: list[int],
+    num_judged: int,
+    reason: FinishReason | None,
+    truncated: bool,
 ) -> None:
     sequence = make_sequence(**options)
     emit_round(sequence, tokens, EOS, now=2.5)
@@ -93,6 +99,7 @@ def test_a_round_is_cut_at_eos_and_at_the_limit(
     assert sequence.finish_reason == reason
     assert sequence.truncated == truncated
     assert sequence.accepted_per_round == [len(tokens) - 1]
+    assert sequence.judged_per_round == [num_judged]
     assert sequence.emitted_per_round == [len(kept)]
     assert sequence.emitted_at == [2.5]
     assert sequence.kv_len == 2 + len(tokens), "the device committed the whole block"

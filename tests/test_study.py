@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 
 from spec_lab.core.types import GenerationResult, GraphCounts
 from spec_lab.record import metrics
-from spec_lab.record.recorder import Recorder
+from spec_lab.record.metrics import acceptance_length
+from spec_lab.record.recorder import Recorder, request_row
 from spec_lab.record.runs import find_runs
 from spec_lab.record.schema import RequestRow, Summary
 from spec_lab.record.summary import Measured, build_summary
@@ -213,28 +214,34 @@ def test_rules_in_words() -> None:
     assert describe_rule({})[0] == "-"
 
 
-def make_rows(rounds: Sequence[Sequence[int]], truncated: bool = False) -> list[RequestRow]:
-    return [{"emitted_per_round": list(part), "truncated": truncated} for part in rounds]  # type: ignore[typeddict-item]
+def make_rows(rounds: Sequence[Sequence[int]]) -> list[RequestRow]:
+    """Of requests whose rounds were judged to emit so many tokens."""
+    return [request_row(make_request("r", [n - 1 for n in part]), "", None, None) for part in rounds]
 
 
 def test_bootstrap_resamples_requests() -> None:
-    same = bootstrap_acceptance_length(make_rows([[2, 2, 2]] * 50))
+    same = bootstrap_acceptance_length(make_rows([[2, 2, 2]] * 50), 3)
     assert same is not None
     assert (same.value, same.low, same.high) == (2, 2, 2)
     # Two kinds of requests: all the spread is between them, and sqrt(.5 * .5 / 100) * 2 * 1.96 = .196 around 2.
-    mixed = bootstrap_acceptance_length(make_rows([[1] * 10, [3] * 10] * 50))
+    mixed = bootstrap_acceptance_length(make_rows([[1] * 10, [3] * 10] * 50), 3)
     assert mixed is not None
     assert mixed.value == 2
     assert mixed.low == pytest.approx(2 - 0.196, abs=0.02)
     assert mixed.high == pytest.approx(2 + 0.196, abs=0.02)
-    assert bootstrap_acceptance_length(make_rows([[1] * 10, [3] * 10] * 50)) == mixed
+    assert bootstrap_acceptance_length(make_rows([[1] * 10, [3] * 10] * 50), 3) == mixed
 
 
-def test_bootstrap_leaves_out_rounds_cut_short() -> None:
-    cut = bootstrap_acceptance_length(make_rows([[4, 4, 1]] * 3, truncated=True))
-    assert cut is not None and cut.value == 4
-    assert bootstrap_acceptance_length(make_rows([[1]], truncated=True)) is None
-    assert bootstrap_acceptance_length(make_rows([[]])) is None
+def test_bootstrap_counts_rounds_cut_short_as_the_metric_does() -> None:
+    requests = [
+        make_request("a", [3, 0, 1, 3], [4, 1, 2, 1], truncated=True),
+        make_request("b", [0, 2], [1, 2], judged=[1, 2], truncated=True),
+    ]
+    cut = bootstrap_acceptance_length([request_row(request, "", None, None) for request in requests], 3)
+    assert cut is not None and cut.value == pytest.approx(acceptance_length(requests, 3))
+    unknown = make_request("a", [3], [1], judged=[1], truncated=True)
+    assert bootstrap_acceptance_length([request_row(unknown, "", None, None)], 3) is None
+    assert bootstrap_acceptance_length(make_rows([[]]), 3) is None
 
 
 def test_paired_interval_covers_and_keeps_a_width() -> None:

@@ -88,15 +88,26 @@ def test_rounds_of_a_text_counted_by_hand() -> None:
     num_matches[5] = 2  # emits 7 8 9: the text ends with this round, nothing is cut
     counts = RoundCounts(num_draft_tokens=3)
     counts.walk(num_matches, prompt_length=3, length=10)
-    assert (counts.num_rounds, counts.num_emitted, counts.num_truncated_rounds) == (3, 6, 0)
+    assert (counts.num_rounds, counts.num_cut_rounds) == (3, 0)
     assert counts.acceptance_length == 2.0
     assert counts.acceptance_rates == [2 / 3, 1 / 3, 0.0]
 
 
-def test_a_round_that_runs_into_the_end_of_the_text_is_kept_apart() -> None:
+def test_a_round_that_runs_into_the_end_of_the_text_counts_up_to_there() -> None:
     num_matches = [0, 0, 3, 0, 0, 0, 1, 0, 0]
     counts = RoundCounts(num_draft_tokens=3)
     # The first round emits 4 5 6 7. Of the second only token 8 exists: it agrees, and no bonus follows.
     counts.walk(num_matches, prompt_length=3, length=9)
-    assert (counts.num_rounds, counts.num_emitted, counts.num_truncated_rounds) == (1, 4, 1)
+    assert (counts.num_rounds, counts.num_cut_rounds) == (2, 1)
+    assert (counts.drafts.reached, counts.drafts.accepted) == ([2, 1, 1], [2, 1, 1])
     assert counts.acceptance_rates == [1.0, 1.0, 1.0]
+
+
+def test_what_agrees_behind_the_end_of_a_text_changes_nothing() -> None:
+    """Rows behind a text are padded, and a draft may agree with the padding."""
+    found = []
+    for beyond in (1, 2, 3):
+        counts = RoundCounts(num_draft_tokens=3)
+        counts.walk([0, 0, 0, 1, 0, beyond], prompt_length=3, length=8)
+        found.append((counts.drafts, counts.num_cut_rounds))
+    assert found[1:] == found[:-1]

@@ -46,6 +46,7 @@ class Sequence:
     kv_len: int = 0
     num_prefilled: int = 0
     accepted_per_round: list[int] = field(default_factory=list)
+    judged_per_round: list[int] = field(default_factory=list)
     emitted_per_round: list[int] = field(default_factory=list)
     emitted_at: list[float] = field(default_factory=list)
     truncated: bool = False
@@ -286,6 +287,7 @@ class RoundRecord:
 
     Attributes:
         stage_seconds: a key for each stage that could be told apart.
+        num_surplus: requests in the round that the round before had ended; they have no entry in the lists.
         launch_seconds: from the start of the round until the host had launched all of it, before it waits for results.
         relaxed: drafts accepted only because the rule relaxed; None for rules that never do.
     """
@@ -300,6 +302,7 @@ class RoundRecord:
     rows: RowCounts
     relaxed: list[int] | None = None
     launch_seconds: float | None = None
+    num_surplus: int = 0
 
 
 @dataclass(slots=True)
@@ -319,6 +322,7 @@ class RequestRecord:
 
     Attributes:
         accepted_per_round: draft tokens the rule accepted, before any cut by EOS or a limit.
+        judged_per_round: tokens the rule emitted up to and including EOS, before any cut by a limit.
         emitted_per_round: tokens really emitted; the prefill's token is not in it.
         truncated: the last round was cut by EOS or the length limit.
         emitted_at: time of the prefill token, then of each round's tokens.
@@ -330,6 +334,7 @@ class RequestRecord:
     output_ids: list[int]
     answer: str | None
     accepted_per_round: list[int]
+    judged_per_round: list[int]
     emitted_per_round: list[int]
     truncated: bool
     finish_reason: FinishReason

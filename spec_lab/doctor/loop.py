@@ -126,7 +126,7 @@ def _check_random(subject: Subject) -> Finding:
         for request in subject.requests[:NUM_RANDOM_REQUESTS]
     ]
     records = _generate(subject, config, requests)
-    length = acceptance_length(records) or 1.0
+    length = acceptance_length(records, subject.num_draft_tokens) or 1.0
     measured = f"{length:.2f} tokens a round"
     if length <= MAX_RANDOM_LENGTH:
         return Finding("random (lower bound)", Verdict.OK, measured)

@@ -175,13 +175,13 @@ class _GenerationRun:
         launched_at = self._now()
         with parts.timer.round():
             verification = engine.graph.run(engine.round, [s.slot for s in ready], max(s.kv_len for s in ready))
-            with parts.timer.span("commit"):
+            with parts.timer.span("readback"):
                 result = read_later(verification) if engine.overlap else read_now(verification)
         return _Round(ready, launched_at, self._now() - launched_at, result)
 
     def _settle(self, settled: _Round) -> None:
-        """Account for a round's tokens. A surplus round of a sequence that finished in the one before emits nothing."""
-        with self._engine.parts.timer.span("commit"):
+        """Account for a round's tokens; those for a sequence that finished in the round before are surplus."""
+        with self._engine.parts.timer.span("readback"):
             result = settled.result.read()
         now = self._now()
         num_sequences = len(settled.sequences)  # padded rows stand behind them
@@ -193,13 +193,13 @@ class _GenerationRun:
             emit_round(sequence, tokens[:num_emitted], self._eos, now)
         seconds = now - max(settled.launched_at, self._settled_at)
         self._settled_at = now
-        if running:
-            relaxed = None if result.num_relaxed is None else [result.num_relaxed[index] for index in running]
-            self._record(settled, [rows[index][0] for index in running], seconds, relaxed)
+        relaxed = None if result.num_relaxed is None else [result.num_relaxed[index] for index in running]
+        self._record(settled, [rows[index][0] for index in running], seconds, relaxed)
         for sequence in settled.sequences:
             self._retire_if_finished(sequence)
 
     def _record(self, settled: _Round, ready: list[Sequence], seconds: float, relaxed: list[int] | None) -> None:
+        """Keep what a round came to for the `ready` sequences, those it did not run for in vain."""
         record = RoundRecord(
             index=len(self._rounds),
             request_ids=[s.request.request_id for s in ready],
@@ -208,22 +208,24 @@ class _GenerationRun:
             truncated=[s.truncated for s in ready],
             seconds=seconds,
             stage_seconds=self._stage_seconds(),
-            rows=self._catchup_rows(len(ready)),
+            rows=self._catchup_rows(len(settled.sequences), len(ready)),
             relaxed=relaxed,
             launch_seconds=settled.launch_seconds,
+            num_surplus=len(settled.sequences) - len(ready),
         )
         self._rounds.append(record)
 
-    def _catchup_rows(self, num_requests: int) -> RowCounts:
+    def _catchup_rows(self, num_launched: int, num_live: int) -> RowCounts:
+        """Of a round launched for `num_launched` requests, of which `num_live` had not ended."""
         engine = self._engine
         passes = engine.parts.drafter.requirements.catchup_rows
         if not passes:
             return RowCounts()
-        padded = engine.graph.padded_size(num_requests)
+        padded = engine.graph.padded_size(num_launched)
         num_computed = engine.prune.catchup.num_computed
         return RowCounts(
             catchup_computed=sum(num_computed(padded, num_rows) for num_rows in passes),
-            catchup_live=len(passes) * num_requests,
+            catchup_live=len(passes) * num_live,
         )
 
     def _stage_seconds(self) -> dict[str, float]:
@@ -256,6 +258,7 @@ class _GenerationRun:
             output_ids=sequence.tokens[len(request.prompt_ids) :],
             answer=request.answer,
             accepted_per_round=sequence.accepted_per_round,
+            judged_per_round=sequence.judged_per_round,
             emitted_per_round=sequence.emitted_per_round,
             truncated=sequence.truncated,
             finish_reason=sequence.finish_reason,

@@ -92,19 +92,22 @@ def emit_first(sequence: Sequence, eos_token_ids: frozenset[int], now: float) ->
 def emit_round(sequence: Sequence, tokens: list[int], eos_token_ids: frozenset[int], now: float) -> None:
     """Account for one round's n = len(tokens) tokens: append up to EOS or the limit, and commit n KV rows."""
     assert tokens, "an active request emits at least one token"
-    kept: list[int] = []
-    for token in tokens[: sequence.request.max_new_tokens - sequence.num_output_tokens]:
-        kept.append(token)
-        if token in eos_token_ids and not sequence.request.ignore_eos:
-            break
+    num_judged = len(tokens) if sequence.request.ignore_eos else _length_to_eos(tokens, eos_token_ids)
+    kept = tokens[: min(num_judged, sequence.request.max_new_tokens - sequence.num_output_tokens)]
     sequence.tokens.extend(kept)
     sequence.kv_len += len(tokens)
     sequence.accepted_per_round.append(len(tokens) - 1)
+    sequence.judged_per_round.append(num_judged)
     sequence.emitted_per_round.append(len(kept))
     sequence.emitted_at.append(now)
     sequence.truncated = len(kept) < len(tokens)
     _finish(sequence, eos_token_ids)
     assert sequence.finish_reason is not None or len(sequence.tokens) == sequence.kv_len + 1
+
+
+def _length_to_eos(tokens: list[int], eos_token_ids: frozenset[int]) -> int:
+    """Tokens up to and including the first end of sequence; all where there is none."""
+    return next((index for index, token in enumerate(tokens, start=1) if token in eos_token_ids), len(tokens))
 
 
 def _finish(sequence: Sequence, eos_token_ids: frozenset[int]) -> None:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import NormalDist, median
 from typing import TYPE_CHECKING
 
+from spec_lab.record.draft_counts import DraftCounts
 from spec_lab.record.schema import Accuracy, AccuracyChange, Latency, PositionRates, Ratio, Relaxed, Rows, Thinking
 
 if TYPE_CHECKING:
     from spec_lab.core.types import GenerationResult, PrefillRecord, RequestRecord, RoundRecord
 
-STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit")
+STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit", "readback")
 """`draft` is catchup and recur in one graph, `graph` a whole round in one, where the spans inside cannot be timed."""
 
 
@@ -36,35 +37,45 @@ def num_output_tokens(requests: Iterable[RequestRecord]) -> int:
     return sum(len(request.output_ids) for request in requests)
 
 
-def acceptance_length(requests: Iterable[RequestRecord]) -> float | None:
-    """Emitted tokens / request rounds, pooled over requests; the prompt pass's token and rounds cut short left out.
+def acceptance_length(requests: Iterable[RequestRecord], num_draft_tokens: int) -> float | None:
+    """Tokens a request round would go on to emit in a text that does not end: 1 + the sum of the unconditional
+    acceptance rates, pooled over requests. A round cut by a limit counts as it was judged, before the cut. Drafts
+    behind an end of sequence do not count, neither as accepted nor as rejected: there is no text to judge them by.
+    Where no round was cut by an end of sequence this is judged tokens / request rounds. vLLM's mean acceptance length,
+    1 + accepted drafts / rounds, also counts the drafts behind an end of sequence, nearly all of them rejected, and so
+    is lower; it is 1 + the mean of `accepted_histogram`. The prompt pass's token is in neither.
 
-    A round cut short by EOS or a limit says where the text ended, not what the drafter was worth. Other tools count
-    otherwise: dividing all output tokens by verifies counts the prompt pass's token as well.
+    Why: `spec_lab/record/draft_counts.py`. Leaving out the rounds cut short, as schema versions 1 and 2 did, is biased
+    low, since the long rounds are the ones that get cut. Dividing all output tokens by verifies, as other tools do,
+    counts the prompt pass's token as well.
     """
-    emitted = [n for _, n in _complete_rounds(requests)]
-    return _mean(emitted)
+    return draft_counts(requests, num_draft_tokens).acceptance_length
 
 
 def acceptance_length_all(requests: Sequence[RequestRecord]) -> float | None:
-    """Emitted tokens / request rounds, pooled, with the rounds that EOS or a limit cut short."""
+    """Really emitted tokens / request rounds, pooled: rounds cut short count as they were cut. What speed rests on."""
     return _ratio(num_emitted_tokens(requests), num_request_rounds(requests))
 
 
 def acceptance_rate_by_position(requests: Iterable[RequestRecord], num_draft_tokens: int) -> PositionRates:
-    """Share of draft tokens accepted at each draft position, in rounds not cut short.
+    """Share of draft tokens accepted at each draft position. Drafts behind an end of sequence do not count.
 
-    `unconditional` is over all those rounds, so that 1 + its sum is `acceptance_length`. `conditional` is over the
-    drafts that reached the position, every earlier draft of the round being accepted; their number is `reached`.
+    `conditional` is over the drafts that reached the position, every earlier draft of the round being accepted; their
+    number is `reached`. `unconditional` is the product of the conditional ones up to the position, the share of all
+    rounds, so that 1 + its sum is `acceptance_length`.
     """
-    accepted = [m for m, _ in _complete_rounds(requests)]
-    reached = [sum(m >= position for m in accepted) for position in range(num_draft_tokens + 1)]
-    passed = reached[1:]
+    counts = draft_counts(requests, num_draft_tokens)
     return PositionRates(
-        unconditional=[_ratio(count, len(accepted)) for count in passed],
-        conditional=[_ratio(count, before) for count, before in zip(passed, reached[:-1], strict=True)],
-        reached=reached[:-1],
+        unconditional=counts.unconditional, conditional=counts.conditional, reached=list(counts.reached)
     )
+
+
+def draft_counts(requests: Iterable[RequestRecord], num_draft_tokens: int) -> DraftCounts:
+    """Drafts reached and accepted at each position, pooled over requests."""
+    rounds = (
+        pair for request in requests for pair in zip(request.accepted_per_round, request.judged_per_round, strict=True)
+    )
+    return DraftCounts.of(rounds, num_draft_tokens)
 
 
 def accepted_histogram(requests: Iterable[RequestRecord], num_draft_tokens: int) -> list[int]:
@@ -90,7 +101,11 @@ def end_to_end_tokens_per_second(result: GenerationResult) -> float | None:
 
 
 def round_ms(rounds: Sequence[RoundRecord]) -> float | None:
-    """Mean time of a round, from verify to commit, in milliseconds. Median over timed repeats."""
+    """Mean time of a round in milliseconds, from its launch until the host has read its tokens. Median over repeats.
+
+    With graph.overlap from the reading of the round before, if that came later: the times add up to the wall time of
+    decoding.
+    """
     return _mean([1e3 * record.seconds for record in rounds])
 
 
@@ -109,7 +124,11 @@ def gpu_idle_share(busy_ms: float | None, round_ms: float | None) -> float | Non
 
 
 def stage_ms(rounds: Sequence[RoundRecord], stage: str) -> float | None:
-    """Mean time of a stage in the rounds that could tell it apart; null where none could. Median over timed repeats."""
+    """Mean time of a stage in the rounds that could tell it apart; null where none could. Median over timed repeats.
+
+    `commit` is the device's bookkeeping, `readback` packs what the host is to know and copies it. What a round takes
+    beyond its stages is the host's time between them.
+    """
     return _mean([1e3 * record.stage_seconds[stage] for record in rounds if stage in record.stage_seconds])
 
 
@@ -287,15 +306,6 @@ def median_over_repeats(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _complete_rounds(requests: Iterable[RequestRecord]) -> list[tuple[int, int]]:
-    """(accepted, emitted) of the rounds that neither EOS nor a limit cut: only a request's last one can be cut."""
-    complete: list[tuple[int, int]] = []
-    for request in requests:
-        pairs = list(zip(request.accepted_per_round, request.emitted_per_round, strict=True))
-        complete += pairs[:-1] if request.truncated else pairs
-    return complete
-
-
 def _ratio(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator else None
 
@@ -312,15 +322,24 @@ DEFINITIONS: dict[str, str] = {
     "acceptance_length": _first_paragraph(acceptance_length),
     "acceptance_length_all": _first_paragraph(acceptance_length_all),
     "acceptance_rate_by_position": _first_paragraph(acceptance_rate_by_position),
-    "acceptance_rate_by_position.unconditional": "Over all rounds not cut short; 1 + their sum is acceptance_length.",
+    "acceptance_rate_by_position.unconditional": (
+        "Share of all rounds, the product of the conditional rates up to the position; 1 + their sum is "
+        "acceptance_length."
+    ),
     "acceptance_rate_by_position.conditional": "Over the drafts that reached the position.",
-    "acceptance_rate_by_position.reached": "Drafts that reached the position: every earlier one was accepted.",
+    "acceptance_rate_by_position.reached": (
+        "Drafts that reached the position: every earlier one was accepted, and none was an end of sequence."
+    ),
     "accepted_histogram": _first_paragraph(accepted_histogram),
     "emitted_histogram": _first_paragraph(emitted_histogram),
     "num_draft_tokens": "K: draft tokens verified in a round.",
     "num_requests": "Requests of the workload.",
     "rounds": _first_paragraph(num_request_rounds),
-    "verify_calls": "Rounds: target verifies, each of which serves a batch of requests.",
+    "verify_calls": (
+        "Rounds: target verifies, each of which serves a batch of requests; surplus rounds count. A surplus round was "
+        "launched, under graph.overlap, before the host knew that the round before had ended all its requests: it "
+        "emits nothing, and its time and its rows count."
+    ),
     "emitted_tokens": _first_paragraph(num_emitted_tokens),
     "output_tokens": _first_paragraph(num_output_tokens),
     "decode_tokens_per_second": _first_paragraph(decode_tokens_per_second),
@@ -331,6 +350,8 @@ DEFINITIONS: dict[str, str] = {
     "round_ms": _first_paragraph(round_ms),
     "launch_ms": _first_paragraph(launch_ms),
     "stage_ms_per_round": _first_paragraph(stage_ms),
+    "stage_ms_per_round.commit": "The device's bookkeeping; the host's reading is readback.",
+    "stage_ms_per_round.readback": "The tokens and counts packed into one tensor and read by the host.",
     "prefill_ms_per_request": _first_paragraph(prefill_ms_per_request),
     "latency_ms": _first_paragraph(latency),
     "latency_ms.ttft": _first_paragraph(time_to_first_token_ms),
@@ -339,8 +360,8 @@ DEFINITIONS: dict[str, str] = {
     "latency_ms.e2e": _first_paragraph(end_to_end_latency_ms),
     "rows": _first_paragraph(rows),
     "rows.catchup_computed": (
-        "Rows the passes of the drafter's catch-up step carried past the KV write; mtp_vanilla has a pass for each "
-        "draft, the others one."
+        "Rows the passes of the drafter's catch-up step carried past the KV write, padded and surplus rows included; "
+        "mtp_vanilla has a pass for each draft, the others one."
     ),
     "rows.catchup_live": "Rows of these passes whose output anybody reads: one an active request and pass.",
     "rows.prefill_hidden": "Prompt rows for which the target handed features to the drafter.",

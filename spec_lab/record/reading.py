@@ -13,7 +13,6 @@ from typing import Any, cast
 from spec_lab.errors import UserError
 from spec_lab.record.layout import misfit, parse_json
 from spec_lab.record.schema import (
-    SCHEMA_VERSION,
     Outcome,
     RelaxedSettings,
     RequestRow,
@@ -22,8 +21,7 @@ from spec_lab.record.schema import (
     Summary,
 )
 from spec_lab.record.sinks import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
-
-READABLE_VERSIONS = (SCHEMA_VERSION,)
+from spec_lab.record.versions import READABLE_VERSIONS, upgraded_request, upgraded_summary
 
 
 def read_summary(folder: Path) -> Summary:
@@ -45,7 +43,7 @@ def read_summary(folder: Path) -> Summary:
     problem = _version_problem(value["schema_version"]) or misfit(value, Summary) or _disagreement(summary)
     if problem is not None:
         raise UserError(f"{path}: {problem}")
-    return summary
+    return upgraded_summary(summary)
 
 
 def read_request_rows(folder: Path) -> list[RequestRow]:
@@ -57,9 +55,10 @@ def read_request_rows(folder: Path) -> list[RequestRow]:
     path = folder / REQUESTS_FILE
     rows = cast(list[RequestRow], list(_read_rows(path, RequestRow)))
     for number, row in enumerate(rows, start=1):
-        if len(row["accepted_per_round"]) != len(row["emitted_per_round"]):
-            raise UserError(f"{path}, line {number}: accepted_per_round and emitted_per_round differ in length")
-    return rows
+        for key in ("emitted_per_round", "judged_per_round"):
+            if key in row and len(row["accepted_per_round"]) != len(row[key]):
+                raise UserError(f"{path}, line {number}: accepted_per_round and {key} differ in length")
+    return [upgraded_request(row) for row in rows]
 
 
 def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
@@ -72,6 +71,13 @@ def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
     if len(rows) != summary["num_requests"]:
         path = folder / REQUESTS_FILE
         raise UserError(f"{path}: it was cut, and holds {len(rows)} of the run's {summary['num_requests']} requests")
+    num_draft_tokens = summary["num_draft_tokens"] or 0
+    for row in rows:
+        if max(row["accepted_per_round"], default=0) > num_draft_tokens:
+            path = folder / REQUESTS_FILE
+            raise UserError(
+                f"{path}: request {row['id']} accepted more drafts in a round than the {num_draft_tokens} made"
+            )
     return rows
 
 

@@ -126,6 +126,7 @@ def request_row(
         output_ids=list(record.output_ids),
         text=text,
         accepted_per_round=list(record.accepted_per_round),
+        judged_per_round=list(record.judged_per_round),
         emitted_per_round=list(record.emitted_per_round),
         truncated=record.truncated,
         finish_reason=record.finish_reason.value,
@@ -154,4 +155,5 @@ def round_row(repeat: int, record: RoundRecord) -> RoundRow:
         rows=cast(Rows, asdict(record.rows)),
         relaxed=record.relaxed,
         launch_seconds=record.launch_seconds,
+        num_surplus=record.num_surplus,
     )

@@ -1,14 +1,16 @@
-"""The layout of `summary.json` and of the JSON Lines beside it, schema version 2.
+"""The layout of `summary.json` and of the JSON Lines beside it, schema version 3.
 
 Version 1 knew neither launches and graph nodes nor the stages `draft` and `graph`, which its readers could not do
-without.
+without. Version 2 left rounds cut short out of the acceptance length and the rates, and surplus rounds out of
+everything; it had no `judged_per_round` and no `num_surplus`, and its stage `commit` held what now is `readback`.
+`spec_lab/record/versions.py` reads it.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Status = Literal["finished", "failed", "refused", "interrupted"]
 DivergenceKind = Literal["near_tie", "bug", "lossy"]
@@ -268,6 +270,7 @@ class RequestRow(TypedDict):
     output_ids: list[int]
     text: str
     accepted_per_round: list[int]
+    judged_per_round: NotRequired[list[int]]
     emitted_per_round: list[int]
     truncated: bool
     finish_reason: str
@@ -280,7 +283,10 @@ class RequestRow(TypedDict):
 
 
 class RoundRow(TypedDict):
-    """A line of `rounds.jsonl`: one round of the main configuration, lists with an entry a request."""
+    """A line of `rounds.jsonl`: one round of the main configuration, lists with an entry a request.
+
+    `num_surplus` requests more were in it, which the round before had ended.
+    """
 
     repeat: int
     index: int
@@ -293,3 +299,4 @@ class RoundRow(TypedDict):
     rows: Rows
     relaxed: list[int] | None
     launch_seconds: float | None
+    num_surplus: NotRequired[int]

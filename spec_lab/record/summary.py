@@ -190,7 +190,7 @@ def _outcome(measured: Measured, requests: Sequence[RequestRecord], diverged: Co
         rounds=metrics.num_request_rounds(requests),
         emitted_tokens=metrics.num_emitted_tokens(requests),
         output_tokens=metrics.num_output_tokens(requests),
-        acceptance_length=metrics.acceptance_length(requests) if num_draft_tokens else None,
+        acceptance_length=metrics.acceptance_length(requests, num_draft_tokens) if num_draft_tokens else None,
         acceptance_length_all=metrics.acceptance_length_all(requests) if num_draft_tokens else None,
         acceptance_rate_by_position=metrics.acceptance_rate_by_position(requests, num_draft_tokens),
         accuracy=metrics.accuracy(correct.get(request.request_id) for request in requests),

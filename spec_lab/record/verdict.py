@@ -63,7 +63,7 @@ def _range(ratio: Ratio, num_repeats: int) -> str:
 def _acceptance(summary: Summary) -> str:
     num_tokens = (summary["num_draft_tokens"] or 0) + 1
     if summary["acceptance_length"] is None:
-        return "with no complete round to take an acceptance length from"
+        return "with too few rounds to take an acceptance length from"
     imposed = " that was imposed, not measured" if summary["acceptance_imposed"] else ""
     text = f"with an acceptance length of {number(summary['acceptance_length'])} of {num_tokens}{imposed}"
     if summary["break_even_acceptance_length"] is not None:

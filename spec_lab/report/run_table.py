@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from spec_lab.record.metrics import DEFINITIONS, STAGES, paired_ratio
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import THIS_RUN, Accuracy, Outcome, Ratio, Speed, Summary
+from spec_lab.record.versions import old_definition
 from spec_lab.record.wording import ABSENT, number, percent, with_range
 from spec_lab.report.study import describe_rule
 from spec_lab.report.table import format_table
@@ -21,7 +22,7 @@ def format_run(summary: Summary) -> str:
     parts = [textwrap.fill(summary["verdict"], WIDTH)]
     if summary["status"] == "finished":
         tables = [_speed_table(summary), _stage_table(_configurations(summary)), format_categories(summary)]
-        parts = [*tables, IMPOSED if summary["acceptance_imposed"] else "", *parts]
+        parts = [*tables, IMPOSED if summary["acceptance_imposed"] else "", old_definition([summary]), *parts]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -35,6 +36,7 @@ def format_runs(runs: Sequence[Run]) -> str:
     parts = [format_table(header, body, left=("drafter", "prune", "rule", "status", "folder"))]
     if any(run.summary["acceptance_imposed"] for run in runs):
         parts.append(IMPOSED)
+    parts.append(old_definition([run.summary for run in runs]))
     summaries = {f"#{index}": run.summary for index, run in enumerate(runs, start=1)}
     finished = {key: summary for key, summary in summaries.items() if summary["status"] == "finished"}
     if len(finished) > 1:
@@ -42,7 +44,7 @@ def format_runs(runs: Sequence[Run]) -> str:
     unfinished = [summary for summary in summaries.items() if summary[1]["status"] != "finished"]
     if unfinished:
         parts.append("\n".join(f"{key} {summary['status']}: {summary['reason']}" for key, summary in unfinished))
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def format_categories(summary: Summary) -> str:

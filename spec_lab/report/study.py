@@ -9,15 +9,21 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spec_lab.errors import UserError
+from spec_lab.record.draft_counts import DraftCounts
 from spec_lab.record.metrics import accuracy_change
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Accuracy, AccuracyChange, RequestRow
 from spec_lab.record.wording import ABSENT, number, percent, with_range
 from spec_lab.report.table import format_table
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Counts = np.ndarray[Any, Any]
 
 NUM_RESAMPLES = 2000
 SEED = 0
@@ -45,7 +51,7 @@ class Point:
         rule: in words, such as `top 10, delta 0.6`.
         family: the rule without its threshold, such as `top 10, delta`; points of a family are one knob's.
         threshold: that knob's value; None for strict.
-        acceptance_length: pooled, its interval by bootstrap over requests; None without a complete round.
+        acceptance_length: pooled, its interval by bootstrap over requests; None where too little was judged.
         change: of the accuracy against strict at the same K, paired by prompt; None for strict itself.
         equal_to_strict: share of outputs that are strict's, token by token.
         thinking_tokens: mean of a request.
@@ -129,22 +135,38 @@ def describe_rule(options: Mapping[str, Any]) -> tuple[str, str, float | None]:
     return f"{family} {options[form]:g}{suffix}", family + suffix, options[form]
 
 
-def bootstrap_acceptance_length(rows: Sequence[RequestRow]) -> Interval | None:
+def bootstrap_acceptance_length(rows: Sequence[RequestRow], num_draft_tokens: int) -> Interval | None:
     """Pooled acceptance length with its 95 % percentile interval over resampled requests (seeded).
 
     Requests are resampled and not rounds, since the rounds of a text resemble each other.
     """
     import numpy as np
 
-    complete = [(row["emitted_per_round"][:-1] if row["truncated"] else row["emitted_per_round"]) for row in rows]
-    emitted, rounds = np.array([sum(part) for part in complete]), np.array([len(part) for part in complete])
-    if not rounds.sum():
+    counts = [
+        DraftCounts.of(zip(row["accepted_per_round"], row["judged_per_round"], strict=True), num_draft_tokens)
+        for row in rows
+    ]
+    reached, accepted = np.array([part.reached for part in counts]), np.array([part.accepted for part in counts])
+    [pooled] = _acceptance_lengths(reached.sum(axis=0, keepdims=True), accepted.sum(axis=0, keepdims=True))
+    if np.isnan(pooled):
         return None
     picks = np.random.default_rng(SEED).integers(len(rows), size=(NUM_RESAMPLES, len(rows)))
-    totals = rounds[picks].sum(axis=1)
-    lengths = emitted[picks].sum(axis=1)[totals > 0] / totals[totals > 0]
-    low, high = np.percentile(lengths, [2.5, 97.5])
-    return Interval(float(emitted.sum() / rounds.sum()), float(low), float(high))
+    times_picked = np.stack([np.bincount(part, minlength=len(rows)) for part in picks])
+    low, high = np.nanpercentile(_acceptance_lengths(times_picked @ reached, times_picked @ accepted), [2.5, 97.5])
+    return Interval(float(pooled), float(low), float(high))
+
+
+def _acceptance_lengths(reached: Counts, accepted: Counts) -> Counts:
+    """`DraftCounts.acceptance_length` of many counts at once, [count, K] each; NaN where too little was judged."""
+    import numpy as np
+
+    rates = np.where(reached > 0, accepted / np.maximum(reached, 1), np.nan)
+    shares = np.ones(len(rates))
+    lengths = np.ones(len(rates))
+    for rate in rates.T:
+        shares = np.where(shares == 0, 0.0, shares * rate)
+        lengths = lengths + shares
+    return lengths
 
 
 def format_study(points: Sequence[Point]) -> str:
@@ -183,7 +205,7 @@ def _point(run: Run, rows: Sequence[RequestRow], strict_rows: Sequence[RequestRo
         family=family,
         threshold=threshold,
         num_draft_tokens=summary["num_draft_tokens"] or 0,
-        acceptance_length=bootstrap_acceptance_length(rows),
+        acceptance_length=bootstrap_acceptance_length(rows, summary["num_draft_tokens"] or 0),
         accuracy=summary["accuracy"],
         change=None if family == STRICT else accuracy_change(correct, strict_correct, over=STRICT),
         equal_to_strict=num_equal / len(rows),

@@ -123,11 +123,11 @@ of written tokens whose most likely token had less probability, in thinking and 
 
 
 def _drafts(report: dict[str, Any], kind: str) -> str:
-    num_rounds, cut_short = report["pooled"]["rounds"], report["pooled"]["truncated_rounds"]
+    num_rounds, num_cut = report["pooled"]["rounds"], report["pooled"]["cut_rounds"]
     return f"""Acceptance length: tokens a round, pooled, strict acceptance of K={report["num_draft_tokens"]} drafts of
-{kind}; {cut_short} rounds that the end of a text cut short are left out of {num_rounds + cut_short}. Rate by position:
-share of rounds that accepted draft 1, 2, ... Both are counted by replaying the rounds over the plain greedy text
-(`spec_lab/train/rounds.py`), not by running them."""
+{kind}; of {num_rounds} rounds {num_cut} run into the end of their text, and count as far as it goes
+(`spec_lab/record/draft_counts.py`). Rate by position: share of rounds that accept draft 1, 2, ... Both are counted by
+replaying the rounds over the plain greedy text (`spec_lab/train/rounds.py`), not by running them."""
 
 
 def _passes_over_natural_text(training: dict[str, Any], corpus: dict[str, Any]) -> float:

@@ -92,7 +92,7 @@ class CategoryCounts:
             "acceptance_length": self.rounds.acceptance_length,
             "acceptance_rates": self.rounds.acceptance_rates,
             "rounds": self.rounds.num_rounds,
-            "truncated_rounds": self.rounds.num_truncated_rounds,
+            "cut_rounds": self.rounds.num_cut_rounds,
             "thinking": self.thinking_rows.report(),
             "other": self.other_rows.report(),
             "thinking_tokens": self.thinking_rows.num_rows / self.num_prompts,
@@ -214,7 +214,7 @@ def format_table(report: dict) -> str:  # type: ignore[type-arg]
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in [*report["by_category"].items(), ("all", report["pooled"])]:
-        rates = " ".join(f"{rate:.2f}" for rate in row["acceptance_rates"])
+        rates = " ".join(_cell(rate, ".2f") for rate in row["acceptance_rates"])
         lines.append(
             f"| {name} | {_cell(row['accuracy'], '.3f')} | {_cell(row['acceptance_length'], '.2f')} | {rates} "
             f"| {_cell(row['thinking']['uncertain_share'], '.3f')} | {_cell(row['other']['uncertain_share'], '.3f')} "

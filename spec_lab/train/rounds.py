@@ -5,32 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from spec_lab.record.draft_counts import DraftCounts
+
 
 @dataclass(slots=True)
 class RoundCounts:
     """Pooled counts over texts.
 
-    Rounds cut short by the end of the text are kept apart: how far their drafts would have held is unknown.
+    A round that runs into the end of its text, be it an end of sequence or a limit, counts as far as the text goes: how
+    far its drafts would have held is unknown.
     """
 
     num_draft_tokens: int
     num_rounds: int = 0
-    num_emitted: int = 0
-    num_truncated_rounds: int = 0
-    accepted_at: list[int] = field(init=False)
+    num_cut_rounds: int = 0
+    drafts: DraftCounts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.accepted_at = [0] * self.num_draft_tokens
+        self.drafts = DraftCounts.empty(self.num_draft_tokens)
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens emitted a round, the bonus or correction token included; None without a whole round."""
-        return self.num_emitted / self.num_rounds if self.num_rounds else None
+        """As `spec_lab.record.metrics.acceptance_length` defines it; None where too little was judged to know."""
+        return self.drafts.acceptance_length
 
     @property
-    def acceptance_rates(self) -> list[float]:
-        """Share of the rounds in which draft i was accepted."""
-        return [accepted / max(1, self.num_rounds) for accepted in self.accepted_at]
+    def acceptance_rates(self) -> list[float | None]:
+        """Share of the rounds in which draft i is accepted."""
+        return self.drafts.unconditional
 
     def walk(self, num_matches: Sequence[int], prompt_length: int, length: int) -> None:
         """Adds the rounds of one text of `length` tokens, prompt included.
@@ -41,19 +43,14 @@ class RoundCounts:
         """
         committed = prompt_length
         while committed < length - 1:
-            num_accepted = num_matches[committed - 1]
-            if committed + num_accepted + 1 > length - 1:
-                self.num_truncated_rounds += 1
-                return
+            num_accepted, num_left = num_matches[committed - 1], length - 1 - committed
+            self.drafts.add_round(num_accepted, min(num_accepted + 1, num_left))
             self.num_rounds += 1
-            self.num_emitted += num_accepted + 1
-            for position in range(num_accepted):
-                self.accepted_at[position] += 1
+            self.num_cut_rounds += num_accepted + 1 > num_left
             committed += num_accepted + 1
 
     def add(self, other: RoundCounts) -> None:
         """Pools another category's counts into these."""
         self.num_rounds += other.num_rounds
-        self.num_emitted += other.num_emitted
-        self.num_truncated_rounds += other.num_truncated_rounds
-        self.accepted_at = [mine + theirs for mine, theirs in zip(self.accepted_at, other.accepted_at, strict=True)]
+        self.num_cut_rounds += other.num_cut_rounds
+        self.drafts.add(other.drafts)

@@ -1,0 +1,97 @@
+"""Acceptance by draft position, counted round by round, and the acceptance length that follows from it.
+
+The end of a text hides how far a round's drafts would have held. Leaving such rounds out is biased low, because long
+rounds are the ones that reach the end (length bias); so is counting what was emitted. What the rule says of drafts
+behind an end of sequence is no substitute: there is no text there, and target and drafter have learned none. So these
+drafts are censored, as in survival analysis: each draft counts at its position if it stands in the text, and the rate
+at a position is over the drafts that were there to be judged (Kaplan and Meier 1958). A limit hides nothing: the round
+was judged before it was cut, and counts as it was judged. Its length then is one of a sum stopped by what came before
+(Wald 1944), and neither leads to a bias. `benchmarks/acceptance_length_bias.py` compares the ways of counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Pooled over rounds, an entry a draft position, K in all.
+
+    Attributes:
+        reached: drafts that stand in the text and whose earlier drafts of the round were all accepted.
+        accepted: those of them that were accepted.
+    """
+
+    reached: list[int]
+    accepted: list[int]
+
+    @classmethod
+    def empty(cls, num_draft_tokens: int) -> DraftCounts:
+        return cls([0] * num_draft_tokens, [0] * num_draft_tokens)
+
+    @classmethod
+    def of(cls, rounds: Iterable[tuple[int, int]], num_draft_tokens: int) -> DraftCounts:
+        """Of rounds given as (accepted drafts, judged tokens); see `add_round`."""
+        counts = cls.empty(num_draft_tokens)
+        for num_accepted, num_judged in rounds:
+            counts.add_round(num_accepted, num_judged)
+        return counts
+
+    def add_round(self, num_accepted: int, num_judged: int) -> None:
+        """Counts one round.
+
+        Args:
+            num_accepted: drafts that the rule accepted, before any cut.
+            num_judged: tokens of the round that stand in the text: `num_accepted` + 1, or fewer where the text ended.
+        """
+        for position in range(min(num_judged, len(self.reached))):
+            self.reached[position] += 1
+        for position in range(min(num_accepted, num_judged)):
+            self.accepted[position] += 1
+
+    def add(self, other: DraftCounts) -> None:
+        """Pools the counts of other rounds into these."""
+        self.reached = [mine + theirs for mine, theirs in zip(self.reached, other.reached, strict=True)]
+        self.accepted = [mine + theirs for mine, theirs in zip(self.accepted, other.accepted, strict=True)]
+
+    @property
+    def conditional(self) -> list[float | None]:
+        """Share accepted of the drafts that reached each position; None where none did."""
+        return [float(rate) if rate is not None else None for rate in self._rates()]
+
+    @property
+    def unconditional(self) -> list[float | None]:
+        """Share of all rounds that accept the draft at each position; None where too little was judged to know."""
+        return [float(share) if share is not None else None for share in self._shares()]
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens a round, the correction or bonus token included: 1 + the sum of the unconditional rates.
+
+        Where no text ended inside a round this is, to the last bit, judged tokens / rounds.
+        """
+        total = Fraction(1)
+        for share in self._shares():
+            if share is None:
+                return None
+            total += share
+        return float(total)
+
+    def _rates(self) -> list[Fraction | None]:
+        return [
+            Fraction(count, before) if before else None
+            for count, before in zip(self.accepted, self.reached, strict=True)
+        ]
+
+    def _shares(self) -> list[Fraction | None]:
+        """Products of the rates. Behind a position that accepts nothing nothing is accepted, judged there or not."""
+        shares: list[Fraction | None] = []
+        share: Fraction | None = Fraction(1)
+        for rate in self._rates():
+            if share:
+                share = None if rate is None else share * rate
+            shares.append(share)
+        return shares

@@ -1,0 +1,171 @@
+"""The acceptance length against processes whose true one is known, and against rounds worked out by hand.
+
+A round of the process accepts each draft with one chance, whatever came before, so its mean length is a geometric sum.
+Texts that end after few tokens must give the length that endless ones have.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from spec_lab.core.types import RequestRecord
+from spec_lab.record import metrics
+from spec_lab.record.draft_counts import DraftCounts
+from tests.fake_runs import make_request
+
+NUM_DRAFT_TOKENS = 5
+CHANCE = 0.7
+TRUE_LENGTH = sum(CHANCE**position for position in range(NUM_DRAFT_TOKENS + 1))
+NUM_ROUNDS = 120_000
+TOLERANCE = 0.005
+LIMITS = [8, 16, 64]
+
+
+def cut_by_a_limit(length: int) -> list[RequestRecord]:
+    """Outputs of `length` tokens: what the last round emitted beyond is cut off."""
+    rng = random.Random(length)
+    requests, num_rounds = [], 0
+    while num_rounds < NUM_ROUNDS:
+        accepted: list[int] = []
+        while sum(accepted) + len(accepted) < length:
+            accepted.append(num_accepted(rng, NUM_DRAFT_TOKENS))
+        emitted = [m + 1 for m in accepted]
+        emitted[-1] -= sum(emitted) - length
+        requests.append(make_request("r", accepted, emitted, truncated=emitted[-1] < accepted[-1] + 1))
+        num_rounds += len(accepted)
+    return requests
+
+
+def ended_by_end_of_sequence(length: int) -> list[RequestRecord]:
+    """Texts of which token number `length` is an end of sequence; no draft behind one is ever accepted."""
+    rng = random.Random(length)
+    requests, num_rounds = [], 0
+    while num_rounds < NUM_ROUNDS:
+        accepted: list[int] = []
+        left = length
+        while left > 0:
+            accepted.append(num_accepted(rng, min(left, NUM_DRAFT_TOKENS)))
+            left -= accepted[-1] + 1
+        judged = [m + 1 for m in accepted]
+        judged[-1] -= sum(judged) - length
+        requests.append(make_request("r", accepted, judged, judged=judged, truncated=judged[-1] < accepted[-1] + 1))
+        num_rounds += len(accepted)
+    return requests
+
+
+def num_accepted(rng: random.Random, most: int) -> int:
+    return next((position for position in range(most) if rng.random() >= CHANCE), most)
+
+
+def without_cut_rounds(requests: Sequence[RequestRecord]) -> float:
+    """The acceptance length of schema versions 1 and 2."""
+    lengths = [m + 1 for r in requests for m in r.accepted_per_round[: -1 if r.truncated else None]]
+    return sum(lengths) / len(lengths)
+
+
+def as_emitted(requests: Sequence[RequestRecord]) -> float:
+    return metrics.acceptance_length_all(requests) or 0.0
+
+
+def as_judged(requests: Sequence[RequestRecord]) -> float:
+    """vLLM's: 1 + accepted drafts / rounds, which is (rounds + accepted drafts) / rounds, whatever was cut off."""
+    histogram = metrics.accepted_histogram(requests, NUM_DRAFT_TOKENS)
+    return sum((m + 1) * count for m, count in enumerate(histogram)) / sum(histogram)
+
+
+def bias(length: float | None) -> float:
+    return (length or 0.0) / TRUE_LENGTH - 1
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_limit_does_not_bias_it(limit: int) -> None:
+    requests = cut_by_a_limit(limit)
+    assert abs(bias(metrics.acceptance_length(requests, NUM_DRAFT_TOKENS))) < TOLERANCE
+    assert metrics.acceptance_length(requests, NUM_DRAFT_TOKENS) == as_judged(requests)
+    assert bias(without_cut_rounds(requests)) < -2 * TOLERANCE, "the definition of schema version 2"
+    assert bias(as_emitted(requests)) < -2 * TOLERANCE
+
+
+@pytest.mark.parametrize("length", LIMITS)
+def test_an_end_of_sequence_does_not_bias_it(length: int) -> None:
+    requests = ended_by_end_of_sequence(length)
+    assert abs(bias(metrics.acceptance_length(requests, NUM_DRAFT_TOKENS))) < TOLERANCE
+    assert bias(without_cut_rounds(requests)) < -2 * TOLERANCE, "the definition of schema version 2"
+    assert bias(as_emitted(requests)) < -2 * TOLERANCE
+    assert bias(as_judged(requests)) < -2 * TOLERANCE if length < 64 else -TOLERANCE
+
+
+def test_rates_by_position_are_not_biased_either() -> None:
+    for requests in (cut_by_a_limit(8), ended_by_end_of_sequence(8)):
+        rates = metrics.acceptance_rate_by_position(requests, NUM_DRAFT_TOKENS)
+        assert rates["conditional"] == pytest.approx([CHANCE] * NUM_DRAFT_TOKENS, rel=0.02)
+        powers = [CHANCE**position for position in range(1, NUM_DRAFT_TOKENS + 1)]
+        assert rates["unconditional"] == pytest.approx(powers, rel=0.04)
+
+
+def test_a_round_cut_by_a_limit_counts_as_it_was_judged() -> None:
+    """4 + 1 + 3 + 2 + 4 tokens over 5 rounds, though of the last one only 2 were emitted."""
+    requests = [make_request("a", [3, 0, 2]), make_request("b", [1, 3], [2, 2], truncated=True)]
+    assert metrics.acceptance_length(requests, 3) == (4 + 1 + 3 + 2 + 4) / 5
+    assert metrics.acceptance_length_all(requests) == (4 + 1 + 3 + 2 + 2) / 5
+
+
+def test_a_round_cut_by_end_of_sequence_counts_up_to_there() -> None:
+    """Draft 2 of the last round was the end: drafts 1 and 2 were accepted, and what stood behind is not known.
+
+    Position 1: 3 of 4. Position 2: 2 of 3. Position 3: 1 of the 1 that reached it.
+    """
+    requests = [make_request("a", [3, 0, 1]), make_request("b", [2], [2], judged=[2], truncated=True)]
+    rates = metrics.acceptance_rate_by_position(requests, 3)
+    assert rates["reached"] == [4, 3, 1]
+    assert rates["conditional"] == [3 / 4, 2 / 3, 1.0]
+    assert rates["unconditional"] == [3 / 4, 1 / 2, 1 / 2]
+    assert metrics.acceptance_length(requests, 3) == 1 + 3 / 4 + 1 / 2 + 1 / 2
+
+
+def test_what_the_rule_says_behind_an_end_of_sequence_changes_nothing() -> None:
+    """Three drafts accepted and the second an end, or two, or a third one rejected: the same text."""
+    lengths = {
+        metrics.acceptance_length(
+            [make_request("a", [1, 3, 0]), make_request("b", [accepted], [2], judged=[2], truncated=True)], 3
+        )
+        for accepted in (2, 3)
+    }
+    assert len(lengths) == 1
+
+
+@pytest.mark.parametrize("num_emitted", [1, 2, 3])
+def test_where_a_limit_cuts_changes_nothing(num_emitted: int) -> None:
+    requests = [make_request("a", [1, 3, 0]), make_request("b", [3], [num_emitted], truncated=True)]
+    assert metrics.acceptance_length(requests, 3) == (2 + 4 + 1 + 4) / 4
+
+
+def test_an_end_of_sequence_as_the_correction_cuts_nothing() -> None:
+    assert metrics.acceptance_length([make_request("a", [1, 0], [2, 1], judged=[2, 1])], 3) == 1.5
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([], None),
+        ([(3, 1)], None),  # all that is known is that draft 1 was right
+        ([(3, 1), (0, 1)], None),
+        ([(3, 1), (1, 2)], 1 + 1.0 + 0.0),
+        ([(0, 1)], 1.0),
+        ([(3, 4)], 4.0),
+        ([(3, 3), (3, 4)], 4.0),
+    ],
+)
+def test_what_was_not_judged_is_not_known(rounds: list[tuple[int, int]], expected: float | None) -> None:
+    """Rounds as (accepted drafts, judged tokens). Behind a position where nothing is accepted nothing can be."""
+    assert DraftCounts.of(rounds, 3).acceptance_length == expected
+
+
+def test_counts_of_two_parts_add_up() -> None:
+    first, second = [(3, 4), (1, 1)], [(0, 1), (2, 3)]
+    counts = DraftCounts.of(first, 3)
+    counts.add(DraftCounts.of(second, 3))
+    assert counts == DraftCounts.of([*first, *second], 3)

@@ -1,0 +1,90 @@
+"""Records of schema version 2: read beside today's, their numbers untouched, and said to be defined otherwise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spec_lab.errors import UserError
+from spec_lab.record.reading import read_all_request_rows, read_request_rows, read_summary
+from spec_lab.record.runs import find_runs, load_configurations, load_requests
+from spec_lab.report.__main__ import main
+from tests.fake_runs import record_run
+
+NOTE = "schema version 2 left the rounds cut short out"
+
+
+def write_version_2(folder: Path) -> None:
+    """A run's folder as schema version 2 left it: without what version 3 added."""
+    record_run(folder)
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["schema_version"] = 2
+    for speed in (summary, *summary["references"].values()):
+        del speed["stage_ms_per_round"]["readback"]
+    path.write_text(json.dumps(summary))
+    for name, key in (("requests.jsonl", "judged_per_round"), ("rounds.jsonl", "num_surplus")):
+        rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        for row in rows:
+            del row[key]
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_an_older_record_is_reported_beside_newer_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_version_2(tmp_path / "old")
+    record_run(tmp_path / "new")
+    assert main([str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "" and captured.out.count(str(tmp_path / "old")) >= 1
+    assert NOTE in " ".join(captured.out.split())
+    assert main([str(tmp_path / "new")]) == 0
+    assert NOTE not in " ".join(capsys.readouterr().out.split())
+
+
+def test_its_own_report_says_how_it_was_defined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_version_2(tmp_path)
+    assert main([str(tmp_path)]) == 0
+    assert " ".join(capsys.readouterr().out.split()).count(NOTE) == 2, "under the line of all runs, and its own tables"
+
+
+def test_its_frames_have_the_columns_of_today(tmp_path: Path) -> None:
+    write_version_2(tmp_path)
+    assert len(find_runs([tmp_path])) == 1
+    assert load_configurations(read_summary(tmp_path))["readback_ms"].isna().all()
+    assert "judged_per_round" in load_requests(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("reason", "truncated", "judged"),
+    [("length", True, [2, 4]), ("eos", True, [2, 3]), ("eos", False, [2, 4]), ("length", False, [2, 4])],
+)
+def test_judged_rounds_follow_from_how_the_last_was_cut(
+    reason: str, truncated: bool, judged: list[int], tmp_path: Path
+) -> None:
+    write_version_2(tmp_path)
+    path = tmp_path / "requests.jsonl"
+    row = json.loads(path.read_text().splitlines()[0])
+    row |= {"accepted_per_round": [1, 3], "emitted_per_round": [2, 3], "truncated": truncated, "finish_reason": reason}
+    path.write_text(json.dumps(row) + "\n")
+    assert read_request_rows(tmp_path)[0]["judged_per_round"] == judged
+    path.write_text(json.dumps(row | {"judged_per_round": [2, 1]}) + "\n")
+    assert read_request_rows(tmp_path)[0]["judged_per_round"] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"judged_per_round": [2]}, "differ in length"),
+        ({"judged_per_round": "2"}, "judged_per_round"),
+        ({"accepted_per_round": [4] * 7, "judged_per_round": [5] * 7, "emitted_per_round": [5] * 7}, "more drafts"),
+    ],
+)
+def test_rounds_that_cannot_be_are_refused(changes: dict[str, object], problem: str, tmp_path: Path) -> None:
+    summary = record_run(tmp_path)
+    path = tmp_path / "requests.jsonl"
+    first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(first) | changes), *others]) + "\n")
+    with pytest.raises(UserError, match=problem):
+        read_all_request_rows(tmp_path, summary)
