@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from spec_lab import assembly
+from spec_lab.assembly.models import target_folder
 from spec_lab.cli.compose import compose_run
 from spec_lab.config import RunConfig
 from spec_lab.core.types import GenerationResult, Request
@@ -126,7 +126,7 @@ def transformers_generate(config: RunConfig) -> Callable[[list[Request]], float]
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(assembly.target_folder(config), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(target_folder(config), dtype=torch.float32).eval()
 
     def run(requests: list[Request]) -> float:
         num_tokens, start = 0, perf_counter()

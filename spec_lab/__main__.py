@@ -18,16 +18,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    from spec_lab.cli.overrides import extensions_in
+
     if "--help" in arguments or "-h" in arguments:
         from spec_lab.cli.help import help_text
 
-        print(help_text())
+        print(help_text(extensions_in(arguments)))
         return 0
-    from spec_lab.cli.overrides import check_arguments
     from spec_lab.cli.session import Session
 
     session = Session()
-    session.run(check_arguments(arguments))
+    session.run(arguments)
     session.report()
     return session.exit_code()
 

@@ -104,9 +104,5 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-def not_among(knob: str, value: str, allowed: tuple[str, ...]) -> str | None:
-    return None if value in allowed else f"{knob}={value} is unknown; use one of {', '.join(allowed)}"
-
-
 def _package(module: str) -> str:
     return module.partition(".")[0]

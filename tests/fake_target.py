@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.assembly import registry
+from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, Drafter, DrafterRequirements, PrunePolicy, RowSelection
@@ -36,7 +38,6 @@ from spec_lab.engine.round import Parts
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.timing import HostTimer
-from spec_lab.pruning.policy import CATCHUP_PRUNING, PROMPT_PRUNING
 
 WIDTH = 8
 WINDOWS: tuple[int | None, ...] = (5, None)
@@ -233,7 +234,10 @@ class PaddedGraph(EagerGraph):
 
 
 def make_prune(prefill: str = "all_rows", catchup: str = "none") -> PrunePolicy:
-    return PrunePolicy(PROMPT_PRUNING[prefill](), CATCHUP_PRUNING[catchup]())
+    return PrunePolicy(
+        registry.load().find(PromptPruningOption, prefill).make(),
+        registry.load().find(CatchupPruningOption, catchup).make(),
+    )
 
 
 def make_fake_engine(

@@ -17,22 +17,13 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from spec_lab import assembly
 from spec_lab.acceptance.phase import ThinkingMarkers
-from spec_lab.config import (
-    AcceptanceConfig,
-    AttentionConfig,
-    FullLoopGraphConfig,
-    GraphConfig,
-    RejectionConfig,
-    RelaxedThinkingConfig,
-    RoundGraphConfig,
-    SamplingConfig,
-    SplitSeedGraphConfig,
-    StepReplayGraphConfig,
-    StrictAcceptanceConfig,
-    SyntheticConfig,
-)
+from spec_lab.assembly.engine import build_engine
+from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
+from spec_lab.assembly.heads import load_drafter
+from spec_lab.assembly.models import engine_limits, load_models
+from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig, SyntheticConfig
+from spec_lab.config import AcceptanceConfig, AttentionConfig, GraphConfig, SamplingConfig
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.types import GenerationResult, Request, Sequence, Verification
 from spec_lab.engine.capture import CapturedGraph
@@ -138,9 +129,9 @@ class Lab:
         )
         if graph is not None:
             config = dataclasses.replace(config, graph=graph)
-        limits = assembly.engine_limits(config, requests, config.drafter.num_draft_tokens)
-        models = assembly.load_models(config, limits.max_seq_len, MARKERS)
-        engine = assembly.build_engine(config, models, assembly.load_drafter(config, models), limits)
+        limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+        models = load_models(config, limits.max_seq_len, MARKERS)
+        engine = build_engine(config, models, load_drafter(config, models), limits)
         mode: Any = engine.graph
         if graph is not None and self.device == "cpu":
             assert isinstance(mode._recorder, TapeRecorder)

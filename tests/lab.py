@@ -10,19 +10,21 @@ from typing import Any
 
 import torch
 
-from spec_lab import assembly
+from spec_lab.assembly import registry
+from spec_lab.assembly.drafters.trained import TrainedDrafterConfig
+from spec_lab.assembly.engine import build_engine
+from spec_lab.assembly.graphs import EagerGraphConfig
+from spec_lab.assembly.heads import load_drafter
+from spec_lab.assembly.models import engine_limits, load_models
 from spec_lab.config import (
-    SCHEMAS,
     AcceptanceConfig,
     AttentionConfig,
     CacheConfig,
-    EagerGraphConfig,
     LoggerConfig,
     PruneConfig,
     RunConfig,
     SamplingConfig,
     TargetConfig,
-    TrainedDrafterConfig,
     WorkloadConfig,
 )
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
@@ -56,7 +58,7 @@ def make_config(
     Args:
         changes: top-level keys; `cache` and `options` are dicts of keys of the cache and of the drafter.
     """
-    schema = SCHEMAS[f"drafter/{drafter}"]
+    schema = registry.load().schemas()[f"drafter/{drafter}"]
     options: dict[str, Any] = {"num_draft_tokens": 0 if drafter == "none" else num_draft_tokens}
     if issubclass(schema, TrainedDrafterConfig):
         options["path"] = str(pair[1])
@@ -78,9 +80,9 @@ def make_config(
 
 def make_engine(config: RunConfig, requests: list[Request]) -> Engine:
     """The engine of a configuration, with caches that hold `requests`."""
-    limits = assembly.engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = assembly.load_models(config, limits.max_seq_len)
-    return assembly.build_engine(config, models, assembly.load_drafter(config, models), limits)
+    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    models = load_models(config, limits.max_seq_len)
+    return build_engine(config, models, load_drafter(config, models), limits)
 
 
 def random_requests(
@@ -117,7 +119,7 @@ def poison(engine: Engine) -> None:
 def assert_captured_alike(config: RunConfig, graph: str, requests: list[Request]) -> None:
     """Under the graph mode `graph`: the tokens of eager rounds, and the drafter's KV, in which every draft shows."""
     engines = [make_engine(config, requests)]
-    engines.append(make_engine(replace(config, graph=SCHEMAS[f"graph/{graph}"]()), requests))
+    engines.append(make_engine(replace(config, graph=registry.load().schemas()[f"graph/{graph}"]()), requests))
     eager, captured = (engine.generate(requests) for engine in engines)
     assert captured.graph.replays > 0
     assert [r.output_ids for r in captured.requests] == [r.output_ids for r in eager.requests]

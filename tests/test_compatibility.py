@@ -11,20 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab import assembly
-from spec_lab.assembly.heads import head_folder
-from spec_lab.assembly.mtp import mtp_folder
+from spec_lab.assembly import registry
+from spec_lab.assembly.deferred import Deferred
+from spec_lab.assembly.drafters.mtp import MtpEagleDrafterConfig, mtp_folder
+from spec_lab.assembly.registry import KNOBS
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
 from spec_lab.cli.overrides import check_overrides
-from spec_lab.compatibility import drafters as drafter_compatibility
 from spec_lab.compatibility import run as compatibility
 from spec_lab.compatibility.run import refusals, refuse
-from spec_lab.config import MtpEagleDrafterConfig, MtpVanillaDrafterConfig, RunConfig
+from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
-from spec_lab.models.config import num_mtp_modules, read_config_json
-from spec_lab.pruning import policy
-from spec_lab.workloads import load
 
 HF_TARGET = ["target=hf", "target.path=."]
 HF = [*HF_TARGET, "drafter=ngram"]
@@ -83,7 +80,7 @@ FORBIDDEN = [
     (["acceptance=relaxed_thinking", "acceptance.form=sum"], "acceptance.form=sum", "delta"),
     (["acceptance=relaxed_thinking", "acceptance.phase=never"], "acceptance.phase=never", "round"),
     (["drafter.draft_sampling=distribution"], "drafter.draft_sampling=distribution", "drafter.draft_sampling=greedy"),
-    (["drafter.draft_sampling=dist"], "drafter.draft_sampling=dist is unknown", "distribution"),
+    (["drafter.draft_sampling=dist"], "drafter.draft_sampling=dist", "distribution"),
     (["acceptance=rejection", "acceptance.method=best"], "acceptance.method=best", "one_hot"),
     (["acceptance=rejection", "sampling=sampled"], "acceptance.method=standard", "drafter.draft_sampling=distribution"),
     (["acceptance=rejection", "acceptance.method=block", "sampling=sampled"], "acceptance.method=block", "one_hot"),
@@ -111,7 +108,7 @@ FORBIDDEN = [
     (["sampling.top_p=1.5"], "sampling.top_p=1.5", "sampling.top_p=null"),
     (["prune.prefill=first_row"], "prune.prefill=first_row", "last_row"),
     (["prune.catchup=last_row"], "prune.catchup=last_row", "pre_attention"),
-    (["references=[plane]"], "references", "references=[plain,unpruned]"),
+    (["references=[plane]"], "references", "plain, unpruned"),
     (["batch_size=0"], "batch_size=0", "batch_size=1"),
     (["batch_size=-2"], "batch_size=-2", "batch_size=1"),
     (["max_new_tokens=0"], "max_new_tokens=0", "max_new_tokens=160"),
@@ -230,9 +227,8 @@ def compose(*overrides: str) -> RunConfig:
 def test_forbidden_is_refused_in_one_line_with_knob_and_remedy(
     overrides: list[str], knob: str, remedy: str, folders: Path
 ) -> None:
-    config = compose(*overrides)
-    with pytest.raises(ValueError, match=r"^[^\n]+$") as refused:
-        refuse(config)
+    with pytest.raises(UserError, match=r"^[^\n]+$") as refused:
+        refuse(compose(*overrides))
     assert knob in str(refused.value)
     assert remedy in str(refused.value)
 
@@ -250,12 +246,18 @@ def test_a_file_of_prompts_is_accepted(empty_folder: Path) -> None:
 def test_every_check_has_a_forbidden_example(folders: Path) -> None:
     found = set()
     for overrides, _, _ in FORBIDDEN:
-        found |= {check for check in compatibility.CHECKS if check(compose(*overrides)) is not None}
-    assert found == set(compatibility.CHECKS)
+        try:
+            config = compose(*overrides)
+        except UserError:  # a value outside a closed set is refused before anything is composed
+            continue
+        own = [check for option in registry.of(config).chosen(config) for check in option.refusals]
+        found |= {check for check in [*compatibility.CHECKS, *own] if check(config) is not None}
+    rows = [option for kind in KNOBS for option in registry.load().options(kind).values()]
+    assert found == {*compatibility.CHECKS, *(check for option in rows for check in option.refusals)}
 
 
 def test_all_refusals_are_listed_and_the_first_is_raised() -> None:
-    config = compose("batch_size=0", "name=a/b", "references=[x]")
+    config = compose("batch_size=0", "name=a/b", "device=gpu")
     assert len(refusals(config)) == 3
     with pytest.raises(ValueError, match=r"name='a/b'.*and 2 more.*--dry-run"):
         refuse(config)
@@ -272,39 +274,26 @@ def test_remedies_of_one_override_are_themselves_valid() -> None:
                 check_overrides([message.rpartition("use ")[2]])
 
 
-def test_the_knobs_of_pruning_are_those_that_can_be_built() -> None:
-    assert set(compatibility.PREFILL_PRUNING) == set(policy.PROMPT_PRUNING)
-    assert set(compatibility.CATCHUP_PRUNING) == set(policy.CATCHUP_PRUNING)
-
-
 def test_what_can_be_chosen_can_be_built() -> None:
-    """The tables of the build module hold exactly the options of `conf/`."""
-    tables = {
-        "drafter": assembly.DRAFTERS,
-        "acceptance": assembly.ACCEPTANCE,
-        "attention": assembly.ATTENTION,
-        "graph": assembly.GRAPH,
-        "workload": load.WORKLOADS,
-    }
-    for group, table in tables.items():
-        parts = [getattr(compose(f"{group}={option}"), group) for option in read_groups()[group].options]
-        assert set(table) == {part.name for part in parts}, group
+    """The rows of the registry are exactly the options of `conf/`."""
+    for kind, group in KNOBS.items():
+        if "." not in group:
+            parts = [getattr(compose(f"{group}={option}"), group) for option in read_groups()[group].options]
+            assert set(registry.load().options(kind)) == {part.name for part in parts}, group
 
 
-def test_the_kernels_are_those_that_can_be_built() -> None:
-    from spec_lab.compatibility import kernels as kernel_compatibility
-
-    assert set(kernel_compatibility.KERNELS) == set(assembly.KERNELS)
+def test_every_row_names_functions_that_exist() -> None:
+    for kind in KNOBS:
+        for option in registry.load().options(kind).values():
+            for field in dataclasses.fields(option):
+                value = getattr(option, field.name)
+                if isinstance(value, Deferred):
+                    assert callable(value.resolve()), (option.name, field.name)
 
 
 def test_kernels_on_a_cpu_are_allowed_in_the_interpreter(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert refusals(compose("kernels=triton", "attention=triton", "device=cpu")) == []
-
-
-def test_mtp_modules_are_those_that_are_shipped() -> None:
-    folder = head_folder(compose("drafter=mtp_vanilla"), MtpVanillaDrafterConfig())
-    assert num_mtp_modules(read_config_json(folder, "drafter.path")) == drafter_compatibility.NUM_SHIPPED_MODULES
 
 
 def test_one_missing_head_is_refused_in_the_same_words_by_its_loader(folders: Path) -> None:
@@ -320,6 +309,6 @@ def test_refusals_need_no_torch() -> None:
 
 
 def test_reserved_pages_are_the_cache_s() -> None:
-    from spec_lab.engine import kv_cache
+    from spec_lab.core import kv_cache
 
     assert compatibility.NUM_RESERVED_PAGES == kv_cache.NUM_RESERVED_PAGES

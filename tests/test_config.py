@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from spec_lab.cli.compose import compose_run, to_run_config
+from spec_lab.assembly import registry
+from spec_lab.assembly.rules import RelaxedThinkingConfig
+from spec_lab.cli.compose import compose_run, register_schemas, to_run_config
 from spec_lab.cli.folder import folder_name
 from spec_lab.cli.help import help_text
 from spec_lab.cli.options import conf_folder, read_groups, read_keys
-from spec_lab.config import SCHEMAS, RelaxedThinkingConfig, RunConfig, register_schemas
+from spec_lab.config import RunConfig
 
 OTHER_HYDRA_ROOTS = {"train"}
 SETTINGS = ("experiment", "size", "debug")
@@ -86,7 +89,7 @@ def test_every_group_folder_is_a_group() -> None:
 
 def test_every_schema_is_used_by_an_option() -> None:
     used = {option.schema for group in SCHEMA_GROUPS for option in group.options.values()}
-    assert used | {RunConfig} == set(SCHEMAS.values())
+    assert used | {RunConfig} == set(registry.load().schemas().values())
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
@@ -102,8 +105,9 @@ def test_every_field_of_the_schema_has_a_known_key() -> None:
     groups = {group.name for group in SCHEMA_GROUPS}
     nested = {"cache", "record"}
     expected = {field.name for field in dataclasses.fields(RunConfig)} - groups - nested
+    run: Any = registry.load().schemas()["run"]()
     for name in nested:
-        expected |= {f"{name}.{field.name}" for field in dataclasses.fields(getattr(SCHEMAS["run"](), name))}
+        expected |= {f"{name}.{field.name}" for field in dataclasses.fields(getattr(run, name))}
     for group in SCHEMA_GROUPS:
         for option in group.options.values():
             assert option.schema is not None
@@ -185,7 +189,7 @@ def test_points_of_a_grid_exist_and_begin_with_strict(grid: Path) -> None:
 def test_a_point_is_what_its_name_and_its_command_say(point: Path) -> None:
     command, _ = [line for line in point.read_text().splitlines() if line.startswith("# ")][1:3]
     named, _ = compose_run(command.removeprefix("# python -m spec_lab ").split())
-    register_schemas()
+    register_schemas(registry.load())
     with initialize_config_dir(str(conf_folder().absolute()), version_base="1.3"):
         composed = compose("config", overrides=["experiment=relaxed_thinking", f"{POINT}={point.stem}"])
     config = to_run_config(composed)

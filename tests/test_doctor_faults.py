@@ -14,10 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab import assembly
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.assembly import ZOO
-from spec_lab.assembly.heads import DrafterFactory
+from spec_lab.assembly.heads import DrafterFactory, load_drafter
 from spec_lab.assembly.models import Models
 from spec_lab.cli.compose import compose_run
 from spec_lab.config import RunConfig
@@ -72,7 +71,7 @@ def healthy() -> Subject:
 def examined(healthy: Subject, *overrides: str) -> Subject:
     """Another drafter of the same target, whose texts are written already."""
     config = strict_greedy(compose_run([*QUICK, *overrides])[0])
-    return replace(healthy, config=config, make_drafter=assembly.load_drafter(config, healthy.models))
+    return replace(healthy, config=config, make_drafter=load_drafter(config, healthy.models))
 
 
 def copy_of(drafter: str, folder: Path) -> Path:
@@ -289,7 +288,7 @@ def next_slots(slot_mapping: torch.Tensor) -> torch.Tensor:
 def with_broken_writes(subject: Subject, place: Callable[[torch.Tensor], torch.Tensor | None]) -> Subject:
     """The loop's drafter writes wrongly; its weights and the target are as they were."""
     backend: Any = BrokenWrites(subject.models.backend, place)
-    make: DrafterFactory = assembly.load_drafter(subject.config, replace(subject.models, backend=backend))
+    make: DrafterFactory = load_drafter(subject.config, replace(subject.models, backend=backend))
     return replace(subject, make_drafter=make)
 
 

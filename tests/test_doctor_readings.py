@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab import assembly
-from spec_lab.assembly.heads import DrafterFactory
+from spec_lab.assembly.heads import DrafterFactory, load_drafter
+from spec_lab.assembly.models import engine_limits, load_models
 from spec_lab.config import RunConfig
 from spec_lab.core.types import FinishReason, RequestRecord
 from spec_lab.doctor.aspects import aspects_of
@@ -54,9 +54,9 @@ def make_head(drafter: str, folder: Path, target: Path) -> None:
 def subject_of(config: RunConfig) -> Subject:
     """Its texts are the prompts alone."""
     requests = random_requests(NUM_TEXTS, ROUNDS_A_TEXT * (NUM_DRAFT_TOKENS + 1) + 1, lengths=(4, 20))
-    limits = assembly.engine_limits(config, requests, NUM_DRAFT_TOKENS)
-    models = assembly.load_models(config, limits.max_seq_len)
-    make_drafter = assembly.load_drafter(config, models)
+    limits = engine_limits(config, requests, NUM_DRAFT_TOKENS)
+    models = load_models(config, limits.max_seq_len)
+    make_drafter = load_drafter(config, models)
     return Subject(config, models, requests, limits, make_drafter, [record(r.prompt_ids, []) for r in requests])
 
 
@@ -108,13 +108,13 @@ def findings_of(right: RunConfig, wrong: RunConfig) -> list[Finding]:
     subject = replace(subject, config=wrong)
     forced = TeacherForcedDrafts(subject, rounds)
     as_configured = forced.draft(_reference_drafter(subject))
-    features = subject.engine(wrong, assembly.load_drafter(wrong, subject.models)).parts.drafter.requirements
+    features = subject.engine(wrong, load_drafter(wrong, subject.models)).parts.drafter.requirements
     evidence = Evidence(subject, features.features, forced, as_configured, as_configured)
     return check_readings(evidence, aspects_of(wrong, subject.reference_models))
 
 
 def _reference_drafter(subject: Subject) -> DrafterFactory:
-    return assembly.load_drafter(subject.config, subject.reference_models)
+    return load_drafter(subject.config, subject.reference_models)
 
 
 SLOW = (

@@ -11,15 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.config import (
-    FullLoopGraphConfig,
-    GraphConfig,
-    RejectionConfig,
-    RoundGraphConfig,
-    SamplingConfig,
-    SplitSeedGraphConfig,
-    StepReplayGraphConfig,
-)
+from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
+from spec_lab.assembly.rules import RejectionConfig
+from spec_lab.config import GraphConfig, SamplingConfig
 from spec_lab.core.types import GenerationResult, Request
 from spec_lab.models.config import Family, read_model_config
 from tests.fake_target import PaddedGraph

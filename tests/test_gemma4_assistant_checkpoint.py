@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab import assembly
+from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.compatibility.run import refusals
 from spec_lab.models.config import ModelConfig, read_model_config
 from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
@@ -231,7 +231,7 @@ def test_the_loader_refuses_an_assistant_for_another_target(
 
 
 def test_the_shipped_assistant_fits_the_shipped_target() -> None:
-    folder = assembly.ZOO / "pocket-frozen_kv"
+    folder = ZOO / "pocket-frozen_kv"
     if not folder.is_dir():
         pytest.skip("this checkout has no shipped frozen_kv drafter")
-    load(folder, read_model_config(assembly.ZOO / "pocket"))
+    load(folder, read_model_config(ZOO / "pocket"))

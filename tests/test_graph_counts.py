@@ -11,14 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spec_lab.config import (
-    FullLoopGraphConfig,
-    GraphConfig,
-    RoundGraphConfig,
-    RunConfig,
-    SplitSeedGraphConfig,
-    StepReplayGraphConfig,
-)
+from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
+from spec_lab.config import GraphConfig, RunConfig
 from spec_lab.core.types import RoundRecord, Verification
 from spec_lab.engine import timing
 from spec_lab.engine.engine import Engine

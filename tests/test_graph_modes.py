@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.config import FullLoopGraphConfig, RoundGraphConfig
+from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig
 from spec_lab.engine.capture import count_syncs
 from spec_lab.engine.readback import RoundResult, read_later
 from tests.graph_lab import (

@@ -15,19 +15,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_kernels.rope_write import rope_write
-from spec_lab import assembly
 from spec_lab.acceptance.phase import ThinkingMarkers
-from spec_lab.assembly.models import BackendContext
+from spec_lab.assembly import registry
+from spec_lab.assembly.attention_loader import BackendContext, triton_attention
+from spec_lab.assembly.engine import build_engine
+from spec_lab.assembly.heads import load_drafter
+from spec_lab.assembly.kernels import KERNELS
+from spec_lab.assembly.models import engine_limits, load_models
+from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.config import (
-    SCHEMAS,
-    AcceptanceConfig,
-    RejectionConfig,
-    RelaxedThinkingConfig,
-    RunConfig,
-    SamplingConfig,
-    StrictAcceptanceConfig,
-)
+from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig
 from spec_lab.core.types import GenerationResult, Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
@@ -130,14 +127,14 @@ def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "t
         cache={"page_size": PAGE_SIZE},
         options={"draft_sampling": case.draft_sampling},
     )
-    graph_config = SCHEMAS[f"graph/{graph}"]()
+    graph_config = registry.load().schemas()[f"graph/{graph}"]()
     return replace(config, acceptance=case.acceptance, sampling=case.sampling, graph=graph_config)
 
 
 def make_engine(config: RunConfig, requests: Sequence[Request]) -> Engine:
-    limits = assembly.engine_limits(config, list(requests), config.drafter.num_draft_tokens)
-    models = assembly.load_models(config, limits.max_seq_len, MARKERS)
-    return assembly.build_engine(config, models, assembly.load_drafter(config, models), limits)
+    limits = engine_limits(config, list(requests), config.drafter.num_draft_tokens)
+    models = load_models(config, limits.max_seq_len, MARKERS)
+    return build_engine(config, models, load_drafter(config, models), limits)
 
 
 def thinking_requests(count: int, max_new_tokens: int) -> list[Request]:
@@ -200,8 +197,8 @@ def test_what_this_machine_cannot_run_is_refused_by_both_knobs(
     import spec_kernels.utils
 
     makers: dict[str, Callable[[torch.device, torch.dtype], object]] = {
-        "attention": lambda device, dtype: assembly.ATTENTION["triton"](BackendContext(16, 64, device, dtype)),
-        "kernels": assembly.KERNELS["triton"],
+        "attention": lambda device, dtype: triton_attention(BackendContext(16, 64, device, dtype)),
+        "kernels": KERNELS["triton"],
     }
     monkeypatch.setattr(spec_kernels.utils, "INTERPRETED", interpreted)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
@@ -213,7 +210,7 @@ def test_what_this_machine_cannot_run_is_refused_by_both_knobs(
 def test_heads_that_are_normed_first_keep_torch(tmp_path: Path, family: Family, is_fused: bool) -> None:
     target, _ = make_pair(tmp_path, family)
     config = make_config((target, target), "none", device=DEVICE.type, dtype="float32", kernels="triton")
-    model = assembly.load_models(config, 32).target
+    model = load_models(config, 32).target
     strategies = {type(layer._attention._rope_and_write) for layer in model._layers}
     assert strategies == {FusedRopeAndWrite if is_fused else RopeThenWrite}
 

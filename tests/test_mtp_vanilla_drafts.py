@@ -12,14 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spec_lab.config import (
-    EagerGraphConfig,
-    GraphConfig,
-    RoundGraphConfig,
-    SamplingConfig,
-    SplitSeedGraphConfig,
-    StepReplayGraphConfig,
-)
+from spec_lab.assembly.graphs import EagerGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
+from spec_lab.config import GraphConfig, SamplingConfig
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.types import AcceptanceInputs, GenerationResult, NormSide, Request, Sequence
 from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter

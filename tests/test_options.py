@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab import assembly
+from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
 from spec_lab.compatibility.run import refusals
@@ -71,7 +71,7 @@ def target_overrides(group: str, option: str, pair: tuple[Path, Path], folders: 
 def test_every_option_builds_and_runs(
     group: str, option: str, pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
 ) -> None:
-    if (group, option) == ("target", "pocket") and not assembly.ZOO.is_dir():
+    if (group, option) == ("target", "pocket") and not ZOO.is_dir():
         pytest.skip("this checkout has no shipped weights")
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
     chosen = [

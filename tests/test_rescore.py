@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from spec_lab import assembly
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
-from spec_lab.config import AcceptanceConfig, RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig
+from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig
+from spec_lab.assembly.rules_loader import RuleContext, build_deterministic_rule
+from spec_lab.config import AcceptanceConfig
 from spec_lab.core.types import GenerationResult, Request
 from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
@@ -61,8 +62,8 @@ def make_engine(options: AcceptanceConfig, num_draft_tokens: int = 3) -> Engine:
         vocab_size=VOCAB,
     )
     engine.parts.target = SpreadTarget(engine.parts.backend, vocab_size=VOCAB)
-    context = assembly.RuleContext(SLOTS, MARKERS, target.eos_token_ids, CHUNK, CPU)
-    engine.parts.rule = assembly.build_deterministic_rule(options, context)
+    context = RuleContext(SLOTS, MARKERS, target.eos_token_ids, CHUNK, CPU)
+    engine.parts.rule = build_deterministic_rule(options, context)
     return engine
 
 

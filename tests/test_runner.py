@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from spec_lab.config import AcceptanceConfig, RecordConfig, RelaxedThinkingConfig, SyntheticConfig
+from spec_lab.assembly.rules import RelaxedThinkingConfig, SyntheticConfig
+from spec_lab.config import AcceptanceConfig, RecordConfig
 from spec_lab.corpus.example import THINK_START
 from spec_lab.measure.runner import run
 from spec_lab.record.reading import read_request_rows

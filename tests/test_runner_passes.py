@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from spec_lab.config import RejectionConfig, RunConfig, SamplingConfig
+from spec_lab.assembly.rules import RejectionConfig
+from spec_lab.config import RunConfig, SamplingConfig
 from spec_lab.core.types import GenerationResult, Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import runner

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.assembly import registry
+from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
-from spec_lab.pruning.policy import CATCHUP_PRUNING, PROMPT_PRUNING
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 
 NO_FEATURES, TAPS, FINAL = FeatureSpec(), FeatureSpec(layer_inputs=(2, 4)), FeatureSpec(final_hidden=NormSide.POST_NORM)
@@ -61,17 +62,18 @@ def test_catchup_knob_names_its_selection_and_counts_its_rows() -> None:
     live = metadata(3, 1)
     kinds: dict[str, Any] = {"none": AllRows, "post_attention": AfterAttention, "pre_attention": BeforeAttention}
     counts = {"none": 12, "post_attention": 3, "pre_attention": 3}
-    assert CATCHUP_PRUNING.keys() == kinds.keys()
-    for name, policy in CATCHUP_PRUNING.items():
-        selection: Any = policy().selection(LIVE, live)
+    assert registry.load().options(CatchupPruningOption).keys() == kinds.keys()
+    for name, option in registry.load().options(CatchupPruningOption).items():
+        policy = option.make()
+        selection: Any = policy.selection(LIVE, live)
         assert type(selection) is kinds[name]
         assert torch.equal(selection.live_rows, LIVE)
-        assert policy().num_computed(3, 4) == counts[name]
+        assert policy.num_computed(3, 4) == counts[name]
 
 
 @pytest.mark.parametrize("features", [NO_FEATURES, TAPS, FINAL])
 def test_all_prompt_rows_go_on_and_have_logits(features: FeatureSpec, rows: torch.Tensor) -> None:
-    policy = PROMPT_PRUNING["all_rows"]()
+    policy = registry.load().find(PromptPruningOption, "all_rows").make()
     for live in (None, metadata(1, 1)):
         assert policy.target_selection(12, live, features) == AllRows()
         assert policy.logit_rows(rows, live is not None) is rows
@@ -84,7 +86,7 @@ def test_all_prompt_rows_go_on_and_have_logits(features: FeatureSpec, rows: torc
 def test_the_last_prompt_row_alone_goes_on_where_nobody_reads_the_others(
     features: FeatureSpec, rows: torch.Tensor
 ) -> None:
-    policy, live = PROMPT_PRUNING["last_row"](), metadata(1, 1)
+    policy, live = registry.load().find(PromptPruningOption, "last_row").make(), metadata(1, 1)
     for selection in (policy.target_selection(12, live, features), policy.drafter_selection(12, live)):
         assert selection.residual(rows).flatten().tolist() == [11]
         assert selection.queries(rows, metadata(1, 12))[1] is live
@@ -93,14 +95,14 @@ def test_the_last_prompt_row_alone_goes_on_where_nobody_reads_the_others(
 
 
 def test_the_targets_last_layer_keeps_every_row_when_the_drafter_reads_the_final_hidden(rows: torch.Tensor) -> None:
-    policy = PROMPT_PRUNING["last_row"]()
+    policy = registry.load().find(PromptPruningOption, "last_row").make()
     for live in (None, metadata(1, 1)):
         selection = policy.target_selection(12, live, FINAL)
         assert selection.residual(rows) is rows and not selection.is_empty
 
 
 def test_logits_for_one_row_a_request_and_none_in_the_middle_of_a_prompt(rows: torch.Tensor) -> None:
-    policy = PROMPT_PRUNING["last_row"]()
+    policy = registry.load().find(PromptPruningOption, "last_row").make()
     assert policy.logit_rows(rows, True).flatten().tolist() == [11]
     assert policy.logit_rows(rows[11:], True).flatten().tolist() == [11], "the target may have dropped the others"
     assert len(policy.logit_rows(rows, False)) == 0

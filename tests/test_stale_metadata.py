@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from spec_lab import assembly
+from spec_lab.assembly.drafters.trained import ZOO
+from spec_lab.assembly.engine import build_engine
+from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
+from spec_lab.assembly.heads import load_drafter
+from spec_lab.assembly.models import engine_limits, load_models
 from spec_lab.cli.compose import compose_run
-from spec_lab.config import (
-    FullLoopGraphConfig,
-    GraphConfig,
-    RoundGraphConfig,
-    SplitSeedGraphConfig,
-    StepReplayGraphConfig,
-)
+from spec_lab.config import GraphConfig
 from spec_lab.core.types import GenerationResult
 from spec_lab.measure.runner import MAIN, load_lab
 from spec_lab.record.metrics import acceptance_length
@@ -32,7 +30,7 @@ def generate(*overrides: str) -> GenerationResult:
     return lab.engines[MAIN].generate(lab.requests)
 
 
-@pytest.mark.skipif(not assembly.ZOO.is_dir(), reason="this checkout has no shipped weights")
+@pytest.mark.skipif(not ZOO.is_dir(), reason="this checkout has no shipped weights")
 @pytest.mark.parametrize("graph", ["split_seed", "full_loop", "round"])
 def test_frozen_lengths_cost_acceptance_and_leave_the_output_right(graph: str) -> None:
     """A window that stays where step 1 had it lacks what the draft itself wrote: the newest keys, which matter most."""
@@ -58,19 +56,19 @@ class Fixed:
 def test_a_backend_that_cannot_move_inside_a_graph_is_refused_by_name(graph: GraphConfig, tmp_path: Path) -> None:
     requests = random_requests(1, 4)
     config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=graph)
-    limits = assembly.engine_limits(config, requests, 3)
-    models = assembly.load_models(config, limits.max_seq_len)
+    limits = engine_limits(config, requests, 3)
+    models = load_models(config, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
     with refused("attention=torch", f"graph={graph.name}", "graph=step_replay"):
-        assembly.build_engine(config, models, assembly.load_drafter(config, models), limits)
+        build_engine(config, models, load_drafter(config, models), limits)
 
 
 def test_graph_step_replay_takes_any_backend(tmp_path: Path) -> None:
     requests = random_requests(1, 4)
     config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=StepReplayGraphConfig())
-    limits = assembly.engine_limits(config, requests, 3)
-    models = assembly.load_models(config, limits.max_seq_len)
+    limits = engine_limits(config, requests, 3)
+    models = load_models(config, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
-    engine = assembly.build_engine(config, models, assembly.load_drafter(config, models), limits)
+    engine = build_engine(config, models, load_drafter(config, models), limits)
     expected = make_engine(config, requests).generate(requests)
     assert engine.generate(requests).requests[0].output_ids == expected.requests[0].output_ids

@@ -11,7 +11,8 @@ import torch
 
 from spec_lab.acceptance.phase import RelaxationPhase, RoundPhase, ThinkingMarkers, TokenPhase
 from spec_lab.acceptance.relaxed import DeltaForm, RelaxedThinkingAcceptance
-from spec_lab.config import RejectionConfig, SamplingConfig, SyntheticConfig
+from spec_lab.assembly.rules import RejectionConfig, SyntheticConfig
+from spec_lab.config import SamplingConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import AcceptanceInputs, DraftStep, RoundBatch, Verification
 from spec_lab.engine.capture import CaptureError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spec_lab.assembly import models
+from spec_lab.assembly import attention_loader
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.config import AttentionConfig, CacheConfig
@@ -140,8 +140,8 @@ def test_every_launch_is_one_operator_that_declares_what_it_writes() -> None:
 
 
 def test_the_option_makes_the_backend() -> None:
-    context = models.BackendContext(16, 64, DEVICE, torch.float32)
-    assert isinstance(models.ATTENTION["triton"](context), TritonAttention)
+    context = attention_loader.BackendContext(16, 64, DEVICE, torch.float32)
+    assert isinstance(attention_loader.triton_attention(context), TritonAttention)
 
 
 def test_a_kernel_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

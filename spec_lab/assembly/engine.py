@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from spec_lab.acceptance.noise import SlotSeeds
-from spec_lab.assembly.acceptance import build_rule
-from spec_lab.assembly.graphs import build_graph_mode, build_mover
+from spec_lab.assembly import registry
+from spec_lab.assembly.drafters.lookup import NoDrafterConfig
+from spec_lab.assembly.graphs_loader import build_graph_mode, build_mover
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources
 from spec_lab.assembly.models import Limits, Models, build_cache, overlaps
-from spec_lab.config import AcceptanceConfig, NoDrafterConfig, PruneConfig, RejectionConfig, RunConfig
+from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
+from spec_lab.assembly.rules import RejectionConfig, RejectionMethod, StrictAcceptanceConfig
+from spec_lab.assembly.rules_loader import RuleResources, build_rule
+from spec_lab.config import PruneConfig, RunConfig
 from spec_lab.core.protocols import PrunePolicy
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageAllocator, PageTable
@@ -18,26 +22,29 @@ from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.timing import make_timer
 from spec_lab.errors import UserError
-from spec_lab.pruning.policy import CATCHUP_PRUNING, PROMPT_PRUNING
 
 UNPRUNED = PruneConfig(name="none", prefill="all_rows", catchup="none")
 PLAIN_PRUNE = PruneConfig(name="prefill", prefill="last_row", catchup="none")
 
 
-def build_prune_policy(config: PruneConfig) -> PrunePolicy:
-    return PrunePolicy(PROMPT_PRUNING[config.prefill](), CATCHUP_PRUNING[config.catchup]())
+def build_prune_policy(config: RunConfig) -> PrunePolicy:
+    """What `prune.prefill` and `prune.catchup` name."""
+    registered = registry.of(config)
+    prompt = registered.find(PromptPruningOption, config.prune.prefill)
+    catchup = registered.find(CatchupPruningOption, config.prune.catchup)
+    return PrunePolicy(prompt.make(), catchup.make())
 
 
 def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory, limits: Limits) -> Engine:
     """An engine with caches of its own."""
-    prune = build_prune_policy(config.prune)
+    prune = build_prune_policy(config)
     if prune.needs_prewrite and not models.backend.prewrite:
         raise UserError(
             f"attention={config.attention.name} cannot write KV before attention, which prune.prefill=last_row and "
             "prune.catchup=pre_attention need; use prune=none or attention=torch"
         )
     seeds = SlotSeeds(limits.num_slots, config.seed, models.device)
-    rule = build_rule(config, models, limits, seeds)
+    rule = build_rule(config, RuleResources(models, limits, seeds))
     cache = build_cache(models.target.config, models.target.config.num_layers, limits, models)
     drafter = make_drafter(DrafterResources(limits, prune, seeds, cache))
     assert limits.margin >= 2 * drafter.num_draft_tokens
@@ -64,7 +71,7 @@ def plain_config(config: RunConfig) -> RunConfig:
     Its prompt pass computes logits for the last row alone, as every serving engine does: no straw man.
     """
     is_greedy = config.sampling.temperature == 0
-    rule = AcceptanceConfig(name="strict") if is_greedy else RejectionConfig(method="one_hot")
+    rule = StrictAcceptanceConfig() if is_greedy else RejectionConfig(method=RejectionMethod.one_hot)
     return dataclasses.replace(config, drafter=NoDrafterConfig(), acceptance=rule, prune=PLAIN_PRUNE)
 
 

@@ -1,88 +1,69 @@
-"""From `graph=` to a graph mode."""
+"""The graph modes: their keys, and a row for each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from spec_lab.assembly.models import Limits, Models
-from spec_lab.attention.stale import StaleMover
-from spec_lab.config import (
-    EagerGraphConfig,
-    FullLoopGraphConfig,
-    RoundGraphConfig,
-    RunConfig,
-    SplitSeedGraphConfig,
-    StepReplayGraphConfig,
+from spec_lab.assembly.deferred import Deferred
+from spec_lab.assembly.option import GraphOption
+from spec_lab.config import Choice, GraphConfig, knob
+
+LOADER = "spec_lab.assembly.graphs_loader"
+
+
+class DraftMetadata(Choice):
+    """How attention metadata moves between the draft steps of a graph."""
+
+    in_place = "in_place"
+    stale = "stale", "wrong on purpose"
+
+
+@dataclass
+class EagerGraphConfig(GraphConfig):
+    """graph=eager: nothing is captured."""
+
+    name: str = "eager"
+
+
+@dataclass
+class StepReplayGraphConfig(GraphConfig):
+    """graph=step_replay: one draft step captured, its metadata rebuilt on the host between replays (vLLM #41162)."""
+
+    name: str = "step_replay"
+    verify: bool = knob(True, "capture the verify forward too, as a graph of its own")
+
+
+@dataclass
+class SplitSeedGraphConfig(GraphConfig):
+    """graph=split_seed: first draft step eager, the others in one graph (SGLang before #25539)."""
+
+    name: str = "split_seed"
+    verify: bool = knob(True, "capture the verify forward too, as a graph of its own")
+    metadata: DraftMetadata = knob(DraftMetadata.in_place, "between the draft steps of a graph")
+
+
+@dataclass
+class FullLoopGraphConfig(GraphConfig):
+    """graph=full_loop: all draft steps in one graph (SGLang #25539, vLLM #46849)."""
+
+    name: str = "full_loop"
+    verify: bool = knob(True, "capture the verify forward too, as a graph of its own")
+    metadata: DraftMetadata = knob(DraftMetadata.in_place, "between the draft steps of a graph")
+
+
+@dataclass
+class RoundGraphConfig(GraphConfig):
+    """graph=round: verify, accept and all draft steps in one graph."""
+
+    name: str = "round"
+    overlap: bool = knob(False, "the host reads a round's tokens only after it has launched the next round")
+    metadata: DraftMetadata = knob(DraftMetadata.in_place, "between the draft steps of a graph")
+
+
+OPTIONS = (
+    GraphOption(name="eager", schema=EagerGraphConfig, build=Deferred(LOADER, "eager"), num_launched=None),
+    GraphOption(name="split_seed", schema=SplitSeedGraphConfig, build=Deferred(LOADER, "split_seed"), num_launched=1),
+    GraphOption(name="step_replay", schema=StepReplayGraphConfig, build=Deferred(LOADER, "step_replay")),
+    GraphOption(name="full_loop", schema=FullLoopGraphConfig, build=Deferred(LOADER, "full_loop")),
+    GraphOption(name="round", schema=RoundGraphConfig, build=Deferred(LOADER, "whole_round")),
 )
-from spec_lab.core.protocols import MetadataMover
-from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
-from spec_lab.engine.graphs.draft_loops import DraftCarry, FullLoop, SplitSeed, StepReplay, carry_every_tensor
-from spec_lab.engine.graphs.eager import EagerGraph
-from spec_lab.engine.graphs.mode import GraphMode
-from spec_lab.engine.graphs.whole_round import WholeRound
-from spec_lab.engine.tape import TapeRecorder
-from spec_lab.errors import UserError
-
-HANDS_HIDDEN_ON = ("eagle3", "frozen_kv", "mtp_eagle", "mtp_vanilla")
-"""Drafters whose steps replace tokens and a hidden state, and nothing else of their state."""
-
-
-def build_graph_mode(config: RunConfig, models: Models, limits: Limits) -> GraphMode:
-    """The mode, with a recorder of the device.
-
-    Raises:
-        UserError: the mode moves attention metadata inside a graph, and the attention backend cannot.
-    """
-    moves_in_graph = hasattr(config.graph, "metadata")
-    if moves_in_graph and not models.backend.supports_in_place_update:
-        raise UserError(
-            f"attention={config.attention.name} cannot move its metadata inside a graph, which "
-            f"graph={config.graph.name} does; use graph=step_replay, which builds it anew, or attention=torch"
-        )
-    return GRAPH[config.graph.name](config, config.graph, models, limits)
-
-
-def build_mover(config: RunConfig, models: Models) -> MetadataMover:
-    """What moves the metadata between draft steps: the backend, or with graph.metadata=stale one that does it wrong."""
-    if getattr(config.graph, "metadata", "in_place") == "stale":
-        return StaleMover(models.backend)
-    return models.backend
-
-
-def _carry(config: RunConfig, models: Models) -> DraftCarry:
-    """The kernel takes tokens and a hidden state; a drafter that hands on anything else keeps the general way."""
-    return models.kernels.carry_hidden if config.drafter.name in HANDS_HIDDEN_ON else carry_every_tensor
-
-
-def _recorder(models: Models) -> GraphRecorder:
-    return CudaGraphRecorder(models.device) if models.device.type == "cuda" else TapeRecorder()
-
-
-def _eager(config: RunConfig, options: EagerGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    return EagerGraph()
-
-
-def _split_seed(config: RunConfig, options: SplitSeedGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    return SplitSeed(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify)
-
-
-def _step_replay(config: RunConfig, options: StepReplayGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    carry = _carry(config, models)
-    return StepReplay(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify, carry)
-
-
-def _full_loop(config: RunConfig, options: FullLoopGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    return FullLoop(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify)
-
-
-def _round(config: RunConfig, options: RoundGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    return WholeRound(options.name, _recorder(models), limits.num_slots, limits.max_kv_len)
-
-
-GRAPH: Mapping[str, Callable[..., GraphMode]] = {
-    "eager": _eager,
-    "split_seed": _split_seed,
-    "step_replay": _step_replay,
-    "full_loop": _full_loop,
-    "round": _round,
-}

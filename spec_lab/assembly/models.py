@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from spec_lab.acceptance.phase import ThinkingMarkers
+from spec_lab.assembly import registry
+from spec_lab.assembly.attention_loader import BackendContext
 from spec_lab.assembly.kernels import KERNELS, Kernels
-from spec_lab.assembly.triton import require_triton
-from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config import RunConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
-from spec_lab.core.protocols import AttentionBackend, RopeWrite
+from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import Request
 from spec_lab.corpus.example import THINK_END, THINK_START
 from spec_lab.errors import UserError
@@ -22,36 +21,6 @@ from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import ModelConfig, read_model_config
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.workloads.tokenizer import TargetTokenizer
-
-ZOO = Path(__file__).parents[1] / "zoo"
-
-
-@dataclass(frozen=True, slots=True)
-class BackendContext:
-    """What an attention backend is made from."""
-
-    page_size: int
-    max_positions: int
-    device: torch.device
-    dtype: torch.dtype
-    rope_write: RopeWrite | None = None
-
-
-def _torch_attention(context: BackendContext) -> AttentionBackend:
-    return TorchAttention(context.page_size, context.max_positions, context.rope_write)
-
-
-def _triton_attention(context: BackendContext) -> AttentionBackend:
-    require_triton("attention", context.device, context.dtype)
-    from spec_lab.attention.triton_backend import TritonAttention
-
-    return TritonAttention(context.page_size, context.max_positions, context.rope_write)
-
-
-ATTENTION: Mapping[str, Callable[[BackendContext], AttentionBackend]] = {
-    "torch": _torch_attention,
-    "triton": _triton_attention,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +60,7 @@ class Models:
 
 def target_folder(config: RunConfig) -> Path:
     """Where the target's checkpoint lies."""
-    return ZOO / "pocket" if config.target.path is None else Path(config.target.path)
+    return registry.of(config).target(config).folder(config.target)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -166,7 +135,7 @@ def load_models(config: RunConfig, max_seq_len: int, markers: ThinkingMarkers | 
     max_positions = min(model_config.max_position_embeddings, max_seq_len + 2 * 16)
     kernels = KERNELS[config.kernels](device, dtype)
     context = BackendContext(config.cache.page_size, max_positions, device, dtype, kernels.rope_write)
-    backend = ATTENTION[config.attention.name](context)
+    backend = registry.of(config).attention(config).make(context)
     tensors = load_tensors(folder, decoder_tensor_shapes(model_config), dtype, device)
     target = DecoderTarget(model_config, tensors, backend, max_positions)
     return Models(target, backend, kernels, device, dtype, markers)

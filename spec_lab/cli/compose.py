@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from spec_lab.assembly import registry
+from spec_lab.assembly.registry import Registry
 from spec_lab.cli.options import Menu, conf_folder, read_groups, run_menu
-from spec_lab.cli.overrides import check_overrides
-from spec_lab.config import RunConfig, register_schemas
+from spec_lab.cli.overrides import check_overrides, extensions_in
+from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 
 VERSION_BASE = "1.3"
@@ -27,17 +30,41 @@ def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str
     Raises:
         UserError: an override is mistyped or does not fit the options chosen.
     """
-    check_overrides(overrides)
-    register_schemas()
-    try:
-        with initialize_config_dir(str(conf_folder().absolute()), version_base=VERSION_BASE, job_name="spec_lab"):
-            composed = compose("config", overrides=list(overrides), return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(explain(error)) from error
+    composed = compose_with_hydra(overrides)
     choices = chosen_options(composed.hydra.runtime.choices)
     with open_dict(composed):
         del composed["hydra"]
     return to_run_config(composed), choices
+
+
+def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:
+    """As `compose_run`, before it is typed: Hydra's own part says whether this is a sweep."""
+    extensions = extensions_in(overrides)
+    check_overrides(overrides, menu=run_menu(extensions))
+    registered = registry.load(extensions)
+    register_schemas(registered)
+    try:
+        with initialize_config_dir(str(conf_folder().absolute()), version_base=VERSION_BASE, job_name="spec_lab"):
+            arguments = [*search_path(registered), *overrides]
+            return compose("config", overrides=arguments, return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain(error)) from error
+
+
+def register_schemas(registered: Registry) -> None:
+    """Make every schema known to Hydra as `/schema/NAME`, a group of its own so that none shows up as an option."""
+    store = ConfigStore.instance()
+    for path, schema in registered.schemas().items():
+        group, _, name = f"schema/{path}".rpartition("/")
+        store.store(group=group, name=name, node=schema)
+
+
+def search_path(registered: Registry) -> list[str]:
+    """The override by which the `conf/` of extensions join Hydra's search path; none where there is no such folder."""
+    folders = [extension.conf for extension in registered.extensions if extension.conf is not None]
+    if not folders:
+        return []
+    return [f"hydra.searchpath=[{','.join(repr(folder.as_uri()) for folder in folders)}]"]
 
 
 def to_run_config(composed: DictConfig) -> RunConfig:

@@ -25,9 +25,9 @@ FLAGS = {
 NAME_WIDTH = 32
 
 
-def help_text() -> str:
+def help_text(extensions: tuple[str, ...] = ()) -> str:
     """That of a run."""
-    return f"{INTRODUCTION.rstrip()}\n\n{describe_menu(run_menu())}"
+    return f"{INTRODUCTION.rstrip()}\n\n{describe_menu(run_menu(extensions))}"
 
 
 def describe_menu(menu: Menu) -> str:
@@ -64,7 +64,12 @@ def _describe_flags(menu: Menu) -> list[str]:
 
 def _describe_key(key: Key, readers: str) -> str:
     """`readers` names the options that have the key, where others of the group have keys but not this one."""
-    return f"  {key.name:{NAME_WIDTH}} {key.explanation} [{readers}{_describe_defaults(key.defaults)}]"
+    takes = f": {_describe_choices(key.choices)}" if key.choices else ""
+    return f"  {key.name:{NAME_WIDTH}} {key.explanation}{takes} [{readers}{_describe_defaults(key.defaults)}]"
+
+
+def _describe_choices(choices: dict[str, str]) -> str:
+    return ", ".join(f"{choice} ({meaning})" if meaning else choice for choice, meaning in choices.items())
 
 
 def _describe_defaults(defaults: dict[str, Any]) -> str:

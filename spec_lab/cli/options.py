@@ -6,16 +6,20 @@ Read from the files themselves, without Hydra and without torch, so that help an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from spec_lab.config import SCHEMAS, CacheConfig, RecordConfig, RunConfig
+from spec_lab.assembly import registry
+from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
+from spec_lab.assembly.registry import KNOBS, Registry
+from spec_lab.config import CacheConfig, Choice, RecordConfig, RunConfig
+from spec_lab.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class Key:
 
     Attributes:
         schemas: the dataclasses that have it: several for a group whose options differ.
+        choices: the values it takes, each with what it means or an empty text; empty for a key that takes any.
         defaults: its value by option, or under the empty name for a key that belongs to no group.
     """
 
@@ -53,6 +58,7 @@ class Key:
     type_name: str
     schemas: tuple[type, ...]
     defaults: dict[str, Any]
+    choices: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,52 +77,62 @@ def conf_folder() -> Path:
     return Path(__file__).parents[2] / "conf"
 
 
-def run_menu() -> Menu:
-    """What `python -m spec_lab` lets choose."""
-    return Menu(read_groups(), read_keys())
+def run_menu(extensions: tuple[str, ...] = ()) -> Menu:
+    """What `python -m spec_lab` lets choose, with the options of `extensions` among those here."""
+    return Menu(read_groups(extensions), read_keys(extensions))
 
 
 @cache
-def read_groups() -> dict[str, Group]:
+def read_groups(extensions: tuple[str, ...] = ()) -> dict[str, Group]:
     """The groups in the order of conf/config.yaml's defaults list."""
+    registered = registry.load(extensions)
     explanations = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
     explanations |= {
         "experiment": "a ready-made study: sets other keys, often a sweep",
         "size": "how large an experiment that comes in sizes is",
         "debug": "cheap settings to try things out",
     }
-    return groups_in(conf_folder(), explanations)
+    added = [extension.conf for extension in registered.extensions if extension.conf is not None]
+    return groups_in(conf_folder(), explanations, registered.schemas(), added)
 
 
-def groups_in(conf: Path, explanations: Mapping[str, str]) -> dict[str, Group]:
-    """The groups of the Hydra folder `conf`, in the order of its config.yaml's defaults list."""
+def groups_in(
+    conf: Path, explanations: Mapping[str, str], schemas: Mapping[str, type], added: Sequence[Path] = ()
+) -> dict[str, Group]:
+    """The groups of the Hydra folder `conf`, in the order of its config.yaml's defaults list.
+
+    Args:
+        schemas: those that a YAML may name in its defaults list.
+        added: folders like `conf`, with more options for the same groups.
+    """
     groups = {}
     for name, default in _chosen_by_default(conf).items():
-        files = sorted((conf / name).glob("*.yaml"), key=lambda file: (file.stem != default, file.stem))
-        options = {file.stem: read_option(file) for file in files}
+        own = sorted((conf / name).glob("*.yaml"), key=lambda file: (file.stem != default, file.stem))
+        files = [*own, *(file for folder in added for file in sorted((folder / name).glob("*.yaml")))]
+        options = {file.stem: read_option(file, schemas) for file in files}
         groups[name] = Group(name, explanations[name], default, options)
     return groups
 
 
-def read_option(file: Path) -> Option:
+def read_option(file: Path, schemas: Mapping[str, type]) -> Option:
     """An option from its YAML, whose opening comment is the command that uses it and, below, what it is.
 
     Raises:
-        ValueError: the file does not open so, or names a schema that does not exist.
+        UserError: the file does not open so, or names a schema that does not exist.
     """
     text = file.read_text(encoding="utf-8")
     comments = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
     comments = [line for line in comments if not line.startswith("@package")]
     if len(comments) < 2:
-        raise ValueError(f"{file} must open with two comment lines: the command that uses it, and what it is")
+        raise UserError(f"{file} must open with two comment lines: the command that uses it, and what it is")
     values = yaml.safe_load(text) or {}
-    return Option(file.stem, comments[0], comments[1], _schema_of(file, values.pop("defaults", [])), values)
+    return Option(file.stem, comments[0], comments[1], _schema_of(file, values.pop("defaults", []), schemas), values)
 
 
 @cache
-def read_keys() -> dict[str, Key]:
+def read_keys(extensions: tuple[str, ...] = ()) -> dict[str, Key]:
     """Every key of a run by its dotted name; `GROUP.name`, which the option sets, is not among them."""
-    groups = read_groups()
+    groups = read_groups(extensions)
     keys: dict[str, Key] = {}
     for group in groups.values():
         keys |= {key.name: key for key in _keys_of_group(group)}
@@ -124,7 +140,15 @@ def read_keys() -> dict[str, Key]:
         for field in dataclasses.fields(schema):
             if field.name not in (*groups, "cache", "record"):
                 keys[prefix + field.name] = _key(prefix + field.name, field, (schema,), {"": default_of(field)})
-    return keys
+    return keys | _pruning_keys(keys, registry.load(extensions))
+
+
+def _pruning_keys(keys: Mapping[str, Key], registered: Registry) -> dict[str, Key]:
+    """The knobs whose values are options, which extensions add to."""
+    return {
+        KNOBS[kind]: dataclasses.replace(keys[KNOBS[kind]], choices=dict.fromkeys(registered.options(kind), ""))
+        for kind in (PromptPruningOption, CatchupPruningOption)
+    }
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -151,7 +175,16 @@ def _keys_of_group(group: Group) -> list[Key]:
 
 
 def _key(name: str, field: dataclasses.Field[Any], schemas: tuple[type, ...], defaults: dict[str, Any]) -> Key:
-    return Key(name, field.metadata["help"], str(field.type).replace(" | None", " or null"), schemas, defaults)
+    hint = get_type_hints(schemas[0])[field.name]
+    type_name = str(field.type).replace(" | None", " or null")
+    return Key(name, field.metadata["help"], type_name, schemas, defaults, choices_of(hint))
+
+
+def choices_of(hint: Any) -> dict[str, str]:
+    """The members of a closed set with what they mean; empty for any other type. Looks inside lists and unions."""
+    if isinstance(hint, type) and issubclass(hint, Choice):
+        return {member.value: member.help for member in hint}
+    return next((found for inner in get_args(hint) if (found := choices_of(inner))), {})
 
 
 def _field(schema: type, name: str) -> dataclasses.Field[Any]:
@@ -170,12 +203,12 @@ def _chosen_by_default(conf: Path) -> dict[str, str | None]:
     return chosen
 
 
-def _schema_of(file: Path, defaults: list[Any]) -> type | None:
+def _schema_of(file: Path, defaults: list[Any], schemas: Mapping[str, type]) -> type | None:
     prefix, suffix = "/schema/", "@_here_"
     for entry in defaults:
         if isinstance(entry, str) and entry.startswith(prefix):
             name = entry.removeprefix(prefix).removesuffix(suffix)
-            if name not in SCHEMAS:
-                raise ValueError(f"{file} names the schema {name}; spec_lab/config.py has {', '.join(SCHEMAS)}")
-            return SCHEMAS[name]
+            if name not in schemas:
+                raise UserError(f"{file} names the schema {name}; there are {', '.join(schemas)}")
+            return schemas[name]
     return None

@@ -113,10 +113,46 @@ def _check_option(override: Override, group: Group, may_add_options: bool) -> No
             raise UserError(f"{override.input_line}: {group.name} has no option {option}{suggestion}")
 
 
+def extensions_in(arguments: Iterable[str]) -> tuple[str, ...]:
+    """The modules that `extensions=[a,b]` names among arguments as they were typed; empty where there is none.
+
+    Raises:
+        UserError: it is given twice, or is no list of names.
+    """
+    typed = [text for text in arguments if text.lstrip("+").startswith("extensions=")]
+    if len(typed) > 1:
+        raise UserError(f"{' '.join(typed)}: extensions is given twice; name all modules in one list")
+    values = [_value_of(text) for text in typed]
+    for text, value in zip(typed, values, strict=True):
+        if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
+            raise UserError(f"{text}: extensions takes a list of modules; write extensions=[my_lab]")
+    return tuple(name for value in values for name in value)
+
+
+def _value_of(text: str) -> Any:
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException:
+        return None
+    return None if override.is_sweep_override() else override.value()
+
+
 def _check_value(override: Override, key: Key) -> None:
+    if key.choices:
+        _check_choice(override, key)
     for value in _values(override):
         if not any(_accepts(schema, key.name.rpartition(".")[2], value) for schema in key.schemas):
             raise UserError(f"{override.input_line}: {key.name} takes {_in_words(key.type_name)}, not {value!r}")
+
+
+def _check_choice(override: Override, key: Key) -> None:
+    for value in _values(override):
+        for name in value if isinstance(value, list) else [value]:
+            if str(name) not in key.choices:
+                near = nearest(str(name), key.choices)
+                suggestion = f"; did you mean {near}?" if near else ""
+                takes = f"it takes {', '.join(key.choices)}"
+                raise UserError(f"{override.input_line}: {key.name} has no value {name}, {takes}{suggestion}")
 
 
 def _accepts(schema: type, field: str, value: Any) -> bool:

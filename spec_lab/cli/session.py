@@ -14,12 +14,14 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from spec_lab.cli.compose import VERSION_BASE, chosen_options, to_run_config
+from spec_lab.assembly import registry
+from spec_lab.cli.compose import VERSION_BASE, chosen_options, register_schemas, search_path, to_run_config
 from spec_lab.cli.ending import print_refusal
 from spec_lab.cli.folder import close_sweep, discard_empty_sweep, display, find_ended, folder_name, sweep_folder
 from spec_lab.cli.job import Job, JobOutcome, run_job, worst_exit_code
-from spec_lab.cli.options import conf_folder
-from spec_lab.config import RunConfig, register_schemas
+from spec_lab.cli.options import conf_folder, run_menu
+from spec_lab.cli.overrides import check_arguments, extensions_in
+from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 
 
@@ -32,15 +34,18 @@ class Session:
         self._continues = False
 
     def run(self, arguments: Sequence[str]) -> None:
-        """Compose and run.
+        """Check, compose and run `arguments` as they were typed.
 
         Raises:
             HydraException, OmegaConfBaseException, ValueError: the arguments do not compose; Hydra raises all three.
         """
-        register_schemas()
+        extensions = extensions_in(arguments)
+        checked = check_arguments(arguments, run_menu(extensions))
+        registered = registry.load(extensions)
+        register_schemas(registered)
         OmegaConf.register_new_resolver("sweep_folder", self._name_sweep, replace=True, use_cache=True)
         try:
-            call_hydra(self._run_one, arguments, conf_folder())
+            call_hydra(self._run_one, [*checked, *search_path(registered)], conf_folder())
             if self.sweep is not None and any(outcome.folder is not None for outcome in self.outcomes):
                 close_sweep(self.sweep, [outcome.status for outcome in self.outcomes])
         finally:

@@ -1,4 +1,4 @@
-"""What cannot work together, for Triton kernels. Functions like those of `compatibility`; imports no torch.
+"""What cannot work together, for Triton kernels. Functions like those of `compatibility.run`; imports no torch.
 
 What only the machine at hand can tell, as with device=auto, is refused by `assembly.triton`.
 """
@@ -8,21 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from spec_lab.config import RejectionConfig, RunConfig
-from spec_lab.errors import not_among
-
-KERNELS = ("torch", "triton")
-TRITON = "triton"
-
-
-def kernels_exist(config: RunConfig) -> str | None:
-    return not_among("kernels", config.kernels, KERNELS)
+from spec_lab.assembly import registry
+from spec_lab.config import Dtype, KernelSet, RunConfig
 
 
 def interpreted_dtype(config: RunConfig) -> str | None:
     """On a CPU the kernels run in Triton's interpreter, whose bfloat16 products are silently wrong."""
     knob = _triton_knob(config)
-    if knob is None or config.device != "cpu" or config.dtype != "bfloat16":
+    if knob is None or config.device != "cpu" or config.dtype != Dtype.bfloat16:
         return None
     return f"{knob}=triton on a CPU is Triton's interpreter, which gets dtype=bfloat16 wrong; use dtype=float32"
 
@@ -37,22 +30,11 @@ def triton_needs_a_device(config: RunConfig) -> str | None:
     )
 
 
-def block_verification_has_no_kernel(config: RunConfig) -> str | None:
-    rule = config.acceptance
-    if config.kernels != TRITON or not isinstance(rule, RejectionConfig) or rule.method != "block":
-        return None
-    return "acceptance.method=block has no kernel in kernels=triton; use kernels=torch or acceptance.method=standard"
-
-
 def _triton_knob(config: RunConfig) -> str | None:
     """The first knob that asks for Triton."""
-    knobs = (("attention", config.attention.name), ("kernels", config.kernels))
-    return next((knob for knob, value in knobs if value == TRITON), None)
+    if registry.of(config).attention(config).needs_triton:
+        return "attention"
+    return "kernels" if config.kernels == KernelSet.triton else None
 
 
-KERNEL_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (
-    kernels_exist,
-    interpreted_dtype,
-    triton_needs_a_device,
-    block_verification_has_no_kernel,
-)
+KERNEL_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (interpreted_dtype, triton_needs_a_device)

@@ -11,23 +11,17 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from spec_lab.compatibility.drafters import DRAFTER_CHECKS, missing_folder
+from spec_lab.assembly import registry
+from spec_lab.assembly.option import WorkloadOption
+from spec_lab.compatibility.drafters import DRAFTER_CHECKS
 from spec_lab.compatibility.graphs import GRAPH_CHECKS
 from spec_lab.compatibility.kernels import KERNEL_CHECKS
-from spec_lab.compatibility.rules import RULE_CHECKS
-from spec_lab.config import RunConfig
-from spec_lab.errors import UserError, not_among
+from spec_lab.config import Dtype, RunConfig
+from spec_lab.errors import UserError
 
 NUM_RESERVED_PAGES = 2  # of core.kv_cache, which imports torch; a test holds the two together
 MAX_RECORDED_TOPK = 128
-PREFILL_PRUNING = ("all_rows", "last_row")
-CATCHUP_PRUNING = ("none", "post_attention", "pre_attention")
-REFERENCES = ("plain", "unpruned")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-LOGGER_MODES = ("auto", "online", "offline", "disabled")
-WORKLOADS_FROM_A_FILE = ("jsonl", "spec_bench")
-WORKLOADS_OF_ONE_LENGTH = ("fixed_length", "random_ids")
 
 Check = Callable[[RunConfig], str | None]
 
@@ -42,24 +36,18 @@ def refuse(config: RunConfig) -> None:
 
 def refusals(config: RunConfig) -> list[str]:
     """Everything that speaks against the run, a line each; empty when it may start."""
-    return [message for check in CHECKS if (message := check(config)) is not None]
+    try:
+        chosen = registry.of(config).chosen(config)
+    except UserError as error:
+        return [str(error)]
+    checks = [*CHECKS, *(check for option in chosen for check in option.refusals)]
+    return [message for check in checks if (message := check(config)) is not None]
 
 
 def run_name(config: RunConfig) -> str | None:
     if config.name and config.name == Path(config.name).name and not config.name.startswith("."):
         return None
     return f"name={config.name!r} is part of a folder's name; use a plain word such as name=run"
-
-
-def target_path(config: RunConfig) -> str | None:
-    path = config.target.path
-    if config.target.name == "hf":
-        if path is None:
-            return "target=hf needs a checkpoint; add target.path=FOLDER"
-        return missing_folder("target.path", path)
-    if path is not None:
-        return f"target.path={path} is not read by target={config.target.name}; add target=hf"
-    return None
 
 
 def sampling_range(config: RunConfig) -> str | None:
@@ -82,19 +70,6 @@ def truncation_needs_sampling(config: RunConfig) -> str | None:
                 f"sampling.{knob}={value} changes nothing at sampling.temperature={config.sampling.temperature}; "
                 f"leave out sampling.{knob}"
             )
-    return None
-
-
-def prune_knobs(config: RunConfig) -> str | None:
-    return not_among("prune.prefill", config.prune.prefill, PREFILL_PRUNING) or not_among(
-        "prune.catchup", config.prune.catchup, CATCHUP_PRUNING
-    )
-
-
-def references_exist(config: RunConfig) -> str | None:
-    for reference in config.references:
-        if reference not in REFERENCES:
-            return f"references has no {reference}; use references=[{','.join(REFERENCES)}], one of them, or []"
     return None
 
 
@@ -146,46 +121,26 @@ def device_and_dtype(config: RunConfig) -> str | None:
     base, _, index = config.device.partition(":")
     if base not in DEVICES or (index and not (base == "cuda" and index.isdecimal())):
         return f"device={config.device} is unknown; use auto, cpu, cuda or cuda:1"
-    if config.dtype == "float16" and config.device == "cpu":
+    if config.dtype == Dtype.float16 and config.device == "cpu":
         return "dtype=float16 is for a GPU; use dtype=float32 with device=cpu"
-    return not_among("dtype", config.dtype, DTYPES)
-
-
-def workload_source(config: RunConfig) -> str | None:
-    workload = config.workload
-    if workload.name in WORKLOADS_FROM_A_FILE:
-        if workload.path is None:
-            return f"workload={workload.name} needs a file of prompts; add workload.path=FILE"
-        if not Path(workload.path).is_file():
-            return f"workload.path={workload.path} is no file; give the path of a JSON Lines file"
-    elif workload.path is not None:
-        return f"workload.path={workload.path} is not read by workload={workload.name}; add workload=jsonl"
     return None
 
 
-def workload_lengths(config: RunConfig) -> str | None:
-    workload = config.workload
-    for knob, value in (("prompt_tokens", workload.prompt_tokens), ("num_requests", workload.num_requests)):
-        if workload.name in WORKLOADS_OF_ONE_LENGTH and value is None:
-            return f"workload={workload.name} needs workload.{knob}; add workload.{knob}=8"
-        if workload.name not in WORKLOADS_OF_ONE_LENGTH and value is not None:
+def workload_knobs(config: RunConfig) -> str | None:
+    """What the workload cannot do without is set, and what another one reads is not."""
+    workload, registered = config.workload, registry.of(config)
+    chosen, others = registered.workload(config), registered.options(WorkloadOption)
+    for knob, value in chosen.reads.items():
+        if getattr(workload, knob) is None:
+            return f"workload={workload.name} needs workload.{knob}; add workload.{knob}={value}"
+    for knob in dict.fromkeys(knob for option in others.values() for knob in option.reads):
+        if knob not in chosen.reads and getattr(workload, knob) is not None:
+            reader = next(name for name, option in others.items() if knob in option.reads)
             return (
-                f"workload.{knob}={value} is not read by workload={workload.name}; "
-                f"leave it out or choose workload={WORKLOADS_OF_ONE_LENGTH[0]}"
+                f"workload.{knob}={getattr(workload, knob)} is not read by workload={workload.name}; "
+                f"leave it out or choose workload={reader}"
             )
     return None
-
-
-def workload_per_category(config: RunConfig) -> str | None:
-    workload = config.workload
-    if (workload.name == "generated") == (workload.per_category is not None):
-        return None
-    if workload.per_category is None:
-        return "workload=generated needs workload.per_category; add workload.per_category=20"
-    return (
-        f"workload.per_category={workload.per_category} is not read by workload={workload.name}; "
-        "leave it out or choose workload=generated"
-    )
 
 
 def recorded_rows(config: RunConfig) -> str | None:
@@ -204,33 +159,22 @@ def workload_categories(config: RunConfig) -> str | None:
     repeated = [name for name, count in Counter(workload.categories).items() if count > 1]
     if repeated:
         return f"workload.categories names {', '.join(repeated)} more than once; name each category once"
-    if workload.name in WORKLOADS_OF_ONE_LENGTH:
+    if not registry.of(config).workload(config).has_categories:
         return f"workload.categories is not read by workload={workload.name}; leave it out"
     return None
 
 
-def logger_mode(config: RunConfig) -> str | None:
-    return not_among("logger.mode", config.logger.mode, LOGGER_MODES)
-
-
 CHECKS: tuple[Check, ...] = (
     run_name,
-    target_path,
     *DRAFTER_CHECKS,
-    *RULE_CHECKS,
     *GRAPH_CHECKS,
     *KERNEL_CHECKS,
     sampling_range,
     truncation_needs_sampling,
-    prune_knobs,
-    references_exist,
     sizes,
     cache_holds_a_request,
     device_and_dtype,
-    workload_source,
-    workload_lengths,
-    workload_per_category,
+    workload_knobs,
     workload_categories,
     recorded_rows,
-    logger_mode,
 )

@@ -8,14 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from hydra import compose, initialize_config_dir
 from hydra.types import RunMode
 
-from spec_lab.cli.compose import VERSION_BASE, compose_run
+from spec_lab.cli.compose import compose_run, compose_with_hydra
 from spec_lab.cli.ending import guarded
 from spec_lab.cli.flags import split_flags
 from spec_lab.cli.help import help_text
-from spec_lab.cli.options import conf_folder
+from spec_lab.cli.overrides import extensions_in
 from spec_lab.compatibility.run import refuse
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
@@ -38,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
-        print(INTRODUCTION + "\n" + help_text())
+        print(INTRODUCTION + "\n" + help_text(extensions_in(arguments)))
         return 0
     return _examine(_composed(arguments))
 
@@ -60,9 +59,7 @@ def _composed(arguments: Sequence[str]) -> RunConfig:
 
 def _is_sweep(overrides: Sequence[str]) -> bool:
     """An experiment asks for a sweep in its file, as `-m` does; composing it would give one cell."""
-    with initialize_config_dir(str(conf_folder().absolute()), version_base=VERSION_BASE, job_name="spec_lab"):
-        composed = compose("config", overrides=list(overrides), return_hydra_config=True)
-    return bool(composed.hydra.mode is RunMode.MULTIRUN)
+    return bool(compose_with_hydra(overrides).hydra.mode is RunMode.MULTIRUN)
 
 
 def _examine(config: RunConfig) -> int:

@@ -9,22 +9,18 @@ from functools import partial
 
 import torch
 
-from spec_lab.assembly.eagle3 import eagle3_factory
-from spec_lab.assembly.frozen_kv import frozen_kv_factory
-from spec_lab.assembly.heads import DrafterFactory, head_folder
+from spec_lab.assembly import registry
+from spec_lab.assembly.drafters.eagle3 import Eagle3DrafterConfig
+from spec_lab.assembly.drafters.eagle3_loader import eagle3_factory
+from spec_lab.assembly.drafters.frozen_kv import FrozenKvDrafterConfig, FrozenKvPosition
+from spec_lab.assembly.drafters.frozen_kv_loader import frozen_kv_factory
+from spec_lab.assembly.drafters.mtp import MtpDrafterConfig, MtpEagleDrafterConfig, MtpVanillaDrafterConfig
+from spec_lab.assembly.drafters.mtp_loader import mtp_eagle_factory, read_mtp_modules
+from spec_lab.assembly.drafters.mtp_vanilla_loader import mtp_vanilla_factory
+from spec_lab.assembly.drafters.trained import head_folder
+from spec_lab.assembly.heads import DrafterFactory
 from spec_lab.assembly.models import Models
-from spec_lab.assembly.mtp import mtp_eagle_factory, read_mtp_modules
-from spec_lab.assembly.mtp_vanilla import mtp_vanilla_factory
-from spec_lab.compatibility.drafters import FROZEN_KV_POSITIONS
-from spec_lab.config import (
-    DrafterConfig,
-    Eagle3DrafterConfig,
-    FrozenKvDrafterConfig,
-    MtpDrafterConfig,
-    MtpEagleDrafterConfig,
-    MtpVanillaDrafterConfig,
-    RunConfig,
-)
+from spec_lab.config import RunConfig
 from spec_lab.core.types import NormSide
 from spec_lab.doctor.readings import Aspect, Reading
 from spec_lab.errors import UserError
@@ -40,7 +36,8 @@ ATTENTION_INPUTS = tuple(f"midlayer.self_attn.{name}_proj.weight" for name in "q
 
 def aspects_of(config: RunConfig, models: Models) -> list[Aspect]:
     """What can be read in other ways; the drafters are built for `models`."""
-    return ASPECTS[config.drafter.name](config, config.drafter, models)
+    aspects = registry.of(config).drafter(config).aspects
+    return [] if aspects is None else aspects(config, config.drafter, models)
 
 
 def eagle3_aspects(config: RunConfig, options: Eagle3DrafterConfig, models: Models) -> list[Aspect]:
@@ -115,7 +112,7 @@ def frozen_kv_aspects(config: RunConfig, options: FrozenKvDrafterConfig, models:
     target = AssistantTarget.from_model_config(models.target.config)
     folder = head_folder(config, options)
     assistant, tensors = load_assistant(folder, target, models.dtype, models.device)
-    positions = [position for position in FROZEN_KV_POSITIONS if position != options.position]
+    positions = [position for position in FrozenKvPosition if position != options.position]
     sources = tuple(layer.kv_source for layer in assistant.layers)
     swapped = _swap_halves(tensors, ("pre_projection.weight",))
 
@@ -142,20 +139,6 @@ def frozen_kv_aspects(config: RunConfig, options: FrozenKvDrafterConfig, models:
             ],
         ),
     ]
-
-
-def no_aspects(config: RunConfig, options: DrafterConfig, models: Models) -> list[Aspect]:
-    """A whole language model has one reading."""
-    return []
-
-
-ASPECTS: Mapping[str, Callable[..., list[Aspect]]] = {
-    "draft_model": no_aspects,
-    "eagle3": eagle3_aspects,
-    "frozen_kv": frozen_kv_aspects,
-    "mtp_eagle": mtp_eagle_aspects,
-    "mtp_vanilla": mtp_vanilla_aspects,
-}
 
 
 def _mtp_aspects(

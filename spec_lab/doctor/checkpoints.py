@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 
-from spec_lab import assembly
-from spec_lab.assembly.heads import head_folder
-from spec_lab.assembly.mtp import mtp_folder
+from spec_lab.assembly import registry
+from spec_lab.assembly.models import target_folder
 from spec_lab.config import RunConfig
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.subject import Subject
 from spec_lab.errors import UserError
 from spec_lab.models.checkpoint import FLOAT_DTYPES, StoredTensor, read_tensors, stored_tensors, without_mtp
-
-FOLDERS: Mapping[str, Callable[..., Path]] = {
-    "draft_model": head_folder,
-    "eagle3": head_folder,
-    "frozen_kv": head_folder,
-    "mtp_eagle": mtp_folder,
-    "mtp_vanilla": mtp_folder,
-}
 
 # Rounding float32 weights to bfloat16 moves a tensor by some 0.2 % of its norm; more is no rounding.
 MAX_CAST_ERROR = 0.01
@@ -35,21 +26,23 @@ MIN_STANDARD_ERRORS = 4.0
 
 def drafter_folder(config: RunConfig) -> Path:
     """Where the weights of a drafter that has some lie."""
-    return FOLDERS[config.drafter.name](config, config.drafter)
+    folder = registry.of(config).drafter(config).folder
+    assert folder is not None, "only drafters with weights are asked"
+    return folder(config, config.drafter)
 
 
 def check_tokenizer(subject: Subject) -> Finding:
     """The target's tokenizer against its embedding, and against the drafter's own tokenizer where one lies there."""
     check = "tokenizer"
-    target_folder = assembly.target_folder(subject.config)
-    ours, vocab_size = _vocabulary(target_folder), subject.models.target.vocab_size
+    ours_folder = target_folder(subject.config)
+    ours, vocab_size = _vocabulary(ours_folder), subject.models.target.vocab_size
     outside = sum(token_id >= vocab_size for token_id in ours.values())
     measured = f"{len(ours)} tokens for an embedding of {vocab_size} rows"
     if outside:
         cause = f"{outside} token ids lie outside the target's embedding: tokenizer.json is another model's"
         return Finding(check, Verdict.FAULT, measured, cause)
     theirs_folder = drafter_folder(subject.config)
-    if theirs_folder == target_folder or not (theirs_folder / "tokenizer.json").is_file():
+    if theirs_folder == ours_folder or not (theirs_folder / "tokenizer.json").is_file():
         return Finding(check, Verdict.OK, f"{measured}; the drafter brings none of its own")
     theirs = _vocabulary(theirs_folder)
     same = sum(theirs.get(token) == token_id for token, token_id in ours.items())

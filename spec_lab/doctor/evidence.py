@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spec_lab import assembly
+from spec_lab.assembly.heads import load_drafter
 from spec_lab.core.types import FeatureSpec, RequestRecord
 from spec_lab.doctor.rounds import DraftRecorder, DraftsByRound, LoopRound, rounds_of, spread
 from spec_lab.doctor.subject import Subject
@@ -67,5 +67,5 @@ def gather(subject: Subject, loop: LoopRun) -> Evidence | None:
         torch.tensor([loop_round.drafts for loop_round in rounds]),
         torch.tensor([loop_round.accepted for loop_round in rounds]),
     )
-    make_drafter = assembly.load_drafter(subject.config, subject.reference_models)
+    make_drafter = load_drafter(subject.config, subject.reference_models)
     return Evidence(subject, loop.features, forced, in_loop, forced.draft(make_drafter))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spec_lab.config import TrainedDrafterConfig
+from spec_lab.assembly import registry
 from spec_lab.doctor.aspects import aspects_of
 from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
 from spec_lab.doctor.evidence import MIN_ROUNDS, Evidence, gather, run_loop
@@ -25,7 +25,7 @@ def examine(subject: Subject) -> list[Finding]:
     """
     loop = run_loop(subject)
     findings = [*check_bounds(subject), check_output(subject, loop.records)]
-    if not isinstance(subject.config.drafter, TrainedDrafterConfig):
+    if registry.of(subject.config).drafter(subject.config).folder is None:
         reason = f"drafter={subject.config.drafter.name} has no weights"
         skipped = ("tokenizer", "vocabulary map (d2t)", "dtype of the weights", *FORCED_CHECKS)
         return findings + [does_not_apply(check, reason) for check in skipped]

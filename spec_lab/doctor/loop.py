@@ -6,8 +6,9 @@ import dataclasses
 
 import torch
 
-from spec_lab import assembly
-from spec_lab.config import DrafterConfig, OracleDrafterConfig, RandomDrafterConfig
+from spec_lab.assembly.drafters.lookup import OracleDrafterConfig, RandomDrafterConfig
+from spec_lab.assembly.heads import load_drafter
+from spec_lab.config import DrafterConfig
 from spec_lab.core.types import Request, RequestRecord
 from spec_lab.doctor.evidence import MIN_ROUNDS, Evidence
 from spec_lab.doctor.findings import Finding, Verdict
@@ -136,7 +137,7 @@ def _check_random(subject: Subject) -> Finding:
 
 def _generate(subject: Subject, drafter: DrafterConfig, requests: list[Request]) -> list[RequestRecord]:
     config = dataclasses.replace(subject.config, drafter=drafter)
-    return subject.engine(config, assembly.load_drafter(config, subject.models)).generate(requests).requests
+    return subject.engine(config, load_drafter(config, subject.models)).generate(requests).requests
 
 
 def _divergences(subject: Subject, records: list[RequestRecord]) -> tuple[int, int]:

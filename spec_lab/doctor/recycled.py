@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from spec_lab import assembly
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, load_drafter
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import DraftStep, FeatureSpec, PromptChunk, Request, VerifiedRound
 from spec_lab.doctor.evidence import Evidence
@@ -70,7 +69,7 @@ def check_recycled(evidence: Evidence) -> Finding:
 
 
 def _zeroed(evidence: Evidence) -> DrafterFactory:
-    make_drafter = assembly.load_drafter(evidence.subject.config, evidence.subject.reference_models)
+    make_drafter = load_drafter(evidence.subject.config, evidence.subject.reference_models)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         return ZeroedRecycling(make_drafter(resources))

@@ -8,17 +8,22 @@ from typing import Any
 
 import torch
 
-from spec_lab import assembly
-from spec_lab.assembly.heads import DrafterFactory
-from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.config import (
-    AcceptanceConfig,
-    EagerGraphConfig,
-    RunConfig,
-    SamplingConfig,
-    StrictAcceptanceConfig,
-    TrainedDrafterConfig,
+from spec_lab.assembly.drafters.trained import DraftSampling
+from spec_lab.assembly.engine import build_engine, plain_config
+from spec_lab.assembly.graphs import EagerGraphConfig
+from spec_lab.assembly.heads import DrafterFactory, load_drafter
+from spec_lab.assembly.models import (
+    Limits,
+    Models,
+    build_cache,
+    engine_limits,
+    load_models,
+    target_folder,
+    thinking_markers,
 )
+from spec_lab.assembly.rules import StrictAcceptanceConfig
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request, RequestRecord
 from spec_lab.engine.engine import Engine
@@ -45,9 +50,9 @@ class Subject:
     """
 
     config: RunConfig
-    models: assembly.Models
+    models: Models
     requests: list[Request]
-    limits: assembly.Limits
+    limits: Limits
     make_drafter: DrafterFactory
     plain: list[RequestRecord]
 
@@ -56,7 +61,7 @@ class Subject:
         return self.config.drafter.num_draft_tokens
 
     @property
-    def reference_models(self) -> assembly.Models:
+    def reference_models(self) -> Models:
         """The same models, for drafters that attend with the reference backend whatever the run's is."""
         target = self.models.target
         reference = TorchAttention(self.config.cache.page_size, target.num_positions)
@@ -64,11 +69,11 @@ class Subject:
 
     def engine(self, config: RunConfig, make_drafter: DrafterFactory) -> Engine:
         """An engine of the run's sizes that knows the plain outputs, where its drafter replays them."""
-        engine = assembly.build_engine(config, self.models, make_drafter, self.limits)
+        engine = build_engine(config, self.models, make_drafter, self.limits)
         teach(engine.parts.drafter, self.plain)
         return engine
 
-    def one_sequence(self) -> assembly.Limits:
+    def one_sequence(self) -> Limits:
         """Sizes for one of the requests at a time."""
         limits = self.limits
         num_pages = -(-(limits.max_seq_len + limits.margin) // limits.page_size) + NUM_RESERVED_PAGES
@@ -77,7 +82,7 @@ class Subject:
     def greedy_teacher(self) -> TeacherForcing:
         """The judge of near-ties."""
         config, target = self.config, self.models.target
-        cache = assembly.build_cache(target.config, target.config.num_layers, self.one_sequence(), self.models)
+        cache = build_cache(target.config, target.config.num_layers, self.one_sequence(), self.models)
         return TeacherForcing(target, self.models.backend, cache, config.cache.page_size, config.cache.prefill_chunk)
 
 
@@ -98,23 +103,23 @@ def load_subject(config: RunConfig) -> Subject:
         raise UserError("drafter=none drafts nothing that could be examined; choose drafter=eagle3")
     config = strict_greedy(config)
     torch.manual_seed(config.seed)
-    tokenizer = TargetTokenizer(assembly.target_folder(config))
+    tokenizer = TargetTokenizer(target_folder(config))
     requests = [shortened(request) for request in load_requests(config, tokenizer)[:MAX_REQUESTS]]
-    limits = assembly.engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = assembly.load_models(config, limits.max_seq_len, assembly.thinking_markers(tokenizer))
-    make_drafter = assembly.load_drafter(config, models)
+    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer))
+    make_drafter = load_drafter(config, models)
     # Eager, so that whatever a graph mode does wrong is not in the text it is judged by.
-    plain_config = dataclasses.replace(assembly.plain_config(config), graph=EagerGraphConfig())
-    plain_engine = assembly.build_engine(plain_config, models, assembly.load_drafter(plain_config, models), limits)
+    alone = dataclasses.replace(plain_config(config), graph=EagerGraphConfig())
+    plain_engine = build_engine(alone, models, load_drafter(alone, models), limits)
     plain = plain_engine.generate(requests).requests
     return Subject(config, models, requests, limits, make_drafter, plain)
 
 
 def strict_greedy(config: RunConfig) -> RunConfig:
     """The same run with greedy drafts and strict greedy acceptance."""
-    drafter = config.drafter
-    if isinstance(drafter, TrainedDrafterConfig):
-        drafter = dataclasses.replace(drafter, draft_sampling="greedy")
+    drafter: Any = config.drafter
+    if hasattr(drafter, "draft_sampling"):
+        drafter = dataclasses.replace(drafter, draft_sampling=DraftSampling.greedy)
     acceptance: AcceptanceConfig = StrictAcceptanceConfig()
     return dataclasses.replace(config, drafter=drafter, acceptance=acceptance, sampling=SamplingConfig())
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from spec_lab import assembly
 from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.assembly.engine import build_prune_policy, unpruned_config
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources
+from spec_lab.assembly.models import build_cache
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, Drafter
 from spec_lab.core.types import FeatureSpec, PromptChunk, Request
@@ -125,14 +126,14 @@ class TeacherForcedDrafts:
         request, plain = self._subject.requests[index], self._subject.plain[index]
         token_ids = torch.tensor([*plain.prompt_ids, *plain.output_ids], device=self._device)
         config = self._subject.models.target.config
-        cache = assembly.build_cache(config, config.num_layers, self._limits, self._subject.models)
+        cache = build_cache(config, config.num_layers, self._limits, self._subject.models)
         return TargetText(request, token_ids, cache)
 
     def _make(self, make_drafter: DrafterFactory, text: int) -> Drafter[Any]:
         """A drafter with a cache of its own, for all rounds of a text."""
         of_text = self._texts[text]
         seeds = SlotSeeds(1, self._subject.config.seed, self._device)
-        prune = assembly.build_prune_policy(assembly.UNPRUNED)
+        prune = build_prune_policy(unpruned_config(self._subject.config))
         return make_drafter(DrafterResources(self._limits, prune, seeds, of_text.cache))
 
     def _drafts(self, drafter: Drafter[Any], loop_round: LoopRound, features: torch.Tensor | None) -> torch.Tensor:

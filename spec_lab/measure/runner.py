@@ -12,9 +12,21 @@ from pathlib import Path
 
 import torch
 
-from spec_lab import assembly
 from spec_lab.acceptance.phase import thinking_mask
-from spec_lab.config import LoggerConfig, PruneConfig, RunConfig
+from spec_lab.assembly import registry
+from spec_lab.assembly.engine import UNPRUNED, build_engine, plain_config, unpruned_config
+from spec_lab.assembly.heads import load_drafter
+from spec_lab.assembly.models import (
+    Limits,
+    Models,
+    build_cache,
+    engine_limits,
+    load_models,
+    target_folder,
+    thinking_markers,
+)
+from spec_lab.assembly.option import LoggerOption
+from spec_lab.config import PruneConfig, RunConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import GenerationResult, GraphCounts, Request, RequestRecord
 from spec_lab.engine.engine import Engine
@@ -47,7 +59,7 @@ class Lab:
     """
 
     config: RunConfig
-    models: assembly.Models
+    models: Models
     tokenizer: TargetTokenizer
     requests: list[Request]
     engines: dict[str, Engine]
@@ -62,7 +74,7 @@ def run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
     """
     lab = load_lab(config)
     info = RunInfo(config.name, choices, dataclasses.asdict(config), _provenance(lab), utc_now())
-    with Recorder(folder, info, _sinks(config.logger)) as recorder:
+    with Recorder(folder, info, _sinks(config)) as recorder:
         summary = _measure(lab, info, recorder)
         recorder.finish(summary)
     print(format_run(summary))
@@ -73,45 +85,44 @@ def load_lab(config: RunConfig) -> Lab:
     """Load prompts, target and drafter, and make the engines."""
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.num_threads or default_num_threads(config))
-    tokenizer = TargetTokenizer(assembly.target_folder(config))
+    tokenizer = TargetTokenizer(target_folder(config))
     requests = load_requests(config, tokenizer)
-    limits = assembly.engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = assembly.load_models(config, limits.max_seq_len, assembly.thinking_markers(tokenizer))
-    make_drafter = assembly.load_drafter(config, models)
-    engines = {MAIN: assembly.build_engine(config, models, make_drafter, limits)}
+    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer))
+    make_drafter = load_drafter(config, models)
+    engines = {MAIN: build_engine(config, models, make_drafter, limits)}
     if "plain" in config.references and config.drafter.num_draft_tokens > 0:
         engines["plain"] = _plain_engine(config, models, limits)
     if "unpruned" in config.references and _prunes(config.prune, engines[MAIN]):
-        engines["unpruned"] = assembly.build_engine(assembly.unpruned_config(config), models, make_drafter, limits)
+        engines["unpruned"] = build_engine(unpruned_config(config), models, make_drafter, limits)
     for request in requests:
         engines[MAIN].scheduler.check(request)
     return Lab(config, models, tokenizer, requests, engines, _teacher(config, models, limits))
 
 
 def default_num_threads(config: RunConfig) -> int:
-    """One for the pocket target: its operators are too short to share, and a second thread that has to wait for a busy
-    core costs more than it brings. All cores for anything larger."""
-    return 1 if config.target.name == "pocket" else os.cpu_count() or 1
+    """What the target's option says; all cores where it says nothing."""
+    return registry.of(config).target(config).num_threads or os.cpu_count() or 1
 
 
-def _plain_engine(config: RunConfig, models: assembly.Models, limits: assembly.Limits) -> Engine:
-    plain = assembly.plain_config(config)
-    return assembly.build_engine(plain, models, assembly.load_drafter(plain, models), limits)
+def _plain_engine(config: RunConfig, models: Models, limits: Limits) -> Engine:
+    plain = plain_config(config)
+    return build_engine(plain, models, load_drafter(plain, models), limits)
 
 
 def _prunes(prune: PruneConfig, engine: Engine) -> bool:
     """Whether there is anything to compare with. A drafter without a catch-up step makes `prune.catchup` a no-op."""
-    asks_catchup = prune.catchup != assembly.UNPRUNED.catchup
+    asks_catchup = prune.catchup != UNPRUNED.catchup
     catches_up = engine.parts.drafter.requirements.catches_up
     if asks_catchup and not catches_up:
         print(f"prune.catchup={prune.catchup} has nothing to prune: this drafter has no catch-up step", file=sys.stderr)
-    return prune.prefill != assembly.UNPRUNED.prefill or (asks_catchup and catches_up)
+    return prune.prefill != UNPRUNED.prefill or (asks_catchup and catches_up)
 
 
-def _teacher(config: RunConfig, models: assembly.Models, limits: assembly.Limits) -> TeacherForcing:
+def _teacher(config: RunConfig, models: Models, limits: Limits) -> TeacherForcing:
     num_pages = -(-limits.max_seq_len // limits.page_size) + NUM_RESERVED_PAGES
     one_sequence = dataclasses.replace(limits, num_slots=1, num_pages=num_pages)
-    cache = assembly.build_cache(models.target.config, models.target.config.num_layers, one_sequence, models)
+    cache = build_cache(models.target.config, models.target.config.num_layers, one_sequence, models)
     return TeacherForcing(models.target, models.backend, cache, limits.page_size, config.cache.prefill_chunk)
 
 
@@ -173,7 +184,7 @@ def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
     """Outputs of plain decoding, from the reference or an engine made for it."""
     engine = lab.engines.get("plain")
     if engine is None:
-        engine = _plain_engine(lab.config, lab.models, assembly.engine_limits(lab.config, lab.requests, 0))
+        engine = _plain_engine(lab.config, lab.models, engine_limits(lab.config, lab.requests, 0))
     return _outputs(engine.generate(lab.requests).requests)
 
 
@@ -278,9 +289,5 @@ def _provenance(lab: Lab) -> Provenance:
     return collect_provenance(str(lab.models.device), dtype, torch.get_num_threads())
 
 
-def _sinks(config: LoggerConfig) -> list[Sink]:
-    if config.name == "jsonl":
-        return []
-    from spec_lab.record.wandb_sink import WandbSink
-
-    return [WandbSink(config.project, config.entity, config.mode, config.group)]
+def _sinks(config: RunConfig) -> list[Sink]:
+    return registry.of(config).find(LoggerOption, config.logger.name).sinks(config.logger)

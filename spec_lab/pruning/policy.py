@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from spec_lab.core.protocols import CatchupPruning, PromptPruning, RowSelection
+from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 
@@ -90,11 +90,3 @@ class PruneBeforeAttention:
 
     def num_computed(self, num_requests: int, num_rows: int) -> int:
         return num_requests
-
-
-PROMPT_PRUNING: dict[str, type[PromptPruning]] = {"all_rows": AllPromptRows, "last_row": LastPromptRow}
-CATCHUP_PRUNING: dict[str, type[CatchupPruning]] = {
-    "none": NoCatchupPruning,
-    "post_attention": PruneAfterAttention,
-    "pre_attention": PruneBeforeAttention,
-}

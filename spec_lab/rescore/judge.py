@@ -7,17 +7,17 @@ contexts, and not what its own text would have been like: where the two accept d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from spec_lab import assembly
 from spec_lab.acceptance.emit import leading
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.standing import DraftStanding
+from spec_lab.assembly.rules_loader import RuleContext, build_deterministic_rule
 from spec_lab.config import AcceptanceConfig
 from spec_lab.core.types import Request
 from spec_lab.errors import UserError
@@ -27,8 +27,10 @@ from spec_lab.rescore.verify_rows import VerifyRows, load_verify_rows
 Indices = np.ndarray[Any, Any]
 
 
-def rescore(folder: Path, options: AcceptanceConfig) -> dict[str, list[int]]:
+def rescore(folder: Path, options: AcceptanceConfig, extensions: Sequence[str] = ()) -> dict[str, list[int]]:
     """Drafts that a rule with `options` accepts in each round of the run in `folder`, by request id, before any cut.
+
+    `extensions` names the modules outside this package that may have registered the rule.
 
     Raises:
         UserError: the run kept no verify rows (`record.topk`) or too few a row, or the rule draws.
@@ -42,20 +44,22 @@ def rescore(folder: Path, options: AcceptanceConfig) -> dict[str, list[int]]:
             f"run again with record.topk={topk}"
         )
     prompts = {row["id"]: row["prompt_ids"] for row in read_request_rows(folder)}
-    return rescore_rows(rows, prompts, options)
+    return rescore_rows(rows, prompts, options, extensions)
 
 
-def rescore_rows(rows: VerifyRows, prompts: Mapping[str, list[int]], options: AcceptanceConfig) -> dict[str, list[int]]:
+def rescore_rows(
+    rows: VerifyRows, prompts: Mapping[str, list[int]], options: AcceptanceConfig, extensions: Sequence[str] = ()
+) -> dict[str, list[int]]:
     """As `rescore`. All requests go side by side, a slot each, so that a step judges one round of all of them."""
     origin = rows.origin
-    context = assembly.RuleContext(
+    context = RuleContext(
         num_slots=len(origin.request_ids),
         markers=None if origin.markers is None else ThinkingMarkers(*origin.markers),
         eos_token_ids=frozenset(origin.eos_token_ids),
         prefill_chunk=origin.prefill_chunk,
         device=torch.device("cpu"),
     )
-    rule = assembly.build_deterministic_rule(options, context)
+    rule = build_deterministic_rule(options, context, extensions)
     for slot, request_id in enumerate(origin.request_ids):
         rule.admit(slot, Request(request_id, "", tuple(prompts[request_id]), max_new_tokens=1))
     first = torch.from_numpy(rows.first_ids).long()

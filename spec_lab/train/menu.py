@@ -63,7 +63,7 @@ def train_folder() -> Path:
 @cache
 def train_menu() -> Menu:
     """The groups, and all keys by their dotted names: those of an option with its own values."""
-    groups = groups_in(train_folder(), GROUPS)
+    groups = groups_in(train_folder(), GROUPS, {})
     values: dict[str, dict[str, Any]] = {}
     for group in groups.values():
         for option, content in parts_of(group).items():

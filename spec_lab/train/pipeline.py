@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from spec_lab.assembly.models import ZOO
+from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.corpus.categories import CHECKABLE_CATEGORIES
 from spec_lab.corpus.example import SPECIAL_TOKENS, render_example
 from spec_lab.corpus.natural import natural_text

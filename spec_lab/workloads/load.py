@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from spec_lab.assembly import registry
 from spec_lab.config import RunConfig, WorkloadConfig
 from spec_lab.core.types import Request
 from spec_lab.corpus.example import Form
@@ -34,7 +35,7 @@ class Prompt:
 
 def load_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
     """The requests of `config.workload`; UserError when none is left or a file is not what it should be."""
-    requests = WORKLOADS[config.workload.name](config, tokenizer)
+    requests = registry.of(config).workload(config).load(config, tokenizer)
     if not requests:
         raise UserError(
             f"workload={config.workload.name} is empty; check workload.limit, workload.categories and workload.path"
@@ -49,9 +50,19 @@ def shipped_prompts() -> list[Prompt]:
     return [_prompt(row, path) for path in files for row in _json_lines(path)]
 
 
-def read_pocket(config: WorkloadConfig) -> list[Prompt]:
+def pocket_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
     """The shipped evaluation prompts."""
-    return shipped_prompts()
+    return _in_turn(shipped_prompts(), config, tokenizer)
+
+
+def jsonl_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
+    """The prompts of `read_jsonl`."""
+    return _in_turn(read_jsonl(config.workload), config, tokenizer)
+
+
+def spec_bench_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
+    """The questions of `read_spec_bench`."""
+    return _in_turn(read_spec_bench(config.workload), config, tokenizer)
 
 
 def read_jsonl(config: WorkloadConfig) -> list[Prompt]:
@@ -71,17 +82,6 @@ def read_spec_bench(config: WorkloadConfig) -> list[Prompt]:
         except (KeyError, IndexError, TypeError) as error:
             raise UserError(f"{path}: a question needs question_id, category and turns: {error!r}") from error
     return prompts
-
-
-def _text_requests(
-    read: Callable[[WorkloadConfig], list[Prompt]],
-) -> Callable[[RunConfig, TargetTokenizer], list[Request]]:
-    """Requests of a prompt set, categories in turn, as many as workload.limit says."""
-
-    def load(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
-        return _in_turn(read(config.workload), config, tokenizer)
-
-    return load
 
 
 def generated_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
@@ -152,16 +152,6 @@ def _id_requests(prompts: Iterable[list[int]], config: RunConfig) -> list[Reques
         for number, ids in enumerate(prompts)
     ]
     return requests[:limit]
-
-
-WORKLOADS: dict[str, Callable[[RunConfig, TargetTokenizer], list[Request]]] = {
-    "pocket": _text_requests(read_pocket),
-    "generated": generated_requests,
-    "jsonl": _text_requests(read_jsonl),
-    "spec_bench": _text_requests(read_spec_bench),
-    "fixed_length": fixed_length_requests,
-    "random_ids": random_id_requests,
-}
 
 
 def _sizes(config: WorkloadConfig) -> tuple[int, int]:

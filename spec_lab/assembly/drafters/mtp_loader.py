@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources, head_folder, make_picker
-from spec_lab.assembly.models import Models, build_cache, target_folder
-from spec_lab.config import MtpDrafterConfig, MtpEagleDrafterConfig, RunConfig
+from spec_lab.assembly.drafters.mtp import MtpDrafterConfig, MtpEagleDrafterConfig, NormChoice, mtp_folder
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
+from spec_lab.assembly.models import Models, build_cache
+from spec_lab.config import RunConfig
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.drafters.recurrent import RecurrentDrafter
-from spec_lab.errors import UserError
-from spec_lab.models.config import read_num_mtp_modules
 from spec_lab.models.layers import RotaryTable
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
@@ -59,8 +57,8 @@ def read_mtp_modules(
     mtp, tensors = load_mtp(folder, models.target.config, num_modules, models.dtype, models.device)
     mtp = replace(
         mtp,
-        target_hidden=_norm_side("target_hidden", options.target_hidden, mtp.target_hidden),
-        recycled_hidden=_norm_side("recycled_hidden", options.recycled_hidden, mtp.recycled_hidden),
+        target_hidden=_norm_side(options.target_hidden, mtp.target_hidden),
+        recycled_hidden=_norm_side(options.recycled_hidden, mtp.recycled_hidden),
     )
     return mtp, tensors
 
@@ -73,18 +71,5 @@ def build_mtp_modules(mtp: MtpConfig, tensors: Sequence[Mapping[str, torch.Tenso
     return [MtpModule(mtp, of_module, target.embedding, head, rotary, models.backend) for of_module in tensors]
 
 
-def mtp_folder(config: RunConfig, options: MtpDrafterConfig) -> Path:
-    """`drafter.path`, the folder of a target that brings modules of its own, or the weights shipped for the target."""
-    if options.path is None and config.target.path is not None:
-        folder = target_folder(config)
-        if read_num_mtp_modules(folder, "target.path"):
-            return folder
-    return head_folder(config, options)
-
-
-def _norm_side(knob: str, value: str, default: NormSide) -> NormSide:
-    if value == "auto":
-        return default
-    if value not in list(NormSide):
-        raise UserError(f"drafter.{knob}={value} is unknown; use one of auto, {', '.join(NormSide)}")
-    return NormSide(value)
+def _norm_side(value: NormChoice, default: NormSide) -> NormSide:
+    return default if value == NormChoice.auto else NormSide(value.value)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources, head_folder, make_picker
+from spec_lab.assembly.drafters.draft_model import DraftModelDrafterConfig
+from spec_lab.assembly.drafters.trained import head_folder
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
 from spec_lab.assembly.models import Models, build_cache
-from spec_lab.config import DraftModelDrafterConfig, RunConfig
+from spec_lab.config import RunConfig
 from spec_lab.core.protocols import Drafter
 from spec_lab.drafters.draft_model import DraftModelDrafter
 from spec_lab.errors import UserError

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources, head_folder, make_picker
+from spec_lab.assembly.drafters.eagle3 import Eagle3DrafterConfig
+from spec_lab.assembly.drafters.trained import head_folder
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
 from spec_lab.assembly.models import Models, build_cache
-from spec_lab.config import Eagle3DrafterConfig, RunConfig
+from spec_lab.config import RunConfig
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec
 from spec_lab.drafters.recurrent import RecurrentDrafter

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources, head_folder, make_picker
+from spec_lab.assembly.drafters.frozen_kv import FrozenKvDrafterConfig, drafts_a_chain
+from spec_lab.assembly.drafters.trained import head_folder
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
 from spec_lab.assembly.models import Models
-from spec_lab.compatibility.drafters import frozen_kv_knobs
-from spec_lab.config import FrozenKvDrafterConfig, RunConfig
+from spec_lab.config import RunConfig
 from spec_lab.core.protocols import Drafter
 from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter
 from spec_lab.errors import UserError
@@ -20,7 +21,7 @@ from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantTa
 
 
 def load_frozen_kv_drafter(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:
-    refusal = frozen_kv_knobs(config)
+    refusal = drafts_a_chain(config)
     if refusal is not None:
         raise UserError(refusal)
     assistant_target = AssistantTarget.from_model_config(models.target.config)

@@ -1,0 +1,13 @@
+"""The attention backends: a row for each."""
+
+from __future__ import annotations
+
+from spec_lab.assembly.deferred import Deferred
+from spec_lab.assembly.option import AttentionOption
+
+LOADER = "spec_lab.assembly.attention_loader"
+
+OPTIONS = (
+    AttentionOption(name="torch", make=Deferred(LOADER, "torch_attention")),
+    AttentionOption(name="triton", make=Deferred(LOADER, "triton_attention"), needs_triton=True),
+)

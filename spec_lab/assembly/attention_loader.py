@@ -1,0 +1,35 @@
+"""From `attention=` to a backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.assembly.triton import require_triton
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.protocols import AttentionBackend, RopeWrite
+
+
+@dataclass(frozen=True, slots=True)
+class BackendContext:
+    """What an attention backend is made from."""
+
+    page_size: int
+    max_positions: int
+    device: torch.device
+    dtype: torch.dtype
+    rope_write: RopeWrite | None = None
+
+
+def torch_attention(context: BackendContext) -> AttentionBackend:
+    """The reference, on any device."""
+    return TorchAttention(context.page_size, context.max_positions, context.rope_write)
+
+
+def triton_attention(context: BackendContext) -> AttentionBackend:
+    """Paged kernels, on a GPU or in Triton's interpreter."""
+    require_triton("attention", context.device, context.dtype)
+    from spec_lab.attention.triton_backend import TritonAttention
+
+    return TritonAttention(context.page_size, context.max_positions, context.rope_write)

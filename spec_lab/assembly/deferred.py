@@ -1,0 +1,24 @@
+"""Functions that are named before they are imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A function by its module and name. A call imports the module, which may need torch, and passes everything on."""
+
+    module: str
+    name: str
+
+    def resolve(self) -> Callable[..., Any]:
+        """The function itself."""
+        function: Callable[..., Any] = getattr(import_module(self.module), self.name)
+        return function
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.resolve()(*arguments, **named)

@@ -1,0 +1,26 @@
+"""drafter=draft_model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spec_lab.assembly.deferred import Deferred
+from spec_lab.assembly.drafters.trained import TrainedDrafterConfig, head_folder, needs_weights, shipped_for_pocket
+from spec_lab.assembly.option import DrafterOption
+
+
+@dataclass
+class DraftModelDrafterConfig(TrainedDrafterConfig):
+    """drafter=draft_model: a small language model of its own."""
+
+    name: str = "draft_model"
+
+
+OPTION = DrafterOption(
+    name="draft_model",
+    schema=DraftModelDrafterConfig,
+    load=Deferred("spec_lab.assembly.drafters.draft_model_loader", "load_draft_model"),
+    refusals=(needs_weights,),
+    shipped=shipped_for_pocket("draft_model"),
+    folder=head_folder,
+)

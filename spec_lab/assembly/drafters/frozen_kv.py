@@ -1,0 +1,51 @@
+"""drafter=frozen_kv."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from spec_lab.assembly.deferred import Deferred
+from spec_lab.assembly.drafters.trained import TrainedDrafterConfig, head_folder, needs_weights, shipped_for_pocket
+from spec_lab.assembly.option import DrafterOption
+from spec_lab.config import Choice, RunConfig, knob
+
+
+class FrozenKvPosition(Choice):
+    """Where every draft step of a frozen-KV drafter stands."""
+
+    last = "last", "SGLang, vLLM"
+    bonus = "bonus", "transformers; its sliding windows are a key wider"
+
+
+@dataclass
+class FrozenKvDrafterConfig(TrainedDrafterConfig):
+    """drafter=frozen_kv: queries only, over the target's KV (the Gemma 4 assistant)."""
+
+    name: str = "frozen_kv"
+    position: FrozenKvPosition = knob(FrozenKvPosition.last, "where every draft step stands")
+    topk: int = knob(1, "drafts a step; 1, a chain, is the only one there is")
+
+
+def drafts_a_chain(config: RunConfig) -> str | None:
+    """More drafts than one a step are a tree, which verify cannot take."""
+    options: Any = config.drafter
+    if options.topk == 1:
+        return None
+    return (
+        f"drafter.topk={options.topk} is not built: drafter=frozen_kv drafts a chain, and branches would need a "
+        "tree mask in verify; use drafter.topk=1"
+    )
+
+
+OPTION = DrafterOption(
+    name="frozen_kv",
+    schema=FrozenKvDrafterConfig,
+    load=Deferred("spec_lab.assembly.drafters.frozen_kv_loader", "load_frozen_kv_drafter"),
+    refusals=(needs_weights, drafts_a_chain),
+    shipped=shipped_for_pocket("frozen_kv"),
+    folder=head_folder,
+    aspects=Deferred("spec_lab.doctor.aspects", "frozen_kv_aspects"),
+    hands_hidden_on=True,
+    no_moves="stands at one position in all its steps",
+)

@@ -1,0 +1,111 @@
+"""Drafters without weights: drafter=none, ngram, oracle, random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from spec_lab.assembly.deferred import Deferred
+from spec_lab.assembly.option import DrafterOption
+from spec_lab.config import DrafterConfig, RunConfig, knob
+
+LOADER = "spec_lab.assembly.drafters.lookup_loader"
+
+
+@dataclass
+class NoDrafterConfig(DrafterConfig):
+    """drafter=none: plain decoding."""
+
+    name: str = "none"
+    num_draft_tokens: int = knob(0, "0: nothing is drafted")
+
+
+@dataclass
+class RandomDrafterConfig(DrafterConfig):
+    """drafter=random: uniform tokens, the lower bound."""
+
+    name: str = "random"
+
+
+@dataclass
+class OracleDrafterConfig(DrafterConfig):
+    """drafter=oracle: replays a plain continuation recorded before the timed part, the upper bound. Greedy only."""
+
+    name: str = "oracle"
+
+
+@dataclass
+class NgramDrafterConfig(DrafterConfig):
+    """drafter=ngram: prompt lookup; the longest suffix of max_ngram..min_ngram tokens seen before, continued."""
+
+    name: str = "ngram"
+    max_ngram: int = knob(4, "longest suffix of the text that is looked up, in tokens")
+    min_ngram: int = knob(2, "shortest suffix of the text that is looked up, in tokens")
+
+
+def none_drafts_nothing(config: RunConfig) -> str | None:
+    """drafter=none has no draft tokens to count."""
+    num_draft_tokens = config.drafter.num_draft_tokens
+    if num_draft_tokens == 0:
+        return None
+    return (
+        f"drafter=none drafts nothing, so drafter.num_draft_tokens={num_draft_tokens} has no meaning; "
+        "leave it out or choose drafter=eagle3"
+    )
+
+
+def ngram_lengths(config: RunConfig) -> str | None:
+    """The suffixes that are looked up have at least one token, and there is a longest."""
+    options: Any = config.drafter
+    if 1 <= options.min_ngram <= options.max_ngram:
+        return None
+    return (
+        f"drafter.min_ngram={options.min_ngram} must be at least 1 and at most drafter.max_ngram={options.max_ngram}; "
+        "use drafter.min_ngram=2 drafter.max_ngram=4"
+    )
+
+
+def oracle_is_greedy(config: RunConfig) -> str | None:
+    """What the oracle replays is followed by strict greedy acceptance alone."""
+    if config.acceptance.name != "strict" and config.sampling.temperature <= 0:
+        return (
+            f"drafter=oracle replays a strict greedy continuation, which acceptance={config.acceptance.name} does not "
+            "follow; use acceptance=strict"
+        )
+    if config.sampling.temperature <= 0:
+        return None
+    return (
+        "drafter=oracle replays a greedy continuation, which sampling.temperature="
+        f"{config.sampling.temperature} does not follow; use sampling.temperature=0"
+    )
+
+
+OPTIONS = (
+    DrafterOption(
+        name="none",
+        schema=NoDrafterConfig,
+        load=Deferred(LOADER, "load_none"),
+        refusals=(none_drafts_nothing,),
+        no_moves="has no draft steps",
+    ),
+    DrafterOption(
+        name="ngram",
+        schema=NgramDrafterConfig,
+        load=Deferred(LOADER, "load_ngram"),
+        refusals=(ngram_lengths,),
+        no_loop="looks its drafts up",
+    ),
+    DrafterOption(
+        name="oracle",
+        schema=OracleDrafterConfig,
+        load=Deferred(LOADER, "load_oracle"),
+        refusals=(oracle_is_greedy,),
+        no_loop="replays a continuation",
+    ),
+    DrafterOption(
+        name="random",
+        schema=RandomDrafterConfig,
+        load=Deferred(LOADER, "load_random"),
+        no_loop="draws its drafts",
+    ),
+)

@@ -1,0 +1,40 @@
+"""drafter=none, ngram, oracle and random."""
+
+from __future__ import annotations
+
+from spec_lab.assembly.drafters.lookup import NgramDrafterConfig
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources
+from spec_lab.assembly.models import Models
+from spec_lab.config import DrafterConfig, RunConfig
+from spec_lab.drafters.history import TokenHistory
+from spec_lab.drafters.ngram import NgramDrafter
+from spec_lab.drafters.none import NoDrafter
+from spec_lab.drafters.oracle import OracleDrafter
+from spec_lab.drafters.random import RandomDrafter
+
+
+def load_none(config: RunConfig, options: DrafterConfig, models: Models) -> DrafterFactory:
+    """drafter=none."""
+    return lambda resources: NoDrafter()
+
+
+def load_random(config: RunConfig, options: DrafterConfig, models: Models) -> DrafterFactory:
+    """drafter=random."""
+    vocab_size = models.target.vocab_size
+    return lambda resources: RandomDrafter(options.num_draft_tokens, vocab_size, resources.seeds)
+
+
+def _history(resources: DrafterResources, models: Models) -> TokenHistory:
+    limits = resources.limits
+    return TokenHistory(limits.num_slots, limits.max_seq_len + limits.margin + 1, models.device)
+
+
+def load_oracle(config: RunConfig, options: DrafterConfig, models: Models) -> DrafterFactory:
+    """drafter=oracle."""
+    return lambda resources: OracleDrafter(options.num_draft_tokens, _history(resources, models))
+
+
+def load_ngram(config: RunConfig, options: NgramDrafterConfig, models: Models) -> DrafterFactory:
+    """drafter=ngram."""
+    sizes = options.max_ngram, options.min_ngram
+    return lambda resources: NgramDrafter(options.num_draft_tokens, *sizes, _history(resources, models))

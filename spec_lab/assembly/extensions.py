@@ -1,0 +1,95 @@
+"""Modules outside this package that add options: named by `extensions=[MODULE]`, or installed with an entry point.
+
+A module has a function `register(registry)`. A package may have a folder `conf/` with the YAML of its options and with
+experiments; it joins the search path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from spec_lab.errors import UserError, describe_error
+
+if TYPE_CHECKING:
+    from spec_lab.assembly.registry import Registry
+
+ENTRY_POINTS = "spec_lab.extensions"
+"""The group under which an installed package names its module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """A module that adds options."""
+
+    name: str
+    module: ModuleType
+
+    @property
+    def conf(self) -> Path | None:
+        """The package's own `conf/`; None where there is none."""
+        folders = [Path(folder) / "conf" for folder in getattr(self.module, "__path__", [])]
+        return next((folder.resolve() for folder in folders if folder.is_dir()), None)
+
+    @property
+    def file(self) -> Path | None:
+        """The file that was imported; None for a namespace without one."""
+        return None if self.module.__file__ is None else Path(self.module.__file__).resolve()
+
+    @property
+    def version(self) -> str | None:
+        """That of the distribution it came with, else its `__version__`."""
+        top = self.name.partition(".")[0]
+        for distribution in metadata.packages_distributions().get(top, []):
+            return metadata.version(distribution)
+        version = getattr(self.module, "__version__", None)
+        return None if version is None else str(version)
+
+    def register(self, registry: Registry) -> None:
+        """Let the module add its options.
+
+        Raises:
+            UserError: it has no such function, or the function fails.
+        """
+        register = getattr(self.module, "register", None)
+        if not callable(register):
+            raise UserError(f"extensions: {self.name} has no function register(registry); docs/extend.md shows one")
+        try:
+            register(registry)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"extensions: {self.name}.register fails ({describe_error(error)}); mend it") from error
+
+
+def find_extensions(names: Iterable[str]) -> list[Extension]:
+    """Installed extensions, then the modules named, each once.
+
+    Raises:
+        UserError: one cannot be imported.
+    """
+    installed = [point.value for point in metadata.entry_points(group=ENTRY_POINTS)]
+    return [Extension(name, _import(name)) for name in dict.fromkeys([*installed, *names])]
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UserError(
+                f"extensions: there is no module {name}; install it, or put the folder that holds it on PYTHONPATH"
+            ) from error
+        raise _broken(name, error) from error
+    except Exception as error:
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> UserError:
+    return UserError(
+        f'extensions: {name} cannot be imported ({describe_error(error)}); python -c "import {name}" shows where'
+    )

@@ -1,0 +1,82 @@
+"""From `graph=` to a graph mode."""
+
+from __future__ import annotations
+
+from spec_lab.assembly import registry
+from spec_lab.assembly.graphs import (
+    DraftMetadata,
+    EagerGraphConfig,
+    FullLoopGraphConfig,
+    RoundGraphConfig,
+    SplitSeedGraphConfig,
+    StepReplayGraphConfig,
+)
+from spec_lab.assembly.models import Limits, Models
+from spec_lab.attention.stale import StaleMover
+from spec_lab.config import RunConfig
+from spec_lab.core.protocols import MetadataMover
+from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
+from spec_lab.engine.graphs.draft_loops import DraftCarry, FullLoop, SplitSeed, StepReplay, carry_every_tensor
+from spec_lab.engine.graphs.eager import EagerGraph
+from spec_lab.engine.graphs.mode import GraphMode
+from spec_lab.engine.graphs.whole_round import WholeRound
+from spec_lab.engine.tape import TapeRecorder
+from spec_lab.errors import UserError
+
+
+def build_graph_mode(config: RunConfig, models: Models, limits: Limits) -> GraphMode:
+    """The mode, with a recorder of the device.
+
+    Raises:
+        UserError: the mode moves attention metadata inside a graph, and the attention backend cannot.
+    """
+    moves_in_graph = hasattr(config.graph, "metadata")
+    if moves_in_graph and not models.backend.supports_in_place_update:
+        raise UserError(
+            f"attention={config.attention.name} cannot move its metadata inside a graph, which "
+            f"graph={config.graph.name} does; use graph=step_replay, which builds it anew, or attention=torch"
+        )
+    return registry.of(config).graph(config).build(config, config.graph, models, limits)
+
+
+def build_mover(config: RunConfig, models: Models) -> MetadataMover:
+    """What moves the metadata between draft steps: the backend, or with graph.metadata=stale one that does it wrong."""
+    if getattr(config.graph, "metadata", DraftMetadata.in_place) == DraftMetadata.stale:
+        return StaleMover(models.backend)
+    return models.backend
+
+
+def _carry(config: RunConfig, models: Models) -> DraftCarry:
+    """The kernel takes tokens and a hidden state; a drafter that hands on anything else keeps the general way."""
+    hands_hidden_on = registry.of(config).drafter(config).hands_hidden_on
+    return models.kernels.carry_hidden if hands_hidden_on else carry_every_tensor
+
+
+def _recorder(models: Models) -> GraphRecorder:
+    return CudaGraphRecorder(models.device) if models.device.type == "cuda" else TapeRecorder()
+
+
+def eager(config: RunConfig, options: EagerGraphConfig, models: Models, limits: Limits) -> GraphMode:
+    """graph=eager."""
+    return EagerGraph()
+
+
+def split_seed(config: RunConfig, options: SplitSeedGraphConfig, models: Models, limits: Limits) -> GraphMode:
+    """graph=split_seed."""
+    return SplitSeed(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify)
+
+
+def step_replay(config: RunConfig, options: StepReplayGraphConfig, models: Models, limits: Limits) -> GraphMode:
+    """graph=step_replay."""
+    carry = _carry(config, models)
+    return StepReplay(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify, carry)
+
+
+def full_loop(config: RunConfig, options: FullLoopGraphConfig, models: Models, limits: Limits) -> GraphMode:
+    """graph=full_loop."""
+    return FullLoop(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify)
+
+
+def whole_round(config: RunConfig, options: RoundGraphConfig, models: Models, limits: Limits) -> GraphMode:
+    """graph=round."""
+    return WholeRound(options.name, _recorder(models), limits.num_slots, limits.max_kv_len)

@@ -1,0 +1,169 @@
+"""The row of an option: all that the lab must know of it, a class for each kind of part.
+
+Help lines and presets are not here: they stand in the option's YAML under `conf/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.config import (
+    AcceptanceConfig,
+    AttentionConfig,
+    DrafterConfig,
+    GraphConfig,
+    LoggerConfig,
+    RunConfig,
+    TargetConfig,
+    WorkloadConfig,
+)
+
+if TYPE_CHECKING:
+    from spec_lab.acceptance.deterministic import DeterministicRule
+    from spec_lab.assembly.heads import DrafterFactory
+    from spec_lab.assembly.rules_loader import RuleContext, RuleResources
+    from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, CatchupPruning, PromptPruning
+    from spec_lab.engine.graphs.mode import GraphMode
+    from spec_lab.record.sinks import Sink
+
+Refusal = Callable[[RunConfig], str | None]
+"""Looks at a run that chose the option: None, or one line that names the knob and the remedy. It imports no torch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What every option has.
+
+    Attributes:
+        name: as it is typed behind `GROUP=`, or as the value of its knob.
+        refusals: what the option cannot do or be combined with; asked only of runs that chose it.
+    """
+
+    name: str
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOption(Option):
+    """`target=`.
+
+    Attributes:
+        folder: where the checkpoint lies.
+        num_threads: CPU threads where `num_threads=null`; None is every core.
+    """
+
+    schema: type[TargetConfig] = TargetConfig
+    folder: Callable[[TargetConfig], Path]
+    num_threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterOption(Option):
+    """`drafter=`.
+
+    Attributes:
+        load: takes (config, its `drafter` part, models), reads the weights, and returns a `DrafterFactory`.
+        shipped: folder of the weights that are shipped for a target, by the target's option.
+        folder: takes (config, its `drafter` part) and returns the folder of the weights; None where there are none.
+        aspects: takes (config, its `drafter` part, models) and returns what the doctor reads in other ways, a list of
+            `doctor.readings.Aspect`; None where weights have one reading.
+        hands_hidden_on: a draft step replaces tokens and a hidden state, and nothing else of the drafter's state.
+        no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None where there is one.
+        no_moves: why no metadata moves between draft steps; None where it does.
+    """
+
+    schema: type[DrafterConfig]
+    load: Callable[..., DrafterFactory]
+    shipped: Mapping[str, Path] = field(default_factory=dict)
+    folder: Callable[..., Path] | None = None
+    aspects: Callable[..., list[Any]] | None = None
+    hands_hidden_on: bool = False
+    no_loop: str | None = None
+    no_moves: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleOption(Option):
+    """`acceptance=`: either `judge` or `build` makes the rule.
+
+    Attributes:
+        judge: takes (the `acceptance` part, `RuleContext`) and makes a rule that decides without drawing; such
+            a rule can also judge a recorded run again.
+        build: takes (config, its `acceptance` part, `RuleResources`) and makes a rule that draws.
+        greedy_only: why it needs sampling.temperature=0, as in "compares with the argmax"; None where it does not.
+    """
+
+    schema: type[AcceptanceConfig]
+    judge: Callable[[Any, RuleContext], DeterministicRule] | None = None
+    build: Callable[[RunConfig, Any, RuleResources], AcceptanceRule] | None = None
+    greedy_only: str | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.judge is None) != (self.build is None), "one of judge and build makes the rule"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPruningOption(Option):
+    """A value of `prune.prefill`; `make` takes nothing."""
+
+    make: Callable[[], PromptPruning]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatchupPruningOption(Option):
+    """A value of `prune.catchup`; `make` takes nothing."""
+
+    make: Callable[[], CatchupPruning]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphOption(Option):
+    """`graph=`; `build` takes (config, its `graph` part, models, limits).
+
+    Attributes:
+        num_launched: draft steps a round that are launched from Python; None where none is captured.
+    """
+
+    schema: type[GraphConfig]
+    build: Callable[..., GraphMode]
+    num_launched: int | None = 0
+
+    @property
+    def captures(self) -> bool:
+        """Whether anything is captured."""
+        return self.num_launched is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionOption(Option):
+    """`attention=`; `make` takes a `BackendContext`."""
+
+    schema: type[AttentionConfig] = AttentionConfig
+    make: Callable[..., AttentionBackend]
+    needs_triton: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOption(Option):
+    """`workload=`; `load` takes (config, tokenizer) and returns the requests.
+
+    Attributes:
+        reads: the knobs of the group that it cannot do without, with a value to begin with.
+        has_categories: whether there are categories to choose from.
+    """
+
+    schema: type[WorkloadConfig] = WorkloadConfig
+    load: Callable[..., list[Any]]
+    reads: Mapping[str, str] = field(default_factory=dict)
+    has_categories: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggerOption(Option):
+    """`logger=`; `sinks` takes the `logger` part and returns where records go beside the files."""
+
+    schema: type[LoggerConfig] = LoggerConfig
+    sinks: Callable[[LoggerConfig], list[Sink]]

@@ -1,0 +1,172 @@
+"""Which options there are: those of this package, and those of the extensions a run names.
+
+A registry is a function of the names of the extensions alone, so nothing has to carry it: `of(config)` is that of a
+run wherever its configuration is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cache
+from operator import attrgetter
+from typing import TypeVar, cast
+
+from spec_lab.assembly.extensions import Extension, find_extensions
+from spec_lab.assembly.option import (
+    AttentionOption,
+    CatchupPruningOption,
+    DrafterOption,
+    GraphOption,
+    LoggerOption,
+    Option,
+    PromptPruningOption,
+    RuleOption,
+    TargetOption,
+    WorkloadOption,
+)
+from spec_lab.config import (
+    AttentionConfig,
+    LoggerConfig,
+    PruneConfig,
+    RunConfig,
+    SamplingConfig,
+    TargetConfig,
+    WorkloadConfig,
+)
+from spec_lab.errors import UserError
+
+Row = TypeVar("Row", bound=Option)
+
+KNOBS: Mapping[type[Option], str] = {
+    TargetOption: "target",
+    DrafterOption: "drafter",
+    RuleOption: "acceptance",
+    PromptPruningOption: "prune.prefill",
+    CatchupPruningOption: "prune.catchup",
+    GraphOption: "graph",
+    AttentionOption: "attention",
+    WorkloadOption: "workload",
+    LoggerOption: "logger",
+}
+"""What is typed to choose an option of a kind: a group, or a knob of one."""
+
+GROUP_SCHEMAS: Mapping[str, type] = {
+    "run": RunConfig,
+    "target": TargetConfig,
+    "prune": PruneConfig,
+    "attention": AttentionConfig,
+    "workload": WorkloadConfig,
+    "sampling": SamplingConfig,
+    "logger": LoggerConfig,
+}
+"""Schemas that the options of a group share."""
+
+
+class Registry:
+    """The rows of every option, by kind and name."""
+
+    def __init__(self) -> None:
+        self.extensions: list[Extension] = []
+        self._rows: defaultdict[type[Option], dict[str, Option]] = defaultdict(dict)
+
+    def add(self, *options: Option) -> None:
+        """Add rows; an extension calls it once or often.
+
+        Raises:
+            UserError: there is an option of that kind and name.
+        """
+        for option in options:
+            rows = self._rows[type(option)]
+            if option.name in rows:
+                raise UserError(
+                    f"{KNOBS[type(option)]}={option.name} is registered twice; give one of them another name"
+                )
+            rows[option.name] = option
+
+    def options(self, kind: type[Row]) -> Mapping[str, Row]:
+        """The rows of a kind, in the order they were added."""
+        return cast("Mapping[str, Row]", self._rows[kind])
+
+    def find(self, kind: type[Row], name: str) -> Row:
+        """The row of an option.
+
+        Raises:
+            UserError: nothing registered it.
+        """
+        found = self.options(kind).get(name)
+        if found is None:
+            raise UserError(
+                f"{KNOBS[kind]}={name}: nothing builds it; use one of {', '.join(self.options(kind))}, or name the "
+                "module that registers it with extensions=[MODULE] (docs/extend.md)"
+            )
+        return found
+
+    def chosen(self, config: RunConfig) -> list[Option]:
+        """The rows of all that a run chose; UserError where nothing registered one."""
+        return [self.find(kind, chosen_name(config, kind)) for kind in KNOBS]
+
+    def target(self, config: RunConfig) -> TargetOption:
+        return self.find(TargetOption, config.target.name)
+
+    def drafter(self, config: RunConfig) -> DrafterOption:
+        return self.find(DrafterOption, config.drafter.name)
+
+    def rule(self, config: RunConfig) -> RuleOption:
+        return self.find(RuleOption, config.acceptance.name)
+
+    def graph(self, config: RunConfig) -> GraphOption:
+        return self.find(GraphOption, config.graph.name)
+
+    def attention(self, config: RunConfig) -> AttentionOption:
+        return self.find(AttentionOption, config.attention.name)
+
+    def workload(self, config: RunConfig) -> WorkloadOption:
+        return self.find(WorkloadOption, config.workload.name)
+
+    def schemas(self) -> dict[str, type]:
+        """Every schema by the name under which a YAML asks for it: `drafter/eagle3`, or of a whole group `workload`."""
+        schemas = dict(GROUP_SCHEMAS)
+        for kind, group in KNOBS.items():
+            for option in self.options(kind).values():
+                schema = getattr(option, "schema", None)
+                if schema is not None and schema is not GROUP_SCHEMAS.get(group):
+                    schemas[f"{group}/{option.name}"] = schema
+        return schemas
+
+
+def chosen_name(config: RunConfig, kind: type[Option]) -> str:
+    """The option of a kind that a run names."""
+    knob = KNOBS[kind]
+    name: str = attrgetter(knob if "." in knob else f"{knob}.name")(config)
+    return name
+
+
+def of(config: RunConfig) -> Registry:
+    """The registry of a run."""
+    return load(tuple(config.extensions))
+
+
+@cache
+def load(extensions: tuple[str, ...] = ()) -> Registry:
+    """The options of this package, then those of installed extensions, then those of the modules named.
+
+    Raises:
+        UserError: a module cannot be imported, registers nothing, or registers what is there.
+    """
+    registry = Registry()
+    _add_own(registry)
+    for extension in find_extensions(extensions):
+        extension.register(registry)
+        registry.extensions.append(extension)
+    return registry
+
+
+def _add_own(registry: Registry) -> None:
+    from spec_lab.assembly import attention, graphs, loggers, pruners, rules, targets, workloads
+    from spec_lab.assembly.drafters import draft_model, eagle3, frozen_kv, lookup, mtp
+
+    registry.add(*targets.OPTIONS)
+    registry.add(*lookup.OPTIONS, eagle3.OPTION, *mtp.OPTIONS, frozen_kv.OPTION, draft_model.OPTION)
+    registry.add(*rules.OPTIONS, *pruners.PROMPT_OPTIONS, *pruners.CATCHUP_OPTIONS)
+    registry.add(*graphs.OPTIONS, *attention.OPTIONS, *workloads.OPTIONS, *loggers.OPTIONS)

@@ -1,0 +1,125 @@
+"""From `acceptance=` to a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.acceptance.deterministic import DeterministicRule
+from spec_lab.acceptance.distribution import SamplingParams
+from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.acceptance.phase import RelaxationPhase, RoundPhase, ThinkingMarkers, TokenPhase
+from spec_lab.acceptance.rates import expand_mean_length
+from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance
+from spec_lab.acceptance.synthetic import SyntheticAcceptance
+from spec_lab.assembly import registry
+from spec_lab.assembly.kernels import TORCH, Kernels
+from spec_lab.assembly.models import Limits, Models
+from spec_lab.assembly.option import RuleOption
+from spec_lab.assembly.rules import (
+    RejectionConfig,
+    RelaxedForm,
+    RelaxedPhase,
+    RelaxedThinkingConfig,
+    StrictAcceptanceConfig,
+    SyntheticConfig,
+)
+from spec_lab.config import AcceptanceConfig, RunConfig
+from spec_lab.core.protocols import AcceptanceRule
+from spec_lab.corpus.example import THINK_END, THINK_START
+from spec_lab.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class RuleContext:
+    """What a deterministic rule has to know of a run; also the part of it that a record keeps.
+
+    Attributes:
+        markers: of the thinking phase; None when the tokenizer has none.
+        prefill_chunk: prompt rows a forward.
+        kernels: what judges the drafts; of no interest for a record, which keeps the standing of the drafts itself.
+    """
+
+    num_slots: int
+    markers: ThinkingMarkers | None
+    eos_token_ids: frozenset[int]
+    prefill_chunk: int
+    device: torch.device
+    kernels: Kernels = TORCH
+
+
+@dataclass(frozen=True, slots=True)
+class RuleResources:
+    """What one engine has for a rule that draws."""
+
+    models: Models
+    limits: Limits
+    seeds: SlotSeeds
+
+
+def build_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRule:
+    """The rule of an engine."""
+    option, models = registry.of(config).rule(config), resources.models
+    if option.build is not None:
+        return option.build(config, config.acceptance, resources)
+    context = RuleContext(
+        resources.limits.num_slots,
+        models.markers,
+        models.target.eos_token_ids,
+        config.cache.prefill_chunk,
+        models.device,
+        models.kernels,
+    )
+    return build_deterministic_rule(config.acceptance, context, config.extensions)
+
+
+def build_deterministic_rule(
+    options: AcceptanceConfig, context: RuleContext, extensions: Sequence[str] = ()
+) -> DeterministicRule:
+    """A rule that decides without drawing, of this package or of `extensions`; UserError for any other."""
+    registered = registry.load(tuple(extensions))
+    option = registered.find(RuleOption, options.name)
+    if option.judge is None:
+        others = [name for name, other in registered.options(RuleOption).items() if other.judge is not None]
+        raise UserError(f"acceptance={options.name} draws, so it cannot be re-scored; use one of {', '.join(others)}")
+    return option.judge(options, context)
+
+
+def strict_rule(options: StrictAcceptanceConfig, context: RuleContext) -> DeterministicRule:
+    """acceptance=strict."""
+    return context.kernels.strict()
+
+
+def relaxed_thinking_rule(options: RelaxedThinkingConfig, context: RuleContext) -> DeterministicRule:
+    """acceptance=relaxed_thinking; UserError where the tokenizer has no thinking markers."""
+    markers = context.markers
+    if markers is None:
+        raise UserError(
+            f"acceptance=relaxed_thinking needs {THINK_START} and {THINK_END} as tokens, and this target's tokenizer "
+            "has none; use acceptance=strict"
+        )
+    form = DeltaForm(options.delta) if options.form == RelaxedForm.delta else RatioForm(options.ratio)
+    phase: RelaxationPhase = (
+        TokenPhase(context.num_slots, markers, context.eos_token_ids, context.device)
+        if options.phase == RelaxedPhase.token
+        else RoundPhase(context.num_slots, markers, context.prefill_chunk, context.device)
+    )
+    return RelaxedThinkingAcceptance(form, options.topk, phase, context.kernels.standing)
+
+
+def rejection_rule(config: RunConfig, options: RejectionConfig, resources: RuleResources) -> AcceptanceRule:
+    """acceptance=rejection."""
+    sampling = SamplingParams(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)
+    kernels = resources.models.kernels
+    return kernels.rejection(options.method, sampling, resources.seeds, not options.allow_lossy)
+
+
+def synthetic_rule(config: RunConfig, options: SyntheticConfig, resources: RuleResources) -> AcceptanceRule:
+    """acceptance=synthetic."""
+    rates = options.rates
+    if rates is None:
+        assert options.mean_length is not None
+        rates = list(expand_mean_length(options.mean_length, config.drafter.num_draft_tokens))
+    return SyntheticAcceptance(rates, resources.seeds, resources.models.device)
