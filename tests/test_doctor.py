@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.assembly import ZOO
+from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main
 from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary

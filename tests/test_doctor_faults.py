@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.assembly import ZOO
+from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.assembly.heads import DrafterFactory, load_drafter
 from spec_lab.assembly.models import Models
 from spec_lab.cli.compose import compose_run

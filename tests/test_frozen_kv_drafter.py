@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly import ZOO
+from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.core.kv_cache import NULL_PAGE, cache_slots
 from spec_lab.core.types import AttentionMetadata, Request, VerifiedRound
 from spec_lab.drafters.frozen_kv import FrozenKVDrafter, FrozenState

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.assembly import ZOO
+from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.corpus.example import END_OF_TEXT, USER
 from spec_lab.errors import UserError
 from spec_lab.workloads.tokenizer import TargetTokenizer

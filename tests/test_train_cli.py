@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spec_lab.assembly.models import ZOO
+from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.train.__main__ import main
 from spec_lab.train.card import _reflow
 from spec_lab.train.menu import EXPLANATIONS, train_menu

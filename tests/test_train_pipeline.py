@@ -12,7 +12,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from spec_lab.assembly.models import ZOO
+from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.train.__main__ import pipeline_of
 from spec_lab.train.menu import train_folder, train_menu
 from spec_lab.train.pipeline import Pipeline
