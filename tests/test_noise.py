@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from spec_lab.acceptance.noise import SlotSeeds, Use, child, mix, race, request_seed, round_key, uniform
+from spec_kernels.noise_reference import Use, child, mix, race, round_key, uniform
+from spec_lab.acceptance.noise import SlotSeeds, request_seed
 from tests.acceptance_cases import CPU, request
 
 

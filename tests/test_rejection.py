@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from spec_kernels.noise_reference import Use, round_key
 from spec_lab.acceptance.block import block_decision
 from spec_lab.acceptance.distribution import SamplingParams, probabilities, total, truncate
 from spec_lab.acceptance.draft_sampling import DraftLogits, sample_draft
 from spec_lab.acceptance.emit import leading
-from spec_lab.acceptance.noise import NoiseKey, SlotSeeds, Use, round_key
+from spec_lab.acceptance.noise import NoiseKey, SlotSeeds
 from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance, RejectionMethod
 from spec_lab.acceptance.tokenwise import clipped_ratio, residual, residual_after
 from spec_lab.core.types import AcceptanceInputs

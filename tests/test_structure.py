@@ -35,24 +35,26 @@ def test_twins_are_seen_wherever_they_stand() -> None:
     assert classes_that_stand_twice(files) == {"Head": ["a.py", "b.py"]}
 
 
+def imported_names(source: str) -> set[str]:
+    """Every module that a source imports, and every name that it takes from one, as module.name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
 def package_of(module: str) -> str:
     """`spec_lab.engine.graphs.eager` belongs to the package `engine`; a loose module is a package of its own."""
     return module.split(".")[1]
 
 
-def imported_modules(module: str, source: str) -> set[str]:
+def modules_of_the_lab(source: str) -> set[str]:
     """Modules of spec_lab named by any import of a file, under TYPE_CHECKING or inside a function too."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: imports are absolute"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        found |= {name for name in names if name.startswith("spec_lab.")}
-    return found - {"spec_lab.__version__"}
+    return {name for name in imported_names(source) if name.startswith("spec_lab.")} - {"spec_lab.__version__"}
 
 
 def package_graph(files: dict[str, str]) -> dict[str, set[str]]:
@@ -60,7 +62,7 @@ def package_graph(files: dict[str, str]) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = defaultdict(set)
     for module, source in files.items():
         package = package_of(module)
-        graph[package] |= {package_of(name) for name in imported_modules(module, source)} - {package}
+        graph[package] |= {package_of(name) for name in modules_of_the_lab(source)} - {package}
     return graph
 
 
@@ -74,14 +76,19 @@ def circle(graph: dict[str, set[str]]) -> tuple[str, ...]:
 
 
 def files_by_module() -> dict[str, str]:
-    """Sources of spec_lab by module name. `__main__` is left out: nothing imports the command."""
-    files = sorted((ROOT / "spec_lab").rglob("*.py"))
+    """Sources of spec_lab by module name. A `__main__` is left out: it is a command, which no module imports."""
+    files = sorted(path for path in (ROOT / "spec_lab").rglob("*.py") if path.name != "__main__.py")
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text() for path in files}
     return {name.removesuffix(".__init__"): text for name, text in modules.items() if name != "spec_lab.__init__"}
 
 
 def test_packages_import_one_another_in_no_circle() -> None:
     assert circle(package_graph(files_by_module())) == ()
+
+
+def test_no_module_imports_a_command() -> None:
+    imported = {name for source in files_by_module().values() for name in modules_of_the_lab(source)}
+    assert {name for name in imported if ".__main__" in name} == set()
 
 
 def test_core_imports_nothing_but_core() -> None:
@@ -102,3 +109,23 @@ def test_a_circle_is_seen_whatever_kind_of_import_closes_it(back: str) -> None:
     forth = {"spec_lab.engine.round": "from spec_lab.core.types import Request", "spec_lab.core.types": ""}
     assert circle(package_graph(forth)) == ()
     assert set(circle(package_graph(forth | {"spec_lab.core.types": back}))) == {"core", "engine"}
+
+
+def test_kernels_know_nothing_of_the_lab() -> None:
+    imported = {name for path in (ROOT / "kernels").rglob("*.py") for name in imported_names(path.read_text())}
+    assert {name for name in imported if name.startswith("spec_lab")} == set()
+
+
+def test_the_torch_form_of_the_noise_needs_no_triton() -> None:
+    """The lab draws its noise from it where there is no triton to import."""
+    folder = ROOT / "kernels" / "spec_kernels"
+    imported = {
+        name for file in ("__init__", "noise_reference") for name in imported_names((folder / f"{file}.py").read_text())
+    }
+    assert {name.split(".")[0] for name in imported} == {"__future__", "enum", "torch"}
+
+
+def test_the_noise_stands_once() -> None:
+    """The multiplier of splitmix64 is written in one file: all other forms are made from it."""
+    files = [str(path.relative_to(ROOT)) for path in sources() if "0x9e3779b97f4a7c15" in path.read_text().lower()]
+    assert files == ["kernels/spec_kernels/noise_reference.py"]

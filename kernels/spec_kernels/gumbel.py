@@ -11,7 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.noise import USE_DRAFT, arrival, race_reference, round_key, round_key_reference
+from spec_kernels import noise_reference
+from spec_kernels.noise import USE_DRAFT, arrival, round_key
+from spec_kernels.noise_reference import Use
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import (
     NO_TOKEN,
@@ -139,5 +141,5 @@ def sample_draft_reference(
     """What `sample_draft` does."""
     scaled = logits.float() / temperature
     kept_logits.index_put_((slot_ids, column.expand_as(slot_ids)), scaled)
-    keys = round_key_reference(slot_seeds[slot_ids], kv_lens, column, USE_DRAFT)
-    tokens.copy_(race_reference(torch.softmax(scaled, dim=-1), keys))
+    keys = noise_reference.round_key(slot_seeds[slot_ids], kv_lens, column, Use.DRAFT)
+    tokens.copy_(noise_reference.race(torch.softmax(scaled, dim=-1), keys))

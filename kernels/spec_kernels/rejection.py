@@ -13,16 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.noise import (
-    USE_ACCEPT,
-    USE_EMIT,
-    arrival,
-    race_reference,
-    round_key,
-    round_key_reference,
-    uniform,
-    uniform_reference,
-)
+from spec_kernels import noise_reference
+from spec_kernels.noise import USE_ACCEPT, USE_EMIT, arrival, round_key, uniform
+from spec_kernels.noise_reference import Use
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import (
     NO_TOKEN,
@@ -329,12 +322,14 @@ def rejection_sample_reference(
 
     seeds = slot_seeds[slot_ids]
     rows = torch.arange(draft_tokens.shape[1], device=logits.device)
-    draws = uniform_reference(round_key_reference(seeds.unsqueeze(1), kv_lens.unsqueeze(1), rows, USE_ACCEPT))
+    keys = noise_reference.round_key(seeds.unsqueeze(1), kv_lens.unsqueeze(1), rows, Use.ACCEPT)
+    draws = noise_reference.uniform(keys)
     num_accepted = (draws < thresholds).long().cumprod(dim=1).sum(dim=1)
     reached = num_accepted.view(-1, 1, 1).expand(-1, 1, p.shape[-1])
     p, q = p.gather(1, reached).squeeze(1), q.gather(1, reached).squeeze(1)
     left = (p - q).clamp(min=0)
     weights = torch.where((left > 0).any(dim=-1, keepdim=True), left, p)
-    last = race_reference(weights, round_key_reference(seeds, kv_lens, num_accepted, USE_EMIT)).unsqueeze(1)
+    key = noise_reference.round_key(seeds, kv_lens, num_accepted, Use.EMIT)
+    last = noise_reference.race(weights, key).unsqueeze(1)
     tokens.copy_(torch.cat((draft_tokens, last), dim=1).scatter(1, num_accepted.unsqueeze(1), last))
     num_emitted.copy_(torch.where(active, num_accepted + 1, 0))

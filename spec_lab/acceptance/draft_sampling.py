@@ -9,7 +9,8 @@ from typing import Protocol
 
 import torch
 
-from spec_lab.acceptance.noise import SlotSeeds, Use, race, round_key
+from spec_kernels.noise_reference import Use, race, round_key
+from spec_lab.acceptance.noise import SlotSeeds
 
 
 def sample_draft(

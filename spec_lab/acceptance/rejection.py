@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
+from spec_kernels.noise_reference import Use, race, round_key, uniform
 from spec_lab.acceptance.block import block_decision, longest
 from spec_lab.acceptance.distribution import SamplingParams, one_hot, probabilities
 from spec_lab.acceptance.emit import emit, leading
-from spec_lab.acceptance.noise import NoiseKey, SlotSeeds, Use, race, round_key, uniform
+from spec_lab.acceptance.noise import NoiseKey, SlotSeeds
 from spec_lab.acceptance.tokenwise import Decision, residual_after, tokenwise_decision
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification

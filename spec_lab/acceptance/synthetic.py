@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
+from spec_kernels.noise_reference import Use, round_key, uniform
 from spec_lab.acceptance.distribution import at_tokens
 from spec_lab.acceptance.emit import emit
-from spec_lab.acceptance.noise import SlotSeeds, Use, round_key, uniform
+from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.rates import check_rates
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification

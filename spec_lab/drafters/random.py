@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from spec_lab.acceptance.noise import SlotSeeds, Use, round_key, uniform
+from spec_kernels.noise_reference import Use, round_key, uniform
+from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.types import DraftStep, PromptChunk, Request, VerifiedRound
 from spec_lab.drafters.picking import DraftedRows, GivenDrafts

@@ -18,7 +18,7 @@ _HOST_WRITE = (
 _DYNAMIC_SHAPE = (
     "the shape of its result depends on values; keep the full shape and select with torch.where or masked_fill"
 )
-_RANDOM = "it advances a random generator; use counter-based noise (spec_lab/acceptance/noise.py)"
+_RANDOM = "it advances a random generator; use counter-based noise (spec_kernels/noise_reference.py)"
 _NEW_SHAPE = "it changes the shape of a recorded tensor itself; use the form that returns a new view"
 _NEW_MEMORY = "it points a tensor at other memory; use copy_, or, around a Triton launch, a torch.library.custom_op"
 _ADDRESS = "a kernel launched on an address is not seen; wrap the launch in a torch.library.custom_op"

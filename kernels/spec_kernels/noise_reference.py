@@ -1,0 +1,87 @@
+"""Counter-based noise: every draw is a hash of what it is for, so there is no generator whose state could be shared.
+
+A draw's key is (request seed, L at the start of the round, row, use). Nothing in it depends on the slot, the row of the
+batch or the neighbours, so a request's output follows from its own logits. L grows every round, so no key comes twice.
+The tempting key (seed, position) does: a round cut at m judged positions behind m too, and the next round would meet
+them again with noise that is known to have failed. Rules that look behind the cut, such as block verification, then
+sample the wrong distribution.
+
+The hash is splitmix64 (Steele, Lea and Flood, OOPSLA 2014) in int64 operations that wrap around: the same bits on a CPU
+and on a GPU, no host value needed, so it can be captured in a CUDA graph.
+
+This is the torch form, for the lab's own rules and the references of the kernels. It imports no triton, since the lab
+runs where there is none; `spec_kernels.noise` is the same in kernels, bit for bit.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+
+
+class Use(IntEnum):
+    """What a draw is for. Drafts, tests and emitted tokens must not share noise: the rules take them as independent."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    EMIT = 2
+    PROMPT = 3
+    SYNTHETIC = 4
+
+
+def _signed(value: int) -> int:
+    """The int64 with the lowest 64 bits of `value`."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+GAMMA = _signed(0x9E3779B97F4A7C15)
+MULTIPLIER_1 = _signed(0xBF58476D1CE4E5B9)
+MULTIPLIER_2 = _signed(0x94D049BB133111EB)
+_UNIFORM_BITS = 52
+
+
+def _shift_right(bits: torch.Tensor, count: int) -> torch.Tensor:
+    """Logical shift: torch's `>>` repeats the sign bit."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def mix(bits: torch.Tensor) -> torch.Tensor:
+    """The output function of splitmix64: a bijection of int64 that scatters neighbours."""
+    bits = (bits ^ _shift_right(bits, 30)) * MULTIPLIER_1
+    bits = (bits ^ _shift_right(bits, 27)) * MULTIPLIER_2
+    return bits ^ _shift_right(bits, 31)
+
+
+def child(keys: torch.Tensor, index: torch.Tensor | int) -> torch.Tensor:
+    """Value number `index` (from 0) of the splitmix64 stream that starts at `keys`; broadcasts."""
+    step = (index + 1) * GAMMA
+    return mix(keys + (_signed(step) if isinstance(step, int) else step))
+
+
+def round_key(seeds: torch.Tensor, kv_lens: torch.Tensor, rows: torch.Tensor | int, use: Use) -> torch.Tensor:
+    """int64 key of a draw; `kv_lens` is L at the start of the round, `rows` the row in it. Broadcasts."""
+    return child(child(child(mix(seeds), kv_lens), rows), int(use))
+
+
+def uniform(keys: torch.Tensor) -> torch.Tensor:
+    """The upper bits of each key as float64 in the open interval (0, 1): exact multiples of 2^-53."""
+    return (_shift_right(keys, 64 - _UNIFORM_BITS).double() + 0.5) * 2.0**-_UNIFORM_BITS
+
+
+def race(weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Sample an index in proportion to its weight, by an exponential race: the earliest arrival wins.
+
+    The same law as the Gumbel trick, without a logarithm of the weights; no sum and no cumulative sum, whose rounding
+    would depend on the device and on the batch.
+
+    Args:
+        weights: [batch, vocab], not negative, not all zero; they need not sum to one.
+        keys: [batch].
+
+    Returns:
+        [batch] int64.
+    """
+    index = torch.arange(weights.shape[-1], device=weights.device)
+    arrivals = -torch.log(uniform(child(keys.unsqueeze(-1), index)))
+    return (weights / arrivals).argmax(dim=-1)
