@@ -135,15 +135,18 @@ def test_a_repeated_run_with_references_records_all_of_it(execute: Execute, tmp_
     assert [row["repeat"] for row in rounds] == sorted(row["repeat"] for row in rounds)
 
 
-@pytest.mark.parametrize("references", [[], ["plain"]], ids=["no reference", "plain"])
+@pytest.mark.parametrize("references", [[], ["plain"], ["unpruned"], ["plain", "unpruned"]], ids=" ".join)
 def test_an_oracle_learns_before_the_clock_starts(
     references: list[str], execute: Execute, passes: list[tuple[str, list[str]]]
 ) -> None:
-    """Every draft of every round that was not cut short is accepted."""
-    summary = execute("oracle", references=references, max_new_tokens=13, num_draft_tokens=3)
-    learning = ("plain" if references else "another", IDS)
+    """Every draft of every round that was not cut short is accepted, by the oracle of the unpruned reference too."""
+    summary = execute("oracle", references=references, prune="catchup", max_new_tokens=13, num_draft_tokens=3)
+    learning = ("plain" if "plain" in references else "another", IDS)
     assert passes[0] == learning
-    assert passes.count(learning) == (2 if references else 1)
+    assert passes.count(learning) == (2 if "plain" in references else 1)
+    assert set(summary["references"]) == set(references)
+    if "unpruned" in references:
+        assert summary["references"]["unpruned"]["acceptance_length"] == 4.0
     assert (summary["acceptance_length"], summary["rounds"]) == (4.0, 3 * len(IDS))
     assert summary["divergence"] is not None and summary["divergence"]["diverged"] == 0
 

@@ -164,10 +164,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
 
 def _warm_up(lab: Lab, progress: Progress) -> None:
     """Untimed: first calls of every operator, and the continuations that an oracle replays."""
-    learn_continuations = lab.engines[MAIN].parts.drafter.requirements.learn_continuations
-    if learn_continuations is not None:
-        progress.stage("recording plain continuations")
-        learn_continuations(_plain_outputs(lab))
+    _teach(lab, progress)
     progress.stage("warm-up")
     for engine in lab.engines.values():
         engine.prepare()
@@ -178,6 +175,17 @@ def _warm_up(lab: Lab, progress: Progress) -> None:
     short = [dataclasses.replace(r, max_new_tokens=min(WARMUP_TOKENS, r.max_new_tokens)) for r in first]
     for engine in lab.engines.values():
         engine.generate(short)
+
+
+def _teach(lab: Lab, progress: Progress) -> None:
+    """Give plain decoding's continuations to every drafter that replays them: each engine has one of its own."""
+    requirements = [engine.parts.drafter.requirements for engine in lab.engines.values()]
+    learners = [part.learn_continuations for part in requirements if part.learn_continuations is not None]
+    if learners:
+        progress.stage("recording plain continuations")
+        outputs = _plain_outputs(lab)
+        for learn in learners:
+            learn(outputs)
 
 
 def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
