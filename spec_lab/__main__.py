@@ -25,6 +25,11 @@ def _run(arguments: Sequence[str]) -> int:
 
         print(help_text(extensions_in(arguments)))
         return 0
+    if "--version" in arguments:
+        from spec_lab.cli.help import version_text
+
+        print(version_text())
+        return 0
     from spec_lab.cli.session import Session
 
     session = Session()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ WORN_OUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, er
 OURS = ("spec_lab", "spec_kernels")
 COMPOSERS = ("hydra", "omegaconf", "antlr4", "yaml")
 """Packages that read the command line and the files of options: what they raise is about what was typed."""
+QUOTED_PATH = re.compile(r"(?P<before>['\"])/[^'\"\n]*/(?P<name>[^'\"/\n]+)(?=['\"])")
+BARE_PATH = re.compile(r"(?P<before>(?<![\w./:~-]))/(?:[^\s/'\",:;()\[\]]+/)+(?P<name>[^\s/'\",:;()\[\]]*)")
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "failed to allocate")
 
 
@@ -76,9 +79,17 @@ def is_of_composing(error: BaseException) -> bool:
     return any(package in COMPOSERS for package in callers[beyond_ours : beyond_ours + 1])
 
 
+def is_interruption(error: BaseException) -> bool:
+    """Whether Ctrl-C is at the bottom of `error`, which cleaning up behind it may have raised in its place."""
+    return any(isinstance(one, KeyboardInterrupt) for one in behind(error))
+
+
 def describe_error(error: BaseException) -> str:
-    """The class of an exception with its message, or, where an error carries none, the place it was raised at."""
-    kind, message = type(error).__name__, str(error).strip()
+    """The class of an exception with its message, or, where an error carries none, the place it was raised at.
+
+    It goes into records that others may see, so that paths keep their last part only.
+    """
+    kind, message = type(error).__name__, without_folders(str(error).strip())
     if message:
         return f"{kind}: {message}"
     places = traceback.extract_tb(error.__traceback__) if isinstance(error, Exception) else []
@@ -96,12 +107,22 @@ def one_line(message: object) -> str:
     return " ".join(str(message).split())
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """`error` and what it was raised from, or while handling what, the outermost first."""
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__ or current.__context__
+def without_folders(text: str) -> str:
+    """`text` with every absolute path in it cut to its last part."""
+    for pattern in (QUOTED_PATH, BARE_PATH):
+        text = pattern.sub(r"\g<before>\g<name>", text)
+    return text
+
+
+def behind(error: BaseException) -> Iterator[BaseException]:
+    """`error`, what it was raised from and what it was raised in the handling of, and so on."""
+    pending, seen = [error], set[int]()
+    while pending:
+        current = pending.pop()
+        if id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            pending += [one for one in (current.__context__, current.__cause__) if one is not None]
 
 
 def _package(module: str) -> str:

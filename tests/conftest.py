@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
+
+from tests.fake_runner import FakeRunner
 
 # Tiny operators: a second thread on a busy core costs more than it brings.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -42,3 +46,12 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
+    fake = FakeRunner()
+    module = ModuleType("spec_lab.measure.runner")
+    module.run = fake.run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "spec_lab.measure.runner", module)
+    return fake

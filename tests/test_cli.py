@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,43 +13,8 @@ import pytest
 from spec_lab.__main__ import main
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
-from spec_lab.record.schema import SCHEMA_VERSION
-from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
-
-Run = Callable[[RunConfig, dict[str, str], Path], dict[str, Any]]
-
-
-class FakeRunner:
-    """Stands in for the runner: remembers what it was given, writes a finished record, fails where told to."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[RunConfig, dict[str, str], Path]] = []
-        self.error: BaseException | None = None
-        self.begins = True
-        self.errors: dict[int, BaseException] = {}
-
-    def run(self, config: RunConfig, choices: dict[str, str], folder: Path) -> dict[str, Any]:
-        self.calls.append((config, choices, folder))
-        if self.begins:
-            (folder / REQUESTS_FILE).touch()
-        error = self.errors.get(config.seed, self.error)
-        if error is not None:
-            raise error
-        (folder / SUMMARY_FILE).write_text(json.dumps({"status": "finished", "schema_version": SCHEMA_VERSION}))
-        return {"status": "finished"}
-
-
-@pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
-    fake = FakeRunner()
-    module = ModuleType("spec_lab.measure.runner")
-    module.run = fake.run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "spec_lab.measure.runner", module)
-    return fake
-
-
-def summaries(folder: Path) -> dict[str, dict[str, Any]]:
-    return {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.rglob(SUMMARY_FILE))}
+from spec_lab.record.sinks import SUMMARY_FILE
+from tests.fake_runner import FakeRunner, summaries
 
 
 def last_line(text: str) -> str:

@@ -7,6 +7,7 @@ from hydra._internal.utils import get_args_parser
 
 from spec_lab.cli import flags
 from spec_lab.cli.overrides import check_arguments
+from spec_lab.cli.unsafe import UNPICKLES
 
 REFUSED = [
     ("batchsize=3", "did you mean batch_size?"),
@@ -107,8 +108,9 @@ def test_dry_run_flag_becomes_an_override() -> None:
 def test_flags_are_hydras_and_dry_run() -> None:
     known = {*flags.FLAGS, *flags.FLAGS_WITH_VALUE, *flags.FLAGS_WITH_OPTIONAL_VALUE}
     actions = get_args_parser()._actions
-    assert known - {flags.DRY_RUN_FLAG} == {flag for action in actions for flag in action.option_strings}
+    hydras = {flag for action in actions for flag in action.option_strings} - {UNPICKLES}
+    assert known - {flags.DRY_RUN_FLAG} == hydras
     takes_one = {flag for action in actions if action.nargs is None for flag in action.option_strings}
-    assert takes_one == set(flags.FLAGS_WITH_VALUE)
+    assert takes_one - {UNPICKLES} == set(flags.FLAGS_WITH_VALUE)
     [info] = [action for action in actions if "--info" in action.option_strings]
     assert set(info.choices or ()) == set(flags.INFO_TOPICS)

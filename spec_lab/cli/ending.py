@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from spec_lab.cli.console import patient_console
-from spec_lab.errors import Trouble, UserError, causes, is_of_composing, one_line, trouble_of
+from spec_lab.errors import Trouble, UserError, behind, is_interruption, is_of_composing, one_line, trouble_of
 
 if TYPE_CHECKING:
     from spec_lab.cli.options import Menu
@@ -35,27 +35,35 @@ def guarded(run: Callable[[], int], menu: Menu | None = None, interrupted: str =
         menu: what the command line could choose, for the remedies of what does not compose; None is that of a run.
         interrupted: what Ctrl-C is answered with.
     """
+    status: Status
     with patient_console():
         try:
             code = run()
             if sys.stdout is not None:
                 sys.stdout.flush()
+            return code
         except KeyboardInterrupt:
-            print(interrupted, file=sys.stderr)
-            return EXIT_CODES["interrupted"]
+            status = "interrupted"
         except Exception as error:
-            return EXIT_CODES[print_trouble(error, menu)]
-        return code
+            status = "interrupted" if is_interruption(error) else print_trouble(error, menu)
+        if status == "interrupted":
+            print(interrupted, file=sys.stderr)
+        return EXIT_CODES[status]
 
 
-def print_trouble(error: Exception, menu: Menu | None = None) -> Status:
+def print_trouble(error: BaseException, menu: Menu | None = None) -> Status:
     """Say what went wrong on stderr, in a line or, of a mistake of ours, with a traceback; `refused` or `failed`."""
     trouble = explained(error, menu)
+    print_ending(error, trouble)
+    return "failed" if trouble is None else trouble.status
+
+
+def print_ending(error: BaseException, trouble: Trouble | None) -> None:
+    """The line of `trouble`, or, of a mistake of ours, the traceback of `error`, on stderr."""
     if trouble is None:
         traceback.print_exception(error)
-        return "failed"
-    print(f"{trouble.status}: {one_line(trouble.line)}", file=sys.stderr)
-    return trouble.status
+    else:
+        print(f"{trouble.status}: {one_line(trouble.line)}", file=sys.stderr)
 
 
 def print_refusal(reason: object) -> None:
@@ -63,11 +71,11 @@ def print_refusal(reason: object) -> None:
     print("refused:", one_line(reason), file=sys.stderr)
 
 
-def explained(error: Exception, menu: Menu | None = None) -> Trouble | None:
+def explained(error: BaseException, menu: Menu | None = None) -> Trouble | None:
     """As `trouble_of`; with the remedy where a configuration does not compose, and past Hydra's wrapping."""
-    if not is_of_composing(error) or type(error).__module__.startswith("yaml"):
+    if not isinstance(error, Exception) or not is_of_composing(error) or type(error).__module__.startswith("yaml"):
         return trouble_of(error)
-    wrapped = next((cause for cause in causes(error) if isinstance(cause, (UserError, OSError))), None)
+    wrapped = next((cause for cause in behind(error) if isinstance(cause, (UserError, OSError))), None)
     if wrapped is not None:
         return trouble_of(wrapped)
     from spec_lab.cli.compose import explain

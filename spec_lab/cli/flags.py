@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spec_lab.cli.nearest import hint, nearest
+from spec_lab.cli.unsafe import refuse_argument
 from spec_lab.errors import UserError
 
 DRY_RUN_FLAG = "--dry-run"
@@ -17,24 +18,30 @@ FLAGS = (
 )
 FLAGS_WITH_VALUE = (
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
-    "--experimental-rerun",
 )
 FLAGS_WITH_OPTIONAL_VALUE = ("--info", "-i")
 INFO_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+CONFIGS = ("job", "hydra", "all")
+VALUES = {"--cfg": CONFIGS, "-c": CONFIGS, "--info": INFO_TOPICS, "-i": INFO_TOPICS}
 FLAGS_THAT_ADD_OPTIONS = ("--config-path", "-cp", "--config-dir", "-cd")
+FLAGS_THAT_SHOW = (
+    *("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"),
+)
+"""With one of these nothing runs."""
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Flags with their values, each a list item, and the overrides.
 
     Raises:
-        UserError: there is no such flag.
+        UserError: there is no such flag, its value is missing, or an argument would run code.
     """
     flags: list[str] = []
     overrides: list[str] = []
     pending = list(reversed(arguments))
     while pending:
         argument = pending.pop()
+        refuse_argument(argument)
         if argument.startswith("-"):
             flags += _take_flag(argument, pending)
         else:
@@ -48,10 +55,17 @@ def _take_flag(argument: str, pending: list[str]) -> list[str]:
     known = (*FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE)
     if flag not in known:
         raise UserError(f"{flag}: there is no such flag{hint(nearest(flag, known))}")
-    if has_value:
-        return [flag, value]
-    if flag in FLAGS_WITH_VALUE and pending:
-        return [flag, pending.pop()]
-    if flag in FLAGS_WITH_OPTIONAL_VALUE:
-        return [flag, pending.pop() if pending and pending[-1] in INFO_TOPICS else "all"]
-    return [flag]
+    if flag in FLAGS:
+        if has_value:
+            raise UserError(f"{argument}: {flag} takes no value; leave it out")
+        return [flag]
+    if not has_value:
+        if flag in FLAGS_WITH_OPTIONAL_VALUE:
+            value = pending.pop() if pending and pending[-1] in INFO_TOPICS else "all"
+        elif pending and not pending[-1].startswith("-"):
+            value = pending.pop()
+        else:
+            raise UserError(f"{flag} needs a value behind it")
+    if value not in VALUES.get(flag, (value,)):
+        raise UserError(f"{flag} {value}: there is none; use one of {', '.join(VALUES[flag])}")
+    return [flag, value]

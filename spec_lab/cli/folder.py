@@ -7,19 +7,23 @@ continues the newest of that name if it was killed.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import itertools
 import json
+import os
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from spec_lab.config import RunConfig
-from spec_lab.errors import UserError
+from spec_lab.errors import WORN_OUT, UserError
 from spec_lab.record.reading import read_summary
 from spec_lab.record.schema import Status
-from spec_lab.record.sinks import SUMMARY_FILE, write_json
+from spec_lab.record.sinks import write_json
 
 NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
 SWEEP_FILE = "sweep.json"
@@ -33,22 +37,66 @@ def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:
     return "-".join([config.name, *(choices[group] for group in NAMED_GROUPS), short_hash(values)])
 
 
-def make_folder(base: Path, name: str) -> Path:
+def make_folder(base: Path, name: str, write: Callable[[Path], object]) -> Path:
     """Make `base/name`, or `base/name-2` and so on; safe against other processes that do the same.
+
+    Args:
+        write: puts the first files into the folder before it gets its name, so that whoever finds it finds them.
 
     Raises:
         UserError: `base` cannot be written.
+        OSError: the disk is full.
     """
-    for candidate in _numbered(name):
-        folder = base / candidate
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UserError(f"output_dir={base} cannot be written ({error.strerror}); choose another one") from error
-        return folder
-    raise AssertionError("unreachable: the numbers do not end")
+    unnamed = base / f".{short_hash(name)}-{os.getpid()}"
+    make_output_dir(base)
+    try:
+        _make_writable(unnamed, base)
+        write(unnamed)
+        return next(folder for folder in (base / each for each in _numbered(name)) if _rename(unnamed, folder))
+    finally:
+        shutil.rmtree(unnamed, ignore_errors=True)
+
+
+def make_output_dir(folder: Path) -> None:
+    """Make `folder` with all above it.
+
+    Raises:
+        UserError: it cannot be made, or is no folder.
+        OSError: the disk is full.
+    """
+    _make_writable(folder, folder, exist_ok=True)
+
+
+def _make_writable(folder: Path, base: Path, exist_ok: bool = False) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+    except OSError as error:
+        if error.errno in WORN_OUT:
+            raise
+        reason = _obstacle(base, error)
+        raise UserError(f"output_dir={display(base)} cannot be written ({reason}); choose another one") from error
+
+
+def _obstacle(folder: Path, error: OSError) -> str:
+    """What is in the way of making `folder`: the first thing on the way there that is no folder."""
+    if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ELOOP):
+        for place in (*reversed(folder.parents), folder):
+            if os.path.lexists(place) and not place.is_dir():
+                return f"{display(place)} is a {'file' if place.exists() else 'link that leads nowhere'}"
+    return error.strerror or type(error).__name__
+
+
+def _rename(unnamed: Path, folder: Path) -> bool:
+    """Whether `unnamed` is `folder` now, and not another one that has that name."""
+    if os.path.lexists(folder):
+        return False
+    try:
+        unnamed.rename(folder)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            return False
+        raise
+    return True
 
 
 def sweep_folder(output_dir: str, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> str:
@@ -74,7 +122,7 @@ def close_sweep(folder: Path, statuses: Iterable[Status]) -> None:
 def find_ended(base: Path, name: str) -> tuple[Path, Status] | None:
     """The folder of an earlier job of this name that need not run again: it finished or was refused."""
     for candidate in itertools.takewhile(Path.exists, (base / numbered for numbered in _numbered(name))):
-        if (candidate / SUMMARY_FILE).exists():
+        with suppress(ValueError, OSError):  # what cannot be read has not ended
             status = read_summary(candidate)["status"]
             if status in ("finished", "refused"):
                 return candidate, status

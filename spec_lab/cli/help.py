@@ -19,6 +19,7 @@ FLAGS = {
     DRY_RUN_FLAG: "print the composed parts and what would be refused, run nothing",
     "--cfg job": "print the composed config as YAML",
     "--hydra-help": "Hydra's own flags",
+    "--version": "that of spec_lab, and of Hydra",
     "-h, --help": "this text",
 }
 
@@ -28,6 +29,15 @@ NAME_WIDTH = 32
 def help_text(extensions: tuple[str, ...] = ()) -> str:
     """That of a run."""
     return f"{INTRODUCTION.rstrip()}\n\n{describe_menu(run_menu(extensions))}"
+
+
+def version_text() -> str:
+    """What `--version` prints."""
+    from importlib import metadata
+
+    from spec_lab import __version__
+
+    return f"spec_lab {__version__} (Hydra {metadata.version('hydra-core')})"
 
 
 def describe_menu(menu: Menu) -> str:

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import json
 import os
 import shutil
-import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from spec_lab.cli.dry_run import describe
-from spec_lab.cli.ending import EXIT_CODES, print_refusal, print_trouble
+from spec_lab.cli.ending import EXIT_CODES, explained, print_ending
 from spec_lab.cli.folder import folder_name, make_folder
+from spec_lab.cli.interrupts import Interrupts
+from spec_lab.compatibility.names import refuse_name
 from spec_lab.compatibility.run import refusals, refuse
 from spec_lab.config import RunConfig
-from spec_lab.errors import UserError, describe_error
+from spec_lab.errors import Trouble, UserError, describe_error, is_interruption, is_out_of_memory
+from spec_lab.record.amend import amend_status
 from spec_lab.record.provenance import collect_provenance
-from spec_lab.record.recorder import utc_now, write_status
+from spec_lab.record.recorder import STILL_RUNNING, utc_now, write_status
 from spec_lab.record.schema import Status
-from spec_lab.record.sinks import REQUESTS_FILE
+from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
 from spec_lab.record.summary import RunInfo
+
+LOADING = "it was killed while its models were loaded"
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def worst_exit_code(statuses: Iterable[Status]) -> int:
@@ -55,16 +63,30 @@ class Job:
 
 def run_job(job: Job) -> JobOutcome:
     """Check, run and record a job. Its errors end up in the outcome; only Ctrl-C is raised on, to end a sweep too."""
+    with Interrupts() as interrupts:
+        outcome = _run(job)
+    if interrupts.seen:
+        raise KeyboardInterrupt
+    return outcome
+
+
+def _run(job: Job) -> JobOutcome:
+    folder = None
     try:
         if job.config.dry_run:
             return _dry_run(job)
         refuse(job.config)
-        folder = make_folder(job.base, folder_name(job.config, job.choices))
-    except UserError as error:
-        return _refused(job, None, error)
-    except Exception as error:
-        return JobOutcome(print_trouble(error))
-    return _run_in(folder, job)
+        folder = _make_folder(job, "interrupted", LOADING)
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read when torch loads: the profiler's own chatter
+        from spec_lab.measure.runner import run
+
+        run(job.config, job.choices, folder)
+    except (Exception, KeyboardInterrupt) as error:
+        if is_interruption(error):
+            _close_record(folder, "interrupted", "KeyboardInterrupt")
+            raise KeyboardInterrupt from error
+        return _end(job, folder, error)
+    return JobOutcome("finished", folder)
 
 
 def _dry_run(job: Job) -> JobOutcome:
@@ -73,45 +95,55 @@ def _dry_run(job: Job) -> JobOutcome:
     return JobOutcome("refused" if refused else "finished")
 
 
-def _run_in(folder: Path, job: Job) -> JobOutcome:
-    _record(folder, job, "interrupted", "it was killed while its models were loaded")
-    try:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read when torch loads: the profiler's own chatter
-        from spec_lab.measure.runner import run
-
-        run(job.config, job.choices, folder)
-    except KeyboardInterrupt:
-        if not _has_begun(folder):
-            _record(folder, job, "interrupted", "KeyboardInterrupt")
-        raise
-    except Exception as error:
-        if isinstance(error, UserError) and not _has_begun(folder):
-            return _refused(job, folder, error)
-        traceback.print_exc()
-        if not _has_begun(folder):
-            _record(folder, job, "failed", describe_error(error))
-        return JobOutcome("failed", folder)
-    return JobOutcome("finished", folder)
+def _end(job: Job, folder: Path | None, error: BaseException) -> JobOutcome:
+    """Say what ended the job and record it. A mistake of ours, and all that a run cannot help once it has begun, is a
+    failure; before, what the user can help is a refusal."""
+    has_begun = folder is not None and (folder / REQUESTS_FILE).exists()
+    trouble = _trouble(job, error, has_begun)
+    print_ending(error, trouble)
+    if trouble is not None and trouble.status == "refused":
+        return _refused(job, folder, trouble.line)
+    _close_record(folder, "failed", describe_error(error))
+    return JobOutcome("failed", folder)
 
 
-def _refused(job: Job, folder: Path | None, error: UserError) -> JobOutcome:
+def _trouble(job: Job, error: BaseException, has_begun: bool) -> Trouble | None:
+    if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
+        place = f" ({error.filename})" if error.filename else ""
+        return Trouble(f"output_dir={job.config.output_dir}: {error.strerror}{place}; make room there", "failed")
+    if not has_begun:
+        return explained(error)
+    is_the_machines = isinstance(error, OSError) or is_out_of_memory(error)
+    trouble = explained(error) if is_the_machines else None
+    return None if trouble is None else Trouble(trouble.line, "failed")
+
+
+def _refused(job: Job, folder: Path | None, reason: str) -> JobOutcome:
     """A user's mistake: on its own it leaves a line and nothing else, in a sweep a record."""
-    print_refusal(error)
     if not job.in_sweep:
         if folder is not None:
             shutil.rmtree(folder)
         return JobOutcome("refused")
-    folder = folder or make_folder(job.base, folder_name(job.config, job.choices))
-    _record(folder, job, "refused", str(error))
+    with suppress(UserError, OSError):  # that the folder cannot be written has been said, or is said by the next job
+        if folder is not None:
+            amend_status(folder, "refused", reason)
+        elif refuse_name(job.config.name) is None:
+            folder = _make_folder(job, "refused", reason)
     return JobOutcome("refused", folder)
 
 
-def _has_begun(folder: Path) -> bool:
-    """Whether the run's recorder has started; from then on it keeps the record, whatever happens."""
-    return (folder / REQUESTS_FILE).exists()
+def _make_folder(job: Job, status: Status, reason: str) -> Path:
+    """The job's folder, with the first record in it."""
+    info = RunInfo(job.config.name, job.choices, dataclasses.asdict(job.config), collect_provenance(), utc_now())
+    name = folder_name(job.config, job.choices)
+    return make_folder(job.base, name, lambda folder: write_status(folder, info, status, reason))
 
 
-def _record(folder: Path, job: Job, status: Status, reason: str) -> None:
-    config = dataclasses.asdict(job.config)
-    info = RunInfo(job.config.name, job.choices, config, collect_provenance(), utc_now())
-    write_status(folder, info, status, reason)
+def _close_record(folder: Path | None, status: Status, reason: str) -> None:
+    """Make a record that says the run goes on say how it ended; the recorder has done it, unless it could not."""
+    if folder is None:
+        return
+    with suppress(OSError):  # the disk is full to the last block: what stands there is valid too
+        summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+        if summary["reason"] in (LOADING, STILL_RUNNING):
+            amend_status(folder, status, reason)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -17,10 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from spec_lab.assembly import registry
 from spec_lab.cli.compose import VERSION_BASE, chosen_options, register_schemas, search_path, to_run_config
 from spec_lab.cli.ending import print_refusal
-from spec_lab.cli.folder import close_sweep, discard_empty_sweep, display, find_ended, folder_name, sweep_folder
+from spec_lab.cli.flags import FLAGS_THAT_SHOW
+from spec_lab.cli.folder import display, find_ended, folder_name
 from spec_lab.cli.job import Job, JobOutcome, run_job, worst_exit_code
 from spec_lab.cli.options import conf_folder, run_menu
 from spec_lab.cli.overrides import check_arguments, extensions_in
+from spec_lab.cli.sweep import Sweep
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 
@@ -30,27 +32,24 @@ class Session:
 
     def __init__(self) -> None:
         self.outcomes: list[JobOutcome] = []
-        self.sweep: Path | None = None
-        self._continues = False
+        self._sweep = Sweep(writes=True)
 
     def run(self, arguments: Sequence[str]) -> None:
         """Check, compose and run `arguments` as they were typed.
 
         Raises:
-            HydraException, OmegaConfBaseException, ValueError: the arguments do not compose; Hydra raises all three.
+            Exception: as `call_hydra`.
         """
         extensions = extensions_in(arguments)
         checked = check_arguments(arguments, run_menu(extensions))
         registered = registry.load(extensions)
         register_schemas(registered)
-        OmegaConf.register_new_resolver("sweep_folder", self._name_sweep, replace=True, use_cache=True)
-        try:
+        shows_only = "dry_run=true" in checked or any(flag in FLAGS_THAT_SHOW for flag in checked)
+        with Sweep(writes=not shows_only) as self._sweep:
+            OmegaConf.register_new_resolver("sweep_folder", self._sweep.name, replace=True, use_cache=True)
             call_hydra(self._run_one, [*checked, *search_path(registered)], conf_folder())
-            if self.sweep is not None and any(outcome.folder is not None for outcome in self.outcomes):
-                close_sweep(self.sweep, [outcome.status for outcome in self.outcomes])
-        finally:
-            if self.sweep is not None:
-                discard_empty_sweep(self.sweep)
+            if self._sweep.folder is not None and any(outcome.folder is not None for outcome in self.outcomes):
+                self._sweep.close([outcome.status for outcome in self.outcomes])
 
     def exit_code(self) -> int:
         """That of the worst job."""
@@ -59,10 +58,10 @@ class Session:
     def report(self) -> None:
         """Print the run's folder, or a sweep's, as the last line."""
         folders = [outcome.folder for outcome in self.outcomes if outcome.folder is not None]
-        if self.sweep is not None and folders:
+        if self._sweep.folder is not None and folders:
             counts = Counter(outcome.status for outcome in self.outcomes)
             print(f"{len(self.outcomes)} jobs: {', '.join(f'{count} {status}' for status, count in counts.items())}")
-            print(display(self.sweep.absolute()))
+            print(display(self._sweep.folder.absolute()))
         elif folders:
             print(display(folders[0]))
 
@@ -83,7 +82,7 @@ class Session:
             config.logger.group = base.name
         choices = chosen_options(settings.runtime.choices)
         self.outcomes.append(
-            (self._ended_earlier(base, config, choices) if self._continues and not config.dry_run else None)
+            (self._ended_earlier(base, config, choices) if self._sweep.continues and not config.dry_run else None)
             or run_job(Job(config, choices, base, in_sweep))
         )
 
@@ -96,22 +95,26 @@ class Session:
         print(f"{status} before: {display(folder.absolute())}")
         return JobOutcome(status, folder)
 
-    def _name_sweep(self, output_dir: str, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> str:
-        folder = sweep_folder(output_dir, name, overrides, sweeper)
-        self.sweep = Path(folder)
-        self._continues = self.sweep.exists()
-        return folder
-
 
 def call_hydra(task: Callable[[DictConfig], None], arguments: Sequence[str], conf: Path) -> None:
     """Calls `task` with what `arguments` make of `conf`/config.yaml, once or for every job of a multirun.
 
     Raises:
-        HydraException, OmegaConfBaseException, ValueError: the arguments do not compose; Hydra raises all three.
+        UserError: the arguments come to no job at all.
+        Exception: they do not compose; `errors.is_of_composing` knows what Hydra raises.
     """
+    jobs = itertools.count()
+
+    def run(composed: DictConfig) -> None:
+        next(jobs)
+        task(composed)
+
     enter = hydra.main(version_base=VERSION_BASE, config_path=str(conf.absolute()), config_name="config")
     with _as_process_arguments(arguments):
-        enter(task)()
+        enter(run)()
+    if next(jobs) == 0 and not any(flag in FLAGS_THAT_SHOW for flag in arguments):
+        sweeps = [text for text in arguments if text.endswith(")")]
+        raise UserError(f"{' '.join(sweeps) or 'the sweep'} comes to no job; give every key at least one value")
 
 
 @contextmanager

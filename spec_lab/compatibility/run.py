@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.option import WorkloadOption
 from spec_lab.compatibility.drafters import DRAFTER_CHECKS
 from spec_lab.compatibility.graphs import GRAPH_CHECKS
 from spec_lab.compatibility.kernels import KERNEL_CHECKS
+from spec_lab.compatibility.names import refuse_name
 from spec_lab.config import Dtype, RunConfig
 from spec_lab.errors import UserError
 
@@ -45,9 +45,7 @@ def refusals(config: RunConfig) -> list[str]:
 
 
 def run_name(config: RunConfig) -> str | None:
-    if config.name and config.name == Path(config.name).name and not config.name.startswith("."):
-        return None
-    return f"name={config.name!r} is part of a folder's name; use a plain word such as name=run"
+    return refuse_name(config.name)
 
 
 def sampling_range(config: RunConfig) -> str | None:

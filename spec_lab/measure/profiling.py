@@ -60,11 +60,21 @@ def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, fol
     watched = watch_rounds(engine, requests, num_rounds, lambda *stretch: ProfiledRounds(profiler, *stretch))
     if watched.num_rounds == 0:
         return RoundProfile([], None)
-    profiler.export_chrome_trace(str(folder / TRACE_FILE))
+    _keep_trace(profiler, folder / TRACE_FILE)
     kernels = _kernels(profiler, watched.num_rounds, on_gpu)
     if on_gpu:
         return RoundProfile(kernels, count_trace(read_trace(profiler), watched.num_rounds, watched.num_replays))
     return RoundProfile(kernels, watch_rounds(engine, requests, num_rounds, CountedRounds).work())
+
+
+def _keep_trace(profiler: profile, path: Path) -> None:
+    """Write the trace so that `path` is whole whenever it is there; its name must end in .gz to be compressed."""
+    unfinished = path.with_name(f".unfinished-{path.name}")
+    try:
+        profiler.export_chrome_trace(str(unfinished))
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def read_trace(profiler: profile) -> list[TraceEvent]:

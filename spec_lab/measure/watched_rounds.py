@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -92,7 +92,12 @@ def watch_rounds(
     try:
         # From the first request that ends the batch is smaller.
         engine.generate(batch, on_finish=lambda _: watcher.end())
+        watcher.end()
+    except BaseException:
+        # The error under way is the one to be told: Ctrl-C in the middle of a start leaves nothing that can be stopped.
+        with suppress(Exception):
+            watcher.end()
+        raise
     finally:
         engine.parts.timer = timer
-        watcher.end()
     return watcher

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from spec_lab.errors import describe_error
+from spec_lab.errors import describe_error, is_interruption
 from spec_lab.record.schema import RequestDivergence, RequestRow, RoundRow, Rows, Status, Summary
 from spec_lab.record.sinks import CONFIG_FILE, SUMMARY_FILE, FileSink, Sink, write_config, write_json
 from spec_lab.record.summary import Divergence, Measured, RunInfo, build_summary
@@ -90,8 +90,9 @@ class Recorder:
             self._is_finished = True
 
     def _give_up(self, error: BaseException) -> None:
-        status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        self.finish(self._without_results(status, describe_error(error)))
+        status: Status = "interrupted" if is_interruption(error) else "failed"
+        reason = "KeyboardInterrupt" if status == "interrupted" else describe_error(error)
+        self.finish(self._without_results(status, reason))
 
     def _without_results(self, status: Status, reason: str) -> Summary:
         return build_summary(self._info, Measured(), seconds=self.seconds, status=status, reason=reason)

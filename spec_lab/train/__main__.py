@@ -40,6 +40,11 @@ def _run(arguments: Sequence[str]) -> int:
 
         print(f"{INTRODUCTION}\n{describe_menu(train_menu())}")
         return 0
+    if "--version" in arguments:
+        from spec_lab.cli.help import version_text
+
+        print(version_text())
+        return 0
     from spec_lab.cli.job import worst_exit_code
     from spec_lab.cli.overrides import check_arguments
     from spec_lab.cli.session import call_hydra

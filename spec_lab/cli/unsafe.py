@@ -1,0 +1,49 @@
+"""Arguments that would run code, or that are no text.
+
+Hydra builds objects from its own part of the configuration: callbacks, launcher, sweeper, logging. Which class, stands
+under the key `_target_`, for logging under `()` too. Neither may be set on the command line, nor may those parts be set
+as a whole or from an interpolation, which may bring such a key. `--experimental-rerun` runs what a pickle holds.
+
+Options are chosen by name (`hydra/job_logging=none`), so what they build comes from files: ours, an installed plugin's,
+or those of a folder that was named with `--config-dir`, `--config-path` or `hydra.searchpath`. Such a folder is trusted
+as a program is; name none that somebody else may write.
+"""
+
+from __future__ import annotations
+
+import re
+
+from spec_lab.errors import UserError
+
+UNPICKLES = "--experimental-rerun"
+BUILDS = re.compile(r"""(^|[\s.{,'"])(_target_|\(\))['"]?\s*[=:]""")
+"""One of the two keys, as a part of a dotted name or inside braces."""
+BUILT = ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
+KEY = re.compile(r"^[+~]*(?P<key>[^=]*)=?(?P<value>.*)$", re.DOTALL)
+
+
+def refuse_argument(argument: str) -> None:
+    """Raise UserError where `argument` would run code or is no text."""
+    if "\0" in argument or not _is_text(argument):
+        raise UserError(f"{argument!r} is no text in UTF-8; leave out what cannot be printed")
+    if argument.partition("=")[0] == UNPICKLES:
+        raise UserError(f"{UNPICKLES} runs the code in a pickle; give the overrides again, as config.yaml has them")
+    if BUILDS.search(argument):
+        raise UserError(f"{argument}: _target_ and () choose code to run; only files of options may set them")
+    matched = KEY.match(argument)
+    assert matched is not None
+    if _is_built(matched["key"]) and ("{" in matched["value"] or matched["key"] == "hydra"):
+        raise UserError(f"{argument}: Hydra builds this from files of options alone; choose one, or set single values")
+
+
+def _is_built(key: str) -> bool:
+    parts = key.split(".")
+    return parts[0] == "hydra" and (len(parts) == 1 or parts[1] in BUILT)
+
+
+def _is_text(argument: str) -> bool:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,15 @@
+"""Which names a run may have: each becomes part of a folder's name."""
+
+from __future__ import annotations
+
+MOST_BYTES = 100
+"""The options and a hash follow in the folder's name, for which file systems have 255."""
+
+
+def refuse_name(name: str) -> str | None:
+    """What speaks against `name=...`, in a line; None where nothing does."""
+    if not name or name != name.strip() or name.startswith(".") or "/" in name or not name.isprintable():
+        return f"name={name!r} is part of a folder's name; use a plain word such as name=run"
+    if len(name.encode()) > MOST_BYTES:
+        return f"name={name[:20]}... has {len(name)} characters; use a shorter one, such as name=run"
+    return None

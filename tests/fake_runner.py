@@ -1,0 +1,36 @@
+"""Stands in for the runner, for tests of the command line around it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spec_lab.config import RunConfig
+from spec_lab.record.schema import SCHEMA_VERSION
+from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
+
+
+class FakeRunner:
+    """Remembers what it was given, writes a finished record, fails where told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[RunConfig, dict[str, str], Path]] = []
+        self.error: BaseException | None = None
+        self.begins = True
+        self.errors: dict[int, BaseException] = {}
+
+    def run(self, config: RunConfig, choices: dict[str, str], folder: Path) -> dict[str, Any]:
+        self.calls.append((config, choices, folder))
+        if self.begins:
+            (folder / REQUESTS_FILE).touch()
+        error = self.errors.get(config.seed, self.error)
+        if error is not None:
+            raise error
+        (folder / SUMMARY_FILE).write_text(json.dumps({"status": "finished", "schema_version": SCHEMA_VERSION}))
+        return {"status": "finished"}
+
+
+def summaries(folder: Path) -> dict[str, dict[str, Any]]:
+    """The records below `folder` by the name of theirs."""
+    return {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.rglob(SUMMARY_FILE))}

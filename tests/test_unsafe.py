@@ -1,0 +1,105 @@
+"""Nothing typed on a command line runs code, and a folder's name is no path."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from spec_lab.__main__ import main
+from spec_lab.compatibility.names import refuse_name
+from spec_lab.doctor.__main__ import main as doctor
+from spec_lab.train.__main__ import main as train
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("ran",)
+
+
+@pytest.fixture
+def evil(empty_folder: Path) -> Path:
+    path = empty_folder / "evil.pickle"
+    path.write_bytes(pickle.dumps(Evil()))
+    return path
+
+
+RUNS_CODE = [
+    ["--experimental-rerun", "evil.pickle"],
+    ["--experimental-rerun=evil.pickle"],
+    ["seed=1", "--experimental-rerun", "evil.pickle"],
+    ["+hydra.callbacks.a._target_=os.mkdir", "+hydra.callbacks.a._args_=[ran]"],
+    ["+hydra.callbacks.a={_target_:os.mkdir,_args_:[ran]}"],
+    ["hydra.callbacks={a: {'_target_': os.mkdir, path: ran}}"],
+    ["+hydra.callbacks.a=${oc.create:'{\"\\x5ftarget_\": os.mkdir, path: ran}'}"],
+    ["hydra={callbacks:{a:{b:c}}}"],
+    ["hydra.launcher._target_=os.mkdir"],
+    ["~hydra.launcher", "+hydra.launcher={_target_:os.mkdir,path:ran}"],
+    ["-m", "hydra.sweeper._target_=os.mkdir", "+hydra.sweeper.path=ran"],
+    ["+hydra.job_logging.handlers.x.()=os.mkdir", "+hydra.job_logging.handlers.x.path=ran"],
+    ["hydra.job_logging={version:1,root:{handlers:[x]},handlers:{x:{():os.mkdir,path:ran}}}"],
+    ["references=[{_target_:os.mkdir,path:ran}]"],
+    ["drafter={_target_:os.mkdir}"],
+]
+
+
+@pytest.mark.parametrize("program", [main, train, doctor])
+@pytest.mark.parametrize("arguments", RUNS_CODE)
+def test_what_would_run_code_is_refused_in_a_line(
+    arguments: list[str], program: type[int], evil: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program(arguments) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("refused: ")
+    assert list(evil.parent.iterdir()) == [evil]
+
+
+@pytest.mark.parametrize("argument", ["output_dir=a\0b", "name=\udcff", "workload.path=\udce4.jsonl"])
+def test_what_is_no_text_is_refused_in_a_line(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([argument]) == 2
+    assert "is no text" in capsys.readouterr().err
+
+
+def test_settings_of_hydra_that_run_nothing_are_taken(empty_folder: Path) -> None:
+    harmless = ["hydra.verbose=true", "hydra.sweeper.max_batch_size=2", "hydra/launcher=basic", "hydra.job.chdir=false"]
+    assert main([*harmless, "--dry-run"]) == 0
+    assert main(["workload.categories=[_target_x,'a (b)']", "--dry-run"]) == 0
+
+
+PATHS = ["", ".", "..", "../x", "../../x", "/x", "a/b", "a/", ".x"]
+NO_WORDS = [" a", "a\nb", "a\tb", "\x1b[31mred", "a\0b", "\u202eb", "n" * 300, "ü" * 60]
+
+
+@pytest.mark.parametrize("name", [*PATHS, *NO_WORDS])
+def test_a_name_that_is_no_plain_word_is_refused_as_such(name: str) -> None:
+    message = refuse_name(name)
+    assert message is not None and message.startswith("name=") and message.endswith("name=run")
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize("name", ["run", "my run", "ünïcode-日本", "a.b", "n" * 100])
+def test_plain_words_are_names(name: str) -> None:
+    assert refuse_name(name) is None
+
+
+@pytest.mark.parametrize("name", ["../../x", "'/x'", "n" * 300])
+@pytest.mark.parametrize("arguments", [[], ["-m", "drafter=ngram,random"], ["experiment=drafters_quick"]])
+def test_a_refused_name_makes_no_folder_anywhere(
+    name: str, arguments: list[str], empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside = empty_folder / "a" / "b" / "c"
+    assert main([*arguments, f"name={name}", f"output_dir={inside}"]) == 2
+    assert not list(empty_folder.iterdir())
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("refused: name=")
+
+
+def test_a_swept_name_is_refused_without_a_folder_and_the_others_run(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", "name=../../x,..,ok", "batch_size=0", "output_dir=out"]) == 2
+    assert [path.name for path in empty_folder.iterdir()] == ["out"]
+    [sweep] = (empty_folder / "out").iterdir()
+    assert [path.name.split("-")[0] for path in sweep.iterdir() if path.is_dir()] == ["ok"]
