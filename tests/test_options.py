@@ -1,4 +1,4 @@
-"""Every option of every group, as the command line composes it, builds and runs: on a tiny pair, two requests each."""
+"""Every option of every group, as the command line composes it, through dry run, run and doctor, on a tiny pair."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from spec_lab.assembly import registry
 from spec_lab.assembly.drafters.trained import ZOO
+from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.cli.compose import compose_run
+from spec_lab.cli.dry_run import describe
 from spec_lab.cli.options import read_groups
 from spec_lab.compatibility.run import refusals
+from spec_lab.doctor.__main__ import main as examine
 from spec_lab.measure.runner import run
 from spec_lab.models.config import read_model_config
 from spec_lab.workloads.load import PROMPTS_FOLDER
@@ -82,6 +86,7 @@ def test_every_option_builds_and_runs(
     ]
     config, choices = compose_run(list(dict.fromkeys(chosen)))
     assert refusals(config) == []
+    assert f"{group:12}{option:16}".rstrip() in describe(config, choices, [])
 
     summary = run(config, choices, empty_folder / "run")
 
@@ -90,6 +95,41 @@ def test_every_option_builds_and_runs(
     assert summary["num_draft_tokens"] == config.drafter.num_draft_tokens
     assert summary["output_tokens"] > 2
     assert summary["divergence"] is None or summary["divergence"]["bugs"] == 0
+
+
+EXAMINED = [
+    *(entry for entry in OPTIONS if entry[0] not in ("sampling", "logger") and entry != ("drafter", "none")),
+    *(("prune.prefill", name) for name in registry.load().options(PromptPruningOption)),
+    *(("prune.catchup", name) for name in registry.load().options(CatchupPruningOption)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("group", "option"), EXAMINED)
+def test_the_doctor_examines_every_option(
+    group: str,
+    option: str,
+    pair: tuple[Path, Path],
+    drafter_folders: dict[str, Path],
+    empty_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Random weights draft badly, which is a fault (1); what must not happen is a refusal or an error of ours."""
+    if (group, option) == ("target", "pocket") and not ZOO.is_dir():
+        pytest.skip("this checkout has no shipped weights")
+    (empty_folder / "question.jsonl").write_text(QUESTIONS)
+    where = target_overrides(group, option, pair, drafter_folders)
+    chosen = [f"{group}={option}", *NEEDS.get((group, option), []), *where, *CHEAP, "max_new_tokens=16"]
+
+    assert examine(list(dict.fromkeys(chosen))) in (0, 1)
+    assert "output against plain decoding" in capsys.readouterr().out
+
+
+def test_every_row_is_an_option_that_is_walked() -> None:
+    """What is registered and what can be typed are the same, so that the tests above see every row."""
+    for kind, knob in registry.KNOBS.items():
+        walked = {option for group, option in [*OPTIONS, *EXAMINED] if group == knob}
+        assert set(registry.load().options(kind)) <= walked, knob
 
 
 def test_a_draft_option_that_breaks_losslessness_runs_when_allowed_and_is_recorded(

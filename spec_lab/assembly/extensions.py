@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from spec_lab.errors import UserError, describe_error
+from spec_lab.record.provenance import git_revision
+from spec_lab.record.schema import ExtensionOrigin
 
 if TYPE_CHECKING:
     from spec_lab.assembly.registry import Registry
@@ -35,13 +37,13 @@ class Extension:
         folders = [Path(folder) / "conf" for folder in getattr(self.module, "__path__", [])]
         return next((folder.resolve() for folder in folders if folder.is_dir()), None)
 
-    @property
-    def file(self) -> Path | None:
-        """The file that was imported; None for a namespace without one."""
-        return None if self.module.__file__ is None else Path(self.module.__file__).resolve()
+    def origin(self) -> ExtensionOrigin:
+        """Its version, and the revision of the checkout that its file is tracked in."""
+        file = None if self.module.__file__ is None else Path(self.module.__file__).resolve()
+        revision = None if file is None else git_revision(file.parent, file.name)
+        return {"version": self._version(), "revision": revision}
 
-    @property
-    def version(self) -> str | None:
+    def _version(self) -> str | None:
         """That of the distribution it came with, else its `__version__`."""
         top = self.name.partition(".")[0]
         for distribution in metadata.packages_distributions().get(top, []):

@@ -35,6 +35,7 @@ from spec_lab.config import (
     WorkloadConfig,
 )
 from spec_lab.errors import UserError
+from spec_lab.record.schema import ExtensionOrigin
 
 Row = TypeVar("Row", bound=Option)
 
@@ -123,6 +124,10 @@ class Registry:
 
     def workload(self, config: RunConfig) -> WorkloadOption:
         return self.find(WorkloadOption, config.workload.name)
+
+    def origins(self) -> dict[str, ExtensionOrigin]:
+        """Version and revision of every extension, for the record."""
+        return {extension.name: extension.origin() for extension in self.extensions}
 
     def schemas(self) -> dict[str, type]:
         """Every schema by the name under which a YAML asks for it: `drafter/eagle3`, or of a whole group `workload`."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from spec_lab.assembly import registry
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.ending import EXIT_CODES, explained, print_ending
 from spec_lab.cli.folder import folder_name, make_folder
@@ -134,7 +135,8 @@ def _refused(job: Job, folder: Path | None, reason: str) -> JobOutcome:
 
 def _make_folder(job: Job, status: Status, reason: str) -> Path:
     """The job's folder, with the first record in it."""
-    info = RunInfo(job.config.name, job.choices, dataclasses.asdict(job.config), collect_provenance(), utc_now())
+    provenance = collect_provenance(extensions=registry.of(job.config).origins())
+    info = RunInfo(job.config.name, job.choices, dataclasses.asdict(job.config), provenance, utc_now())
     name = folder_name(job.config, job.choices)
     return make_folder(job.base, name, lambda folder: write_status(folder, info, status, reason))
 

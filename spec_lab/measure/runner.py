@@ -294,7 +294,7 @@ def _keep_verify_rows(lab: Lab, records: list[RequestRecord], folder: Path, prog
 
 def _provenance(lab: Lab) -> Provenance:
     dtype = str(lab.models.dtype).removeprefix("torch.")
-    return collect_provenance(str(lab.models.device), dtype, torch.get_num_threads())
+    return collect_provenance(str(lab.models.device), dtype, torch.get_num_threads(), registry.of(lab.config).origins())
 
 
 def _sinks(config: RunConfig) -> list[Sink]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+
+from spec_lab.record.schema import ExtensionOrigin
 
 PACKAGES = (
     "torch",
@@ -40,12 +43,21 @@ class Provenance:
     device_name: str | None
     dtype: str | None
     num_threads: int | None
+    extensions: dict[str, ExtensionOrigin] = field(default_factory=dict)
 
 
 def collect_provenance(
-    device: str | None = None, dtype: str | None = None, num_threads: int | None = None
+    device: str | None = None,
+    dtype: str | None = None,
+    num_threads: int | None = None,
+    extensions: Mapping[str, ExtensionOrigin] | None = None,
 ) -> Provenance:
-    """Look at this process and machine; no network. `device` as torch spells it, such as `cpu` or `cuda:0`."""
+    """Look at this process and machine; no network.
+
+    Args:
+        device: as torch spells it, such as `cpu` or `cuda:0`.
+        extensions: modules outside this package that added options, by name.
+    """
     return Provenance(
         versions=package_versions(),
         git_revision=git_revision(),
@@ -54,6 +66,7 @@ def collect_provenance(
         device_name=None if device is None else device_name(device),
         dtype=dtype,
         num_threads=num_threads,
+        extensions=dict(extensions or {}),
     )
 
 
@@ -74,14 +87,14 @@ def package_versions() -> dict[str, str | None]:
     return versions
 
 
-def git_revision(folder: Path | None = None) -> str | None:
+def git_revision(folder: Path | None = None, tracked: str = "__init__.py") -> str | None:
     """Commit of the checkout that `folder` (default: this package) is tracked in, with `+dirty` for local changes.
 
-    None outside a checkout. An installed package may lie in the virtual environment of an unrelated repository, hence
-    the question whether it is tracked.
+    `tracked` is the file of the folder that has to be tracked. None outside a checkout. An installed package may lie
+    in the virtual environment of an unrelated repository, hence the question whether it is tracked.
     """
     folder = folder or Path(__file__).resolve().parents[1]
-    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+    if _git(folder, "ls-files", "--error-unmatch", tracked) is None:
         return None
     commit = _git(folder, "rev-parse", "HEAD")
     changes = _git(folder, "status", "--porcelain", "--", ":/")

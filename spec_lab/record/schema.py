@@ -205,6 +205,13 @@ class Settings(TypedDict):
     graph: NotRequired[GraphSettings]
 
 
+class ExtensionOrigin(TypedDict):
+    """Where a module outside this package came from: its version and the commit of its checkout, null where unknown."""
+
+    version: str | None
+    revision: str | None
+
+
 class Origin(TypedDict):
     """Which run this is and what it stood on."""
 
@@ -219,6 +226,7 @@ class Origin(TypedDict):
     cpu_model: str
     dtype: str | None
     num_threads: int | None
+    extensions: NotRequired[dict[str, ExtensionOrigin]]
 
 
 class Comparison(TypedDict):

@@ -179,6 +179,7 @@ def _origin(info: RunInfo) -> Origin:
         cpu_model=provenance.cpu_model,
         dtype=provenance.dtype,
         num_threads=provenance.num_threads,
+        extensions=provenance.extensions,
     )
 
 

@@ -1,0 +1,220 @@
+"""The extension of docs/extend.md, written to a folder as it stands there: it runs, sweeps, reports and is examined."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spec_lab.__main__ import main
+from spec_lab.assembly import registry
+from spec_lab.assembly.drafters.trained import ZOO
+from spec_lab.assembly.extensions import find_extensions
+from spec_lab.assembly.option import CatchupPruningOption, DrafterOption, RuleOption
+from spec_lab.cli.compose import compose_run
+from spec_lab.compatibility.run import refusals
+from spec_lab.doctor.__main__ import main as examine
+from spec_lab.errors import UserError
+from spec_lab.record.runs import read_summary
+from spec_lab.report.__main__ import main as report
+from spec_lab.rescore.judge import rescore
+
+ROOT = Path(__file__).parents[1]
+LAB = "extensions=[my_lab]"
+CHEAP = [
+    *("max_new_tokens=8", "repeats=1", "warmup_requests=0", "profile_rounds=0", "num_threads=1", "device=cpu"),
+    *("references=[plain]", "workload.limit=2", "batch_size=2"),
+]
+needs_weights = pytest.mark.skipif(not ZOO.is_dir(), reason="this checkout has no shipped weights")
+
+
+def write_extension(folder: Path) -> None:
+    """The files of docs/extend.md: a block of code under each heading that names a file."""
+    text = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
+    found = re.findall(r"^## .*?`(my_lab/\S+)`\n(?:.*?)^```\w+\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(found) == 5
+    for name, code in found:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(code, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder that holds the extension, on the path of this process."""
+    folder = tmp_path_factory.mktemp("lab")
+    write_extension(folder)
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        del sys.modules[name]
+
+
+def only_run(folder: Path) -> Path:
+    [summary] = folder.rglob("summary.json")
+    return summary.parent
+
+
+def test_help_and_dry_run_show_what_was_added(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([LAB, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Repeats the last token." in text
+    assert "drafter.offset" in text
+    assert re.search(r"prune\.catchup .*pre_attention, large_batches", text)
+    assert main([LAB, "drafter=copycat", "acceptance=near", "prune=large_batches", "--dry-run"]) == 0
+    assert "copycat-near-large_batches" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["drafter=copycat", "drafter.offset=1000"], "drafter.offset=1000 leaves the vocabulary"),
+        (["drafter=copycat", "graph=round"], "drafter=copycat repeats a token"),
+        (["acceptance=near", "sampling.temperature=1"], "acceptance=near ranks logits"),
+        (["drafter=copycatt"], "did you mean copycat"),
+        (["drafter=copycat", "drafter.ofset=3"], "did you mean drafter.offset"),
+        (["prune.catchup=large_batch"], "did you mean large_batches"),
+        (["acceptance=near", "acceptance.topk=two"], "a whole number"),
+    ],
+)
+def test_what_was_added_is_refused_like_the_rest(
+    overrides: list[str], said: str, lab: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([LAB, *overrides, "--dry-run"]) == 2
+    output = capsys.readouterr()
+    assert said in output.out + output.err
+
+
+@needs_weights
+def test_all_three_run_sweep_and_report(
+    lab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = ["-m", LAB, "drafter=copycat,eagle3", "acceptance=strict,near", "prune=large_batches", *CHEAP]
+    assert main([*sweep, f"output_dir={tmp_path}"]) == 0
+    summaries = [read_summary(file.parent) for file in tmp_path.rglob("summary.json")]
+    assert len(summaries) == 4
+    for summary in summaries:
+        assert summary["status"] == "finished"
+        assert summary["choices"]["prune"] == "large_batches"
+        assert summary["extensions"] == {"my_lab": {"version": "0.3", "revision": None}}
+        lossless = summary["choices"]["acceptance"] == "strict"
+        assert summary["divergence"] is not None
+        assert (summary["divergence"]["bugs"] == 0) or not lossless
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(lab)])
+    monkeypatch.setitem(sys.modules, "my_lab", None)  # any import of it fails from here on
+    assert report([str(tmp_path)]) == 0
+    assert "copycat" in capsys.readouterr().out
+
+
+@needs_weights
+def test_the_doctor_examines_a_drafter_that_was_added(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert examine([LAB, "drafter=copycat", "workload.limit=2", "max_new_tokens=12"]) == 0
+    assert "drafter=copycat has no weights" in capsys.readouterr().out
+
+
+@needs_weights
+def test_a_rule_that_was_added_judges_a_recorded_run_again(lab: Path, tmp_path: Path) -> None:
+    recorded = [LAB, "drafter=eagle3", "acceptance=near", "record.topk=4", *CHEAP, f"output_dir={tmp_path}"]
+    assert main(recorded) == 0
+    config, _ = compose_run([LAB, "acceptance=near"])
+    again = rescore(only_run(tmp_path), config.acceptance, config.extensions)
+    narrow, _ = compose_run([LAB, "acceptance=near", "acceptance.topk=1"])
+    strict = rescore(only_run(tmp_path), narrow.acceptance, config.extensions)
+    assert sum(map(sum, again.values())) >= sum(map(sum, strict.values()))
+    with pytest.raises(UserError, match=r"acceptance=near: nothing builds it"):
+        rescore(only_run(tmp_path), config.acceptance)
+
+
+def test_a_name_that_nothing_builds_is_refused_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A YAML alone, which Hydra would take from `--config-dir`."""
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "drafter" / "mine.yaml").write_text(
+        "# python -m spec_lab drafter=mine\n# Mine.\n"
+        "defaults:\n  - /schema/drafter/random@_here_\n  - _self_\n\nname: mine\n"
+    )
+    for flags in (["--dry-run"], [f"output_dir={tmp_path / 'out'}"]):
+        assert main(["--config-dir", str(tmp_path), "drafter=mine", *flags]) == 2
+        output = capsys.readouterr()
+        assert "drafter=mine: nothing builds it" in output.out + output.err
+        assert "extensions=[MODULE]" in output.out + output.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("knob", "value"), [("acceptance", "mine"), ("graph", "mine"), ("workload", "mine")])
+def test_every_kind_of_name_that_nothing_builds_is_refused(knob: str, value: str) -> None:
+    config, _ = compose_run()
+    getattr(config, knob).name = value
+    [refusal] = refusals(config)
+    assert refusal.startswith(f"{knob}={value}: nothing builds it; use one of ")
+
+
+BROKEN = {
+    "no_such_module": (None, "there is no module no_such_module"),
+    "no_function": ("", "no_function has no function register(registry)"),
+    "fails_to_load": ("import nothing_of_that_name", "fails_to_load cannot be imported"),
+    "bad_syntax": ("def", "bad_syntax cannot be imported"),
+    "fails": ("def register(registry):\n    raise KeyError('x')", "fails.register fails (KeyError"),
+    "twice": (
+        "from spec_lab.assembly import pruners\ndef register(registry):\n    registry.add(*pruners.CATCHUP_OPTIONS)",
+        "prune.catchup=none is registered twice",
+    ),
+    "no_row": ("def register(registry):\n    registry.add('mine')", "no_row.register fails"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_extension_is_refused_in_a_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = BROKEN[name]
+    if code is not None:
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main([f"extensions=[{name}]", "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("typed", ["extensions=my_lab", "extensions=[1]", "extensions=[a],[b]", "extensions={a:1}"])
+def test_extensions_are_a_list_of_names(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([typed, "--dry-run"]) == 2
+    assert "write extensions=[my_lab]" in capsys.readouterr().err
+
+
+def test_an_extension_adds_to_its_own_registry_alone(lab: Path) -> None:
+    with_it, without = registry.load(("my_lab",)), registry.load()
+    for kind, name in ((DrafterOption, "copycat"), (RuleOption, "near"), (CatchupPruningOption, "large_batches")):
+        assert name in with_it.options(kind)
+        assert name not in without.options(kind)
+    assert find_extensions(["my_lab", "my_lab"])[0].conf == (lab / "my_lab" / "conf").resolve()
+
+
+@pytest.mark.slow
+def test_an_installed_extension_needs_not_be_named(tmp_path: Path) -> None:
+    write_extension(tmp_path)
+    installed = tmp_path / "my_lab-0.4.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-lab\nVersion: 0.4\n")
+    (installed / "top_level.txt").write_text("my_lab\n")
+    (installed / "entry_points.txt").write_text("[spec_lab.extensions]\nmy_lab = my_lab\n")
+    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels"), str(tmp_path)])
+    code = "from spec_lab.assembly import registry; print(registry.load().origins())"
+    for command in (["-m", "spec_lab", "drafter=copycat", "--dry-run"], ["-c", code]):
+        done = subprocess.run(
+            [sys.executable, *command],
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert "'version': '0.4'" in done.stdout
