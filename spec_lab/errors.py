@@ -19,6 +19,13 @@ class UserError(ValueError):
     """
 
 
+class Breakdown(ArithmeticError):
+    """A computation that cannot go on, such as one whose numbers are no longer finite, and that nothing of ours broke.
+
+    The message says where and what helps: one line, and exit code 1.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """What stands in the way outside this program, in a line.
@@ -48,6 +55,8 @@ def trouble_of(error: BaseException) -> Trouble | None:
     """
     if isinstance(error, UserError):
         return Trouble(str(error), "refused")
+    if isinstance(error, Breakdown):
+        return Trouble(str(error), "failed")
     if isinstance(error, OSError) and error.errno is not None:
         return Trouble(describe_os_error(error), "failed" if error.errno in WORN_OUT else "refused")
     if is_out_of_memory(error):

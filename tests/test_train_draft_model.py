@@ -17,10 +17,10 @@ from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import read_model_config
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.pruning.selection import AllRows
+from spec_lab.train.config import DraftModelTrainingConfig, OptimisationConfig
 from spec_lab.train.draft_model_recipe import DistillationLoss, DraftModelRecipe, distillation_batch
 from spec_lab.train.drafter import TrainingTask
 from spec_lab.train.generations import Generations
-from spec_lab.train.loop import Optimisation
 from tests.tiny_checkpoints import refused
 
 VOCAB, LENGTH = 30, 14
@@ -49,22 +49,23 @@ def make_target(**changes: Any) -> Qwen3ForCausalLM:
 
 def make_recipe(num_steps: int = 2) -> DraftModelRecipe:
     return DraftModelRecipe(
-        name="draft_model",
-        hidden_size=8,
-        intermediate_size=16,
-        num_layers=2,
-        num_heads=3,
-        num_kv_heads=1,
-        head_dim=4,
-        prompt_loss_weight=0.25,
-        optimisation=Optimisation(
-            num_steps=num_steps,
-            batch_size=4,
-            peak_learning_rate=0.01,
-            num_warmup_steps=1,
-            weight_decay=0.0,
-            log_every=num_steps // 2,
-        ),
+        DraftModelTrainingConfig(
+            hidden_size=8,
+            intermediate_size=16,
+            num_layers=2,
+            num_heads=3,
+            num_kv_heads=1,
+            head_dim=4,
+            prompt_loss_weight=0.25,
+            optimisation=OptimisationConfig(
+                num_steps=num_steps,
+                batch_size=4,
+                peak_learning_rate=0.01,
+                num_warmup_steps=1,
+                weight_decay=0.0,
+                log_every=num_steps // 2,
+            ),
+        )
     )
 
 
@@ -136,7 +137,7 @@ def test_the_loss_weighs_what_the_target_wrote_and_the_prompt_less() -> None:
     target, recipe = make_target(), make_recipe()
     tokens = torch.randint(VOCAB, (1, 7), dtype=torch.int16)
     picked = Generations(tokens, torch.tensor([3]), torch.tensor([6]))
-    rows, probabilities, weights = distillation_batch(target, picked, recipe.prompt_loss_weight)
+    rows, probabilities, weights = distillation_batch(target, picked, recipe.config.prompt_loss_weight)
     # Token 3 is the first written one, predicted at position 2; token 6 lies behind the end.
     assert weights.tolist() == [[0.25, 0.25, 1.0, 1.0, 1.0, 0.0]]
     torch.testing.assert_close(probabilities[0], target(tokens.long()).logits[0, :-1].softmax(-1))

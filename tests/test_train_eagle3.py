@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from spec_lab.train.config import Eagle3TrainingConfig, OptimisationConfig
 from spec_lab.train.eagle3 import Eagle3Shape, TrainableEagle3Head
 from spec_lab.train.eagle3_recipe import Eagle3Recipe, load_head, most_frequent_tokens, save_head
 from spec_lab.train.generations import Generations
-from spec_lab.train.loop import Optimisation
 from spec_lab.train.unroll import UnrolledLoss
 from tests.one_row import OneRowAttention, feed_forward, norm
 
@@ -26,15 +26,16 @@ DRAFT_TOKEN_IDS = torch.tensor([0, 1, 4, 5, 9, 11, 12, 20, 21, 29])
 
 
 EAGLE3 = Eagle3Recipe(
-    name="eagle3",
-    intermediate_size=20,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=6,
-    draft_vocab_size=3,
-    num_unrolled_steps=3,
-    step_loss_decay=0.8,
-    optimisation=Optimisation(num_steps=2, batch_size=1, peak_learning_rate=0.1, num_warmup_steps=1),
+    Eagle3TrainingConfig(
+        intermediate_size=20,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=6,
+        draft_vocab_size=3,
+        num_unrolled_steps=3,
+        step_loss_decay=0.8,
+        optimisation=OptimisationConfig(num_steps=2, batch_size=1, peak_learning_rate=0.1, num_warmup_steps=1),
+    )
 )
 
 

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from spec_lab.train.config import FrozenKvTrainingConfig, OptimisationConfig
 from spec_lab.train.drafter import TrainingTask
 from spec_lab.train.embedding_init import leading_directions
 from spec_lab.train.frozen_kv import TrainableFrozenKVDrafter
 from spec_lab.train.frozen_kv_recipe import FrozenKVRecipe, load_frozen_kv, save_frozen_kv, start_from_target
 from spec_lab.train.generations import Generations
-from spec_lab.train.loop import Optimisation
 from spec_lab.train.target import run_target
 from tests.test_train_pipeline import smoke_pipeline
 from tests.tiny_checkpoints import refused
@@ -46,16 +46,15 @@ def make_target(**changes: Any) -> Qwen3ForCausalLM:
 
 def make_recipe(kv_source_layers: list[int], **changes: Any) -> FrozenKVRecipe:
     options: dict[str, Any] = {
-        "name": "frozen_kv",
         "hidden_size": 10,
         "intermediate_size": 20,
         "num_heads": 4,
         "kv_source_layers": kv_source_layers,
         "num_unrolled_steps": 3,
         "step_loss_decay": 0.8,
-        "optimisation": Optimisation(num_steps=2, batch_size=2, peak_learning_rate=0.01, num_warmup_steps=1),
+        "optimisation": OptimisationConfig(num_steps=2, batch_size=2, peak_learning_rate=0.01, num_warmup_steps=1),
     }
-    return FrozenKVRecipe(**(options | changes))
+    return FrozenKVRecipe(FrozenKvTrainingConfig(**(options | changes)))
 
 
 def random_drafter(kv_source_layers: list[int], target: Qwen3ForCausalLM) -> TrainableFrozenKVDrafter:
@@ -305,7 +304,7 @@ def test_training_learns_a_text_by_heart(tmp_path: Path) -> None:
     texts = Generations(
         torch.randint(VOCAB, (4, LENGTH), dtype=torch.int16), torch.full((4,), 4), torch.full((4,), LENGTH)
     )
-    optimisation = Optimisation(
+    optimisation = OptimisationConfig(
         num_steps=40, batch_size=4, peak_learning_rate=0.01, num_warmup_steps=4, weight_decay=0.0, log_every=10
     )
     task = TrainingTask(target, texts, [], tmp_path / "checkpoint.pt", 0, CPU)

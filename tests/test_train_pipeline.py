@@ -13,9 +13,12 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from spec_lab.assembly.drafters.trained import ZOO
-from spec_lab.train.__main__ import pipeline_of
+from spec_lab.cli.compose import store_schemas
+from spec_lab.train.__main__ import config_of
+from spec_lab.train.config import SCHEMAS, TrainConfig
 from spec_lab.train.menu import train_folder, train_menu
 from spec_lab.train.pipeline import Pipeline
+from spec_lab.train.recipes import build_pipeline
 from spec_lab.train.stages import RunFolder, finished_folder, run_stage
 from spec_lab.train.target import load_target, save_target, without_progress_bars
 
@@ -28,8 +31,13 @@ def smoke_pipeline(output_dir: Path, *overrides: str) -> Pipeline:
 
 
 def composed_pipeline(*overrides: str) -> Pipeline:
+    return build_pipeline(composed_config(*overrides))
+
+
+def composed_config(*overrides: str) -> TrainConfig:
+    store_schemas(SCHEMAS)
     with initialize_config_dir(str(train_folder().absolute()), version_base="1.3"):
-        return pipeline_of(compose("config", list(overrides)))
+        return config_of(compose("config", list(overrides)))
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +182,8 @@ def test_texts_of_another_target_are_refused(shipped_folder: RunFolder, tmp_path
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_drafter_has_a_smoke_setting(drafter: str) -> None:
     pipeline = smoke_pipeline(Path("unused"), f"drafter={drafter}")
-    assert pipeline.target is None and pipeline.drafter is not None and pipeline.drafter.name == drafter
-    assert pipeline.drafter.optimisation.num_steps < 10
+    assert pipeline.target is None and pipeline.drafter is not None and pipeline.drafter.config.name == drafter
+    assert pipeline.drafter.config.optimisation.num_steps < 10
 
 
 def test_of_several_runs_at_once_one_builds_a_stage_and_the_others_wait(tmp_path: Path) -> None:

@@ -52,9 +52,14 @@ def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:
 
 
 def register_schemas(registered: Registry) -> None:
-    """Make every schema known to Hydra as `/schema/NAME`, a group of its own so that none shows up as an option."""
+    """Make every schema of a run known to Hydra."""
+    store_schemas(registered.schemas())
+
+
+def store_schemas(schemas: Mapping[str, type]) -> None:
+    """Make `schemas` known to Hydra as `/schema/NAME`, a group of its own so that none shows up as an option."""
     store = ConfigStore.instance()
-    for path, schema in registered.schemas().items():
+    for path, schema in schemas.items():
         group, _, name = f"schema/{path}".rpartition("/")
         store.store(group=group, name=name, node=schema)
 
@@ -68,7 +73,18 @@ def search_path(registered: Registry) -> list[str]:
 
 
 def to_run_config(composed: DictConfig) -> RunConfig:
-    """The typed form of a composed configuration.
+    """The typed form of a composed run.
+
+    Raises:
+        UserError: see `to_typed`.
+    """
+    config = to_typed(composed, run_menu())
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def to_typed(composed: DictConfig, menu: Menu) -> Any:
+    """An instance of the dataclass that a composed configuration is typed by.
 
     Raises:
         UserError: a key was forced in that nothing reads, one has no value, or an interpolation leads nowhere.
@@ -77,14 +93,12 @@ def to_run_config(composed: DictConfig) -> RunConfig:
         unknown = sorted(_unknown_keys(composed))
         missing = sorted(OmegaConf.missing_keys(composed))
         if unknown:
-            raise UserError(not_read(unknown[0], run_menu()))
+            raise UserError(not_read(unknown[0], menu))
         if missing:
             raise UserError(f"{missing[0]} has no value; set {missing[0]}=...")
-        config = OmegaConf.to_object(composed)
+        return OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        raise UserError(explain(error)) from error
-    assert isinstance(config, RunConfig)
-    return config
+        raise UserError(explain(error, menu)) from error
 
 
 def chosen_options(hydra_choices: Mapping[str, str | None]) -> dict[str, str]:

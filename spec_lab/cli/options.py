@@ -204,10 +204,10 @@ def _chosen_by_default(conf: Path) -> dict[str, str | None]:
 
 
 def _schema_of(file: Path, defaults: list[Any], schemas: Mapping[str, type]) -> type | None:
-    prefix, suffix = "/schema/", "@_here_"
+    prefix = "/schema/"
     for entry in defaults:
         if isinstance(entry, str) and entry.startswith(prefix):
-            name = entry.removeprefix(prefix).removesuffix(suffix)
+            name = entry.removeprefix(prefix).partition("@")[0]
             if name not in schemas:
                 raise UserError(f"{file} names the schema {name}; there are {', '.join(schemas)}")
             return schemas[name]

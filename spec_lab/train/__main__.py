@@ -6,18 +6,22 @@ Exit codes are those of `python -m spec_lab`: 0 finished, 1 failed, 2 refused, 1
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from spec_lab.cli.ending import guarded, print_trouble
-from spec_lab.cli.options import Menu
-from spec_lab.train.menu import READ_FOR, parts_of, train_folder, train_menu
+from spec_lab.train.menu import train_folder, train_menu, trained_by
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from spec_lab.record.schema import Status
-    from spec_lab.train.pipeline import Pipeline
+    from spec_lab.train.config import TrainConfig
+
+READ_FOR = {"tokenizer": "target", "corpus": "target", "generations": "drafter"}
+"""Sets of keys that are read only where this group's part is trained."""
 
 INTRODUCTION = """\
 spec_lab.train: trains a drafter for the shipped target, or a new target and a drafter for it, and writes their cards.
@@ -45,29 +49,75 @@ def _run(arguments: Sequence[str]) -> int:
 
         print(version_text())
         return 0
+    from spec_lab.cli.compose import store_schemas
     from spec_lab.cli.job import worst_exit_code
     from spec_lab.cli.overrides import check_arguments
     from spec_lab.cli.session import call_hydra
+    from spec_lab.errors import UserError
+    from spec_lab.train.config import SCHEMAS
 
-    statuses: list[Status] = []
     checked = check_arguments(arguments, train_menu())
-    call_hydra(lambda composed: statuses.append(_train(composed)), checked, train_folder())
+    store_schemas(SCHEMAS)
+    statuses: list[Status] = []
+    with _scratch_folder() as swept:
+        call_hydra(lambda composed: statuses.append(_train(composed)), checked, train_folder())
+    if swept and not statuses:
+        raise UserError("the values given leave no training to run; give at least one value of each key")
     return worst_exit_code(statuses)
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[list[str]]:
+    """Where Hydra writes of a multirun what nobody reads: a folder that goes again; each job makes its `output_dir`.
+
+    What is yielded is empty as long as Hydra has not asked for it, and so has run no multirun.
+    """
+    from omegaconf import OmegaConf
+
+    asked: list[str] = []
+
+    def name_folder() -> str:
+        asked.append(folder)
+        return folder
+
+    with tempfile.TemporaryDirectory() as folder:
+        OmegaConf.register_new_resolver("scratch_folder", name_folder, replace=True)
+        yield asked
 
 
 def _train(composed: DictConfig) -> Status:
     """Hydra's task: one composed training. Errors become a status, so that a multirun goes on."""
     from hydra.core.hydra_config import HydraConfig
 
+    from spec_lab.train.checks import refuse
+
     try:
-        refuse_unread(HydraConfig.get().overrides.task, composed)
-        pipeline_of(composed).run()
+        config = config_of(composed)
+        refuse_unread(HydraConfig.get().overrides.task, config)
+        refuse(config)
+        from spec_lab.train.recipes import build_pipeline
+
+        build_pipeline(config).run()
     except Exception as error:
         return print_trouble(error, train_menu())
     return "finished"
 
 
-def refuse_unread(overrides: Iterable[str], composed: DictConfig) -> None:
+def config_of(composed: DictConfig) -> TrainConfig:
+    """The typed form of a composed training.
+
+    Raises:
+        UserError: a key has no value, or nothing reads it.
+    """
+    from spec_lab.cli.compose import to_typed
+    from spec_lab.train.config import TrainConfig
+
+    config = to_typed(composed, train_menu())
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
     """Refuses settings of stages that these options leave out.
 
     Raises:
@@ -75,45 +125,13 @@ def refuse_unread(overrides: Iterable[str], composed: DictConfig) -> None:
     """
     from spec_lab.errors import UserError
 
+    is_trained = {"target": config.trained_target is not None, "drafter": config.trained_drafter is not None}
     for override in overrides:
         key = override.partition("=")[0]
         group = READ_FOR.get(key.partition(".")[0])
-        if group is not None and composed[group] is None:
-            options = "|".join(parts_of(train_menu().groups[group]))
+        if group is not None and not is_trained[group]:
+            options = "|".join(trained_by(group))
             raise UserError(f"{key} is not read by the options chosen; leave it out or choose {group}={options}")
-
-
-def pipeline_of(composed: DictConfig) -> Pipeline:
-    """The pipeline that a composed configuration describes.
-
-    Raises:
-        UserError: its parts do not fit together, or a key belongs to an option that was not chosen.
-    """
-    from hydra.errors import InstantiationException
-    from hydra.utils import instantiate
-
-    from spec_lab.errors import UserError
-
-    _refuse_stray_keys(composed, train_menu())
-    try:
-        pipeline: Pipeline = instantiate(composed, _convert_="all")
-    except InstantiationException as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from error
-        raise
-    return pipeline
-
-
-def _refuse_stray_keys(composed: DictConfig, menu: Menu) -> None:
-    """`target.hidden_size=64` beside target=shipped makes Hydra invent a target that is nothing but this key."""
-    from spec_lab.cli.compose import not_read
-    from spec_lab.errors import UserError
-
-    for group in ("drafter", "target"):
-        part = composed[group]
-        if part is not None and "_target_" not in part:
-            stray = next(name for name in menu.keys if name.startswith(f"{group}.{next(iter(part))}"))
-            raise UserError(not_read(stray, menu))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -96,12 +97,13 @@ def map_in_processes(function: Callable[[Job], Result], jobs: list[Job], num_wor
         yield from map(function, jobs)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, context, initializer=_tokenise_on_one_thread) as pool:
+    with ProcessPoolExecutor(num_workers, context, initializer=_work_quietly) as pool:
         yield from pool.map(function, jobs)
 
 
-def _tokenise_on_one_thread() -> None:
-    """The processes share the cores already."""
+def _work_quietly() -> None:
+    """The processes share the cores already, and of a Ctrl-C, which reaches them too, only the first one speaks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 

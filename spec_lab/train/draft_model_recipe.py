@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from spec_lab.train.config import DraftModelTrainingConfig
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.embedding_init import leading_directions
 from spec_lab.train.generations import Generations
-from spec_lab.train.loop import CurvePoint, Optimisation, train
+from spec_lab.train.loop import CurvePoint, train
 from spec_lab.train.target import run_target
 from spec_lab.train.unroll import agreement
 
@@ -22,20 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DraftModelRecipe:
-    """Size and training of the draft model.
+    """Trains a draft model on the target's own texts. What the target wrote counts 1, a prompt's tokens less."""
 
-    What the target wrote counts 1, the tokens of the prompts `prompt_loss_weight`.
-    """
-
-    name: str
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    prompt_loss_weight: float
-    optimisation: Optimisation
+    config: DraftModelTrainingConfig
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
         """See `DrafterRecipe`."""
@@ -44,15 +34,16 @@ class DraftModelRecipe:
         torch.manual_seed(task.seed)
         draft_model = Qwen3ForCausalLM(self.model_config(task.model.config))
         embedding = task.model.get_input_embeddings().weight
-        draft_model.get_input_embeddings().weight.data = embedding @ leading_directions(embedding, self.hidden_size)
+        directions = leading_directions(embedding, self.config.hidden_size)
+        draft_model.get_input_embeddings().weight.data = embedding @ directions
         generations = task.generations.to(task.device)
 
         def batch_of(step: int) -> tuple[Tensor, ...]:
-            picked = generations.batch(step, self.optimisation.batch_size, task.seed)
-            return distillation_batch(task.model, picked, self.prompt_loss_weight)
+            picked = generations.batch(step, self.config.optimisation.batch_size, task.seed)
+            return distillation_batch(task.model, picked, self.config.prompt_loss_weight)
 
         loss = DistillationLoss(draft_model)
-        curve = train(loss, batch_of, self.optimisation, task.checkpoint, task.device)
+        curve = train(loss, batch_of, self.config.optimisation, task.checkpoint, task.device)
         draft_model.generation_config = task.model.generation_config
         draft_model.to(torch.bfloat16).save_pretrained(folder)
         return curve
@@ -72,13 +63,15 @@ class DraftModelRecipe:
 
     def describe(self, folder: Path) -> DrafterDescription:
         """See `DrafterRecipe`."""
+        config = self.config
         return DrafterDescription(
             kind="a draft model",
             reading=f"""A Qwen3-architecture language model on its own, with the target's tokenizer and vocabulary:
-{self.num_layers} layers, hidden {self.hidden_size}, feed-forward {self.intermediate_size}, {self.num_heads} query and
-{self.num_kv_heads} key-value heads of {self.head_dim}, tied embeddings. It reads tokens alone, nothing of the target,
-and keeps its own cache. `AutoModelForCausalLM` loads it. Its embedding began as the target's in fewer dimensions.""",
-            loss=f"token by token; a prompt's tokens count {self.prompt_loss_weight:g}",
+{config.num_layers} layers, hidden {config.hidden_size}, feed-forward {config.intermediate_size}, {config.num_heads}
+query and {config.num_kv_heads} key-value heads of {config.head_dim}, tied embeddings. It reads tokens alone, nothing of
+the target, and keeps its own cache. `AutoModelForCausalLM` loads it. Its embedding began as the target's in fewer
+dimensions.""",
+            loss=f"token by token; a prompt's tokens count {config.prompt_loss_weight:g}",
         )
 
     def model_config(self, target: Qwen3Config) -> Qwen3Config:
@@ -87,12 +80,12 @@ and keeps its own cache. `AutoModelForCausalLM` loads it. Its embedding began as
 
         return Qwen3Config(
             vocab_size=target.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=self.num_layers,
-            num_attention_heads=self.num_heads,
-            num_key_value_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
+            hidden_size=self.config.hidden_size,
+            intermediate_size=self.config.intermediate_size,
+            num_hidden_layers=self.config.num_layers,
+            num_attention_heads=self.config.num_heads,
+            num_key_value_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
             max_position_embeddings=target.max_position_embeddings,
             rope_parameters=dict(target.rope_parameters),
             tie_word_embeddings=True,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from spec_lab.train.config import DrafterTrainingConfig
 from spec_lab.train.generations import Generations
 from spec_lab.train.loop import CurvePoint
 
@@ -57,8 +58,8 @@ class DrafterRecipe(Protocol):
     """Size and training of one kind of drafter: an option of the `drafter` group."""
 
     @property
-    def name(self) -> str:
-        """As in `drafter=NAME`; the weights go to `pocket-NAME`."""
+    def config(self) -> DrafterTrainingConfig:
+        """What was chosen. By its `name`, as in `drafter=NAME`, the weights go to `pocket-NAME`."""
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
         """Trains a drafter and saves it to `folder`; returns the loss curve."""

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from spec_lab.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
+from spec_lab.train.config import Eagle3TrainingConfig
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.eagle3 import RMS_NORM_EPS, ROPE_THETA, Eagle3Shape, TrainableEagle3Head
 from spec_lab.train.generations import Generations
-from spec_lab.train.loop import CurvePoint, Optimisation
+from spec_lab.train.loop import CurvePoint
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
 
 if TYPE_CHECKING:
@@ -23,31 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Recipe:
-    """Size and training of the head.
+    """Trains an EAGLE-3 head on the target's own texts, over the steps of the training-time test."""
 
-    `num_unrolled_steps` of the training-time test; step i counts `step_loss_decay ** i`.
-    """
-
-    name: str
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    draft_vocab_size: int
-    num_unrolled_steps: int
-    step_loss_decay: float
-    optimisation: Optimisation
+    config: Eagle3TrainingConfig
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
         """See `DrafterRecipe`."""
         torch.manual_seed(task.seed)
-        config = task.model.config
+        target = task.model.config
         draft_token_ids = most_frequent_tokens(
-            task.generations, config.vocab_size, self.draft_vocab_size, task.always_drafted
+            task.generations, target.vocab_size, self.config.draft_vocab_size, task.always_drafted
         )
         head = TrainableEagle3Head(self._shape(task.model), draft_token_ids)
-        curve = train_unrolled(head, self.num_unrolled_steps, self.step_loss_decay, self.optimisation, task)
-        save_head(head, config.max_position_embeddings, folder)
+        curve = train_unrolled(head, self.config, task)
+        save_head(head, target.max_position_embeddings, folder)
         return curve
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
@@ -67,18 +57,18 @@ markers.
 
 Row p pairs the target's embedding of token p+1 with `fc` of the taps at p, at rotary position p. The residual is the
 raw `fc` output (`norm_before_residual` false); what the layer leaves, before the norm, is recycled.""",
-            loss=unrolled_loss_words(self.num_unrolled_steps, self.step_loss_decay),
+            loss=unrolled_loss_words(self.config),
         )
 
     def _shape(self, model: Qwen3ForCausalLM) -> Eagle3Shape:
         return Eagle3Shape(
             hidden_size=model.config.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
+            intermediate_size=self.config.intermediate_size,
+            num_heads=self.config.num_heads,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
             vocab_size=model.config.vocab_size,
-            draft_vocab_size=self.draft_vocab_size,
+            draft_vocab_size=self.config.draft_vocab_size,
         )
 
 

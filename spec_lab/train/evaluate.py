@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spec_lab.acceptance.phase import ThinkingMarkers, phase_before
 from spec_lab.corpus.example import THINK_END, THINK_START, render_prompt
+from spec_lab.train.config import EvaluationConfig
 from spec_lab.train.drafter import DraftMatcher
 from spec_lab.train.generate import Continuation, generate
 from spec_lab.train.generations import Generations
@@ -114,40 +115,35 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecipe:
-    """`num_draft_tokens` is K; texts end at `max_new_tokens`."""
+    """Measures a target, and how well a drafter would have drafted its texts."""
 
-    num_draft_tokens: int
-    max_new_tokens: int
-    batch_size: int
-    rows_per_forward: int
-    limit_per_category: int | None
-    samples_per_category: int
+    config: EvaluationConfig
 
     def run(
         self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, match: DraftMatcher | None
     ) -> tuple[dict[str, object], list[Sample]]:
         """The report by category and pooled, and a few texts. Without a drafter the rounds stay empty."""
-        prompts = load_prompts(self.limit_per_category)
+        prompts = load_prompts(self.config.limit_per_category)
         texts = [render_prompt(prompt.form, prompt.text) for prompt in prompts]
         prompt_ids = tokenizer(texts)["input_ids"]
-        continuations = generate(model, prompt_ids, self.max_new_tokens, self.batch_size)
+        continuations = generate(model, prompt_ids, self.config.max_new_tokens, self.config.batch_size)
         counts: dict[str, CategoryCounts] = {}
         samples: list[Sample] = []
         markers = ThinkingMarkers(*tokenizer.convert_tokens_to_ids([THINK_START, THINK_END]))
         for index, rows in self._measured_rows(model, continuations, match):
             prompt, continuation = prompts[index], continuations[index]
-            category = counts.setdefault(prompt.category, CategoryCounts(RoundCounts(self.num_draft_tokens)))
+            category = counts.setdefault(prompt.category, CategoryCounts(RoundCounts(self.config.num_draft_tokens)))
             text = tokenizer.decode(continuation.written)
             correct = None if prompt.answer is None else is_correct(prompt.answer, text)
             _count(category, continuation, correct, rows, markers)
-            if category.num_prompts <= self.samples_per_category:
+            if category.num_prompts <= self.config.samples_per_category:
                 samples.append(Sample(prompt.prompt_id, texts[index], text, prompt.answer, correct))
-        pooled = CategoryCounts(RoundCounts(self.num_draft_tokens))
+        pooled = CategoryCounts(RoundCounts(self.config.num_draft_tokens))
         for category in counts.values():
             pooled.pool(category)
         report = {
-            "num_draft_tokens": self.num_draft_tokens,
-            "max_new_tokens": self.max_new_tokens,
+            "num_draft_tokens": self.config.num_draft_tokens,
+            "max_new_tokens": self.config.max_new_tokens,
             "uncertain_below": UNCERTAIN_BELOW,
             "pooled": pooled.report(),
             "by_category": {name: category.report() for name, category in counts.items()},
@@ -159,15 +155,15 @@ class EvaluationRecipe:
     ) -> Iterator[tuple[int, MeasuredRows]]:
         """Index and measurements of every continuation, a few rows a forward."""
         width = max(len(c.prompt) + len(c.written) for c in continuations)
-        for start in range(0, len(continuations), self.rows_per_forward):
-            part = continuations[start : start + self.rows_per_forward]
+        for start in range(0, len(continuations), self.config.rows_per_forward):
+            part = continuations[start : start + self.config.rows_per_forward]
             tokens = Generations.of(part, width, pad_id=0).tokens.long().to(model.device)
             log_probabilities = run_target(model, tokens).logits.float().log_softmax(-1)
             top_probability = log_probabilities.amax(-1).exp().cpu()
             entropy = -(log_probabilities.exp() * log_probabilities).sum(-1).cpu()
             num_matches = None
             if match is not None:
-                num_matches = match(tokens, self.num_draft_tokens).int().cumprod(-1).sum(-1).cpu()
+                num_matches = match(tokens, self.config.num_draft_tokens).int().cumprod(-1).sum(-1).cpu()
             for row in range(len(part)):
                 matches = None if num_matches is None else num_matches[row].tolist()
                 yield start + row, MeasuredRows(top_probability[row], entropy[row], matches)

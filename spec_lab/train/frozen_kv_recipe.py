@@ -11,10 +11,11 @@ from torch import nn
 
 from spec_lab.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
+from spec_lab.train.config import FrozenKvTrainingConfig
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.embedding_init import leading_directions
 from spec_lab.train.frozen_kv import RMS_NORM_EPS, FrozenKVLayer, FrozenKVShape, TrainableFrozenKVDrafter
-from spec_lab.train.loop import CurvePoint, Optimisation
+from spec_lab.train.loop import CurvePoint
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
 
 if TYPE_CHECKING:
@@ -25,27 +26,16 @@ FIRST_BRANCH_SCALE = 0.3
 
 @dataclass(frozen=True, slots=True)
 class FrozenKVRecipe:
-    """Size and training of the drafter.
+    """Trains a drafter that has queries only on the target's own texts."""
 
-    `kv_source_layers`: a layer of the drafter each, and which layer of the target it reads. Unrolled over
-    `num_unrolled_steps`; step i counts `step_loss_decay ** i`.
-    """
-
-    name: str
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    kv_source_layers: list[int]
-    num_unrolled_steps: int
-    step_loss_decay: float
-    optimisation: Optimisation
+    config: FrozenKvTrainingConfig
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
         """See `DrafterRecipe`."""
         torch.manual_seed(task.seed)
         drafter = TrainableFrozenKVDrafter(self.shape(task.model.config))
         start_from_target(drafter, task.model)
-        curve = train_unrolled(drafter, self.num_unrolled_steps, self.step_loss_decay, self.optimisation, task)
+        curve = train_unrolled(drafter, self.config, task)
         save_frozen_kv(drafter, task.model.config, folder)
         return curve
 
@@ -69,7 +59,7 @@ one source for all). The head is the drafter's own embedding of all {text["vocab
 Every step stands at the last committed position. It takes the target's embedding of the last token, unscaled, beside
 the target's hidden state after its final norm; later steps take, in place of that, `post_projection` of what the
 drafter left.""",
-            loss=unrolled_loss_words(self.num_unrolled_steps, self.step_loss_decay),
+            loss=unrolled_loss_words(self.config),
         )
 
     def shape(self, target: Qwen3Config) -> FrozenKVShape:
@@ -78,26 +68,28 @@ drafter left.""",
         Raises UserError where `kv_source_layers` names none of its layers, or the heads do not fit.
         """
         num_layers = target.num_hidden_layers
-        if not self.kv_source_layers or not all(0 <= layer < num_layers for layer in self.kv_source_layers):
+        if not self.config.kv_source_layers or not all(
+            0 <= layer < num_layers for layer in self.config.kv_source_layers
+        ):
             raise UserError(
-                f"drafter.kv_source_layers={self.kv_source_layers} must name layers of the target, "
+                f"drafter.kv_source_layers={self.config.kv_source_layers} must name layers of the target, "
                 f"0 to {num_layers - 1}"
             )
-        if self.num_heads % target.num_key_value_heads:
+        if self.config.num_heads % target.num_key_value_heads:
             raise UserError(
-                f"drafter.num_heads={self.num_heads} must be a multiple of the target's "
+                f"drafter.num_heads={self.config.num_heads} must be a multiple of the target's "
                 f"{target.num_key_value_heads} key-value heads"
             )
         return FrozenKVShape(
             backbone_hidden_size=target.hidden_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_heads=self.num_heads,
+            hidden_size=self.config.hidden_size,
+            intermediate_size=self.config.intermediate_size,
+            num_heads=self.config.num_heads,
             num_kv_heads=target.num_key_value_heads,
             head_dim=target.head_dim,
             vocab_size=target.vocab_size,
             rope_theta=target.rope_parameters["rope_theta"],
-            kv_source_layers=tuple(self.kv_source_layers),
+            kv_source_layers=tuple(self.config.kv_source_layers),
         )
 
 

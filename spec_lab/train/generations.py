@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from spec_lab.corpus.example import render_prompt
+from spec_lab.errors import UserError
+from spec_lab.train.config import GenerationsConfig
 from spec_lab.train.data import generate_examples, map_in_processes, step_generator
 from spec_lab.train.generate import Continuation, generate
 
@@ -78,19 +80,9 @@ class PromptJob:
 
 @dataclass(frozen=True, slots=True)
 class GenerationsRecipe:
-    """How many prompts of each checkable and of each natural category, and how they are continued.
+    """Lets the target write the texts that drafters learn from."""
 
-    `sampled_fraction` of them are continued by sampling at `temperature`, the others greedily.
-    """
-
-    num_checkable_prompts: int
-    num_natural_prompts: int
-    num_shards: int
-    max_new_tokens: int
-    row_length: int
-    batch_size: int
-    sampled_fraction: float
-    temperature: float
+    config: GenerationsConfig
 
     def run(
         self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int, num_workers: int
@@ -98,25 +90,32 @@ class GenerationsRecipe:
         """Continues fresh prompts of the training split, in the model's dtype."""
         texts = [text for part in map_in_processes(draw_prompts, self._jobs(seed), num_workers) for text in part]
         prompts: list[list[int]] = tokenizer(texts)["input_ids"]
-        prompts = [prompt for prompt in prompts if len(prompt) < self.row_length]
+        prompts = [prompt for prompt in prompts if len(prompt) < self.config.row_length]
+        if not prompts:
+            raise UserError(
+                f"generations.row_length={self.config.row_length} leaves no room behind any of the "
+                f"{len(texts)} prompts; raise it"
+            )
         torch.manual_seed(seed)
         order = torch.randperm(len(prompts)).tolist()
-        num_sampled = round(len(prompts) * self.sampled_fraction)
+        num_sampled = round(len(prompts) * self.config.sampled_fraction)
         greedy = [prompts[index] for index in order[num_sampled:]]
         sampled = [prompts[index] for index in order[:num_sampled]]
-        continuations = generate(model, greedy, self.max_new_tokens, self.batch_size)
-        continuations += generate(model, sampled, self.max_new_tokens, self.batch_size, self.temperature)
-        return Generations.of(continuations, self.row_length, tokenizer.pad_token_id)
+        continuations = generate(model, greedy, self.config.max_new_tokens, self.config.batch_size)
+        continuations += generate(
+            model, sampled, self.config.max_new_tokens, self.config.batch_size, self.config.temperature
+        )
+        return Generations.of(continuations, self.config.row_length, tokenizer.pad_token_id)
 
     def _jobs(self, seed: int) -> list[PromptJob]:
         from spec_lab.corpus.categories import CHECKABLE_CATEGORIES, NATURAL_CATEGORIES
 
-        numbers = dict.fromkeys(CHECKABLE_CATEGORIES, self.num_checkable_prompts)
-        numbers |= dict.fromkeys(NATURAL_CATEGORIES, self.num_natural_prompts)
-        first_seed = FIRST_SEED + seed * self.num_shards
+        numbers = dict.fromkeys(CHECKABLE_CATEGORIES, self.config.num_checkable_prompts)
+        numbers |= dict.fromkeys(NATURAL_CATEGORIES, self.config.num_natural_prompts)
+        first_seed = FIRST_SEED + seed * self.config.num_shards
         return [
-            PromptJob(category, first_seed + shard, -(-number // self.num_shards))
-            for shard in range(self.num_shards)
+            PromptJob(category, first_seed + shard, -(-number // self.config.num_shards))
+            for shard in range(self.config.num_shards)
             for category, number in numbers.items()
         ]
 

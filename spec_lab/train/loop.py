@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,41 +12,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from spec_lab.errors import UserError
+from spec_lab.errors import Breakdown
+from spec_lab.train.config import OptimisationConfig
 
 log = logging.getLogger(__name__)
 
+STEPS_BETWEEN_READS = 16
+LOWER_IT = "lower optimisation.peak_learning_rate"
 
-@dataclass(frozen=True, slots=True)
-class Optimisation:
-    """How a module is trained.
 
-    The learning rate rises linearly over `num_warmup_steps` and falls linearly to zero at `num_steps`: for a fixed
-    number of tokens, decay to zero beats decay to a tenth (Bergsma et al., 2025, "Straight to Zero").
-    """
-
-    num_steps: int
-    batch_size: int
-    peak_learning_rate: float
-    num_warmup_steps: int
-    weight_decay: float = 0.1
-    max_grad_norm: float = 1.0
-    checkpoint_every: int = 1000
-    log_every: int = 100
-
-    def __post_init__(self) -> None:
-        if not 0 < self.num_warmup_steps < self.num_steps:
-            raise UserError(
-                f"num_warmup_steps={self.num_warmup_steps} must lie between 0 and num_steps={self.num_steps}; lower it"
-            )
-        if self.batch_size < 1:
-            raise UserError(f"batch_size={self.batch_size} must be at least 1")
-
-    def learning_rate(self, step: int) -> float:
-        """The rate of update `step`, counted from 0."""
-        rising = (step + 1) / self.num_warmup_steps
-        falling = (self.num_steps - step) / (self.num_steps - self.num_warmup_steps)
-        return self.peak_learning_rate * min(rising, falling, 1.0)
+class TrainingDiverged(Breakdown):
+    """A loss or a weight is no longer a finite number. The message names the step and the knob to lower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +33,17 @@ class CurvePoint:
     loss: float
 
 
+def learning_rate(optimisation: OptimisationConfig, step: int) -> float:
+    """The rate of update `step`, counted from 0."""
+    rising = (step + 1) / optimisation.num_warmup_steps
+    falling = (optimisation.num_steps - step) / (optimisation.num_steps - optimisation.num_warmup_steps)
+    return optimisation.peak_learning_rate * min(rising, falling, 1.0)
+
+
 def train(
     loss_module: nn.Module,
     batch_of: Callable[[int], tuple[Tensor, ...]],
-    optimisation: Optimisation,
+    optimisation: OptimisationConfig,
     checkpoint: Path,
     device: torch.device,
 ) -> list[CurvePoint]:
@@ -67,35 +51,85 @@ def train(
 
     `batch_of` must depend on the step alone: nothing but weights, moments and the step is kept in `checkpoint`, from
     which an interrupted call goes on. The caller deletes the checkpoint once the result is saved.
+
+    Raises:
+        TrainingDiverged: a loss, or in the end a weight, is not finite.
     """
     loss_module.to(device).train()
     optimiser = _adamw(loss_module, optimisation, device)
     first_step, curve = _resume(checkpoint, loss_module, optimiser, device)
     compute_loss = torch.compile(loss_module) if device.type == "cuda" else loss_module
-    running_loss, num_summed = torch.zeros((), device=device), 0
+    losses = LossReader(device)
     started = time.perf_counter()
     for step in range(first_step, optimisation.num_steps):
         batch = batch_of(step)
         for group in optimiser.param_groups:
-            group["lr"] = optimisation.learning_rate(step)
+            group["lr"] = learning_rate(optimisation, step)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             loss = compute_loss(*batch)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(loss_module.parameters(), optimisation.max_grad_norm)
         optimiser.step()
-        running_loss, num_summed = running_loss + loss.detach(), num_summed + 1
+        losses.add(step + 1, loss.detach())
         done = step + 1
         if done % optimisation.log_every == 0:
-            curve.append(CurvePoint(done, running_loss.item() / num_summed))
-            running_loss, num_summed = torch.zeros_like(running_loss), 0
+            curve.append(CurvePoint(done, losses.mean()))
             log.info("step %d loss %.4f, %.0f s", done, curve[-1].loss, time.perf_counter() - started)
         if done % optimisation.checkpoint_every == 0:
+            losses.refuse_unless_finite()
+            _refuse_unless_finite(loss_module, done)
             _save(checkpoint, loss_module, optimiser, done, curve)
+    losses.refuse_unless_finite()
+    _refuse_unless_finite(loss_module, optimisation.num_steps)
     return curve
 
 
-def _adamw(module: nn.Module, optimisation: Optimisation, device: torch.device) -> torch.optim.AdamW:
+class LossReader:
+    """Sums the losses of a point of the curve, and stops the training at one that is not finite.
+
+    Reading a loss makes the host wait for the device. A CPU has nothing to wait for, so there every loss is read; of
+    a GPU's, `STEPS_BETWEEN_READS` at once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._sum, self._num_summed = torch.zeros((), device=device), 0
+        self._unread: list[tuple[int, Tensor]] = []
+        self._steps_between_reads = 1 if device.type == "cpu" else STEPS_BETWEEN_READS
+
+    def add(self, step: int, loss: Tensor) -> None:
+        """Takes the loss of `step`, a scalar without its graph."""
+        self._sum, self._num_summed = self._sum + loss, self._num_summed + 1
+        self._unread.append((step, loss))
+        if len(self._unread) >= self._steps_between_reads:
+            self.refuse_unless_finite()
+
+    def mean(self) -> float:
+        """Of the losses since the call before."""
+        self.refuse_unless_finite()
+        mean = self._sum.item() / self._num_summed
+        self._sum, self._num_summed = torch.zeros_like(self._sum), 0
+        return mean
+
+    def refuse_unless_finite(self) -> None:
+        """Raises TrainingDiverged where a loss that has not been read is not finite."""
+        unread, self._unread = self._unread, []
+        values = torch.stack([loss for _, loss in unread]).tolist() if unread else []
+        for (step, _), value in zip(unread, values, strict=True):
+            if not math.isfinite(value):
+                raise TrainingDiverged(f"the loss of step {step} is {value}; {LOWER_IT}")
+
+
+def _refuse_unless_finite(module: nn.Module, step: int) -> None:
+    """Finite losses do not suffice: a gradient that is not finite spoils the weights behind the last of them."""
+    spoilt = [name for name, weight in module.named_parameters() if not weight.isfinite().all()]
+    if spoilt:
+        raise TrainingDiverged(
+            f"{len(spoilt)} weights such as {spoilt[0]} are not finite after step {step}; {LOWER_IT}"
+        )
+
+
+def _adamw(module: nn.Module, optimisation: OptimisationConfig, device: torch.device) -> torch.optim.AdamW:
     """Weight decay on matrices only: a norm's scale has no reason to shrink."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     groups = [

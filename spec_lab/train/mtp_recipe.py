@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from spec_lab.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
+from spec_lab.train.config import MtpTrainingConfig
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
-from spec_lab.train.loop import CurvePoint, Optimisation
+from spec_lab.train.loop import CurvePoint
 from spec_lab.train.mtp import MtpDrafter, MtpShape
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
 
@@ -23,35 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MtpRecipe:
-    """Sizes and training of the modules.
+    """Trains MTP modules on the target's own texts: one for all steps, or one a step."""
 
-    `num_modules` 1 is used again at each of `num_unrolled_steps`; of several each takes one step.
-    """
-
-    name: str
-    num_modules: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    num_unrolled_steps: int
-    step_loss_decay: float
-    optimisation: Optimisation
-
-    def __post_init__(self) -> None:
-        if self.num_modules not in (1, self.num_unrolled_steps):
-            raise UserError(
-                f"drafter.num_unrolled_steps={self.num_unrolled_steps} must be drafter.num_modules={self.num_modules}: "
-                "a step a module; or use one module for all steps"
-            )
+    config: MtpTrainingConfig
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
         """See `DrafterRecipe`. The norm before the head begins as the target's, because it feeds the same head."""
         torch.manual_seed(task.seed)
-        drafter = MtpDrafter(self._shape(task.model), self.num_modules, task.model.get_output_embeddings().weight)
+        head = task.model.get_output_embeddings().weight
+        drafter = MtpDrafter(self._shape(task.model), self.config.num_modules, head)
         for module in drafter.chain():
             module.shared_head.norm.weight.data.copy_(task.model.model.norm.weight)
-        curve = train_unrolled(drafter, self.num_unrolled_steps, self.step_loss_decay, self.optimisation, task)
+        curve = train_unrolled(drafter, self.config, task)
         save_modules(drafter, task.model, folder)
         return curve
 
@@ -73,19 +56,19 @@ Row p pairs the target's embedding of token p+1 with its final hidden state at p
 {"p-i in module i, the first being module 0" if several else "p"}: `eh_proj` reads the
 embedding's half first. What is recycled is the module's own state after `shared_head.norm`. """
             + (VANILLA if several else EAGLE),
-            loss=unrolled_loss_words(self.num_unrolled_steps, self.step_loss_decay),
+            loss=unrolled_loss_words(self.config),
         )
 
     def _shape(self, model: Qwen3ForCausalLM) -> MtpShape:
-        config = model.config
+        target = model.config
         return MtpShape(
-            hidden_size=config.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            rope_theta=config.rope_parameters["rope_theta"],
-            rms_norm_eps=config.rms_norm_eps,
+            hidden_size=target.hidden_size,
+            intermediate_size=self.config.intermediate_size,
+            num_heads=self.config.num_heads,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            rope_theta=target.rope_parameters["rope_theta"],
+            rms_norm_eps=target.rms_norm_eps,
         )
 
 

@@ -12,119 +12,103 @@ from typing import Any
 import numpy as np
 import torch
 
-from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.corpus.categories import CHECKABLE_CATEGORIES
 from spec_lab.corpus.example import SPECIAL_TOKENS, render_example
 from spec_lab.corpus.natural import natural_text
 from spec_lab.errors import UserError
 from spec_lab.train.card import drafter_card, target_card
+from spec_lab.train.checks import SHIPPED_TARGET
+from spec_lab.train.config import TrainConfig
 from spec_lab.train.data import Shard, build_shard, generate_examples, map_in_processes, tokenise_natural_text
 from spec_lab.train.drafter import DrafterRecipe, TrainingTask
 from spec_lab.train.evaluate import EvaluationRecipe, format_table
 from spec_lab.train.generations import Generations, GenerationsRecipe
 from spec_lab.train.loop import CurvePoint
+from spec_lab.train.output import output_folder
 from spec_lab.train.stages import RunFolder, run_stage, write_json
 from spec_lab.train.target import TargetRecipe, load_target, without_progress_bars
 from spec_lab.train.tokenizer import train_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerRecipe:
-    """What the vocabulary is learnt from: examples of each checkable category, and the natural text."""
-
-    vocab_size: int
-    num_examples_per_category: int
-
-
-@dataclass(frozen=True, slots=True)
-class CorpusRecipe:
-    """How much text: generated examples of each checkable category, in shards of one process each, and natural text.
-
-    `num_natural_documents` null takes all of the standard library's training split.
-    """
-
-    num_examples_per_category: int
-    num_shards: int
-    row_length: int
-    num_natural_documents: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The recipes of all stages.
+    """All stages of a training, as `spec_lab.train.recipes` builds it.
 
     `target` None takes the shipped one as it lies and leaves out the stages before it; `drafter` None leaves out the
     stages after it.
     """
 
-    tokenizer: TokenizerRecipe
-    corpus: CorpusRecipe
-    generations: GenerationsRecipe
-    evaluation: EvaluationRecipe
-    output_dir: str
-    seed: int
-    device: str
-    num_workers: int | None
-    target: TargetRecipe | None = None
-    drafter: DrafterRecipe | None = None
-
-    def __post_init__(self) -> None:
-        if self.target is None and self.drafter is None:
-            raise UserError("target=shipped drafter=none leaves nothing to train; choose target=pocket or a drafter")
+    config: TrainConfig
+    target: TargetRecipe | None
+    drafter: DrafterRecipe | None
 
     def run(self) -> RunFolder:
-        """Runs what is missing under `output_dir`; the last line printed is that folder."""
-        with without_progress_bars():
+        """Runs what is missing under `output_dir`; the last line printed is that folder.
+
+        Raises:
+            UserError: the device or the folder cannot be used, or the folder holds what other settings made.
+            TrainingDiverged: a loss is no longer finite.
+        """
+        self._device()
+        with output_folder(Path(self.config.output_dir)), without_progress_bars():
             return self._run()
 
     def _run(self) -> RunFolder:
-        folder = RunFolder(Path(self.output_dir), shipped_target=ZOO / "pocket" if self.target is None else None)
+        folder = RunFolder(Path(self.config.output_dir), shipped_target=SHIPPED_TARGET if self.target is None else None)
         if self.target is not None:
-            self._stage(folder, folder.tokenizer, self.tokenizer, self._train_tokenizer)
-            self._stage(folder, folder.corpus, self.corpus, self._build_corpus)
-            self._stage(folder, folder.target, self.target, self._train_target)
+            self._stage(folder, folder.tokenizer, self.config.tokenizer, self._train_tokenizer)
+            self._stage(folder, folder.corpus, self.config.corpus, self._build_corpus)
+            self._stage(folder, folder.target, self.target.config, self._train_target)
         if self.drafter is not None:
             made_for = {"target": _digest(folder.target / "model.safetensors")}
-            self._stage(folder, folder.generations, self.generations, self._generate, made_for)
-            self._stage(folder, folder.drafter(self.drafter.name), self.drafter, self._train_drafter, made_for)
+            self._stage(folder, folder.generations, self.config.generations, self._generate, made_for)
+            drafter = self.drafter.config
+            self._stage(folder, folder.drafter(drafter.name), drafter, self._train_drafter, made_for)
         self._evaluate(folder)
         self._write_cards(folder)
         print(folder.root)
         return folder
 
     def _stage(
-        self, folder: RunFolder, output: Path, recipe: Any, build: Any, made_for: dict[str, str] | None = None
+        self, folder: RunFolder, output: Path, config: Any, build: Any, made_for: dict[str, str] | None = None
     ) -> None:
-        settings = {"seed": self.seed, **(made_for or {}), **asdict(recipe)}
+        settings = {"seed": self.config.seed, **(made_for or {}), **asdict(config)}
         run_stage(folder, output, settings, self._device(), lambda unfinished: build(folder, unfinished))
 
     def _train_tokenizer(self, folder: RunFolder, output: Path) -> dict[str, Any]:
         texts = [
             render_example(example)
             for category in CHECKABLE_CATEGORIES
-            for example in generate_examples(category, self.seed, self.tokenizer.num_examples_per_category)
+            for example in generate_examples(
+                category, self.config.seed, self.config.tokenizer.num_examples_per_category
+            )
         ]
-        train_tokenizer([*texts, *self._natural_documents()], self.tokenizer.vocab_size).save_pretrained(output)
+        train_tokenizer([*texts, *self._natural_documents()], self.config.tokenizer.vocab_size).save_pretrained(output)
         return {}
 
     def _build_corpus(self, folder: RunFolder, output: Path) -> dict[str, Any]:
-        knobs = self.corpus
+        knobs = self.config.corpus
         tokenizer_file = str(folder.tokenizer / "tokenizer.json")
         per_shard = -(-knobs.num_examples_per_category // knobs.num_shards)
-        first_seed = self.seed * knobs.num_shards
+        first_seed = self.config.seed * knobs.num_shards
         shards = [
             Shard(tokenizer_file, CHECKABLE_CATEGORIES, first_seed + number, per_shard, knobs.row_length)
             for number in range(knobs.num_shards)
         ]
         rows = np.concatenate(list(map_in_processes(build_shard, shards, self._num_workers())))
         natural = tokenise_natural_text(tokenizer_file, self._natural_documents())
+        if len(natural) <= knobs.row_length:
+            raise UserError(
+                f"corpus.num_natural_documents={knobs.num_natural_documents} are {len(natural)} tokens, which do not "
+                f"fill a row of corpus.row_length={knobs.row_length}; take more documents"
+            )
         np.save(output / "rows.npy", rows)
         np.save(output / "natural.npy", natural)
         num_examples = per_shard * knobs.num_shards * len(CHECKABLE_CATEGORIES)
         return {"num_examples": num_examples, "num_rows": len(rows), "num_natural_tokens": len(natural)}
 
     def _natural_documents(self) -> list[str]:
-        return list(natural_text("train"))[: self.corpus.num_natural_documents]
+        return list(natural_text("train"))[: self.config.corpus.num_natural_documents]
 
     def _train_target(self, folder: RunFolder, output: Path) -> dict[str, Any]:
         from transformers import AutoTokenizer
@@ -132,7 +116,7 @@ class Pipeline:
         assert self.target is not None
         tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer)
         checkpoint = folder.checkpoint(folder.target)
-        curve = self.target.train(tokenizer, folder.corpus, output, checkpoint, self.seed, self._device())
+        curve = self.target.train(tokenizer, folder.corpus, output, checkpoint, self.config.seed, self._device())
         shutil.copytree(folder.tokenizer, output, dirs_exist_ok=True)
         return {"curve": _plain(curve)}
 
@@ -140,7 +124,9 @@ class Pipeline:
         model, tokenizer = load_target(folder.target, self._device())
         if self._device().type == "cuda":
             model = model.to(torch.bfloat16)
-        generations = self.generations.run(model, tokenizer, self.seed, self._num_workers())
+        generations = GenerationsRecipe(self.config.generations).run(
+            model, tokenizer, self.config.seed, self._num_workers()
+        )
         generations.save(output / "generations.safetensors")
         return {"num_texts": len(generations.tokens)}
 
@@ -149,8 +135,8 @@ class Pipeline:
         model, tokenizer = load_target(folder.target, self._device())
         generations = Generations.load(folder.generations / "generations.safetensors")
         markers = tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))
-        checkpoint = folder.checkpoint(folder.drafter(self.drafter.name))
-        task = TrainingTask(model, generations, markers, checkpoint, self.seed, self._device())
+        checkpoint = folder.checkpoint(folder.drafter(self.drafter.config.name))
+        task = TrainingTask(model, generations, markers, checkpoint, self.config.seed, self._device())
         return {"curve": _plain(self.drafter.train(task, output))}
 
     def _evaluate(self, folder: RunFolder) -> None:
@@ -158,15 +144,16 @@ class Pipeline:
         model, tokenizer = load_target(folder.target, self._device())
         match = None
         if self.drafter is not None:
-            match = self.drafter.matcher(folder.drafter(self.drafter.name), model, self._device())
-        report, samples = self.evaluation.run(model, tokenizer, match)
+            match = self.drafter.matcher(folder.drafter(self.drafter.config.name), model, self._device())
+        report, samples = EvaluationRecipe(self.config.evaluation).run(model, tokenizer, match)
+        write_json(folder.config(self._measured(folder)), asdict(self.config))
         write_json(folder.evaluation(self._measured(folder)), report)
         write_json(folder.samples(self._measured(folder)), [asdict(sample) for sample in samples])
         print(format_table(report))
 
     def _measured(self, folder: RunFolder) -> Path:
         """What the evaluation is of: the drafter beside its target, or the target alone."""
-        return folder.target if self.drafter is None else folder.drafter(self.drafter.name)
+        return folder.target if self.drafter is None else folder.drafter(self.drafter.config.name)
 
     def _write_cards(self, folder: RunFolder) -> None:
         measured, kind = self._measured(folder), None
@@ -182,21 +169,21 @@ class Pipeline:
     def command(self) -> str:
         """What trains this target and drafter, as their cards give it."""
         target = "" if self.target is None else " target=pocket"
-        return f"python -m spec_lab.train{target} drafter={'none' if self.drafter is None else self.drafter.name}"
+        return (
+            f"python -m spec_lab.train{target} drafter={'none' if self.drafter is None else self.drafter.config.name}"
+        )
 
     def _device(self) -> torch.device:
-        if self.device == "auto":
+        wanted = self.config.device
+        if wanted == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-        except RuntimeError as error:
-            raise UserError(f"device={self.device} is none that torch knows; use auto, cpu or cuda") from error
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise UserError(f"device={self.device}: torch finds no GPU here; use device=auto")
+        device = torch.device(wanted)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise UserError(f"device={wanted}: torch finds {torch.cuda.device_count()} GPUs here; use device=auto")
         return device
 
     def _num_workers(self) -> int:
-        return self.num_workers or os.cpu_count() or 1
+        return self.config.num_workers or os.cpu_count() or 1
 
 
 def _plain(curve: list[CurvePoint]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import os
 import platform
 import shutil
 import time
@@ -12,13 +13,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
-from spec_lab.errors import UserError
+from spec_lab.errors import Breakdown, UserError
 
 log = logging.getLogger(__name__)
+
+FAILURE = "failure"
+"""The entry of a stage's record that says why it broke down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,10 @@ class RunFolder:
     def record(self, output: Path) -> Path:
         return self.records / f"{output.name}.json"
 
+    def config(self, output: Path) -> Path:
+        """The whole configuration of the training that measured the target, or the drafter in `output` beside it."""
+        return self.records / f"{output.name}-config.json"
+
     def evaluation(self, output: Path) -> Path:
         """What was measured of the target, or of the drafter in `output` beside it."""
         return self.records / f"{output.name}-evaluation.json"
@@ -80,33 +88,46 @@ def run_stage(
 ) -> None:
     """Builds `output` with `build(unfinished folder)`, whose result goes into the record, unless `output` exists.
 
-    Of several processes that want the same output one builds it, and the others wait for it. Raises UserError where
-    the folder, or a checkpoint in it, was made with another `recipe`.
+    Of several processes that want the same output one builds it, and the others wait for it. A build that is refused
+    leaves nothing; of one that breaks down the record says so, and the next build may be another.
+
+    Raises:
+        UserError: the folder, or a checkpoint in it, was made with another `recipe`, or `build` refuses.
+        Breakdown: `build` breaks down.
     """
     with _locked(folder.record(output).with_suffix(".lock")):
         _refuse_another_recipe(folder.record(output), output, recipe)
         if output.exists():
             log.info("%s exists: skipped", output)
             return
-        _build_stage(folder, output, recipe, device, build)
+        log.info("building %s", output)
+        record: dict[str, Any] = {
+            "recipe": recipe,
+            "device": device_name(device),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        write_json(folder.record(output), record)
+        started = time.perf_counter()
+        try:
+            _build_stage(folder, output, record, started, build)
+        except UserError:
+            folder.record(output).unlink()
+            _drop(unfinished_folder(output), folder.checkpoint(output))
+            raise
+        except Breakdown as error:
+            write_json(folder.record(output), record | {"seconds": time.perf_counter() - started, FAILURE: str(error)})
+            _drop(unfinished_folder(output), folder.checkpoint(output))
+            raise
 
 
 def _build_stage(
     folder: RunFolder,
     output: Path,
-    recipe: dict[str, Any],
-    device: torch.device,
+    record: dict[str, Any],
+    started: float,
     build: Callable[[Path], dict[str, Any]],
 ) -> None:
-    log.info("building %s", output)
-    record: dict[str, Any] = {
-        "recipe": recipe,
-        "device": device_name(device),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    write_json(folder.record(output), record)
-    started = time.perf_counter()
     with finished_folder(output) as unfinished:
         facts = build(unfinished)
         record |= {"seconds": time.perf_counter() - started, **facts}
@@ -115,19 +136,45 @@ def _build_stage(
     log.info("built %s in %.0f s", output, record["seconds"])
 
 
+def _drop(unfinished: Path, checkpoint: Path) -> None:
+    shutil.rmtree(unfinished, ignore_errors=True)
+    checkpoint.unlink(missing_ok=True)
+
+
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Holds the lock of `file` against other processes; the system releases it when a process dies."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w") as opened:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
+    """Holds the lock of `file` against other processes; the system releases it when a process dies.
+
+    A refused block takes the file away with it, so whoever waited for that one asks again for the one in its place.
+    """
+    while True:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("w") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX)
+            if not _lies_at(file, opened):
+                continue
+            try:
+                yield
+            except UserError:
+                file.unlink()
+                raise
+            return
+
+
+def _lies_at(file: Path, opened: TextIO) -> bool:
+    try:
+        return os.path.samestat(file.stat(), os.fstat(opened.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _refuse_another_recipe(record_file: Path, output: Path, recipe: dict[str, Any]) -> None:
     if not record_file.exists():
         return
-    before = json.loads(record_file.read_text())["recipe"]
+    record = json.loads(record_file.read_text())
+    if FAILURE in record and not output.exists():
+        return
+    before = record["recipe"]
     changed = [key for key in recipe if recipe[key] != before.get(key)]
     if changed:
         raise UserError(
@@ -142,10 +189,15 @@ def write_json(file: Path, content: Any) -> None:
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def unfinished_folder(output: Path) -> Path:
+    """Where `output` is built."""
+    return output.with_name(output.name + ".unfinished")
+
+
 @contextmanager
 def finished_folder(output: Path) -> Iterator[Path]:
     """A folder to write into that becomes `output` once the block is through; what a killed run left is dropped."""
-    unfinished = output.with_name(output.name + ".unfinished")
+    unfinished = unfinished_folder(output)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     yield unfinished

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from spec_lab.corpus.example import END_OF_TEXT, END_OF_TURN
 from spec_lab.errors import UserError
+from spec_lab.train.config import MAX_LENGTH, PocketTrainingConfig
 from spec_lab.train.data import IGNORED_LABEL, TrainingTokens, next_token_labels
-from spec_lab.train.loop import CurvePoint, Optimisation, train
-from spec_lab.train.tokenizer import MAX_LENGTH
+from spec_lab.train.loop import CurvePoint, train
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -24,16 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TargetRecipe:
-    """Size and training of the target. `natural_fraction` of each batch is natural text, the rest examples."""
+    """Trains a target on generated examples and natural text."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    natural_fraction: float
-    optimisation: Optimisation
+    config: PocketTrainingConfig
 
     def model_config(self, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
         """Tied embeddings; ends at the end of a turn or of a text."""
@@ -41,12 +34,12 @@ class TargetRecipe:
 
         return Qwen3Config(
             vocab_size=len(tokenizer),
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=self.num_layers,
-            num_attention_heads=self.num_heads,
-            num_key_value_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
+            hidden_size=self.config.hidden_size,
+            intermediate_size=self.config.intermediate_size,
+            num_hidden_layers=self.config.num_layers,
+            num_attention_heads=self.config.num_heads,
+            num_key_value_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
             max_position_embeddings=MAX_LENGTH,
             tie_word_embeddings=True,
             bos_token_id=None,
@@ -68,14 +61,14 @@ class TargetRecipe:
 
         torch.manual_seed(seed)
         end_of_text_id = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
-        tokens = TrainingTokens.load(corpus, self.natural_fraction, end_of_text_id, device)
+        tokens = TrainingTokens.load(corpus, self.config.natural_fraction, end_of_text_id, device)
         model = Qwen3ForCausalLM(self.model_config(tokenizer))
 
         def batch_of(step: int) -> tuple[Tensor, Tensor]:
-            rows = tokens.batch(step, self.optimisation.batch_size, seed)
+            rows = tokens.batch(step, self.config.optimisation.batch_size, seed)
             return rows, next_token_labels(rows, end_of_text_id)
 
-        curve = train(NextTokenLoss(model), batch_of, self.optimisation, checkpoint, device)
+        curve = train(NextTokenLoss(model), batch_of, self.config.optimisation, checkpoint, device)
         save_target(model, tokenizer, folder)
         return curve
 

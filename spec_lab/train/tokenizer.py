@@ -14,6 +14,7 @@ from spec_lab.corpus.example import (
     THINK_START,
     USER,
 )
+from spec_lab.train.config import MAX_LENGTH
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -25,7 +26,6 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     f"{{% if add_generation_prompt %}}{{{{ '{ASSISTANT}\\n' }}}}{{% endif %}}"
 )
-MAX_LENGTH = 2048
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from spec_lab.train.config import UnrolledTrainingConfig
 from spec_lab.train.drafter import DraftMatcher, TrainingTask
 from spec_lab.train.generations import Generations
-from spec_lab.train.loop import CurvePoint, Optimisation, train
+from spec_lab.train.loop import CurvePoint, train
 from spec_lab.train.target import TargetOutputs, run_target
 
 if TYPE_CHECKING:
@@ -45,23 +46,22 @@ class UnrolledDrafter(nn.Module, ABC):
         """`[draft_vocab_size]`: the target id of every draft id."""
 
 
-def train_unrolled(
-    drafter: UnrolledDrafter, num_steps: int, step_loss_decay: float, optimisation: Optimisation, task: TrainingTask
-) -> list[CurvePoint]:
+def train_unrolled(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task: TrainingTask) -> list[CurvePoint]:
     """Trains `drafter` in place on the frozen target's texts; it is left on the task's device."""
     drafter.to(task.device)
     generations = task.generations.to(task.device)
 
     def batch_of(step: int) -> tuple[Tensor, ...]:
-        return unrolling_batch(task.model, drafter, generations.batch(step, optimisation.batch_size, task.seed))
+        return unrolling_batch(task.model, drafter, generations.batch(step, config.optimisation.batch_size, task.seed))
 
-    loss = UnrolledLoss(drafter, num_steps, step_loss_decay)
-    return train(loss, batch_of, optimisation, task.checkpoint, task.device)
+    loss = UnrolledLoss(drafter, config.num_unrolled_steps, config.step_loss_decay)
+    return train(loss, batch_of, config.optimisation, task.checkpoint, task.device)
 
 
-def unrolled_loss_words(num_steps: int, step_loss_decay: float) -> str:
+def unrolled_loss_words(config: UnrolledTrainingConfig) -> str:
     """How a card names `UnrolledLoss`."""
-    return f"over {num_steps} steps of EAGLE-3's training-time test, step i counting {step_loss_decay:g}^i"
+    decay = config.step_loss_decay
+    return f"over {config.num_unrolled_steps} steps of EAGLE-3's training-time test, step i counting {decay:g}^i"
 
 
 @torch.no_grad()

@@ -1,0 +1,70 @@
+"""The output folder of a training: made once nothing is refused, written to and logged into, gone again if refused."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spec_lab.errors import UserError, describe_os_error
+
+LOG_FILE = "spec_lab.train.log"
+LOG_FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"
+
+
+@contextmanager
+def output_folder(root: Path) -> Iterator[None]:
+    """Makes `root` where it is missing, and appends what is logged meanwhile to a file in it.
+
+    A block that is refused leaves nothing of what was made for it, and no folder that others write to is touched.
+
+    Raises:
+        UserError: `root` cannot be made or written.
+    """
+    missing = [folder for folder in (root, *root.parents) if not folder.exists()]
+    try:
+        _make(root)
+        with _logging_to(root / LOG_FILE):
+            yield
+    except UserError:
+        if root in missing:
+            _remove_what_is_empty(root)
+        for folder in missing:
+            _remove_if_empty(folder)
+        raise
+
+
+def _make(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except (OSError, ValueError) as error:
+        reason = describe_os_error(error) if isinstance(error, OSError) else error
+        raise UserError(f"output_dir={root} cannot be written ({reason}); choose another one") from error
+
+
+@contextmanager
+def _logging_to(file: Path) -> Iterator[None]:
+    handler = logging.FileHandler(file, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+def _remove_what_is_empty(root: Path) -> None:
+    for folder in (path for path in root.iterdir() if path.is_dir()):
+        _remove_if_empty(folder)
+    if [path.name for path in root.iterdir()] == [LOG_FILE]:
+        (root / LOG_FILE).unlink()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
