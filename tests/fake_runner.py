@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.config import RunConfig
-from spec_lab.record.schema import SCHEMA_VERSION
+from spec_lab.record.amend import amend_status
 from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
 
 
@@ -27,7 +27,7 @@ class FakeRunner:
         error = self.errors.get(config.seed, self.error)
         if error is not None:
             raise error
-        (folder / SUMMARY_FILE).write_text(json.dumps({"status": "finished", "schema_version": SCHEMA_VERSION}))
+        amend_status(folder, "finished", "the fake runner is done")
         return {"status": "finished"}
 
 

@@ -130,7 +130,7 @@ def test_failure_without_a_message_says_where(runner: FakeRunner, empty_folder: 
     runner.begins, runner.error = False, AssertionError()
     assert main([]) == 1
     [summary] = summaries(empty_folder).values()
-    assert summary["reason"].startswith("AssertionError at test_cli.py:")
+    assert summary["reason"].startswith("AssertionError at fake_runner.py:")
 
 
 def test_killed_run_leaves_a_record_that_says_so(runner: FakeRunner, empty_folder: Path) -> None:
@@ -263,7 +263,7 @@ def test_dry_run_prints_the_parts_and_writes_nothing(
 
 
 def test_dry_run_lists_every_refusal(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--dry-run", "repeats=0", "references=[x]"]) == 2
+    assert main(["--dry-run", "repeats=0", "name=.."]) == 2
     refused = [line for line in capsys.readouterr().out.splitlines() if line.startswith("refused: ")]
     assert len(refused) == 2
 

@@ -1,0 +1,194 @@
+"""Ctrl-C ends a run as interrupted, and a sweep with it, wherever it strikes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from spec_lab.__main__ import main
+from spec_lab.cli.interrupts import Interrupts
+from spec_lab.core.types import Request
+from spec_lab.engine.engine import Engine
+from spec_lab.measure import profiling
+from spec_lab.measure.profiling import TRACE_FILE, ProfiledRounds
+from spec_lab.measure.runner import run
+from spec_lab.measure.watched_rounds import WatchedRounds, watch_rounds
+from spec_lab.record.sinks import SUMMARY_FILE
+from tests.fake_runner import FakeRunner, summaries
+from tests.fake_runs import CHOICES
+from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
+
+PROMPTS = [{"id": str(index), "category": "plain", "prompt": "abc", "form": "continue"} for index in range(2)]
+
+
+def press_ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def let_it_through() -> None:
+    press_ctrl_c()
+
+
+def fail_in_its_place() -> None:
+    try:
+        press_ctrl_c()
+    finally:
+        raise AssertionError("Profiler must be initialized before stopping trace")
+
+
+def fail_from_it() -> None:
+    try:
+        press_ctrl_c()
+    except KeyboardInterrupt as error:
+        raise RuntimeError("the library stopped") from error
+
+
+def drop_it() -> None:
+    with suppress(BaseException):
+        press_ctrl_c()
+
+
+def drop_it_in_a_finaliser() -> None:
+    class Finalised:
+        def __del__(self) -> None:
+            press_ctrl_c()
+
+    Finalised()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("strike", [let_it_through, fail_in_its_place, fail_from_it, drop_it, drop_it_in_a_finaliser])
+def test_ctrl_c_ends_the_run_and_the_sweep(
+    strike: Callable[[], None],
+    begins: bool,
+    runner: FakeRunner,
+    empty_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake_run = runner.run
+
+    def struck(*arguments: Any) -> dict[str, Any]:
+        strike()
+        return fake_run(*arguments)
+
+    monkeypatch.setattr(sys.modules["spec_lab.measure.runner"], "run", struck)
+    handler = signal.getsignal(signal.SIGINT)
+    for arguments in ([], ["-m", "seed=1,2,3"]):
+        assert main(arguments) == 130
+        assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is handler
+    found = summaries(empty_folder)
+    assert len(found) == 2, "the run, and the first of the sweep"
+    was_dropped = strike in (drop_it, drop_it_in_a_finaliser)
+    assert {summary["status"] for summary in found.values()} == {"finished" if was_dropped else "interrupted"}
+
+
+def test_ctrl_c_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            press_ctrl_c()
+        assert not interrupts.seen
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Unstoppable(WatchedRounds):
+    """Ctrl-C strikes while it starts, so that there is nothing to stop."""
+
+    def span(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _start(self) -> None:
+        raise KeyboardInterrupt
+
+    def _stop(self) -> None:
+        raise AssertionError("Profiler must be initialized before stopping trace")
+
+
+def engine_that_enters_rounds(num_rounds: int) -> Engine:
+    parts = SimpleNamespace(timer="the timer")
+
+    def generate(*_: Any, **__: Any) -> None:
+        for _ in range(num_rounds):
+            with parts.timer.round():
+                pass
+
+    prompt_pass = SimpleNamespace(chunk_size=8)
+    return cast(Engine, SimpleNamespace(parts=parts, generate=generate, prompt_pass=prompt_pass, num_draft_tokens=1))
+
+
+def test_ctrl_c_in_the_middle_of_a_start_is_what_is_raised() -> None:
+    engine = engine_that_enters_rounds(5)
+    with pytest.raises(KeyboardInterrupt):
+        watch_rounds(engine, [Request("a", "b", (1, 2), max_new_tokens=4)], 2, Unstoppable)
+    assert engine.parts.timer == "the timer"  # type: ignore[comparison-overlap]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_runnable_pair(tmp_path_factory.mktemp("pair"))
+
+
+def raise_interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(ProfiledRounds, "_start"), (ProfiledRounds, "_stop"), (profiling, "_keep_trace"), (profiling, "_kernels")],
+)
+def test_ctrl_c_at_any_moment_of_profiling_leaves_an_interrupted_record(
+    owner: Any, method: str, pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
+    config = make_run_config(pair, prompts, references=[], profile_rounds=2)
+    monkeypatch.setattr(owner, method, raise_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, CHOICES, tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / SUMMARY_FILE).read_text())
+    assert (summary["status"], summary["reason"]) == ("interrupted", "KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("full")])
+def test_a_trace_that_cannot_be_finished_is_not_left_behind(error: BaseException, tmp_path: Path) -> None:
+    class Profiler:
+        def export_chrome_trace(self, path: str) -> None:
+            assert path.endswith(".gz"), "which makes torch compress it"
+            Path(path).write_bytes(b"half of it")
+            raise error
+
+    with pytest.raises(type(error)):
+        profiling._keep_trace(cast(Any, Profiler()), tmp_path / TRACE_FILE)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0, 0.02, 0.1, 0.3])
+def test_a_real_ctrl_c_in_the_profiler_ends_a_sweep(seconds: float, empty_folder: Path) -> None:
+    command = [sys.executable, "-m", "spec_lab", "-m", "debug=smoke", "seed=1,2,3", "profile_rounds=16"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "profiling" in line:
+            break
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in errors
+    [summary] = summaries(empty_folder).values()
+    assert summary["status"] in ("interrupted", "finished")
