@@ -126,7 +126,9 @@ def transformers_generate(config: RunConfig) -> Callable[[list[Request]], float]
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(target_folder(config), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        target_folder(config), dtype=torch.float32, trust_remote_code=False
+    ).eval()
 
     def run(requests: list[Request]) -> float:
         num_tokens, start = 0, perf_counter()

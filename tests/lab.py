@@ -135,7 +135,7 @@ class Reference:
     def __init__(self, target: Path) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, trust_remote_code=False).eval()
 
     def greedy(self, request: Request) -> list[int]:
         """Output tokens of `transformers.generate`."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from spec_lab.cli.compose import compose_run
+from spec_lab.config import WorkloadConfig
 from spec_lab.errors import UserError
 from spec_lab.workloads.load import PROMPTS_FOLDER, Prompt, read_jsonl, read_spec_bench, shipped_prompts
+from tests.one_line import read_or_refused
 
 
 def read(path: Path, workload: str = "jsonl") -> list[Prompt]:
-    config = compose_run([f"workload={workload}", f"workload.path={path}"])[0].workload
+    config = WorkloadConfig(name=workload, path=str(path))
     return {"jsonl": read_jsonl, "spec_bench": read_spec_bench}[workload](config)
 
 
@@ -37,22 +41,59 @@ def test_a_file_that_is_not_utf8_is_named_with_the_remedy(tmp_path: Path) -> Non
         read(path)
 
 
+GOOD = {"jsonl": '{"prompt": "a"}', "spec_bench": '{"question_id": 1, "category": "qa", "turns": ["a"]}'}
+
+
 @pytest.mark.parametrize(
     ("workload", "content", "message"),
     [
-        ("jsonl", '{"prompt": "a"}\nnonsense\n', r"mine\.jsonl:2 is not JSON"),
-        ("jsonl", "[1]\n", r"mine\.jsonl:1 is not a JSON object"),
-        ("jsonl", '{"text": "a"}\n', "a line needs a text `prompt`"),
-        ("jsonl", '{"prompt": "a", "form": "song"}\n', "`form` chat or continue"),
-        ("spec_bench", '{"question_id": 1, "category": "qa", "turns": []}\n', "a question needs"),
-        ("spec_bench", '{"question_id": 1, "turns": ["a"]}\n', "a question needs question_id, category"),
+        ("jsonl", "nonsense", "is not JSON"),
+        ("jsonl", "[1]", "is not a JSON object"),
+        ("jsonl", '{"text": "a"}', "a line needs a text `prompt`"),
+        ("jsonl", '{"prompt": ["a"]}', "a line needs a text `prompt`"),
+        ("jsonl", '{"prompt": "a", "form": "song"}', "`form` chat or continue"),
+        ("jsonl", '{"prompt": "a", "form": ["chat"]}', "`form` chat or continue"),
+        ("jsonl", '{"prompt": "a", "id": null}', "`id`, `category` and `answer` must be"),
+        ("jsonl", '{"prompt": "a", "category": {"a": 1}}', "`id`, `category` and `answer` must be"),
+        ("jsonl", '{"prompt": "a", "answer": [4]}', "`id`, `category` and `answer` must be"),
+        ("jsonl", '{"prompt": "\\ud800"}', "is not JSON: it has half of a surrogate pair"),
+        ("jsonl", '{"prompt": ' + "[" * 100_000, "is not JSON: it is nested too deeply"),
+        ("jsonl", '{"prompt": "a", "answer": ' + "9" * 6000 + "}", "is not JSON: .*6000 digits"),
+        ("spec_bench", '{"question_id": 1, "category": "qa", "turns": []}', "turns, a list of texts"),
+        ("spec_bench", '{"question_id": 1, "category": "qa", "turns": "hello"}', "turns, a list of texts"),
+        ("spec_bench", '{"question_id": 1, "category": "qa", "turns": [null]}', "turns, a list of texts"),
+        ("spec_bench", '{"question_id": 1, "category": "qa", "turns": ["a", 5]}', "turns, a list of texts"),
+        ("spec_bench", '{"question_id": 1, "category": "qa", "turns": {"0": "a"}}', "turns, a list of texts"),
+        ("spec_bench", '{"question_id": 1, "category": "qa"}', "a question needs"),
+        ("spec_bench", '{"question_id": 1, "turns": ["a"]}', "a question needs question_id, category"),
+        ("spec_bench", '{"question_id": null, "category": "qa", "turns": ["a"]}', "a question needs question_id"),
+        ("spec_bench", '{"question_id": 1, "category": [], "turns": ["a"]}', "a question needs question_id, category"),
     ],
 )
-def test_a_broken_line_is_refused_with_its_file(workload: str, content: str, message: str, tmp_path: Path) -> None:
+def test_a_broken_line_is_refused_with_its_file_and_number(
+    workload: str, content: str, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "mine.jsonl"
-    path.write_text(content)
-    with pytest.raises(UserError, match=message):
+    path.write_text(f"{GOOD[workload]}\n\n{content}\n")
+    with pytest.raises(UserError, match=rf"mine\.jsonl:3:? .*{message}") as caught:
         read(path, workload)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("workload", ["jsonl", "spec_bench"])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(content=st.data())
+def test_any_line_is_read_or_refused_in_a_line(workload: str, content: st.DataObject, tmp_path: Path) -> None:
+    keys = ("prompt", "id", "category", "form", "answer", "question_id", "turns")
+    values = (
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.lists(st.text(max_size=3))
+    )
+    row = json.loads(GOOD[workload]) | content.draw(st.dictionaries(st.sampled_from(keys), values, max_size=3))
+    lines = st.one_of(st.just(json.dumps(row)), st.text(max_size=20))
+    path = tmp_path / "mine.jsonl"
+    path.write_text(content.draw(lines), encoding="utf-8", errors="replace")
+    prompts = read_or_refused(lambda: read(path, workload), path)
+    assert all(isinstance(prompt.text, str) and isinstance(prompt.category, str) for prompt in prompts or ())
 
 
 def test_the_shipped_prompts_come_one_category_after_the_other() -> None:

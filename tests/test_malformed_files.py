@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from spec_lab.models.eagle3_checkpoint import load_eagle3, read_eagle3_config
 from spec_lab.models.gemma4_assistant_config import AssistantTarget, read_assistant_config
 from spec_lab.models.json_input import parse_json, read_json
 from spec_lab.models.mtp_checkpoint import load_mtp
+from tests.one_line import read_or_refused
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, rewrite_config
 from tests.tiny_mtp import make_tiny_mtp
@@ -40,16 +40,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
-
-
-def ends_in_a_line(read: Callable[[], Any], *names: str | Path) -> None:
-    """`read` gives something, or refuses in one line that holds `names`."""
-    try:
-        read()
-    except UserError as error:
-        message = str(error)
-        assert "\n" not in message and len(message) < 700, message
-        assert all(str(name) in message for name in names), message
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +98,7 @@ def test_any_value_of_any_key_is_read_or_refused(kind: str, folders: dict[str, P
 
     def check(path: tuple[str, ...], value: Any) -> None:
         (folder / "config.json").write_text(json.dumps(with_value(whole, path, value)))
-        ends_in_a_line(lambda: read(kind, folder, target), folder)
+        read_or_refused(lambda: read(kind, folder, target), folder)
 
     for path, value in product(paths, OF_EVERY_TYPE):
         check(path, value)
@@ -126,7 +116,7 @@ def test_any_value_of_any_key_is_read_or_refused(kind: str, folders: dict[str, P
 def test_any_bytes_are_json_or_refused(folders: dict[str, Path], content: bytes) -> None:
     path = folders["llama"].parent / "any.json"
     path.write_bytes(content)
-    ends_in_a_line(lambda: read_json(path), path)
+    read_or_refused(lambda: read_json(path), path)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +197,7 @@ def test_any_byte_of_a_header_may_be_wrong(kind: str, folders: dict[str, Path], 
     def check(start: int, changed: bytes, end: int) -> None:
         content = whole[:start] + changed + whole[start + len(changed) :]
         (tmp_path / "model.safetensors").write_bytes(content if end % 3 else content[:end])
-        ends_in_a_line(load, tmp_path)
+        read_or_refused(load, tmp_path)
 
     check()
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.corpus.example import END_OF_TEXT, USER
 from spec_lab.errors import UserError
+from spec_lab.workloads.chat_template import ChatTemplate
+from spec_lab.workloads.time_limit import time_limit
 from spec_lab.workloads.tokenizer import TargetTokenizer
+from tests.one_line import read_or_refused
 
 BOS, TURN = "<bos>", "<|turn|>"
 TEMPLATE = "{{ bos_token }}{% for message in messages %}" + TURN + "{{ message['content'] }}{% endfor %}"
@@ -58,6 +67,119 @@ def test_the_pocket_target_gets_its_own_turns() -> None:
     tokenizer = TargetTokenizer(ZOO / "pocket")
     assert tokenizer.decode(tokenizer.encode_prompt("chat", "Hello")).startswith(f"{USER}\nHello")
     assert tokenizer.decode(tokenizer.encode_prompt("continue", "Hello")) == f"{END_OF_TEXT}Hello"
+
+
+def with_settings(folder: Path, content: Any) -> TargetTokenizer:
+    """The tokenizer with another tokenizer_config.json; a text is written as it is."""
+    tokenizer = make_tokenizer(folder, TEMPLATE)
+    if not isinstance(content, str):
+        content = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS} | content)
+    (folder / "tokenizer_config.json").write_text(content)
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("[]", "must hold a JSON object, holds a list"),
+        ("{", "cannot be read as JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ({"chat_template": 5}, "chat_template must be a string, is 5"),
+        ({"chat_template": {"default": "x"}}, "chat_template must be a string, is an object"),
+        ({"chat_template": [5]}, ""),
+        ({"chat_template": ["x"]}, ""),
+        ({"chat_template": [{"name": "a"}]}, ""),
+        ({"chat_template": [{"name": "tool_use", "template": "x"}]}, "cannot be rendered"),
+        ({"tokenizer_class": 5}, ""),
+        ({"added_tokens_decoder": 5}, ""),
+        ({"added_tokens_decoder": {"x": 5}}, ""),
+        ({"chat_template": "{{ raise_exception('only tools') }}"}, "TemplateError: only tools"),
+        ({"chat_template": "{% for %}"}, "TemplateSyntaxError"),
+        ({"chat_template": "{{ messages[5].content.x }}"}, "UndefinedError"),
+        ({"chat_template": "{{ 1 / 0 }}"}, "ZeroDivisionError"),
+        ({"chat_template": "{% for i in range(10**9) %}{% endfor %}"}, "OverflowError"),
+        ({"chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}"}, "SecurityError"),
+        ({"chat_template": "{{ 'x' * 3000000 }}"}, "more than 1000000 characters"),
+    ],
+)
+def test_broken_settings_and_templates_are_refused_in_a_line_that_names_the_file(
+    content: Any, reason: str, tmp_path: Path
+) -> None:
+    tokenizer = with_settings(tmp_path, content)
+    with pytest.raises(UserError) as caught:
+        tokenizer.encode_prompt("chat", "a time")
+    message = str(caught.value)
+    assert str(tmp_path / "tokenizer_config.json") in message and reason in message
+    assert "\n" not in message and len(message) < 700
+
+
+def test_a_template_of_its_own_file_is_the_one_named(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path, None)
+    (tmp_path / "chat_template.jinja").write_text("{{ 1 / 0 }}")
+    with pytest.raises(UserError, match=r"chat_template\.jinja: .*ZeroDivisionError"):
+        tokenizer.encode_prompt("chat", "a time")
+
+
+def test_a_template_of_two_names_is_used_by_its_default(tmp_path: Path) -> None:
+    both = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "x"}]
+    tokenizer = with_settings(tmp_path, {"chat_template": both})
+    assert tokenizer.decode(tokenizer.encode_prompt("chat", "a time")) == f"{BOS} {TURN} a time"
+
+
+LOOPS = (
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% set ns = namespace(x='a') %}{% for i in range(99999) %}{% set ns.x = (ns.x + ns.x)[:900000] %}{% endfor %}",
+    "{% macro again() %}{% for i in range(99999) %}{{ again2() }}{% endfor %}{% endmacro %}"
+    "{% macro again2() %}{% for i in range(99999) %}{% endfor %}{% endmacro %}{{ again() }}",
+)
+
+
+@pytest.mark.parametrize("template", LOOPS)
+def test_a_template_that_does_not_end_is_ended(template: str, tmp_path: Path) -> None:
+    make_tokenizer(tmp_path, template)
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: .*longer than 0\.1 seconds"):
+        ChatTemplate(tmp_path, most_seconds=0.1)("chat", "a time")
+
+
+def test_a_time_limit_leaves_the_alarm_that_was_set_before() -> None:
+    with pytest.raises(TimeoutError, match=r"longer than 5 seconds"), time_limit(5.0):
+        with pytest.raises(TimeoutError, match=r"longer than 0\.05"), time_limit(0.05):
+            time.sleep(5)
+        assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 5
+        raise TimeoutError("longer than 5 seconds")
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_block_in_another_thread_runs_without_a_limit() -> None:
+    done = []
+
+    def work() -> None:
+        with time_limit(0.001):
+            time.sleep(0.02)
+            done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [True]
+
+
+def test_a_tokenizer_that_cannot_encode_a_text_is_named(tmp_path: Path) -> None:
+    write = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(write))
+    with pytest.raises(UserError, match=r"tokenizer\.json cannot encode a prompt"):
+        TargetTokenizer(tmp_path).encode_prompt("continue", "b")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_tokenizer_file_is_read_or_refused(data: st.DataObject, tmp_path: Path) -> None:
+    make_tokenizer(tmp_path, None)
+    path = tmp_path / "tokenizer.json"
+    whole = path.read_text()
+    start = data.draw(st.integers(0, len(whole) - 1))
+    path.write_text(whole[:start] + data.draw(st.text(max_size=3)) + whole[start + data.draw(st.integers(0, 9)) :])
+    read_or_refused(lambda: TargetTokenizer(tmp_path).encode_prompt("continue", "once upon"), path)
 
 
 @pytest.mark.parametrize("content", [None, "not a tokenizer"])

@@ -85,7 +85,7 @@ def test_training_approaches_the_target(tmp_path: Path) -> None:
 def test_checkpoint_is_a_qwen3_model_that_both_loaders_run_alike(tmp_path: Path) -> None:
     target = make_target()
     train_on_random_texts(tmp_path, target, make_recipe())
-    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "draft", dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "draft", dtype=torch.float32, trust_remote_code=False)
     assert isinstance(model, Qwen3ForCausalLM) and model.config.tie_word_embeddings
     for key in ("vocab_size", "max_position_embeddings", "rope_parameters", "eos_token_id", "pad_token_id"):
         assert getattr(model.config, key) == getattr(target.config, key), key
@@ -117,7 +117,7 @@ def test_matches_are_those_of_drafting_from_every_position(tmp_path: Path) -> No
     train_on_random_texts(tmp_path, target, recipe)
     tokens = torch.randint(4, (3, 20))
     matches = recipe.matcher(tmp_path / "draft", target, CPU)(tokens, 3)
-    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "draft", dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "draft", dtype=torch.float32, trust_remote_code=False)
     lengths = []
     for row, text in enumerate(tokens.tolist()):
         for anchor in range(len(text) - 2):

@@ -184,7 +184,7 @@ def test_checkpoint_loads_in_transformers_and_drafts_the_same(tmp_path: Path, mo
     drafter = random_drafter([2, 2], target)
     save_frozen_kv(drafter, target.config, tmp_path)
     assistant, info = assistant_class(monkeypatch).from_pretrained(
-        tmp_path, dtype=torch.float32, output_loading_info=True
+        tmp_path, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
     )
     assert not any(info.values()), info
     assert assistant.lm_head.weight is assistant.model.embed_tokens.weight

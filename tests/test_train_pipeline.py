@@ -57,8 +57,8 @@ def shipped_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def test_the_target_loads_as_any_checkpoint_does(run_folder: RunFolder) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(run_folder.target)
-    model = AutoModelForCausalLM.from_pretrained(run_folder.target)
+    tokenizer = AutoTokenizer.from_pretrained(run_folder.target, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(run_folder.target, trust_remote_code=False)
     assert model.config.model_type == "qwen3" and model.dtype == torch.bfloat16
     assert model.config.tie_word_embeddings and model.config.vocab_size == len(tokenizer)
     stops = tokenizer.convert_tokens_to_ids(["<|end|>", "<|endoftext|>"])

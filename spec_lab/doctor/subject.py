@@ -29,8 +29,7 @@ from spec_lab.core.types import Request, RequestRecord
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.errors import UserError
-from spec_lab.workloads.load import load_requests
-from spec_lab.workloads.tokenizer import TargetTokenizer
+from spec_lab.workloads.load import open_workload
 
 # Enough rounds that a difference worth mending stands out from chance, few enough to wait for.
 MAX_REQUESTS = 9
@@ -103,8 +102,8 @@ def load_subject(config: RunConfig) -> Subject:
         raise UserError("drafter=none drafts nothing that could be examined; choose drafter=eagle3")
     config = strict_greedy(config)
     torch.manual_seed(config.seed)
-    tokenizer = TargetTokenizer(target_folder(config))
-    requests = [shortened(request) for request in load_requests(config, tokenizer)[:MAX_REQUESTS]]
+    tokenizer, workload = open_workload(config, target_folder(config))
+    requests = [shortened(request) for request in workload[:MAX_REQUESTS]]
     limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
     models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer))
     make_drafter = load_drafter(config, models)

@@ -43,7 +43,7 @@ from spec_lab.report.run_table import format_run
 from spec_lab.rescore.trajectory import fitting, record_verify_rows
 from spec_lab.rescore.verify_rows import save_verify_rows
 from spec_lab.workloads.checker import is_correct
-from spec_lab.workloads.load import load_requests
+from spec_lab.workloads.load import open_workload
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 MAIN = THIS_RUN
@@ -85,8 +85,7 @@ def load_lab(config: RunConfig) -> Lab:
     """Load prompts, target and drafter, and make the engines."""
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.num_threads or default_num_threads(config))
-    tokenizer = TargetTokenizer(target_folder(config))
-    requests = load_requests(config, tokenizer)
+    tokenizer, requests = open_workload(config, target_folder(config))
     limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
     models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer))
     make_drafter = load_drafter(config, models)

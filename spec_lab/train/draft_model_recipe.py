@@ -52,7 +52,9 @@ class DraftModelRecipe:
         """See `DrafterRecipe`. Computes in float32."""
         from transformers import Qwen3ForCausalLM
 
-        draft_model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+        draft_model = (
+            Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).to(device).eval()
+        )
 
         def match(tokens: Tensor, num_draft_tokens: int) -> Tensor:
             drafts = run_target(draft_model, tokens).logits.argmax(-1)

@@ -114,7 +114,7 @@ class Pipeline:
         from transformers import AutoTokenizer
 
         assert self.target is not None
-        tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer)
+        tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer, trust_remote_code=False)
         checkpoint = folder.checkpoint(folder.target)
         curve = self.target.train(tokenizer, folder.corpus, output, checkpoint, self.config.seed, self._device())
         shutil.copytree(folder.tokenizer, output, dirs_exist_ok=True)

@@ -102,8 +102,13 @@ def load_target(folder: Path, device: torch.device) -> tuple[Qwen3ForCausalLM, P
     """The saved target, its bf16 weights held in float32, and its tokenizer; frozen."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval().requires_grad_(False)
-    return model, AutoTokenizer.from_pretrained(folder)
+    model = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        .to(device)
+        .eval()
+        .requires_grad_(False)
+    )
+    return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 @contextmanager

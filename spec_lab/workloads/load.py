@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,10 @@ from spec_lab.config import RunConfig, WorkloadConfig
 from spec_lab.core.types import Request
 from spec_lab.corpus.example import Form
 from spec_lab.errors import UserError
+from spec_lab.models.config import ModelConfig, read_model_config
+from spec_lab.models.json_input import is_integer
 from spec_lab.workloads.generated import answer_of, generated_examples
+from spec_lab.workloads.json_lines import JsonLine, json_lines
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 PROMPTS_FOLDER = Path(__file__).parent / "prompts"
@@ -33,6 +35,22 @@ class Prompt:
     answer: str | None
 
 
+def open_workload(config: RunConfig, folder: Path) -> tuple[TargetTokenizer, list[Request]]:
+    """The tokenizer of the target in `folder`, and the requests of `config.workload`, which its embedding has rows for.
+
+    config.json is read first: of a checkpoint that is none of ours, no other file is.
+
+    Raises:
+        UserError: the checkpoint, its tokenizer or the workload is not what it should be.
+    """
+    target = read_model_config(folder)
+    _refuse_too_long(config, target)
+    tokenizer = TargetTokenizer(folder)
+    requests = load_requests(config, tokenizer)
+    _refuse_foreign_ids(requests, target, folder)
+    return tokenizer, requests
+
+
 def load_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
     """The requests of `config.workload`; UserError when none is left or a file is not what it should be."""
     requests = registry.of(config).workload(config).load(config, tokenizer)
@@ -47,7 +65,7 @@ def load_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request
 def shipped_prompts() -> list[Prompt]:
     """The evaluation prompts that come with the package, one category after the other."""
     files = sorted(PROMPTS_FOLDER.glob("*.jsonl"))
-    return [_prompt(row, path) for path in files for row in _json_lines(path)]
+    return [_prompt(line, path.stem, "") for path in files for line in json_lines(path)]
 
 
 def pocket_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
@@ -68,20 +86,13 @@ def spec_bench_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[R
 def read_jsonl(config: WorkloadConfig) -> list[Prompt]:
     """Own prompts: `prompt`, and optionally `id`, `category`, `form` (chat or continue), `answer`."""
     path = _path(config)
-    return [_prompt({"id": f"{path.stem}-{number:04d}"} | row, path) for number, row in enumerate(_json_lines(path))]
+    return [_prompt(line, path.stem, f"{path.stem}-{number:04d}") for number, line in enumerate(json_lines(path))]
 
 
 def read_spec_bench(config: WorkloadConfig) -> list[Prompt]:
     """Question files of Spec-Bench and MT-bench: `question_id`, `category`, `turns`; the first turn is asked."""
     path = _path(config)
-    prompts = []
-    for row in _json_lines(path):
-        try:
-            text = str(row["turns"][0])
-            prompts.append(Prompt(f"{path.stem}-{row['question_id']}", str(row["category"]), "chat", text, None))
-        except (KeyError, IndexError, TypeError) as error:
-            raise UserError(f"{path}: a question needs question_id, category and turns: {error!r}") from error
-    return prompts
+    return [_question(line, path.stem) for line in json_lines(path)]
 
 
 def generated_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
@@ -132,6 +143,8 @@ def fixed_length_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list
     text = "\n\n".join(prompt.text for prompt in shipped_prompts() if prompt.form == "continue")
     ids = tokenizer.encode(text)
     num_requests, length = _sizes(config.workload)
+    if not ids:
+        raise UserError(f"workload={config.workload.name}: the target's tokenizer makes no token of the shipped text")
     windows = (ids[i * length : (i + 1) * length] for i in range(num_requests))
     repeated = (window if len(window) == length else (ids * (length // len(ids) + 1))[:length] for window in windows)
     return _id_requests(repeated, config)
@@ -147,11 +160,10 @@ def random_id_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Re
 
 def _id_requests(prompts: Iterable[list[int]], config: RunConfig) -> list[Request]:
     name, limit = config.workload.name, config.workload.limit
-    requests = [
+    return [
         Request(f"{name}-{number:04d}", name, tuple(ids), config.max_new_tokens, ignore_eos=config.workload.ignore_eos)
-        for number, ids in enumerate(prompts)
+        for number, ids in enumerate(islice(prompts, limit))
     ]
-    return requests[:limit]
 
 
 def _sizes(config: WorkloadConfig) -> tuple[int, int]:
@@ -166,42 +178,46 @@ def _path(config: WorkloadConfig) -> Path:
     return Path(config.path)
 
 
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise UserError(f"workload.path: no file {path}")
-    rows = []
-    for number, line in enumerate(_utf8_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{number} is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{path}:{number} is not a JSON object")
-        rows.append(row)
-    return rows
-
-
-def _utf8_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 (byte {error.start + 1}: {error.reason}); save it as UTF-8") from error
-
-
-def _prompt(row: dict[str, Any], path: Path) -> Prompt:
-    form = row.get("form", "chat")
+def _prompt(line: JsonLine, file_name: str, default_id: str) -> Prompt:
+    row = line.row
+    form, answer = row.get("form", "chat"), row.get("answer")
+    category, prompt_id = row.get("category", file_name), row.get("id", default_id)
     if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
-        raise UserError(f"{path}: a line needs a text `prompt`, and `form` chat or continue if any: {str(row)[:80]}")
-    answer = row.get("answer")
-    return Prompt(
-        str(row["id"]),
-        str(row.get("category", path.stem)),
-        form,
-        row["prompt"],
-        None if answer is None else str(answer),
-    )
+        raise UserError(f"{line.place}: a line needs a text `prompt`, and `form` chat or continue if any")
+    if not _is_word(category) or not _is_word(prompt_id) or isinstance(answer, list | dict):
+        raise UserError(f"{line.place}: `id`, `category` and `answer` must be a text or a number if any")
+    return Prompt(str(prompt_id), str(category), form, row["prompt"], None if answer is None else str(answer))
+
+
+def _question(line: JsonLine, file_name: str) -> Prompt:
+    question_id, category, turns = (line.row.get(key) for key in ("question_id", "category", "turns"))
+    texts = turns if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns) else []
+    if not _is_word(question_id) or not _is_word(category) or not texts:
+        raise UserError(f"{line.place}: a question needs question_id, category and turns, a list of texts")
+    return Prompt(f"{file_name}-{question_id}", str(category), "chat", texts[0], None)
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) or is_integer(value)
+
+
+def _refuse_too_long(config: RunConfig, target: ModelConfig) -> None:
+    """Before anything of that length is made."""
+    prompt_tokens = config.workload.prompt_tokens
+    if prompt_tokens is not None and prompt_tokens + config.max_new_tokens > target.max_position_embeddings:
+        raise UserError(
+            f"workload.prompt_tokens={prompt_tokens} and max_new_tokens={config.max_new_tokens} are more than the "
+            f"target's {target.max_position_embeddings} positions; lower one of them"
+        )
+
+
+def _refuse_foreign_ids(requests: list[Request], target: ModelConfig, folder: Path) -> None:
+    for request in requests:
+        if request.prompt_ids and max(request.prompt_ids) >= target.vocab_size:
+            raise UserError(
+                f"{folder / 'tokenizer.json'}: token id {max(request.prompt_ids)} of prompt {request.request_id} is "
+                f"past the target's vocabulary of {target.vocab_size}; take tokenizer and weights from one checkpoint"
+            )
 
 
 def _refuse_duplicates(requests: list[Request]) -> None:

@@ -1,0 +1,73 @@
+"""A workload beside its target: ids it has rows for, lengths it has positions for, and no more work than asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_lab.config import RunConfig, WorkloadConfig
+from spec_lab.errors import UserError
+from spec_lab.workloads.load import open_workload
+from tests.lab import make_config
+from tests.tiny_checkpoints import TINY_SIZES
+from tests.tiny_runs import write_prompts, write_tokenizer
+
+
+def make_target(folder: Path, **changes: Any) -> None:
+    """The files of a target that are read before its weights; ids go up to 159."""
+    config = TINY_SIZES | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder)
+
+
+def make_run(folder: Path, workload: str, **options: Any) -> RunConfig:
+    config = make_config((folder, folder), "none", max_new_tokens=8)
+    config.workload = WorkloadConfig(name=workload, **options)
+    return config
+
+
+@pytest.mark.parametrize(("form", "largest"), [("continue", 154), ("chat", 157)])
+def test_a_token_past_the_vocabulary_is_refused(tmp_path: Path, form: str, largest: int) -> None:
+    """`largest`: of the special tokens that the form puts around a prompt."""
+    prompts = write_prompts(tmp_path / "mine.jsonl", [{"prompt": "abc", "form": form}])
+    config = make_run(tmp_path, "jsonl", path=str(prompts))
+    make_target(tmp_path, vocab_size=largest + 1)
+    (request,) = open_workload(config, tmp_path)[1]
+    assert max(request.prompt_ids) == largest
+    make_target(tmp_path, vocab_size=largest)
+    with pytest.raises(UserError, match=rf"tokenizer\.json: token id {largest} of prompt mine-0000 is past"):
+        open_workload(config, tmp_path)
+
+
+def test_random_ids_of_a_larger_tokenizer_are_refused(tmp_path: Path) -> None:
+    make_target(tmp_path, vocab_size=20)
+    with pytest.raises(UserError, match=r"random_ids-0000 is past the target's vocabulary of 20"):
+        open_workload(make_run(tmp_path, "random_ids", num_requests=2, prompt_tokens=50), tmp_path)
+
+
+@pytest.mark.parametrize("workload", ["fixed_length", "random_ids"])
+def test_as_many_requests_are_made_as_the_limit_takes(tmp_path: Path, workload: str) -> None:
+    """A billion would take minutes and more memory than there is."""
+    make_target(tmp_path)
+    config = make_run(tmp_path, workload, num_requests=10**9, prompt_tokens=16, limit=2)
+    assert [len(request.prompt_ids) for request in open_workload(config, tmp_path)[1]] == [16, 16]
+
+
+@pytest.mark.parametrize("workload", ["fixed_length", "random_ids"])
+@pytest.mark.parametrize("prompt_tokens", [505, 10**9, 10**15])
+def test_prompts_longer_than_the_target_reads_are_refused_before_they_are_made(
+    tmp_path: Path, workload: str, prompt_tokens: int
+) -> None:
+    make_target(tmp_path)
+    config = make_run(tmp_path, workload, num_requests=2, prompt_tokens=prompt_tokens)
+    with pytest.raises(UserError, match=rf"workload\.prompt_tokens={prompt_tokens} and max_new_tokens=8 are more than"):
+        open_workload(config, tmp_path)
+
+
+def test_the_longest_prompt_that_fits_is_taken(tmp_path: Path) -> None:
+    make_target(tmp_path)
+    (request,) = open_workload(make_run(tmp_path, "random_ids", num_requests=1, prompt_tokens=504), tmp_path)[1]
+    assert len(request.prompt_ids) == 504

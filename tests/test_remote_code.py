@@ -1,0 +1,93 @@
+"""No code of a checkpoint is ever run, whatever its files say and whatever stands on stdin."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_lab.core.types import Request
+from spec_lab.workloads.load import open_workload
+from tests.lab import make_config
+from tests.one_line import read_or_refused
+from tests.tiny_checkpoints import TINY_SIZES
+from tests.tiny_runs import write_prompts, write_tokenizer
+
+REPOSITORY = Path(__file__).parents[1]
+SOURCES = [
+    path for part in ("spec_lab", "tests", "benchmarks", "kernels") for path in (REPOSITORY / part).rglob("*.py")
+]
+AUTO_MAP = {
+    "AutoConfig": "evil.EvilConfig",
+    "AutoModelForCausalLM": "evil.EvilModel",
+    "AutoTokenizer": ["evil.EvilTokenizer", "evil.EvilTokenizer"],
+}
+LLAMA = TINY_SIZES | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+EVIL = TINY_SIZES | {"architectures": ["EvilForCausalLM"], "model_type": "evil"}
+
+
+def test_every_from_pretrained_forbids_remote_code() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
+    calls = [
+        (path.name, node)
+        for path, text in texts.items()
+        if "from_pretrained" in text
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained"
+    ]
+    assert len(calls) > 10
+    forbidding = {("trust_remote_code", False)}
+    for name, call in calls:
+        given = {(k.arg, k.value.value) for k in call.keywords if isinstance(k.value, ast.Constant)}
+        assert forbidding <= given, f"{name}:{call.lineno}"
+
+
+def open_checkpoint(folder: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> list[Request] | None:
+    """The requests of a chat prompt for a checkpoint whose code, if it is ever run, leaves a file `canary`."""
+    write_tokenizer(folder, special=())
+    code = f"open({str(folder / 'canary')!r}, 'w')\nclass EvilConfig: pass\nclass EvilTokenizer: pass\n"
+    (folder / "evil.py").write_text(code)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    run = make_config((folder, folder), "none")
+    run.workload.name, run.workload.path = "jsonl", str(write_prompts(folder / "mine.jsonl", [{"prompt": "abc"}]))
+    opened = read_or_refused(lambda: open_workload(run, folder), folder)
+    return None if opened is None else opened[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "runs"),
+    [
+        (EVIL | {"auto_map": AUTO_MAP}, {"auto_map": AUTO_MAP, "tokenizer_class": "EvilTokenizer"}, False),
+        (EVIL | {"auto_map": AUTO_MAP, "architectures": ["LlamaForCausalLM"]}, {}, None),
+        (EVIL | {"architectures": ["LlamaForCausalLM"]}, {"auto_map": AUTO_MAP, "tokenizer_class": "Evil"}, False),
+        (LLAMA, {"auto_map": AUTO_MAP, "tokenizer_class": "EvilTokenizer"}, None),
+        (LLAMA | {"auto_map": AUTO_MAP}, {"tokenizer_class": "PreTrainedTokenizerFast"}, True),
+        (LLAMA | {"auto_map": AUTO_MAP}, {"auto_map": AUTO_MAP, "tokenizer_class": "PreTrainedTokenizerFast"}, True),
+    ],
+)
+def test_code_of_a_checkpoint_is_not_run_and_nobody_is_asked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    config: dict[str, Any],
+    tokenizer: dict[str, Any],
+    runs: bool | None,
+) -> None:
+    """`runs`: whether transformers needs none of that code; None is left to it."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    requests = open_checkpoint(tmp_path, config, tokenizer)
+    assert not (tmp_path / "canary").exists()
+    assert "[y/N]" not in "".join(capfd.readouterr())
+    assert runs is None or (requests is not None) == runs
+
+
+def test_a_foreign_architecture_is_refused_before_any_other_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(EVIL))
+    (tmp_path / "tokenizer.json").write_text("not a tokenizer")
+    with pytest.raises(ValueError, match=r"config\.json: architecture 'EvilForCausalLM' is not supported"):
+        open_workload(make_config((tmp_path, tmp_path), "none"), tmp_path)
