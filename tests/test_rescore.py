@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
@@ -17,10 +24,16 @@ from spec_lab.config import AcceptanceConfig
 from spec_lab.core.types import GenerationResult, Request
 from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
-from spec_lab.rescore import trajectory
+from spec_lab.errors import UserError
+from spec_lab.record.recorder import Recorder, request_row
+from spec_lab.record.sinks import LineFile
+from spec_lab.record.summary import Measured, build_summary
+from spec_lab.rescore import trajectory, verify_rows
+from spec_lab.rescore.__main__ import main
 from spec_lab.rescore.judge import rescore
 from spec_lab.rescore.trajectory import fitting, likeliest, record_verify_rows
 from spec_lab.rescore.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
+from tests.fake_runs import make_info
 from tests.fake_target import FakeTarget, PaddedGraph, make_fake_engine
 
 VOCAB, SLOTS, CHUNK, RECORDED = 11, 3, 4, 6
@@ -72,8 +85,10 @@ def record(folder: Path, engine: Engine) -> GenerationResult:
     requests = make_requests()
     result = engine.generate(requests)
     save_verify_rows(folder, record_verify_rows(engine, requests, RECORDED, MARKERS, CHUNK))
-    lines = [json.dumps({"id": r.request_id, "prompt_ids": r.prompt_ids}) for r in requests]
-    (folder / "requests.jsonl").write_text("\n".join(lines))
+    lines = LineFile(folder / "requests.jsonl")
+    for request in result.requests:
+        lines.write(request_row(request, "", None, None))
+    lines.close()
     return result
 
 
@@ -167,3 +182,189 @@ def test_what_cannot_be_rescored_is_refused(options: AcceptanceConfig, message: 
 def test_a_run_without_rows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"run with record\.topk=16"):
         rescore(tmp_path, STRICT)
+
+
+def write_run(folder: Path, options: AcceptanceConfig, num_draft_tokens: int = 3) -> GenerationResult:
+    """A whole recorded run with verify rows."""
+    engine = make_engine(options, num_draft_tokens)
+    requests = make_requests()
+    result = engine.generate(requests)
+    info = make_info({"acceptance": {"name": "strict"}})
+    with Recorder(folder, info) as recorder:
+        for request in result.requests:
+            request.category = "odd" if request.request_id in ("r1", "r3") else "even"
+            recorder.request(request, "", None, None)
+        recorder.finish(build_summary(info, Measured([result]), seconds=1.0))
+    save_verify_rows(folder, record_verify_rows(engine, requests, RECORDED, MARKERS, CHUNK))
+    return result
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded") / "run"
+    write_run(folder, STRICT)
+    return folder
+
+
+@pytest.fixture
+def run_folder(recorded: Path, tmp_path: Path) -> Path:
+    """A copy to break."""
+    return shutil.copytree(recorded, tmp_path / "run")
+
+
+RELAXED = "acceptance=relaxed_thinking"
+
+
+def test_command_prints_a_line_a_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = write_run(tmp_path, STRICT)
+    rules = ["acceptance=strict", RELAXED, "acceptance.topk=3,6", "acceptance.delta=1.0", RELAXED, "acceptance.topk=1"]
+    assert main([str(tmp_path), *rules]) == 0
+    header, _, *lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert header.split() == ["rule", "acceptance", "length", "change", "change", "%", "even", "odd"]
+    assert [line.partition("  ")[0] for line in lines] == [
+        "strict (the run's own)",
+        "strict",
+        "relaxed_thinking topk=3 delta=1.0",
+        "relaxed_thinking topk=6 delta=1.0",
+        "relaxed_thinking topk=1",
+    ]
+    own, strict, top3, _, top1 = (line.split()[-5:] for line in lines)
+    counts = {request.request_id: request.accepted_per_round for request in result.requests}
+    assert own[0] == strict[0] == top1[0] == f"{1 + np.mean(np.concatenate(list(counts.values()))):.3f}"
+    assert own[4] == f"{1 + np.mean(counts['r1'] + counts['r3']):.3f}"
+    assert strict[1:3] == ["+0.000", "+0.0"]
+    relaxed = np.concatenate(list(rescore(tmp_path, RelaxedThinkingConfig(topk=3, delta=1.0)).values())).mean() + 1
+    assert top3[0] == f"{relaxed:.3f}"
+    assert top3[1] == f"{relaxed - float(own[0]):+.3f}"
+    assert float(top3[2]) == pytest.approx(100 * (relaxed / float(own[0]) - 1), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ([], "the following arguments are required: RULE; python -m spec_lab.rescore --help"),
+        (["acceptance=strikt"], "did you mean strict?"),
+        (["acceptance=rejection"], "acceptance=rejection draws, so it cannot be re-scored"),
+        (["acceptance=synthetic"], "acceptance=synthetic draws, so it cannot be re-scored"),
+        (["acceptance.topk=3"], "name the rule before its knobs, acceptance=RULE acceptance.topk=3"),
+        (["acceptance=strict", "acceptance.topk=3"], "acceptance.topk is not read by the options chosen"),
+        ([RELAXED, "acceptance.topk=three"], "acceptance.topk takes a whole number, not 'three'"),
+        ([RELAXED, "acceptance.topk=0"], "acceptance.topk=0 "),
+        ([RELAXED, "acceptance.topk=7"], "run again with record.topk=7"),
+        ([RELAXED, "acceptance.topk=3", "acceptance.delta=nan"], "acceptance.delta=nan "),
+        ([RELAXED, "acceptance.topk=range(0,0)"], "names no value"),
+        ([RELAXED, "acceptance.topk=range(1,1000000000)"], "names more than 200 values; name fewer"),
+        ([RELAXED, "acceptance.topk=range(0,100)", "acceptance.delta=range(0,100)"], "more than 200 rules"),
+        ([RELAXED, "acceptance.delta=interval(0,1)"], "name the values, separated by commas"),
+        (["acceptance=glob(*)"], "name the values, separated by commas"),
+        (["drafter=ngram"], "drafter=ngram: a rule is named by acceptance=RULE"),
+        (["strict"], "strict: a rule is named by acceptance=RULE"),
+    ],
+)
+def test_command_refuses_in_a_line(
+    rules: list[str], message: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run_folder), *rules]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert message in output.err
+    assert output.err.count("\n") == 1
+
+
+def test_command_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "nowhere"), "acceptance=strict"]) == 2
+    assert capsys.readouterr().err == f"refused: {tmp_path / 'nowhere' / 'summary.json'}: No such file or directory\n"
+
+
+def store(folder: Path, origin: object = None, **changes: np.ndarray | None) -> None:
+    """The rows again, with other arrays; None leaves one out."""
+    rows = load_verify_rows(folder)
+    arrays = {name: getattr(rows, name) for name in verify_rows.ARRAYS} | changes
+    metadata = {"origin": json.dumps(asdict(rows.origin) if origin is None else origin)}
+    kept = {name: array for name, array in arrays.items() if array is not None}
+    save_file(kept, folder / verify_rows.VERIFY_ROWS_FILE, metadata=metadata)
+
+
+def cut_rows(folder: Path) -> None:
+    path = folder / verify_rows.VERIFY_ROWS_FILE
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def rows_as_a_folder(folder: Path) -> None:
+    (folder / verify_rows.VERIFY_ROWS_FILE).unlink()
+    (folder / verify_rows.VERIFY_ROWS_FILE).mkdir()
+
+
+def pickled_rows(folder: Path) -> None:
+    (folder / verify_rows.VERIFY_ROWS_FILE).write_bytes(pickle.dumps(Bomb()))
+
+
+def read_origin(folder: Path) -> dict[str, object]:
+    return asdict(load_verify_rows(folder).origin)
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return pytest.fail, ("a pickle was loaded",)
+
+
+BROKEN_ROWS: dict[str, Callable[[Path], object]] = {
+    "cut": cut_rows,
+    "a pickle": pickled_rows,
+    "empty": lambda folder: (folder / verify_rows.VERIFY_ROWS_FILE).write_bytes(b""),
+    "another dtype": lambda folder: store(folder, accepted=load_verify_rows(folder).accepted.astype(np.int64)),
+    "no array": lambda folder: store(folder, accepted=None),
+    "another length": lambda folder: store(folder, last_ids=load_verify_rows(folder).last_ids[1:].copy()),
+    "no top": lambda folder: store(folder, top_ids=load_verify_rows(folder).top_ids[:, :, :0].copy()),
+    "rounds beyond": lambda folder: store(folder, num_rounds=load_verify_rows(folder).num_rounds + 1),
+    "accepted beyond": lambda folder: store(folder, accepted=load_verify_rows(folder).accepted + 3),
+    "origin": lambda folder: store(folder, origin=[1]),
+    "one marker": lambda folder: store(folder, origin=read_origin(folder) | {"markers": [3]}),
+    "no chunk": lambda folder: store(folder, origin=read_origin(folder) | {"prefill_chunk": 0}),
+    "twice": lambda folder: store(folder, origin=read_origin(folder) | {"request_ids": ["r0"] * 7}),
+    "a folder": rows_as_a_folder,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_ROWS)
+def test_broken_rows_are_named_in_a_line(name: str, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    BROKEN_ROWS[name](run_folder)
+    with pytest.raises(UserError, match=r"verify_rows\.safetensors"):
+        rescore(run_folder, STRICT)
+    assert main([str(run_folder), "acceptance=strict"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("requests.jsonl", lambda text: "".join(text.splitlines(keepends=True)[:3])),
+        ("requests.jsonl", lambda text: "{}\n" + text),
+        ("summary.json", lambda text: text[:-9]),
+    ],
+)
+def test_broken_records_are_named_in_a_line(
+    name: str, cut: Callable[[str], str], run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run_folder / name
+    path.write_text(cut(path.read_text()))
+    assert main([str(run_folder), "acceptance=strict"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"refused: {path}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_command_as_a_module(recorded: Path) -> None:
+    """Also where nobody reads on, and where its help is asked for."""
+    command = [sys.executable, "-m", "spec_lab.rescore"]
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+    assert "acceptance.KNOB=VALUE" in done.stdout
+    with subprocess.Popen(
+        [*command, str(recorded), "acceptance=strict"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

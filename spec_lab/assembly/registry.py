@@ -7,10 +7,10 @@ run wherever its configuration is.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from operator import attrgetter
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from spec_lab.assembly.extensions import Extension, find_extensions
 from spec_lab.assembly.option import (
@@ -36,6 +36,10 @@ from spec_lab.config import (
 )
 from spec_lab.errors import UserError
 from spec_lab.record.schema import ExtensionOrigin
+
+if TYPE_CHECKING:
+    from spec_lab.acceptance.deterministic import DeterministicRule
+    from spec_lab.assembly.rules_loader import RuleContext
 
 Row = TypeVar("Row", bound=Option)
 
@@ -115,6 +119,18 @@ class Registry:
 
     def rule(self, config: RunConfig) -> RuleOption:
         return self.find(RuleOption, config.acceptance.name)
+
+    def judge_of(self, rule: str) -> Callable[[Any, RuleContext], DeterministicRule]:
+        """What makes a rule that decides without drawing.
+
+        Raises:
+            UserError: nothing registered the rule, or it draws.
+        """
+        judge = self.find(RuleOption, rule).judge
+        if judge is None:
+            others = [name for name, other in self.options(RuleOption).items() if other.judge is not None]
+            raise UserError(f"acceptance={rule} draws, so it cannot be re-scored; use one of {', '.join(others)}")
+        return judge
 
     def graph(self, config: RunConfig) -> GraphOption:
         return self.find(GraphOption, config.graph.name)

@@ -17,7 +17,6 @@ from spec_lab.acceptance.synthetic import SyntheticAcceptance
 from spec_lab.assembly import registry
 from spec_lab.assembly.kernels import TORCH, Kernels
 from spec_lab.assembly.models import Limits, Models
-from spec_lab.assembly.option import RuleOption
 from spec_lab.assembly.rules import (
     RejectionConfig,
     RelaxedForm,
@@ -79,12 +78,7 @@ def build_deterministic_rule(
     options: AcceptanceConfig, context: RuleContext, extensions: Sequence[str] = ()
 ) -> DeterministicRule:
     """A rule that decides without drawing, of this package or of `extensions`; UserError for any other."""
-    registered = registry.load(tuple(extensions))
-    option = registered.find(RuleOption, options.name)
-    if option.judge is None:
-        others = [name for name, other in registered.options(RuleOption).items() if other.judge is not None]
-        raise UserError(f"acceptance={options.name} draws, so it cannot be re-scored; use one of {', '.join(others)}")
-    return option.judge(options, context)
+    return registry.load(tuple(extensions)).judge_of(options.name)(options, context)
 
 
 def strict_rule(options: StrictAcceptanceConfig, context: RuleContext) -> DeterministicRule:

@@ -22,7 +22,8 @@ from spec_lab.config import AcceptanceConfig
 from spec_lab.core.types import Request
 from spec_lab.errors import UserError
 from spec_lab.record.reading import read_request_rows
-from spec_lab.rescore.verify_rows import VerifyRows, load_verify_rows
+from spec_lab.record.sinks import REQUESTS_FILE
+from spec_lab.rescore.verify_rows import VERIFY_ROWS_FILE, VerifyRows, load_verify_rows
 
 Indices = np.ndarray[Any, Any]
 
@@ -33,24 +34,34 @@ def rescore(folder: Path, options: AcceptanceConfig, extensions: Sequence[str] =
     `extensions` names the modules outside this package that may have registered the rule.
 
     Raises:
-        UserError: the run kept no verify rows (`record.topk`) or too few a row, or the rule draws.
+        UserError: the run kept no verify rows (`record.topk`) or too few a row, its files are broken, or the rule
+            draws.
     """
     rows = load_verify_rows(folder)
-    recorded = rows.top_ids.shape[-1]
-    topk = getattr(options, "topk", 1)
-    if topk > recorded:
-        raise UserError(
-            f"acceptance.topk={topk} looks at more tokens than the {recorded} recorded of a row; "
-            f"run again with record.topk={topk}"
-        )
+    return rescore_rows(rows, read_prompts(folder, rows), options, extensions)
+
+
+def read_prompts(folder: Path, rows: VerifyRows) -> dict[str, list[int]]:
+    """Prompt ids of the requests that `rows` are of, by request id.
+
+    Raises:
+        UserError: `requests.jsonl` is broken or lacks one of them.
+    """
     prompts = {row["id"]: row["prompt_ids"] for row in read_request_rows(folder)}
-    return rescore_rows(rows, prompts, options, extensions)
+    missing = [request_id for request_id in rows.origin.request_ids if request_id not in prompts]
+    if missing:
+        raise UserError(
+            f"{folder / REQUESTS_FILE}: has no request {missing[0]!r}, which {VERIFY_ROWS_FILE} has rows of; "
+            "the two are not of one run, or it was cut"
+        )
+    return prompts
 
 
 def rescore_rows(
     rows: VerifyRows, prompts: Mapping[str, list[int]], options: AcceptanceConfig, extensions: Sequence[str] = ()
 ) -> dict[str, list[int]]:
     """As `rescore`. All requests go side by side, a slot each, so that a step judges one round of all of them."""
+    _check_topk(rows, options)
     origin = rows.origin
     context = RuleContext(
         num_slots=len(origin.request_ids),
@@ -76,6 +87,15 @@ def rescore_rows(
             accepted[slot].append(count)
         rule.advance(slot_ids, *_emitted(rows, at, drafts))
     return dict(zip(origin.request_ids, accepted, strict=True))
+
+
+def _check_topk(rows: VerifyRows, options: AcceptanceConfig) -> None:
+    recorded, topk = rows.top_ids.shape[-1], getattr(options, "topk", 1)
+    if topk > recorded:
+        raise UserError(
+            f"acceptance.topk={topk} looks at more tokens than the {recorded} recorded of a row; "
+            f"run again with record.topk={topk}"
+        )
 
 
 def _standing(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> DraftStanding:

@@ -1,0 +1,67 @@
+"""`python -m spec_lab.rescore FOLDER RULE...`: what other rules would have accepted in a recorded run.
+
+The run must have kept its verify rows (record.topk=16). Rules that draw cannot be judged again. No model is run.
+
+  python -m spec_lab.rescore outputs/RUN acceptance=strict
+  python -m spec_lab.rescore outputs/RUN acceptance=relaxed_thinking acceptance.topk=3,10 acceptance.delta=0.2,0.4
+  python -m spec_lab.rescore outputs/RUN acceptance=strict acceptance=relaxed_thinking acceptance.form=ratio
+
+Each acceptance= begins a rule and the knobs behind it are its own; values separated by commas make several rules.
+extensions=[MODULE] names where rules from outside are.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from spec_lab.cli.arguments import LineParser
+from spec_lab.cli.ending import EXIT_CODES, guarded
+from spec_lab.record.reading import read_request_rows, read_summary
+from spec_lab.rescore.rules import read_rules
+from spec_lab.rescore.table import Judgement, format_judgements
+from spec_lab.rescore.verify_rows import VerifyRows, load_verify_rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; return the exit code, 2 where a rule or the run is not what it should be."""
+    return guarded(lambda: _rescore(_parse(arguments)))
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = LineParser(prog="python -m spec_lab.rescore", description=__doc__, formatter_class=layout)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of a run")
+    parser.add_argument("rules", nargs="+", metavar="RULE", help="acceptance=RULE, then its acceptance.KNOB=VALUE")
+    return parser.parse_args(arguments)
+
+
+def _rescore(options: argparse.Namespace) -> int:
+    """Torch is imported only after the rules and the run's files have been read."""
+    folder: Path = options.folder
+    rules = read_rules(options.rules)
+    summary, rows = read_summary(folder), load_verify_rows(folder)
+    categories = {row["id"]: row["category"] for row in read_request_rows(folder)}
+
+    from spec_lab.rescore.judge import read_prompts, rescore_rows
+
+    prompts = read_prompts(folder, rows)
+    judged = [
+        Judgement(rule.name, rescore_rows(rows, prompts, rule.config.acceptance, rule.config.extensions))
+        for rule in rules
+    ]
+    own = Judgement(f"{summary['choices'].get('acceptance', 'unknown')} (the run's own)", _recorded(rows))
+    print(format_judgements(own, judged, categories))
+    return EXIT_CODES["finished"]
+
+
+def _recorded(rows: VerifyRows) -> dict[str, list[int]]:
+    """Drafts that the run's own rule accepted, as `rescore` gives them."""
+    accepted = iter(rows.accepted.tolist())
+    counts = zip(rows.origin.request_ids, rows.num_rounds.tolist(), strict=True)
+    return {request_id: [next(accepted) for _ in range(count)] for request_id, count in counts}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,90 @@
+"""The rules named behind `python -m spec_lab.rescore FOLDER`, each with its knobs. Imports no torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ValueType
+
+from spec_lab.assembly import registry
+from spec_lab.cli.compose import compose_run
+from spec_lab.cli.overrides import extensions_in
+from spec_lab.compatibility.run import refuse
+from spec_lab.config import RunConfig
+from spec_lab.errors import UserError
+
+GROUP = "acceptance"
+MAX_RULES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRule:
+    """A rule as it was typed, without the group's name: `relaxed_thinking topk=3`; `config` is a run's under it."""
+
+    name: str
+    config: RunConfig
+
+
+def read_rules(arguments: Sequence[str]) -> list[NamedRule]:
+    """The rules of `acceptance=RULE acceptance.KNOB=VALUE ...`: each `acceptance=` begins one, commas make several.
+
+    `extensions=[MODULE]` may stand among them, for rules from outside.
+
+    Raises:
+        UserError: something is mistyped, is no rule, does not fit one, or names a rule that draws.
+    """
+    shared = [argument for argument in arguments if argument.startswith("extensions=")]
+    extensions_in(shared)
+    arguments = [argument for argument in arguments if argument not in shared]
+    if not arguments:
+        raise UserError(f"no rule is named; add {GROUP}=RULE")
+    products = [itertools.product(*map(_expand, typed)) for typed in _split(arguments)]
+    rules = list(itertools.islice(itertools.chain.from_iterable(products), MAX_RULES + 1))
+    if len(rules) > MAX_RULES:
+        raise UserError(f"these are more than {MAX_RULES} rules; name fewer values")
+    return [_read_rule(rule, shared) for rule in rules]
+
+
+def _split(arguments: Sequence[str]) -> list[list[str]]:
+    rules: list[list[str]] = []
+    for argument in arguments:
+        key = argument.partition("=")[0].lstrip("+")
+        if key == GROUP:
+            rules.append([])
+        elif not key.startswith(f"{GROUP}."):
+            raise UserError(f"{argument}: a rule is named by {GROUP}=RULE {GROUP}.KNOB=VALUE, and nothing else is read")
+        elif not rules:
+            raise UserError(f"{argument}: name the rule before its knobs, {GROUP}=RULE {argument}")
+        rules[-1].append(argument)
+    return rules
+
+
+def _expand(argument: str) -> list[str]:
+    """One `KEY=VALUE` for each value that a sweep such as `acceptance.topk=3,10` names; composing judges them."""
+    if "=" not in argument:
+        return [argument]
+    override = OverridesParser.create().parse_override(argument)
+    if not override.is_sweep_override():
+        return [argument]
+    if not override.is_discrete_sweep() or override.value_type is ValueType.GLOB_CHOICE_SWEEP:
+        raise UserError(f"{argument}: name the values, separated by commas")
+    values = list(itertools.islice(override.sweep_string_iterator(), MAX_RULES + 1))
+    if not 0 < len(values) <= MAX_RULES:
+        problem = f"names more than {MAX_RULES} values; name fewer" if values else "names no value"
+        raise UserError(f"{argument}: {problem}")
+    return [f"{override.key_or_group}={value}" for value in values]
+
+
+def _read_rule(overrides: Sequence[str], extensions: Sequence[str]) -> NamedRule:
+    config, _ = compose_run([*extensions, *overrides])
+    registry.of(config).judge_of(config.acceptance.name)
+    refuse(config)
+    return NamedRule(" ".join(_bare(override) for override in overrides), config)
+
+
+def _bare(override: str) -> str:
+    key, _, value = override.partition("=")
+    return value if key == GROUP else f"{key.removeprefix(f'{GROUP}.')}={value}"
