@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
 import pytest
@@ -32,6 +30,7 @@ from spec_lab.engine.tape import TapeRecorder, poison
 from spec_lab.engine.torch_internals import storage_id
 from spec_lab.models.config import read_model_config
 from tests.captures import flat
+from tests.engine_state import find_tensors, is_cache
 from tests.lab import make_config, make_pair, random_requests
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_mtp import make_tiny_mtp
@@ -152,51 +151,6 @@ def mixed_requests(count: int, max_new_tokens: int, seed: int = 0, longest: int 
         )
         for index, request in enumerate(requests)
     ]
-
-
-def find_tensors(engine: Engine) -> dict[str, torch.Tensor]:
-    """Every tensor of cache, slots, rule and drafter, by the path of attributes that leads to it first."""
-    found: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for name in ("cache", "slots", "rule", "drafter"):
-        _walk(getattr(engine.parts, name), name, found, seen)
-    return found
-
-
-def _walk(value: Any, path: str, found: dict[str, torch.Tensor], seen: set[int]) -> None:
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
-        if value.layout is torch.strided:  # oneDNN's packed weights have no memory to look at
-            found[path] = value
-        return
-    for name, part in _parts_of(value):
-        _walk(part, f"{path}.{name}", found, seen)
-
-
-def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What an object holds: items, attributes, and what a function was bound to or closed over."""
-    if isinstance(value, dict):
-        yield from value.items()
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from enumerate(value)
-    elif isinstance(value, MethodType):
-        yield "self", value.__self__
-        yield "function", value.__func__
-    elif isinstance(value, partial):
-        yield from (("function", value.func), ("arguments", value.args), ("options", value.keywords))
-    elif isinstance(value, FunctionType):
-        yield from ((index, cell.cell_contents) for index, cell in enumerate(value.__closure__ or ()))
-    elif type(value).__module__.split(".")[0] in ("spec_lab", "spec_kernels", "tests", "torch"):
-        slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-        yield from ((name, getattr(value, name)) for name in slots if hasattr(value, name))
-        yield from getattr(value, "__dict__", {}).items()
-
-
-def is_cache(engine: Engine, tensor: torch.Tensor) -> bool:
-    """[..., cache slots, 2, num_kv_heads, head_dim]; every cache has the target's slot numbering."""
-    return tensor.dim() >= 4 and tensor.shape[-4:-2] == engine.parts.cache.kv.shape[-4:-2]
 
 
 def live_state(engine: Engine) -> dict[str, torch.Tensor]:

@@ -27,7 +27,7 @@ from spec_lab.config import (
     TargetConfig,
     WorkloadConfig,
 )
-from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
+from spec_lab.core.kv_cache import SCRATCH_PAGE
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.models.config import Family, read_model_config
@@ -106,14 +106,6 @@ def generate(config: RunConfig, requests: list[Request]) -> dict[str, list[int]]
     return {
         record.request_id: record.output_ids for record in make_engine(config, requests).generate(requests).requests
     }
-
-
-def poison(engine: Engine) -> None:
-    """Fill the caches of target and drafter with NaN, the null page left out: a row read before it is written shows."""
-    size = engine.parts.slots.table.page_size
-    for cache in (engine.parts.cache, getattr(engine.parts.drafter, "_cache", None)):
-        if cache is not None:
-            cache.kv[..., (NULL_PAGE + 1) * size :, :, :, :] = float("nan")
 
 
 def assert_captured_alike(config: RunConfig, graph: str, requests: list[Request]) -> None:

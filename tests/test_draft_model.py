@@ -17,8 +17,9 @@ from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelState
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.engine.engine import Engine
 from spec_lab.pruning.selection import AllRows
+from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
-from tests.lab import PRUNING, Reference, assert_captured_alike, make_config, make_engine, poison, random_requests
+from tests.lab import PRUNING, Reference, assert_captured_alike, make_config, make_engine, random_requests
 from tests.layer_rows import LayerRows, count_rows
 from tests.scripted_rule import ScriptedRule, install
 from tests.tiny_checkpoints import make_tiny_target, refused

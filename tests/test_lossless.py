@@ -1,42 +1,36 @@
 """Greedy speculative output equals plain decoding and transformers' generate, token for token, in float32.
 
 Where it differs, plain decoding must have been within NEAR_TIE of another token (design: lossless); `test_engine.py`
-has the exact form of it on a target without ties. The vocabulary is tiny, the head knows bigrams and the draft model is
-the target's first layers, so that drafts are accepted in part and EOS falls inside blocks.
+has the exact form of it on a target without ties. The cases are a table, `lossless_cases.py`. The vocabulary is tiny
+and the pairs are taught (`taught_pairs.py`), so that drafts are accepted in part and EOS falls inside blocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
+from spec_lab.assembly.rules import RejectionConfig
+from spec_lab.config import SamplingConfig
 from spec_lab.core.types import GenerationResult, Request
 from spec_lab.drafters.oracle import OracleDrafter
+from spec_lab.engine.engine import Engine
+from spec_lab.models.config import read_model_config
+from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
-from tests.lab import PRUNING, Reference, make_config, make_engine, make_pair, poison, random_requests
-from tests.tiny_checkpoints import keep_first_layers
+from tests.graph_lab import MODES
+from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
+from tests.lossless_cases import BATCHES, CASES, CHUNKS, DRAFTERS, PADDINGS, PAGES, SLOW_CASES, TARGETS, TRAINED, Case
+from tests.taught_pairs import teach_drafters
+from tests.tiny_assistant import make_tiny_assistant
+from tests.tiny_checkpoints import make_tiny_target
 
 VOCAB = 24
-DRAFTERS = ("none", "eagle3", "draft_model", "ngram", "oracle", "random")
-BATCHES, DRAFTS, PAGES, CHUNKS = (1, 3, 8), (1, 3, 5), (1, 4, 16), (1, 5, 512)
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3": {"family": "qwen3", "seed": 1, "eos_token_id": [2, 19]},
-    "llama": {"family": "llama", "num_key_value_heads": 4, "eos_token_id": [2, 18]},
-    "qwen2_sliding": {
-        "family": "qwen2",
-        "seed": 1,
-        "eos_token_id": 16,
-        "use_sliding_window": True,
-        "sliding_window": 6,
-        "max_window_layers": 4,
-    },
-}
+EVERY_LENGTH = {0, 1, 2, 3}
 
 
 def mixed_requests() -> list[Request]:
@@ -52,33 +46,13 @@ def mixed_requests() -> list[Request]:
     return requests
 
 
-def teach_bigrams(pair: tuple[Path, Path]) -> None:
-    """Make the pair agree now and then: the target looks more at its last token, and the head at nothing else.
-
-    The head's attention copies the embedding of the rows with the same token, under the target's norm and head.
-    """
-    target, head = (load_file(folder / "model.safetensors") for folder in pair)
-    for name in target:
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            target[name] *= 0.6
-    eye, nothing, attention = torch.eye(32), torch.zeros(32, 32), "midlayer.self_attn."
-    pick_embedding = torch.cat((eye, nothing), dim=1)
-    head["fc.weight"] *= 0.2
-    head["midlayer.mlp.down_proj.weight"] *= 0.2
-    head["midlayer.input_layernorm.weight"] = torch.ones(32)
-    head[f"{attention}v_proj.weight"] = pick_embedding
-    head[f"{attention}k_proj.weight"] = 2 * pick_embedding
-    head[f"{attention}q_proj.weight"] = 2 * pick_embedding.view(2, 16, 64).repeat_interleave(2, dim=0).view(64, 64)
-    merge = eye.view(32, 2, 16).repeat_interleave(2, dim=1).reshape(32, 64) / 2
-    head[f"{attention}o_proj.weight"] = merge.contiguous()
-    head["norm.weight"] = target["model.norm.weight"].clone()
-    head["lm_head.weight"] = target["lm_head.weight"][head["t2d"]].clone()
-    for folder, tensors in zip(pair, (target, head), strict=True):
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 def tokens_of(result: GenerationResult) -> dict[str, list[int]]:
     return {record.request_id: record.output_ids for record in result.requests}
+
+
+def accepted_in(result: GenerationResult) -> list[list[int]]:
+    """How many drafts each request's rounds accepted."""
+    return [record.accepted_per_round for record in result.requests]
 
 
 @dataclass
@@ -92,162 +66,160 @@ class Lab:
     plain: dict[str, list[int]]
     transformers: dict[str, list[int]]
 
-    def pair(self, drafter: str) -> tuple[Path, Path]:
-        return self.target, self.weights.get(drafter, self.target)
-
-    def run(
-        self,
-        drafter: str,
-        prune: str = "none",
-        batch_size: int = 1,
-        num_draft_tokens: int = 3,
-        page_size: int = 16,
-        chunk: int = 512,
-        bucket: int = 1,
-    ) -> GenerationResult:
-        """Generate on caches full of NaN."""
-        cache = {"page_size": page_size, "prefill_chunk": chunk}
-        config = make_config(self.pair(drafter), drafter, num_draft_tokens, prune, batch_size=batch_size, cache=cache)
-        engine = make_engine(config, self.requests)
-        engine.graph = PaddedGraph(bucket)
+    def engine(self, case: Case, cache: dict[str, Any] | None = None, **changes: Any) -> Engine:
+        """An engine with NaN in every row that nothing has written; `changes` are top-level keys."""
+        pair = self.target, self.weights.get(case.drafter, self.target)
+        sizes = {"page_size": case.page_size, "prefill_chunk": case.chunk} | (cache or {})
+        config = make_config(
+            pair,
+            case.drafter,
+            case.num_draft_tokens,
+            case.prune,
+            batch_size=case.batch_size,
+            cache=sizes,
+            options=dict(case.options),
+        )
+        if case.graph != "eager":
+            config = replace(config, graph=MODES[case.graph])
+        engine = make_engine(replace(config, **changes), self.requests)
+        if case.graph == "eager":
+            engine.graph = PaddedGraph(case.padding)
         poison(engine)
         if isinstance(engine.parts.drafter, OracleDrafter):
             engine.parts.drafter.learn(self.plain)
-        return engine.generate(self.requests)
+        return engine
 
-    def check(self, drafter: str, *arguments: Any, **options: Any) -> GenerationResult:
-        result = self.run(drafter, *arguments, **options)
+    def run(self, case: Case, **changes: Any) -> GenerationResult:
+        return self.engine(case, **changes).generate(self.requests)
+
+    def check(self, case: Case) -> None:
+        result = self.run(case)
         self.reference.assert_lossless(self.requests, tokens_of(result), self.plain)
-        return result
+        if case.graph != "eager":
+            assert result.graph.replays > 0 and result.graph.fallbacks == 0
+            assert accepted_in(result) == accepted_in(self.run(replace(case, graph="eager")))
 
 
-def make_lab(folder: Path, family: str) -> Lab:
-    requests = mixed_requests()
-    options = dict(FAMILIES[family])
-    target, head = pair = make_pair(folder, options.pop("family"), vocab_size=VOCAB, **options)
-    teach_bigrams(pair)
-    draft_model = folder / "draft_model"
-    keep_first_layers(draft_model, target, 3)
-    reference = Reference(target)
-    weights = {"eagle3": head, "draft_model": draft_model}
-    lab = Lab(target, weights, requests, reference, {}, {r.request_id: reference.greedy(r) for r in requests})
-    lab.plain = tokens_of(lab.run("none"))
+def make_lab(folder: Path, target: str) -> Lab:
+    requests, path = mixed_requests(), folder / "target"
+    make_tiny_target(path, vocab_size=VOCAB, **TARGETS[target])
+    weights = teach_drafters(path, folder)
+    reference = Reference(path)
+    lab = Lab(path, weights, requests, reference, {}, {r.request_id: reference.greedy(r) for r in requests})
+    lab.plain = tokens_of(lab.run(Case(target, "none", num_draft_tokens=0)))
     return lab
 
 
+class Labs(dict[str, Lab]):
+    """A lab for each target, made when a test first asks for it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __missing__(self, target: str) -> Lab:
+        self[target] = make_lab(self._folder / target, target)
+        return self[target]
+
+
 @pytest.fixture(scope="module")
-def labs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Lab]:
-    return {family: make_lab(tmp_path_factory.mktemp(family), family) for family in FAMILIES}
+def labs(tmp_path_factory: pytest.TempPathFactory) -> Labs:
+    return Labs(tmp_path_factory.mktemp("labs"))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_plain_decoding_equals_transformers_generate(labs: dict[str, Lab], family: str) -> None:
-    lab = labs[family]
+@pytest.mark.parametrize("target", TARGETS)
+def test_plain_decoding_equals_transformers_generate(labs: Labs, target: str) -> None:
+    lab = labs[target]
     lab.reference.assert_lossless(lab.requests, lab.plain, lab.transformers)
     lengths = [len(lab.plain[request.request_id]) for request in lab.requests]
     limits = [request.max_new_tokens for request in lab.requests]
     assert lengths != limits, "some request stops at EOS"
-    stops = make_engine(make_config(lab.pair("none"), "none"), lab.requests).parts.target.eos_token_ids
+    stops = lab.engine(Case(target, "none", num_draft_tokens=0)).parts.target.eos_token_ids
     assert any(stops & set(lab.plain[request.request_id][:-1]) for request in lab.requests), "some go on past EOS"
 
 
-MATRIX = list(product(DRAFTERS, PRUNING, BATCHES))
-
-
-@pytest.mark.parametrize(("drafter", "prune", "batch_size"), MATRIX, ids=["-".join(map(str, row)) for row in MATRIX])
-def test_speculative_output_equals_plain_decoding(
-    labs: dict[str, Lab], drafter: str, prune: str, batch_size: int
-) -> None:
-    """K, page size, chunk, padding and family go round with the case, so that every drafter meets all of them."""
-    case = MATRIX.index((drafter, prune, batch_size))
-    labs[list(FAMILIES)[(case + case // 3) % 3]].check(
-        drafter,
-        prune,
-        batch_size,
-        num_draft_tokens=DRAFTS[(case + case // 9) % 3],
-        page_size=PAGES[(case + case // 6) % 3],
-        chunk=CHUNKS[case // 3 % 3],
-        bucket=(1, 4)[case // 2 % 2],
-    )
-
-
-@pytest.mark.parametrize("num_draft_tokens", range(1, 9))
-@pytest.mark.parametrize("drafter", ["eagle3", "draft_model"])
-def test_every_number_of_drafts(labs: dict[str, Lab], drafter: str, num_draft_tokens: int) -> None:
-    """K from 1 to 8; mode, batch and family go round, differently for the two (slow tests: all of them)."""
-    turn = num_draft_tokens + (2 if drafter == "eagle3" else 0)
-    labs[list(FAMILIES)[turn // 3 % 3]].check(
-        drafter,
-        list(PRUNING)[turn % 4],
-        batch_size=BATCHES[turn % 3],
-        num_draft_tokens=num_draft_tokens,
-        page_size=PAGES[turn // 2 % 3],
-        chunk=CHUNKS[(turn + 1) % 3],
-        bucket=(1, 4)[turn // 2 % 2],
-    )
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_output_equals_plain_decoding(labs: Labs, case: Case) -> None:
+    labs[case.target].check(case)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_draft_tokens", range(1, 9))
-@pytest.mark.parametrize("prune", PRUNING)
-@pytest.mark.parametrize("drafter", ["eagle3", "draft_model"])
-def test_every_number_of_drafts_in_every_mode(
-    labs: dict[str, Lab], drafter: str, prune: str, num_draft_tokens: int
-) -> None:
-    for turn, batch_size in enumerate(BATCHES, start=num_draft_tokens):
-        page_size, chunk = PAGES[turn % 3], CHUNKS[turn // 2 % 3]
-        family, bucket = list(FAMILIES)[turn // 3 % 3], (1, 4)[turn % 2]
-        labs[family].check(drafter, prune, batch_size, num_draft_tokens, page_size, chunk, bucket)
+@pytest.mark.parametrize("case", SLOW_CASES, ids=str)
+def test_output_equals_plain_decoding_in_every_combination(labs: Labs, case: Case) -> None:
+    labs[case.target].check(case)
 
 
-def test_the_matrix_would_notice(labs: dict[str, Lab]) -> None:
-    """Drafts are accepted in part by each drafter, and blocks are cut by EOS and by limits."""
-    expected = {
-        "eagle3": {0, 1, 2, 3},
-        "draft_model": {0, 1, 2, 3},
-        "ngram": {0, 1, 2, 3},
-        "random": {0, 1},
-        "oracle": {3},
-    }
-    truncated = set()
-    for drafter, wanted in expected.items():
-        accepted = set()
-        for family in FAMILIES:
-            for record in labs[family].run(drafter, "catchup", batch_size=8).requests:
-                accepted |= set(record.accepted_per_round)
-                truncated |= {record.finish_reason.value} if record.truncated else set()
-                if drafter == "oracle":
-                    assert set(record.accepted_per_round[:-1]) <= {3}, "the oracle is wrong past the end only"
-        assert wanted <= accepted, drafter
-    assert truncated == {"eos", "length"}
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_drafter_meets_everything(drafter: str) -> None:
+    """The sizes that go round in the table reach every drafter."""
+    cases = [case for case in CASES if case.drafter == drafter and case.graph == "eager"]
+    assert {(case.prune, case.batch_size) for case in cases} == {(p, b) for p in PRUNING for b in BATCHES}
+    assert {case.num_draft_tokens for case in cases} == set(DRAFTERS[drafter])
+    assert {case.target for case in cases} == set(TARGETS)
+    assert {case.page_size for case in cases} == set(PAGES)
+    assert {case.chunk for case in cases} == set(CHUNKS)
+    assert {case.padding for case in cases} == set(PADDINGS)
+    assert {case.target for case in cases if case.batch_size == 8} != {case.target for case in cases[:1]}
 
 
-def test_pruning_changes_no_draft(labs: dict[str, Lab]) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "lengths"),
+    [*((name, EVERY_LENGTH) for name in TRAINED), ("ngram", EVERY_LENGTH), ("random", {0, 1}), ("oracle", {3})],
+)
+def test_drafts_are_accepted_in_part(labs: Labs, drafter: str, lengths: set[int]) -> None:
+    """Else the table would notice little. The oracle is wrong past the end only."""
+    accepted = set()
+    for target in TARGETS:
+        for rounds in accepted_in(labs[target].run(Case(target, drafter, "catchup", batch_size=8))):
+            accepted |= set(rounds[:-1] if drafter == "oracle" else rounds)
+    assert accepted >= lengths
+    assert drafter != "oracle" or accepted == lengths
+
+
+@pytest.mark.parametrize("drafter", TRAINED)
+def test_blocks_are_cut_by_end_of_sequence_and_by_limits(labs: Labs, drafter: str) -> None:
+    requests = [
+        record for target in TARGETS for record in labs[target].run(Case(target, drafter, batch_size=8)).requests
+    ]
+    assert {record.finish_reason.value for record in requests if record.truncated} == {"eos", "length"}
+
+
+@pytest.mark.parametrize("drafter", TRAINED)
+def test_pruning_changes_no_draft(labs: Labs, drafter: str) -> None:
     """Not only the output: the same drafts are accepted in the same rounds."""
-    lab = labs["qwen3"]
-    for drafter in ("eagle3", "draft_model"):
-        accepted = [
-            [record.accepted_per_round for record in lab.run(drafter, prune, batch_size=8).requests]
-            for prune in PRUNING
-        ]
-        assert accepted.count(accepted[0]) == len(PRUNING)
+    accepted = [accepted_in(labs["qwen3"].run(Case("qwen3", drafter, prune, batch_size=8))) for prune in PRUNING]
+    assert accepted.count(accepted[0]) == len(PRUNING)
 
 
-def test_few_pages_change_nothing(labs: dict[str, Lab]) -> None:
+@pytest.mark.parametrize("drafter", TRAINED)
+def test_sampled_drafts_are_verified_by_their_own_distribution(labs: Labs, drafter: str) -> None:
+    """drafter.draft_sampling=distribution with the standard rejection rule runs, and accepts some."""
+    case = Case("qwen3", drafter, batch_size=3, options=(("draft_sampling", "distribution"),))
+    rule, sampling = RejectionConfig(method="standard"), SamplingConfig(temperature=0.8)
+    result = labs["qwen3"].run(case, acceptance=rule, sampling=sampling)
+    assert sum(map(sum, accepted_in(result))) > 3
+
+
+@pytest.mark.parametrize("graph", MODES)
+def test_a_head_of_centroids_is_captured_alike(labs: Labs, tmp_path: Path, graph: str) -> None:
+    """The frozen-KV assistant's other head, which scores some tokens only."""
+    ordered = {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 3}
+    make_tiny_assistant(tmp_path, read_model_config(labs["qwen3"].target), **ordered)
+    lab = replace(labs["qwen3"], weights={"frozen_kv": tmp_path})
+    lab.check(Case("qwen3", "frozen_kv", batch_size=3, page_size=4, graph=graph))
+
+
+def test_few_pages_change_nothing(labs: Labs) -> None:
     """Admission waits; slots are reused by requests of other lengths."""
     lab = labs["llama"]
-    cache = {"page_size": 4, "num_pages": 2 + 20}
-    engine = make_engine(
-        make_config(lab.pair("eagle3"), "eagle3", 3, "catchup", batch_size=8, cache=cache), lab.requests
-    )
-    poison(engine)
+    engine = lab.engine(Case("llama", "eagle3", "catchup", batch_size=8, page_size=4), cache={"num_pages": 2 + 20})
     for _ in range(2):
         result = engine.generate(lab.requests)
         lab.reference.assert_lossless(lab.requests, tokens_of(result), lab.plain)
         assert max(len(record.request_ids) for record in result.rounds) < 8
 
 
-def test_the_helper_accepts_near_ties_only(labs: dict[str, Lab], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_helper_accepts_near_ties_only(labs: Labs, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = labs["qwen3"]
     outputs = {key: list(tokens) for key, tokens in lab.plain.items()}
     wrong = lab.requests[5].request_id
@@ -262,18 +234,7 @@ def test_the_helper_accepts_near_ties_only(labs: dict[str, Lab], monkeypatch: py
 
 
 @torch.inference_mode()
-def test_margin_is_the_distance_of_the_two_best_tokens(labs: dict[str, Lab]) -> None:
+def test_margin_is_the_distance_of_the_two_best_tokens(labs: Labs) -> None:
     reference = labs["qwen3"].reference
     logits = sorted(reference.model(torch.tensor([[5, 6, 7]])).logits[0, -1].tolist())
     assert reference.margin([5, 6, 7]) == pytest.approx(logits[-1] - logits[-2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("prune", PRUNING)
-def test_every_combination(labs: dict[str, Lab], family: str, drafter: str, prune: str) -> None:
-    """All pairs of batch and K; page sizes and chunks as Latin squares over them."""
-    for i, j in product(range(3), range(3)):
-        page_size, chunk, bucket = PAGES[(i + j) % 3], CHUNKS[(i + 2 * j) % 3], (1, 4)[(i + j) % 2]
-        labs[family].check(drafter, prune, BATCHES[i], DRAFTS[j], page_size, chunk, bucket)

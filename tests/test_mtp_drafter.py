@@ -17,8 +17,9 @@ from spec_lab.models.config import read_model_config
 from spec_lab.pruning.selection import AllRows
 from spec_lab.train.mtp import MtpDrafter, MtpShape
 from spec_lab.train.mtp_recipe import save_modules
+from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
-from tests.lab import PRUNING, Reference, make_config, make_engine, poison, random_requests
+from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
 from tests.layer_rows import LayerRows, count_rows
 from tests.scripted_rule import ScriptedRule, install
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors

@@ -20,8 +20,9 @@ from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.engine.engine import Engine
 from spec_lab.models.config import read_model_config
+from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
-from tests.lab import NEAR_TIE, PRUNING, Reference, make_config, make_engine, poison, random_requests
+from tests.lab import NEAR_TIE, PRUNING, Reference, make_config, make_engine, random_requests
 from tests.layer_rows import LayerRows, count_rows
 from tests.scripted_rule import RecordingPicker, ScriptedAcceptance
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_tensors

@@ -1,0 +1,118 @@
+"""The table of cases of `test_lossless.py`: which drafter runs on which target, with what beside it.
+
+A full product would take hours, so sizes go round with the case: every drafter meets every pruning with every batch
+size, and over these rows every number of drafts, page size, prompt chunk, padding and target. `SLOW_CASES` has more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from tests.graph_lab import MODES
+from tests.lab import PRUNING
+
+TARGETS: dict[str, dict[str, Any]] = {
+    "qwen3": {"family": "qwen3", "seed": 1, "eos_token_id": [2, 19]},
+    "llama": {"family": "llama", "num_key_value_heads": 4, "eos_token_id": [2, 18]},
+    "qwen2_sliding": {
+        "family": "qwen2",
+        "seed": 1,
+        "eos_token_id": 16,
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "max_window_layers": 4,
+    },
+}
+"""Options of `make_tiny_target` by name."""
+
+UP_TO_8, SOME = (1, 2, 3, 4, 5, 6, 7, 8), (1, 3, 5)
+DRAFTERS: dict[str, tuple[int, ...]] = {
+    "none": (0,),
+    "eagle3": UP_TO_8,
+    "draft_model": UP_TO_8,
+    "mtp_eagle": UP_TO_8,
+    "mtp_vanilla": (1, 2, 3),  # a module a draft: the tiny checkpoint has three
+    "frozen_kv": UP_TO_8,
+    "ngram": SOME,
+    "oracle": SOME,
+    "random": SOME,
+}
+"""The numbers of drafts that each drafter is tested with."""
+
+TRAINED = ("eagle3", "draft_model", "mtp_eagle", "mtp_vanilla", "frozen_kv")
+BATCHES, PAGES, CHUNKS, PADDINGS = (1, 3, 8), (1, 4, 16), (1, 5, 512), (1, 4)
+POSITIONS = ("last", "bonus")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One engine: what drafts for which target, and the sizes under which it runs.
+
+    Attributes:
+        page_size: cache positions of a page.
+        chunk: the most prompt rows of one forward.
+        padding: an eager batch is rounded up to a multiple of it; a captured one has its own sizes.
+        graph: a key of `MODES`, or "eager".
+        options: further knobs of the drafter.
+    """
+
+    target: str
+    drafter: str
+    prune: str = "none"
+    batch_size: int = 1
+    num_draft_tokens: int = 3
+    page_size: int = 16
+    chunk: int = 512
+    padding: int = 1
+    graph: str = "eager"
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        sizes = f"batch{self.batch_size}-k{self.num_draft_tokens}-page{self.page_size}-chunk{self.chunk}"
+        options = "".join(f"-{value}" for _, value in self.options)
+        return f"{self.drafter}{options}-{self.prune}-{self.graph}-{sizes}-pad{self.padding}-{self.target}"
+
+
+def eager_cases() -> Iterator[Case]:
+    """Every drafter, pruning and batch size; everything else goes round, at paces of its own."""
+    for number, (drafter, counts) in enumerate(DRAFTERS.items()):
+        for row, (prune, batch_size) in enumerate(product(PRUNING, BATCHES)):
+            turn = row + number
+            yield Case(
+                list(TARGETS)[(turn + row // 3) % 3],
+                drafter,
+                prune,
+                batch_size,
+                counts[(5 * row + row // 8) % len(counts)],
+                PAGES[(turn + row // 6) % 3],
+                CHUNKS[turn // 2 % 3],
+                PADDINGS[turn // 2 % 2],
+                options=(("position", POSITIONS[row // 4 % 2]),) if drafter == "frozen_kv" else (),
+            )
+
+
+def captured_cases() -> Iterator[Case]:
+    """Every drafter whose rounds can be captured, under every graph mode."""
+    for drafter, graph in product(TRAINED, MODES):
+        yield Case("qwen3", drafter, "catchup", batch_size=3, page_size=4, graph=graph)
+
+
+def slow_cases() -> Iterator[Case]:
+    """Every drafter on every target with every pruning, batch size and number of drafts."""
+    for drafter, counts in DRAFTERS.items():
+        for target, prune, (i, batch_size), (j, count) in product(
+            TARGETS, PRUNING, enumerate(BATCHES), enumerate(counts)
+        ):
+            if count in (2, 4, 6, 7, 8) and len(counts) > 3 and (i + j) % 3 != list(TARGETS).index(target):
+                continue  # of the further numbers of drafts, each batch size meets one target
+            sizes = PAGES[(i + j) % 3], CHUNKS[(i + 2 * j) % 3], PADDINGS[(i + j) % 2]
+            case = Case(target, drafter, prune, batch_size, count, *sizes)
+            positions = POSITIONS if drafter == "frozen_kv" and count == 3 else ()
+            yield from [replace(case, options=(("position", position),)) for position in positions] or [case]
+
+
+CASES = [*eager_cases(), *captured_cases()]
+SLOW_CASES = list(slow_cases())
