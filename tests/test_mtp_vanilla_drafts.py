@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from spec_lab.assembly.graphs import EagerGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
-from spec_lab.config import GraphConfig, SamplingConfig
-from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
-from spec_lab.core.types import AcceptanceInputs, GenerationResult, NormSide, Request, Sequence
-from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
+from spec_lab.config import SamplingConfig
+from spec_lab.core.types import AcceptanceInputs, NormSide, Request, Sequence
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.engine.engine import Engine
 from spec_lab.models.config import read_model_config
@@ -25,14 +20,8 @@ from tests.fake_target import PaddedGraph
 from tests.lab import NEAR_TIE, PRUNING, Reference, make_config, make_engine, random_requests
 from tests.layer_rows import LayerRows, count_rows
 from tests.scripted_rule import RecordingPicker, ScriptedAcceptance
-from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_tensors
+from tests.tiny_checkpoints import make_tiny_target, refused
 from tests.tiny_mtp import TinyMtp, make_tiny_mtp, target_hidden_states
-
-MODES: dict[str, GraphConfig] = {
-    "split_seed": SplitSeedGraphConfig(),
-    "step_replay": StepReplayGraphConfig(),
-    "round": RoundGraphConfig(),
-}
 
 
 @dataclass
@@ -97,11 +86,6 @@ class Lab:
         engine = make_engine(replace(config, sampling=sampling), requests)
         engine.graph = PaddedGraph(bucket)
         poison(engine)
-        drafter = engine.parts.drafter
-        assert isinstance(drafter, MtpVanillaDrafter)
-        for cache in drafter._caches:
-            cache.kv[(NULL_PAGE + 1) * engine.parts.slots.table.page_size :] = float("nan")
-        drafter._window.hidden[:-1] = float("nan")
         return engine
 
     def check_drafts(self, requests: list[Request], prune: str, bucket: int = 1, **changes: Any) -> ComparingRule:
@@ -192,99 +176,7 @@ def test_rows_past_the_modules_kv_write(lab: Lab, prune: str) -> None:
         assert rows == LayerRows(attended, computed, computed), f"module {index}"
 
 
-@pytest.fixture(scope="module")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """A target that looks at its last token most, and modules that guess from a token alone: some drafts are right."""
-    target, folder = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("mtp")
-    make_tiny_target(target, "qwen3", vocab_size=24, seed=1, eos_token_id=[2, 19])
-    modules = make_tiny_mtp(folder, "ours", read_model_config(target), num_modules=3)
-    trunk, ours = (load_file(path / "model.safetensors") for path in (target, folder))
-    outputs = "o_proj.weight", "down_proj.weight"
-    rewrite_tensors(target, {name: 0.4 * tensor for name, tensor in trunk.items() if name.endswith(outputs)})
-    copy_token = {
-        "enorm.weight": torch.ones(32),
-        "eh_proj.weight": torch.cat((torch.eye(32), 0.1 * torch.eye(32)), dim=1),
-        "shared_head.norm.weight": trunk["model.norm.weight"],
-    }
-    rewrite_tensors(
-        folder,
-        {name: 0.2 * tensor for name, tensor in ours.items() if name.endswith(outputs)}
-        | {f"model.layers.{layer}.{name}": tensor for layer in (8, 9, 10) for name, tensor in copy_token.items()},
-    )
-    return Lab(target, folder, modules, Reference(target))
-
-
-def tokens_of(result: GenerationResult) -> dict[str, list[int]]:
-    return {record.request_id: record.output_ids for record in result.requests}
-
-
-@pytest.fixture(scope="module")
-def plain(taught: Lab) -> tuple[list[Request], dict[str, list[int]]]:
-    requests = random_requests(8, max_new_tokens=10, vocab_size=24, lengths=(1, 12), seed=4)
-    engine = make_engine(make_config((taught.target, taught.folder), "none", batch_size=3), requests)
-    return requests, tokens_of(engine.generate(requests))
-
-
-def check_lossless(
-    taught: Lab, plain: tuple[list[Request], dict[str, list[int]]], prune: str, batch_size: int, num_draft_tokens: int
-) -> None:
-    requests, expected = plain
-    case = list(PRUNING).index(prune) + batch_size
-    engine = taught.engine(
-        requests,
-        prune,
-        (1, 4)[case % 2],
-        batch_size=batch_size,
-        num_draft_tokens=num_draft_tokens,
-        cache={"page_size": (1, 4, 16)[case % 3], "prefill_chunk": (1, 5, 512)[case % 3]},
-    )
-    result = engine.generate(requests)
-    taught.reference.assert_lossless(requests, tokens_of(result), expected)
-    accepted = {m for record in result.requests for m in record.accepted_per_round}
-    assert accepted == set(range(num_draft_tokens + 1))
-
-
-MATRIX = list(product(PRUNING, (1, 3, 8)))
-
-
-@pytest.mark.parametrize(("prune", "batch_size"), MATRIX)
-def test_output_equals_plain_decoding(
-    taught: Lab, plain: tuple[list[Request], dict[str, list[int]]], prune: str, batch_size: int
-) -> None:
-    """K from 1 to 3 goes round, so that every mode and every batch meets each (slow tests: all of them)."""
-    case = MATRIX.index((prune, batch_size))
-    check_lossless(taught, plain, prune, batch_size, 1 + (case + case // 3) % 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_draft_tokens", [1, 2, 3])
-@pytest.mark.parametrize(("prune", "batch_size"), MATRIX)
-def test_output_equals_plain_decoding_at_every_number_of_drafts(
-    taught: Lab, plain: tuple[list[Request], dict[str, list[int]]], prune: str, batch_size: int, num_draft_tokens: int
-) -> None:
-    check_lossless(taught, plain, prune, batch_size, num_draft_tokens)
-
-
 def test_more_drafts_than_modules_are_refused(lab: Lab) -> None:
     requests = random_requests(1)
     with refused(lab.folder, "3 MTP modules", "use drafter.num_draft_tokens=3"):
         make_engine(make_config((lab.target, lab.folder), "mtp_vanilla", num_draft_tokens=4), requests)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_captured_mode_gives_what_eager_gives(
-    taught: Lab, plain: tuple[list[Request], dict[str, list[int]]], mode: str
-) -> None:
-    """Each module is a step of its own, in all of whose replays the rows stand at one address."""
-    requests, _ = plain
-    config = make_config((taught.target, taught.folder), "mtp_vanilla", prune="catchup", batch_size=3)
-    engines = [make_engine(replace(config, graph=graph), requests) for graph in (EagerGraphConfig(), MODES[mode])]
-    results = [engine.generate(requests) for engine in engines]
-    expected, got = ([(r.output_ids, r.accepted_per_round) for r in result.requests] for result in results)
-    assert got == expected and results[1].graph.captures > 0
-    size = engines[0].parts.slots.table.page_size
-    eager, captured = (
-        torch.stack([cache.kv[(SCRATCH_PAGE + 1) * size :] for cache in engine.parts.drafter._caches])
-        for engine in engines
-    )
-    torch.testing.assert_close(captured, eager, rtol=0, atol=1e-5)
