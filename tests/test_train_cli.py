@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,11 @@ import pytest
 from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.train.__main__ import main
 from spec_lab.train.card import _reflow
+from spec_lab.train.loop import TrainingDiverged
 from spec_lab.train.menu import train_menu
 from spec_lab.train.mtp_recipe import MtpRecipe
 from spec_lab.train.pipeline import Pipeline
-from tests.test_train_pipeline import composed_pipeline
+from tests.test_train_pipeline import composed_config, composed_pipeline
 
 REFUSED = [
     ("drafter=eagel3", "did you mean eagle3?"),
@@ -37,6 +40,17 @@ REFUSED = [
     ("drafter=eagle3,mtp_eagle", "add -m"),
     ("drafter.num_modules=2", "must be drafter.num_modules=2"),
     ("device=cpuu", "use auto, cpu, cuda or cuda:1"),
+    ("drafter.optimisation.log_every=0", "log_every=0: must be at least 1"),
+    ("drafter.optimisation.peak_learning_rate=nan", "above 0 and at most 1"),
+    ("num_workers=-1", "at least 1"),
+    ("generations.row_length=2", "at least 16"),
+    ("generations.batch_size=null", "takes a whole number, not None"),
+    ("drafter.optimisation=3", "is no key, but a set of keys"),
+    ("drafter.optimisation.num_steps=200", "use 199 or fewer"),
+    ("drafter.kv_source_layers=[3,9]", "must name layers of the target, 0 to 7"),
+    ("output_dir=/dev/null/out", "output_dir=/dev/null/out cannot be written"),
+    ("+_target_=os.system", "_target_"),
+    ("+drafter._target_=os.system", "_target_"),
 ]
 
 
@@ -51,6 +65,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.startswith("refused: ") and printed.err.count("\n") == 1
     assert reason in printed.err and "append" not in printed.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_training_that_is_refused_in_a_multirun_does_not_end_it(
@@ -59,6 +74,58 @@ def test_a_training_that_is_refused_in_a_multirun_does_not_end_it(
     monkeypatch.chdir(tmp_path)
     assert main(["-m", "device=one,two"]) == 2
     assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["device=one", "device=two"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("sweep", ["seed=range(0,0)", "drafter=glob(nope*)"])
+def test_a_multirun_of_no_training_is_refused(
+    sweep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["-m", sweep]) == 2
+    assert "comes to no job" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["-m", "seed=0,1"]])
+def test_the_default_output_dir_may_be_out_of_reach(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs").symlink_to("unmounted")
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 + ("-m" in arguments)
+    assert all(line.startswith("refused: output_dir=outputs/train-drafters cannot be written") for line in lines)
+
+
+@pytest.mark.parametrize("arguments", [["debug=smoke"], ["-m", "debug=smoke", "seed=0,1"]])
+def test_ctrl_c_ends_a_training_and_the_multirun_it_is_one_of(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = []
+
+    def interrupt(self: Pipeline) -> None:
+        begun.append(self.config.seed)
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Pipeline, "run", interrupt)
+    assert main(arguments) == 130
+    assert begun == [0]
+    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
+
+
+def test_a_training_that_diverges_fails_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diverge(self: Pipeline) -> None:
+        raise TrainingDiverged("the loss of step 7 is nan; lower optimisation.peak_learning_rate")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Pipeline, "run", diverge)
+    assert main([]) == 1
+    assert capsys.readouterr().err == "failed: the loss of step 7 is nan; lower optimisation.peak_learning_rate\n"
 
 
 def test_an_error_of_ours_keeps_its_traceback(
@@ -83,6 +150,77 @@ def test_help_lists_every_option_and_the_main_knobs_with_a_line_each(capsys: pyt
     for key in train_menu().keys.values():
         assert key.explanation and key.explanation in lines[key.name]
     assert "--dry-run" not in lines and "--multirun" in lines["-m,"]
+
+
+OPTIMISATION = {
+    "num_steps": 8000,
+    "batch_size": 96,
+    "peak_learning_rate": 2e-3,
+    "num_warmup_steps": 200,
+    "weight_decay": 0.05,
+    "max_grad_norm": 1.0,
+    "checkpoint_every": 1000,
+    "log_every": 500,
+}
+UNROLLED = {"num_unrolled_steps": 5, "step_loss_decay": 0.8, "optimisation": OPTIMISATION}
+HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64}
+RECORDED = {
+    "eagle3": UNROLLED | HEADS | {"intermediate_size": 512, "draft_vocab_size": 2048},
+    "mtp_eagle": UNROLLED | HEADS | {"num_modules": 1, "intermediate_size": 1152},
+    "mtp_vanilla": UNROLLED | HEADS | {"num_modules": 3, "intermediate_size": 832, "num_unrolled_steps": 3},
+    "frozen_kv": UNROLLED
+    | {"hidden_size": 224, "intermediate_size": 256, "num_heads": 4, "kv_source_layers": [3, 5, 7]}
+    | {"optimisation": OPTIMISATION | {"num_steps": 7000}},
+    "draft_model": {"hidden_size": 192, "intermediate_size": 512, "num_layers": 2, "num_heads": 3, "num_kv_heads": 1}
+    | {"head_dim": 64, "prompt_loss_weight": 0.1, "optimisation": OPTIMISATION | {"num_steps": 12000}},
+}
+"""What the records of trainings made so far hold of each drafter, beside its name."""
+
+
+@pytest.mark.parametrize("drafter", sorted(RECORDED))
+def test_an_output_dir_of_the_same_settings_goes_on_whatever_version_began_it(drafter: str) -> None:
+    config = composed_config(f"drafter={drafter}")
+    assert dataclasses.asdict(config.drafter) == RECORDED[drafter] | {"name": drafter}
+
+
+def test_the_record_of_a_target_is_that_of_the_trainings_so_far() -> None:
+    optimisation = OPTIMISATION | {
+        "num_steps": 20000,
+        "batch_size": 64,
+        "num_warmup_steps": 500,
+        "weight_decay": 0.1,
+        "checkpoint_every": 5000,
+        "log_every": 1000,
+    }
+    sizes = {"hidden_size": 256, "intermediate_size": 768, "num_layers": 8, "natural_fraction": 0.08}
+    config = composed_config("target=pocket")
+    assert dataclasses.asdict(config.target) == HEADS | sizes | {"optimisation": optimisation}
+    assert dataclasses.asdict(config.tokenizer) == {"vocab_size": 4096, "num_examples_per_category": 1500}
+    assert dataclasses.asdict(config.corpus) == {
+        "num_examples_per_category": 90000,
+        "num_shards": 64,
+        "row_length": 512,
+        "num_natural_documents": None,
+    }
+    assert dataclasses.asdict(config.generations) == {
+        "num_checkable_prompts": 3500,
+        "num_natural_prompts": 10000,
+        "num_shards": 16,
+        "max_new_tokens": 256,
+        "row_length": 321,
+        "batch_size": 4096,
+        "sampled_fraction": 0.2,
+        "temperature": 1.0,
+    }
+
+
+@pytest.mark.parametrize("option", ["eagle3", "draft_model", "frozen_kv", "mtp_eagle", "mtp_vanilla"])
+def test_help_gives_the_values_that_are_composed(option: str) -> None:
+    composed = composed_config("target=pocket", f"drafter={option}")
+    for key in train_menu().keys.values():
+        chosen = {"drafter": option, "target": "pocket"}.get(key.name.partition(".")[0], "")
+        if chosen in key.defaults:
+            assert operator.attrgetter(key.name)(composed) == key.defaults[chosen], key.name
 
 
 def test_the_shipped_target_is_the_default_and_pocket_trains_a_new_one() -> None:

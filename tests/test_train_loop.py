@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spec_lab.train.config import OptimisationConfig
-from spec_lab.train.loop import CurvePoint, learning_rate, train
+from spec_lab.train.loop import STEPS_BETWEEN_READS, CurvePoint, LossReader, TrainingDiverged, learning_rate, train
 
 OPTIMISATION = OptimisationConfig(
     num_steps=12, batch_size=4, peak_learning_rate=0.05, num_warmup_steps=3, checkpoint_every=5, log_every=4
@@ -82,3 +83,52 @@ def test_learning_rate_rises_then_falls_to_zero() -> None:
     rates = [learning_rate(OPTIMISATION, step) for step in range(12)]
     assert rates[:3] == pytest.approx([0.05 / 3, 0.1 / 3, 0.05])
     assert rates[3:] == pytest.approx([0.05 * (12 - step) / 9 for step in range(3, 12)])
+
+
+class Spoilt(Regression):
+    """A regression whose loss or gradient stops being a number at one step."""
+
+    def __init__(self, step: int, loss: float = 1.0, gradient: float = 1.0) -> None:
+        super().__init__()
+        self.step, self.loss, self.gradient, self.calls = step, loss, gradient, 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        loss = super().forward(inputs)
+        if self.calls < self.step:
+            return loss
+        if self.gradient != 1.0:
+            self.linear.weight.register_hook(lambda gradient: gradient * self.gradient)
+        return loss * self.loss
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("step", [1, 5, 7, 12])
+def test_a_loss_that_is_no_number_ends_the_training_at_once(value: float, step: int, tmp_path: Path) -> None:
+    module, batches = Spoilt(step, loss=value), Batches()
+    with pytest.raises(TrainingDiverged, match=rf"the loss of step {step} is {value}; lower .*peak_learning_rate"):
+        train(module, batches, OPTIMISATION, tmp_path / "state.pt", CPU)
+    assert len(batches.steps) == step
+    assert (tmp_path / "state.pt").exists() == (step > 5)
+    if step > 5:
+        saved = torch.load(tmp_path / "state.pt", weights_only=True)["module"]
+        assert all(weight.isfinite().all() for weight in saved.values())
+
+
+@pytest.mark.parametrize(("step", "found_at"), [(5, 5), (12, 12), (7, 8)])
+def test_weights_that_are_no_numbers_are_never_saved(step: int, found_at: int, tmp_path: Path) -> None:
+    """A gradient spoils the weights behind a finite loss: the next loss tells, or the check before they are saved."""
+    module = Spoilt(step, gradient=math.inf)
+    with pytest.raises(TrainingDiverged, match=rf"step {found_at}\b"):
+        train(module, Batches(), OPTIMISATION, tmp_path / "state.pt", CPU)
+    assert (tmp_path / "state.pt").exists() == (step > 5)
+
+
+def test_the_losses_of_a_gpu_are_read_a_few_at_once_and_none_is_missed() -> None:
+    # The meta device stands for any that is not a CPU.
+    for spoilt in (1, STEPS_BETWEEN_READS, STEPS_BETWEEN_READS + 1):
+        losses = LossReader(torch.device("meta"))
+        with pytest.raises(TrainingDiverged, match=f"step {spoilt} "):
+            for step in range(1, STEPS_BETWEEN_READS + 2):
+                losses.add(step, torch.tensor(math.nan if step == spoilt else 1.0))
+            losses.refuse_unless_finite()

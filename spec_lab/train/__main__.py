@@ -53,36 +53,24 @@ def _run(arguments: Sequence[str]) -> int:
     from spec_lab.cli.job import worst_exit_code
     from spec_lab.cli.overrides import check_arguments
     from spec_lab.cli.session import call_hydra
-    from spec_lab.errors import UserError
     from spec_lab.train.config import SCHEMAS
 
     checked = check_arguments(arguments, train_menu())
     store_schemas(SCHEMAS)
     statuses: list[Status] = []
-    with _scratch_folder() as swept:
+    with _scratch_folder():
         call_hydra(lambda composed: statuses.append(_train(composed)), checked, train_folder())
-    if swept and not statuses:
-        raise UserError("the values given leave no training to run; give at least one value of each key")
     return worst_exit_code(statuses)
 
 
 @contextmanager
-def _scratch_folder() -> Iterator[list[str]]:
-    """Where Hydra writes of a multirun what nobody reads: a folder that goes again; each job makes its `output_dir`.
-
-    What is yielded is empty as long as Hydra has not asked for it, and so has run no multirun.
-    """
+def _scratch_folder() -> Iterator[None]:
+    """Where Hydra writes of a multirun what nobody reads: a folder that goes again; each job makes its `output_dir`."""
     from omegaconf import OmegaConf
 
-    asked: list[str] = []
-
-    def name_folder() -> str:
-        asked.append(folder)
-        return folder
-
     with tempfile.TemporaryDirectory() as folder:
-        OmegaConf.register_new_resolver("scratch_folder", name_folder, replace=True)
-        yield asked
+        OmegaConf.register_new_resolver("scratch_folder", lambda: folder, replace=True)
+        yield
 
 
 def _train(composed: DictConfig) -> Status:

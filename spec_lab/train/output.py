@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from spec_lab.errors import UserError, describe_os_error
 
 LOG_FILE = "spec_lab.train.log"
+BOOKKEEPING = ("records", "checkpoints")
 LOG_FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"
 
 
@@ -23,27 +25,30 @@ def output_folder(root: Path) -> Iterator[None]:
     Raises:
         UserError: `root` cannot be made or written.
     """
-    missing = [folder for folder in (root, *root.parents) if not folder.exists()]
+    made = _make(root)
     try:
-        _make(root)
         with _logging_to(root / LOG_FILE):
             yield
     except UserError:
-        if root in missing:
-            _remove_what_is_empty(root)
-        for folder in missing:
-            _remove_if_empty(folder)
+        if made:
+            _remove_bookkeeping(root)
+        _remove_empty(made)
         raise
 
 
-def _make(root: Path) -> None:
+def _make(root: Path) -> list[Path]:
+    """The folders that had to be made, the deepest first."""
+    missing: list[Path] = []
     try:
+        missing = [folder for folder in (root, *root.parents) if not os.path.lexists(folder)]
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):
             pass
     except (OSError, ValueError) as error:
+        _remove_empty(missing)
         reason = describe_os_error(error) if isinstance(error, OSError) else error
         raise UserError(f"output_dir={root} cannot be written ({reason}); choose another one") from error
+    return missing
 
 
 @contextmanager
@@ -58,13 +63,14 @@ def _logging_to(file: Path) -> Iterator[None]:
         handler.close()
 
 
-def _remove_what_is_empty(root: Path) -> None:
-    for folder in (path for path in root.iterdir() if path.is_dir()):
-        _remove_if_empty(folder)
+def _remove_bookkeeping(root: Path) -> None:
+    """What is left where no stage has ended: empty folders, and a log that names what was begun."""
+    _remove_empty([root / name for name in BOOKKEEPING])
     if [path.name for path in root.iterdir()] == [LOG_FILE]:
         (root / LOG_FILE).unlink()
 
 
-def _remove_if_empty(folder: Path) -> None:
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()

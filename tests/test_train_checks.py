@@ -1,0 +1,173 @@
+"""What a training refuses before anything is made: bounds of single knobs, and knobs that do not fit one another."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from spec_lab.bounds import bounds_of
+from spec_lab.train.checks import MIN_TAPPED_LAYERS, refusals
+from spec_lab.train.config import (
+    DrafterChoice,
+    DraftModelTrainingConfig,
+    Eagle3TrainingConfig,
+    FrozenKvTrainingConfig,
+    MtpEagleTrainingConfig,
+    MtpVanillaTrainingConfig,
+    NoDrafter,
+    PocketTrainingConfig,
+    ShippedTarget,
+    TargetChoice,
+    TrainConfig,
+)
+from spec_lab.train.menu import train_menu
+from spec_lab.train.target import tapped_layers
+from tests.tiny_checkpoints import refused
+
+DRAFTERS: list[type[Any]] = [
+    Eagle3TrainingConfig,
+    MtpEagleTrainingConfig,
+    FrozenKvTrainingConfig,
+    DraftModelTrainingConfig,
+]
+
+
+def training(drafter: DrafterChoice, target: TargetChoice | None = None, **settings: Any) -> TrainConfig:
+    """A training of `drafter` with `settings` by their dotted names, the dots as two underscores."""
+    config = TrainConfig(drafter=drafter, target=target or ShippedTarget())
+    for name, value in settings.items():
+        *parents, leaf = name.split("__")
+        part: Any = config
+        for parent in parents:
+            part = getattr(part, parent)
+        assert hasattr(part, leaf)
+        setattr(part, leaf, value)
+    return config
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("target", [ShippedTarget, PocketTrainingConfig])
+def test_the_defaults_can_be_trained(drafter: type[Any], target: type[Any]) -> None:
+    assert refusals(training(drafter(), target())) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("drafter__optimisation__log_every", 0),
+        ("drafter__optimisation__checkpoint_every", 0),
+        ("drafter__optimisation__checkpoint_every", -1),
+        ("drafter__optimisation__batch_size", 0),
+        ("drafter__optimisation__peak_learning_rate", -0.001),
+        ("drafter__optimisation__peak_learning_rate", 0.0),
+        ("drafter__optimisation__peak_learning_rate", math.nan),
+        ("drafter__optimisation__peak_learning_rate", math.inf),
+        ("drafter__optimisation__weight_decay", -0.1),
+        ("drafter__optimisation__max_grad_norm", math.nan),
+        ("drafter__num_unrolled_steps", 0),
+        ("drafter__draft_vocab_size", 0),
+        ("drafter__head_dim", 0),
+        ("target__hidden_size", 0),
+        ("target__natural_fraction", 1.5),
+        ("tokenizer__vocab_size", 2**15 + 1),
+        ("corpus__num_shards", 0),
+        ("corpus__row_length", 2),
+        ("corpus__num_natural_documents", 0),
+        ("generations__num_shards", 0),
+        ("generations__row_length", 2),
+        ("generations__max_new_tokens", 0),
+        ("generations__temperature", -1.0),
+        ("generations__temperature", 0.0),
+        ("generations__sampled_fraction", -0.1),
+        ("evaluation__num_draft_tokens", 0),
+        ("evaluation__num_draft_tokens", 99),
+        ("evaluation__limit_per_category", 0),
+        ("evaluation__rows_per_forward", 0),
+        ("num_workers", -1),
+        ("num_workers", 0),
+        ("seed", 2**63),
+    ],
+)
+def test_a_number_out_of_bounds_is_refused_by_its_name(name: str, value: float) -> None:
+    [line] = refusals(training(Eagle3TrainingConfig(), PocketTrainingConfig(), **{name: value}))
+    assert line.startswith(f"{name.replace('__', '.')}={value}: must be ")
+
+
+def test_every_number_of_a_training_has_a_least_value() -> None:
+    """So that a new knob is not forgotten: nothing here may be negative."""
+    for key in train_menu().keys.values():
+        [field] = {field for field in dataclasses.fields(key.schemas[0]) if field.name == key.name.rpartition(".")[2]}
+        if "int" in key.type_name or "float" in key.type_name:
+            assert not bounds_of(field).admits(-1), key.name
+
+
+@pytest.mark.parametrize(
+    ("config", "fragments"),
+    [
+        (training(NoDrafter()), ("nothing to train", "target=pocket")),
+        (training(Eagle3TrainingConfig(), device="gpu"), ("device=gpu", "cuda:1")),
+        (training(Eagle3TrainingConfig(), device="cuda:x"), ("device=cuda:x",)),
+        (
+            training(Eagle3TrainingConfig(), drafter__optimisation__num_warmup_steps=8000),
+            ("drafter.optimisation.num_warmup_steps=8000", "drafter.optimisation.num_steps=8000", "use 7999 or fewer"),
+        ),
+        (
+            training(NoDrafter(), PocketTrainingConfig(), target__optimisation__log_every=8001),
+            ("target.optimisation.log_every=8001", "use 8000 or fewer"),
+        ),
+        (training(Eagle3TrainingConfig(), drafter__num_heads=5), ("drafter.num_heads=5", "drafter.num_kv_heads=2")),
+        (training(NoDrafter(), PocketTrainingConfig(), target__num_kv_heads=3), ("target.num_heads=4", "multiple")),
+        (training(DraftModelTrainingConfig(), drafter__num_kv_heads=3), ("drafter.num_heads=4",)),
+        (training(Eagle3TrainingConfig(), drafter__head_dim=63), ("drafter.head_dim=63", "even; use 64")),
+        (
+            training(MtpVanillaTrainingConfig(num_modules=3, num_unrolled_steps=5)),
+            ("drafter.num_unrolled_steps=5 must be drafter.num_modules=3",),
+        ),
+        (
+            training(MtpVanillaTrainingConfig(num_modules=3, num_unrolled_steps=3), evaluation__num_draft_tokens=4),
+            ("evaluation.num_draft_tokens=4", "use evaluation.num_draft_tokens=3"),
+        ),
+        (
+            training(Eagle3TrainingConfig(), generations__num_checkable_prompts=0, generations__num_natural_prompts=0),
+            ("generations.num_checkable_prompts=0 generations.num_natural_prompts=0", "raise one"),
+        ),
+        (
+            training(Eagle3TrainingConfig(), PocketTrainingConfig(), target__num_layers=6),
+            ("target.num_layers=6", "use 7 or more"),
+        ),
+        (training(Eagle3TrainingConfig(), drafter__draft_vocab_size=4097), ("drafter.draft_vocab_size=4097", "4096")),
+        (
+            training(Eagle3TrainingConfig(), PocketTrainingConfig(), tokenizer__vocab_size=512),
+            ("drafter.draft_vocab_size=2048", "512"),
+        ),
+        (training(DraftModelTrainingConfig(), drafter__hidden_size=257), ("drafter.hidden_size=257", "256")),
+        (
+            training(FrozenKvTrainingConfig(), PocketTrainingConfig(), target__hidden_size=128),
+            ("drafter.hidden_size=224", "128"),
+        ),
+        (training(FrozenKvTrainingConfig(kv_source_layers=[1, 8])), ("drafter.kv_source_layers=[1, 8]", "0 to 7")),
+        (training(FrozenKvTrainingConfig(kv_source_layers=[])), ("drafter.kv_source_layers=[]",)),
+        (
+            training(FrozenKvTrainingConfig(), drafter__num_heads=3),
+            ("drafter.num_heads=3", "multiple of the target's 2"),
+        ),
+    ],
+)
+def test_knobs_that_do_not_fit_one_another_are_refused(config: TrainConfig, fragments: tuple[str, ...]) -> None:
+    [line] = refusals(config)
+    assert all(fragment in line for fragment in fragments), line
+
+
+def test_what_is_not_trained_is_not_checked() -> None:
+    """An idle part of the configuration stops nothing: without a drafter nobody reads `generations`' prompts."""
+    assert not refusals(training(NoDrafter(), PocketTrainingConfig(), generations__num_checkable_prompts=0))
+    assert not refusals(training(MtpEagleTrainingConfig(), evaluation__num_draft_tokens=16))
+
+
+def test_from_the_least_number_of_layers_on_three_can_be_tapped() -> None:
+    assert len(set(tapped_layers(MIN_TAPPED_LAYERS))) == 3
+    with refused(f"num_layers={MIN_TAPPED_LAYERS - 1}"):
+        tapped_layers(MIN_TAPPED_LAYERS - 1)
