@@ -78,12 +78,20 @@ class LoggerMode(Choice):
     disabled = "disabled"
 
 
+class Weights(Choice):
+    """Where a model's weights come from."""
+
+    checkpoint = "checkpoint"
+    random = "random", "made on the device, for speed studies; config.json is all that is read"
+
+
 @dataclass
 class TargetConfig:
-    """target=pocket (shipped) or target=hf target.path=DIR."""
+    """target=pocket (shipped), target=hf target.path=DIR, or the shape of a known model."""
 
     name: str = MISSING
     path: str | None = knob(None, "folder of a Hugging Face checkpoint (Llama, Qwen2 or Qwen3 family); target=hf only")
+    weights: Weights = knob(Weights.checkpoint, "where the weights come from")
 
 
 @dataclass

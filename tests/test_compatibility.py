@@ -30,6 +30,10 @@ ONE_HOT = ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_ho
 
 # overrides, the knob that must be named, the remedy that must be named
 FORBIDDEN = [
+    (["target=llama3_8b"], "target=llama3_8b is a shape", "target.weights=random"),
+    (["target=qwen3_8b", "target.path=nowhere"], "target.path=nowhere", "folder of a checkpoint"),
+    (["drafter.draft_vocab_size=32"], "drafter.draft_vocab_size=32", "drafter.weights=random"),
+    (["drafter.weights=random", "drafter.path=."], "drafter.path=.", "leave one of them out"),
     (["drafter.num_draft_tokens=0"], "drafter.num_draft_tokens=0", "drafter=none"),
     (["drafter=oracle", "drafter.num_draft_tokens=0"], "drafter=oracle", "drafter.num_draft_tokens=3"),
     (["drafter.num_draft_tokens=-1"], "drafter.num_draft_tokens=-1", "drafter.num_draft_tokens=3"),
@@ -174,6 +178,7 @@ FORBIDDEN = [
 ]
 
 ALLOWED = [
+    ["target=llama3_8b", "target.weights=random", "drafter.weights=random", "drafter.draft_vocab_size=32000"],
     [],
     ["drafter=ngram", "prune=catchup"],
     ["drafter=none", "prune=catchup"],

@@ -11,7 +11,7 @@ from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.assembly import registry
 from spec_lab.assembly.attention_loader import BackendContext
 from spec_lab.assembly.kernels import KERNELS, Kernels
-from spec_lab.config import RunConfig
+from spec_lab.config import RunConfig, Weights
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import Request
@@ -20,7 +20,8 @@ from spec_lab.errors import UserError
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import ModelConfig, read_model_config
 from spec_lab.models.decoder import DecoderTarget
-from spec_lab.workloads.tokenizer import TargetTokenizer
+from spec_lab.models.random_weights import random_tensors
+from spec_lab.workloads.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def _num_tokens(request: Request) -> int:
     return len(request.prompt_ids) + request.max_new_tokens
 
 
-def thinking_markers(tokenizer: TargetTokenizer) -> ThinkingMarkers | None:
+def thinking_markers(tokenizer: Tokenizer) -> ThinkingMarkers | None:
     """The ids of the thinking markers, None when the tokenizer does not have both."""
     begin, end = tokenizer.special_id(THINK_START), tokenizer.special_id(THINK_END)
     return None if begin is None or end is None else ThinkingMarkers(begin, end)
@@ -136,7 +137,11 @@ def load_models(config: RunConfig, max_seq_len: int, markers: ThinkingMarkers | 
     kernels = KERNELS[config.kernels](device, dtype)
     context = BackendContext(config.cache.page_size, max_positions, device, dtype, kernels.rope_write)
     backend = registry.of(config).attention(config).make(context)
-    tensors = load_tensors(folder, decoder_tensor_shapes(model_config), dtype, device)
+    shapes = decoder_tensor_shapes(model_config)
+    if config.target.weights == Weights.random:
+        tensors = random_tensors(shapes, dtype, device, config.seed)
+    else:
+        tensors = load_tensors(folder, shapes, dtype, device)
     target = DecoderTarget(model_config, tensors, backend, max_positions)
     return Models(target, backend, kernels, device, dtype, markers)
 

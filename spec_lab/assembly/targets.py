@@ -1,4 +1,4 @@
-"""The targets: a row for each."""
+"""The targets: a row for each, and for each shape of a known model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 from spec_lab.assembly.drafters.trained import ZOO, missing_folder
 from spec_lab.assembly.option import TargetOption
-from spec_lab.config import RunConfig, TargetConfig
+from spec_lab.config import RunConfig, TargetConfig, Weights
+
+SHAPES = Path(__file__).parents[1] / "models" / "shapes"
 
 
 def reads_no_path(config: RunConfig) -> str | None:
@@ -36,9 +38,28 @@ def checkpoint_folder(target: TargetConfig) -> Path:
     return Path(target.path)
 
 
+def weights_or_random(config: RunConfig) -> str | None:
+    """A shape brings no weights."""
+    target = config.target
+    if target.path is not None:
+        return missing_folder("target.path", target.path)
+    if target.weights == Weights.random:
+        return None
+    return f"target={target.name} is a shape without weights; add target.weights=random, or target.path=FOLDER"
+
+
+def shape_folder(target: TargetConfig) -> Path:
+    """`target.path`, or the folder with the shape's config.json."""
+    return SHAPES / target.name if target.path is None else Path(target.path)
+
+
 OPTIONS = (
     # One thread: its operators are too short to share, and a second thread that has to wait for a busy core costs more
     # than it brings.
     TargetOption(name="pocket", folder=pocket_folder, num_threads=1, refusals=(reads_no_path,)),
     TargetOption(name="hf", folder=checkpoint_folder, refusals=(needs_a_path,)),
+    *(
+        TargetOption(name=name, folder=shape_folder, refusals=(weights_or_random,))
+        for name in ("llama3_8b", "llama3_70b", "qwen3_8b")
+    ),
 )

@@ -11,7 +11,7 @@ import torch
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.drafters.eagle3 import Eagle3DrafterConfig
-from spec_lab.assembly.drafters.eagle3_loader import eagle3_factory
+from spec_lab.assembly.drafters.eagle3_loader import eagle3_factory, read_eagle3
 from spec_lab.assembly.drafters.frozen_kv import FrozenKvDrafterConfig, FrozenKvPosition
 from spec_lab.assembly.drafters.frozen_kv_loader import frozen_kv_factory
 from spec_lab.assembly.drafters.mtp import MtpDrafterConfig, MtpEagleDrafterConfig, MtpVanillaDrafterConfig
@@ -24,7 +24,7 @@ from spec_lab.config import RunConfig
 from spec_lab.core.types import NormSide
 from spec_lab.doctor.readings import Aspect, Reading
 from spec_lab.errors import UserError
-from spec_lab.models.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, load_eagle3
+from spec_lab.models.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs
 from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
 from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantTarget
 from spec_lab.models.mtp_checkpoint import MtpConfig
@@ -41,8 +41,8 @@ def aspects_of(config: RunConfig, models: Models) -> list[Aspect]:
 
 
 def eagle3_aspects(config: RunConfig, options: Eagle3DrafterConfig, models: Models) -> list[Aspect]:
-    folder, target = head_folder(config, options), models.target.config
-    head, tensors = load_eagle3(folder, target, models.dtype, models.device)
+    target = models.target.config
+    head, tensors = read_eagle3(config, options, models)
     taps = head.tap_layer_inputs or default_tap_layer_inputs(target.num_layers)
 
     def reading(name: str, changed: Eagle3Config, with_tensors: Tensors = tensors, least: int = 1) -> Reading:

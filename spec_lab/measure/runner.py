@@ -44,7 +44,7 @@ from spec_lab.rescore.trajectory import fitting, record_verify_rows
 from spec_lab.rescore.verify_rows import save_verify_rows
 from spec_lab.workloads.checker import is_correct
 from spec_lab.workloads.load import open_workload
-from spec_lab.workloads.tokenizer import TargetTokenizer
+from spec_lab.workloads.tokenizer import Tokenizer
 
 MAIN = THIS_RUN
 WARMUP_TOKENS = 32
@@ -60,7 +60,7 @@ class Lab:
 
     config: RunConfig
     models: Models
-    tokenizer: TargetTokenizer
+    tokenizer: Tokenizer
     requests: list[Request]
     engines: dict[str, Engine]
     teacher: TeacherForcing

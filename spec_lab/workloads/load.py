@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.assembly import registry
-from spec_lab.config import RunConfig, WorkloadConfig
+from spec_lab.config import RunConfig, Weights, WorkloadConfig
 from spec_lab.core.types import Request
 from spec_lab.corpus.example import Form
 from spec_lab.errors import UserError
@@ -19,7 +19,7 @@ from spec_lab.models.config import ModelConfig, read_model_config
 from spec_lab.models.json_input import is_integer
 from spec_lab.workloads.generated import answer_of, generated_examples
 from spec_lab.workloads.json_lines import JsonLine, json_lines
-from spec_lab.workloads.tokenizer import TargetTokenizer
+from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer, Tokenizer
 
 PROMPTS_FOLDER = Path(__file__).parent / "prompts"
 
@@ -35,7 +35,7 @@ class Prompt:
     answer: str | None
 
 
-def open_workload(config: RunConfig, folder: Path) -> tuple[TargetTokenizer, list[Request]]:
+def open_workload(config: RunConfig, folder: Path) -> tuple[Tokenizer, list[Request]]:
     """The tokenizer of the target in `folder`, and the requests of `config.workload`, which its embedding has rows for.
 
     config.json is read first: of a checkpoint that is none of ours, no other file is.
@@ -45,13 +45,20 @@ def open_workload(config: RunConfig, folder: Path) -> tuple[TargetTokenizer, lis
     """
     target = read_model_config(folder)
     _refuse_too_long(config, target)
-    tokenizer = TargetTokenizer(folder)
+    tokenizer = _tokenizer(config, folder, target.vocab_size)
     requests = load_requests(config, tokenizer)
     _refuse_foreign_ids(requests, target, folder)
     return tokenizer, requests
 
 
-def load_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
+def _tokenizer(config: RunConfig, folder: Path, vocab_size: int) -> Tokenizer:
+    """The target's; where random weights come without one, ids stand for themselves."""
+    if config.target.weights == Weights.random and not (folder / "tokenizer.json").is_file():
+        return IdsAlone(vocab_size)
+    return TargetTokenizer(folder)
+
+
+def load_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     """The requests of `config.workload`; UserError when none is left or a file is not what it should be."""
     requests = registry.of(config).workload(config).load(config, tokenizer)
     if not requests:
@@ -68,17 +75,17 @@ def shipped_prompts() -> list[Prompt]:
     return [_prompt(line, path.stem, "") for path in files for line in json_lines(path)]
 
 
-def pocket_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
+def pocket_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     """The shipped evaluation prompts."""
     return _in_turn(shipped_prompts(), config, tokenizer)
 
 
-def jsonl_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
+def jsonl_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     """The prompts of `read_jsonl`."""
     return _in_turn(read_jsonl(config.workload), config, tokenizer)
 
 
-def spec_bench_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
+def spec_bench_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     """The questions of `read_spec_bench`."""
     return _in_turn(read_spec_bench(config.workload), config, tokenizer)
 
@@ -95,7 +102,7 @@ def read_spec_bench(config: WorkloadConfig) -> list[Prompt]:
     return [_question(line, path.stem) for line in json_lines(path)]
 
 
-def generated_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
+def generated_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     """workload.per_category prompts a checkable category, drawn by the run's seed."""
     workload = config.workload
     if not workload.per_category:
@@ -109,7 +116,7 @@ def generated_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Re
     return _in_turn(prompts, config, tokenizer)
 
 
-def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
+def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     return [
         Request(
             request_id=prompt.prompt_id,
@@ -138,7 +145,7 @@ def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: i
     return in_turn[:limit]
 
 
-def fixed_length_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
+def fixed_length_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     """Shipped natural text cut to exactly workload.prompt_tokens tokens."""
     text = "\n\n".join(prompt.text for prompt in shipped_prompts() if prompt.form == "continue")
     ids = tokenizer.encode(text)
@@ -150,7 +157,7 @@ def fixed_length_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list
     return _id_requests(repeated, config)
 
 
-def random_id_requests(config: RunConfig, tokenizer: TargetTokenizer) -> list[Request]:
+def random_id_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     """Uniform token ids. They overstate throughput of real text (SPEED-Bench, arXiv 2604.09557): for kernels only."""
     num_requests, length = _sizes(config.workload)
     generator = random.Random(config.seed)

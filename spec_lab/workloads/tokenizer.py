@@ -4,10 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from spec_lab.corpus.example import SPECIAL_TOKENS, Form, render_prompt
 from spec_lab.errors import UserError, one_line
 from spec_lab.workloads.chat_template import ChatTemplate, Rendered
+
+
+class Tokenizer(Protocol):
+    """From text to ids and back."""
+
+    vocab_size: int
+
+    def special_id(self, token: str) -> int | None:
+        """The id of a token that is one, such as `<think>`; None where there is no such token."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the text alone, without a BOS in front."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids."""
+        ...
+
+    def encode_prompt(self, form: Form, prompt: str) -> list[int]:
+        """The ids of a chat turn or of a text to continue, with the BOS that the model was trained with."""
+        ...
+
+
+class IdsAlone:
+    """Stands in where a target has random weights and no tokenizer: there are ids, and no text."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def special_id(self, token: str) -> int | None:
+        return None
+
+    def encode(self, text: str) -> list[int]:
+        raise UserError(
+            "this target has random weights and no tokenizer, so there is no text to read; use workload=random_ids"
+        )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return " ".join(map(str, token_ids))
+
+    def encode_prompt(self, form: Form, prompt: str) -> list[int]:
+        return self.encode(prompt)
 
 
 class TargetTokenizer:

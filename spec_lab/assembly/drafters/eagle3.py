@@ -8,7 +8,7 @@ from typing import Any
 from spec_lab.assembly.deferred import Deferred
 from spec_lab.assembly.drafters.trained import TrainedDrafterConfig, head_folder, needs_weights, shipped_for_pocket
 from spec_lab.assembly.option import DrafterOption
-from spec_lab.config import RunConfig, knob
+from spec_lab.config import RunConfig, Weights, knob
 
 
 @dataclass
@@ -17,6 +17,10 @@ class Eagle3DrafterConfig(TrainedDrafterConfig):
 
     name: str = "eagle3"
     window: int | None = knob(None, "newest keys the head's attention sees; null is all of them")
+    weights: Weights = knob(Weights.checkpoint, "where the head's weights come from")
+    draft_vocab_size: int | None = knob(
+        None, "tokens that random weights can draft; null is all of the target's; a checkpoint has its own", least=1
+    )
 
 
 def window_shows_a_row(config: RunConfig) -> str | None:
@@ -30,11 +34,24 @@ def window_shows_a_row(config: RunConfig) -> str | None:
     )
 
 
+def weights_or_random(config: RunConfig) -> str | None:
+    """A checkpoint says itself how many tokens it drafts, and random weights lie nowhere."""
+    options: Any = config.drafter
+    if options.weights == Weights.checkpoint:
+        if options.draft_vocab_size is None:
+            return needs_weights(config)
+        size = options.draft_vocab_size
+        return f"drafter.draft_vocab_size={size} is read with drafter.weights=random only; leave it out"
+    if options.path is None:
+        return None
+    return f"drafter.path={options.path} is not read with drafter.weights=random; leave one of them out"
+
+
 OPTION = DrafterOption(
     name="eagle3",
     schema=Eagle3DrafterConfig,
     load=Deferred("spec_lab.assembly.drafters.eagle3_loader", "load_eagle3_drafter"),
-    refusals=(needs_weights, window_shows_a_row),
+    refusals=(weights_or_random, window_shows_a_row),
     shipped=shipped_for_pocket("eagle3"),
     folder=head_folder,
     aspects=Deferred("spec_lab.doctor.aspects", "eagle3_aspects"),

@@ -11,18 +11,36 @@ from spec_lab.assembly.drafters.eagle3 import Eagle3DrafterConfig
 from spec_lab.assembly.drafters.trained import head_folder
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
 from spec_lab.assembly.models import Models, build_cache
-from spec_lab.config import RunConfig
+from spec_lab.config import RunConfig, Weights
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec
 from spec_lab.drafters.recurrent import RecurrentDrafter
+from spec_lab.errors import UserError
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, load_eagle3
+from spec_lab.models.random_weights import random_eagle3
 
 
 def load_eagle3_drafter(config: RunConfig, options: Eagle3DrafterConfig, models: Models) -> DrafterFactory:
-    folder = head_folder(config, options)
-    head_config, tensors = load_eagle3(folder, models.target.config, models.dtype, models.device)
+    """Read the head, or make one of random weights; the factory then makes one drafter an engine around it."""
+    head_config, tensors = read_eagle3(config, options, models)
     return eagle3_factory(config, options, models, head_config, tensors)
+
+
+def read_eagle3(
+    config: RunConfig, options: Eagle3DrafterConfig, models: Models
+) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
+    """The head's config and tensors; UserError where it does not belong to the target."""
+    target = models.target.config
+    if options.weights == Weights.random:
+        size = options.draft_vocab_size
+        if size is not None and size > target.vocab_size:
+            raise UserError(
+                f"drafter.draft_vocab_size={size} is more than the {target.vocab_size} tokens of the target; "
+                "use drafter.draft_vocab_size=null for all of them"
+            )
+        return random_eagle3(target, size, models.dtype, models.device, config.seed + 1)
+    return load_eagle3(head_folder(config, options), target, models.dtype, models.device)
 
 
 def eagle3_factory(

@@ -1,0 +1,64 @@
+"""Targets and heads with random weights: only config.json is read, and no tokenizer is needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spec_lab.__main__ import main
+from spec_lab.assembly.targets import SHAPES
+from spec_lab.models.checkpoint import decoder_tensor_shapes
+from spec_lab.models.config import read_model_config
+from spec_lab.record.runs import read_summary
+from tests.tiny_checkpoints import make_tiny_target
+
+IDS = ["workload=random_ids", "workload.prompt_tokens=12", "workload.num_requests=2"]
+CHEAP = ["max_new_tokens=10", "repeats=1", "warmup_requests=0", "profile_rounds=0", "references=[plain]", "device=cpu"]
+RANDOM = ["target.weights=random", "drafter.weights=random"]
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> Path:
+    """A folder with a config.json and nothing else."""
+    make_tiny_target(tmp_path / "whole", "qwen3", num_hidden_layers=7)
+    (tmp_path / "shape").mkdir()
+    config = json.loads((tmp_path / "whole" / "config.json").read_text())
+    (tmp_path / "shape" / "config.json").write_text(json.dumps(config))
+    return tmp_path / "shape"
+
+
+@pytest.mark.parametrize("vocabulary", [[], ["drafter.draft_vocab_size=40"]])
+def test_any_config_json_runs_with_random_weights(vocabulary: list[str], shape: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    target = ["target=hf", f"target.path={shape}", *RANDOM, *vocabulary]
+    assert main([*target, *IDS, *CHEAP, f"output_dir={out}"]) == 0
+    [summary] = [read_summary(file.parent) for file in out.rglob("summary.json")]
+    assert summary["status"] == "finished"
+    assert summary["divergence"] is not None
+    assert summary["divergence"]["bugs"] == 0
+
+
+def test_a_workload_of_text_is_refused_in_a_line(shape: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["target=hf", f"target.path={shape}", *RANDOM, *CHEAP]) == 2
+    assert "no tokenizer, so there is no text to read; use workload=random_ids" in capsys.readouterr().err
+
+
+def test_more_draft_tokens_than_the_target_has_are_refused(shape: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = ["target=hf", f"target.path={shape}", *RANDOM, "drafter.draft_vocab_size=1000000"]
+    assert main([*target, *IDS, *CHEAP]) == 2
+    assert "drafter.draft_vocab_size=null" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "billions"), [("llama3_8b", 8.03), ("qwen3_8b", 8.19), ("llama3_70b", 70.55)])
+def test_a_shape_has_the_parameters_of_its_model(name: str, billions: float) -> None:
+    """As their cards count them."""
+    shapes = decoder_tensor_shapes(read_model_config(SHAPES / name))
+    total = 0
+    for shape in shapes.values():
+        size = 1
+        for extent in shape:
+            size *= extent
+        total += size
+    assert total / 1e9 == pytest.approx(billions, abs=0.01)
