@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import random
 import sys
@@ -16,6 +17,8 @@ pytest.importorskip("sweeps", reason="needs the extra `sweep`")
 
 import numpy as np
 
+from spec_lab.cli.sweep_lock import SweepLock
+from spec_lab.errors import UserError
 from spec_lab.record.runs import find_runs, load_runs
 from spec_lab.record.scalars import scalar, scalar_paths, scalars
 from spec_lab.sweep.__main__ import main
@@ -231,6 +234,40 @@ def test_interrupted_sweep_goes_on(calls: list[dict[str, Any]], write: Any, monk
     assert [(call["K"], call["seed"]) for call in calls] == [(1, 4), (3, 4)]
 
 
+def test_same_sweep_twice_at_once_is_one_line(
+    calls: list[dict[str, Any]], write: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [write(PAIR), "--count", "1"]
+    assert main(command) == 0
+    [folder] = Path("outputs").iterdir()
+    lock = SweepLock(folder)
+    lock.take()
+    capsys.readouterr()
+    assert main([*command[:-1], "2"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "another process is running" in line
+    lock.release()
+    assert main([*command[:-1], "2"]) == 0
+    assert len(calls) == 2
+
+
+def test_lock_of_a_file_that_its_holder_just_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the second process's opening and locking, the first one ends and a third one takes the lock."""
+    first, second, third = (SweepLock(tmp_path) for _ in range(3))
+    first.take()
+    flock = fcntl.flock
+
+    def slow(file: Any, how: int) -> None:
+        monkeypatch.setattr("fcntl.flock", flock)
+        first.release()
+        third.take()
+        flock(file, how)
+
+    monkeypatch.setattr("fcntl.flock", slow)
+    with pytest.raises(UserError, match="another process"):
+        second.take()
+
+
 def test_broken_ledger_is_one_line(calls: list[dict[str, Any]], write: Any, capsys: pytest.CaptureFixture[str]) -> None:
     command = [write(GRID), "--count", "1"]
     assert main(command) == 0
@@ -262,7 +299,7 @@ def test_table_of_many_parameters_fits_a_terminal(
     assert main([write(GRID | {"parameters": GRID["parameters"] | long}), "--count", "1"]) == 0
     out = capsys.readouterr().out
     table = out[out.index("run  ") :].splitlines()
-    assert max(map(len, table[:6])) <= 80
+    assert max(map(len, table)) <= 80
     assert "not shown: " in out
 
 

@@ -16,6 +16,7 @@ from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import Recorder
+from spec_lab.record.scalars import scalars
 from spec_lab.record.schema import Summary
 from spec_lab.record.wandb_sink import WandbSink, has_key, without_user_paths
 from tests.fake_runs import make_info, record_run
@@ -96,6 +97,7 @@ def test_offline_run_says_the_same_as_the_files(recorded: tuple[Path, Summary]) 
     for key in ("acceptance_length", "decode_tokens_per_second", "speedup", "latency_ms", "by_category", "verdict"):
         assert found[key] == summary[key]
     assert found["requests"]["_type"] == "table-file"
+    assert {key: found[key] for key in scalars(summary)} == scalars(summary), "where W&B's sweeps look for a metric"
 
     [run] = [record.run for record in records if record.HasField("run")]
     config = merged(run.config.update)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -24,6 +26,11 @@ class SweepLock:
         Raises:
             UserError: another process has it.
         """
+        while not self._is_taken():
+            pass
+
+    def _is_taken(self) -> bool:
+        """Whether the file that was locked is the one that stands there: its last holder may just have removed it."""
         file = self._path.open("w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -34,7 +41,12 @@ class SweepLock:
             ) from error
         except OSError:
             pass  # a file system without locks, where nothing can be known
-        self._file = file
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
+                self._file = file
+                return True
+        file.close()
+        return False
 
     def release(self) -> None:
         """Give the lock back and remove its file; nothing happens where it was not taken."""

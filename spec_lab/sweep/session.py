@@ -9,8 +9,9 @@ from typing import Any
 
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.ending import print_refusal
-from spec_lab.cli.folder import close_sweep, display, find_ended, folder_name
+from spec_lab.cli.folder import close_sweep, display, find_ended, folder_name, make_output_dir
 from spec_lab.cli.job import Job, JobOutcome, run_job
+from spec_lab.cli.sweep_lock import SweepLock
 from spec_lab.errors import UserError
 from spec_lab.record.reading import read_summary
 from spec_lab.record.scalars import scalar
@@ -50,9 +51,17 @@ class Sweep:
         """Run what has not ended before, until the grid is through, the limit reached or the metric's target met.
 
         Raises:
-            UserError: the folder cannot be written.
+            UserError: the folder cannot be written, or another process runs this sweep.
         """
-        _make(self.folder)
+        make_output_dir(self.folder)
+        lock = SweepLock(self.folder)
+        lock.take()
+        try:
+            return self._run_all()
+        finally:
+            lock.release()
+
+    def _run_all(self) -> list[Trial]:
         ledger = Ledger(self.folder, {"file": self.file.config, "seed": self.search.seed, "overrides": self.overrides})
         trials: list[Trial] = []
         while self.limit is None or len(trials) < self.limit:
@@ -104,13 +113,6 @@ class Sweep:
         folder, status = ended
         print(f"{status} before: {display(folder.absolute())}")
         return JobOutcome(status, folder)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"output_dir={folder.parent} cannot be written ({error.strerror}); choose another") from error
 
 
 def _reached(file: SweepFile, metric: float | None) -> bool:

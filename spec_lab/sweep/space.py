@@ -9,15 +9,15 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from spec_lab.cli.options import run_menu
-from spec_lab.cli.overrides import check_overrides
+from spec_lab.cli.options import Menu, run_menu
+from spec_lab.cli.overrides import check_overrides, extensions_in
 from spec_lab.errors import UserError
 from spec_lab.sweep.command import as_overrides
 from spec_lab.sweep.file import SweepFile
 from spec_lab.sweep.library import load_library, quiet
 from spec_lab.sweep.plain import to_plain
 
-OURS = ("output_dir", "dry_run")
+OURS = ("output_dir", "dry_run", "extensions")
 """Keys that the sweep itself reads, once for all of its runs."""
 PROBED_QUANTILES = (1e-6, 0.5, 1 - 1e-6)
 LARGEST_GRID = 10_000
@@ -32,21 +32,22 @@ def check_space(file: SweepFile, overrides: Sequence[str]) -> None:
     Raises:
         UserError: a key does not exist, a value does not fit it, or one key is set in two places.
     """
-    check_overrides(overrides)
+    menu = run_menu(extensions_in([*file.overrides, *overrides]))
+    check_overrides(overrides, menu=menu)
     swept = set(file.parameters)
     for text in overrides:
         if override_key(text) in swept:
             raise UserError(f"{text}: {file.path} sweeps {override_key(text)}; leave one of the two out")
         _check_single(text, f"{text}: one value for all runs; sweep it under parameters: in {file.path}")
     try:
-        check_overrides(file.overrides)
+        check_overrides(file.overrides, menu=menu)
         for text in file.overrides:
             if override_key(text) in swept:
                 raise UserError(f"command: {text} is also among the parameters; leave one of the two out")
             _check_single(text, f"command: {text} has several values; put them under parameters:")
-            _check_no_experiment_of_many(text)
+            _check_no_experiment_of_many(text, menu)
         for name, parameter in file.parameters.items():
-            _check_parameter(name, parameter)
+            _check_parameter(name, parameter, menu)
         if file.method == "grid":
             _check_grid(file.parameters)
     except UserError as error:
@@ -58,7 +59,7 @@ def override_key(text: str) -> str:
     return text.partition("=")[0].lstrip("+")
 
 
-def _check_parameter(name: str, parameter: Mapping[str, Any]) -> None:
+def _check_parameter(name: str, parameter: Mapping[str, Any], menu: Menu) -> None:
     if name in OURS or name.split(".")[0] == "hydra":
         raise UserError(f"parameters.{name}: it is not a run's to choose; type it behind the file, for all runs")
     for value in _probes(name, parameter):
@@ -66,9 +67,9 @@ def _check_parameter(name: str, parameter: Mapping[str, Any]) -> None:
             raise UserError(f"parameters.{name}: null reaches a run as the text None; write 'null', in quotes")
         [text] = as_overrides({name: value})
         try:
-            check_overrides([text])
+            check_overrides([text], menu=menu)
             _check_single(text, f"{text}: a run takes one value; write a list item for each")
-            _check_no_experiment_of_many(text)
+            _check_no_experiment_of_many(text, menu)
         except UserError as error:
             raise UserError(f"parameters.{name}: {error}") from error
 
@@ -103,11 +104,11 @@ def _check_single(text: str, refusal: str) -> None:
         raise UserError(refusal)
 
 
-def _check_no_experiment_of_many(text: str) -> None:
+def _check_no_experiment_of_many(text: str, menu: Menu) -> None:
     key, _, option = text.partition("=")
     if key != "experiment":
         return
-    values = run_menu().groups["experiment"].options[option].values
+    values = menu.groups["experiment"].options[option].values
     if values.get("hydra", {}).get("mode") == "MULTIRUN":
         raise UserError(f"{text} is a sweep of its own; run it with python -m spec_lab {text}")
 
