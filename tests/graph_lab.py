@@ -133,8 +133,8 @@ class Lab:
         engine = build_engine(config, models, load_drafter(config, models), limits)
         mode: Any = engine.graph
         if graph is not None and self.device == "cpu":
-            assert isinstance(mode._recorder, TapeRecorder)
-            mode._recorder = PoisoningRecorder()
+            assert isinstance(mode.recorder, TapeRecorder)
+            mode.recorder = PoisoningRecorder()
         return engine
 
 

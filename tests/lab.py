@@ -117,7 +117,7 @@ def assert_captured_alike(config: RunConfig, graph: str, requests: list[Request]
     assert [r.output_ids for r in captured.requests] == [r.output_ids for r in eager.requests]
     start = (SCRATCH_PAGE + 1) * config.cache.page_size
     drafters: list[Any] = [engine.parts.drafter for engine in engines]
-    expected, got = (drafter._cache.kv[..., start:, :, :, :] for drafter in drafters)
+    expected, got = (drafter.cache.kv[..., start:, :, :, :] for drafter in drafters)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 

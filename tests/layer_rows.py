@@ -34,10 +34,10 @@ class CountingBackend:
 
 def count_rows(layer: DecoderLayer) -> LayerRows:
     """Rows of `layer` from now on."""
-    rows, attention = LayerRows(), layer._attention
-    attention._backend = CountingBackend(attention._backend, rows.attended)  # type: ignore[assignment]
-    attention._o = _counting(attention._o, rows.projected)
-    layer._mlp = _counting(layer._mlp, rows.mlp)
+    rows, attention = LayerRows(), layer.attention
+    attention.backend = CountingBackend(attention.backend, rows.attended)  # type: ignore[assignment]
+    attention.o = _counting(attention.o, rows.projected)
+    layer.mlp = _counting(layer.mlp, rows.mlp)
     return rows
 
 

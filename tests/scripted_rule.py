@@ -112,5 +112,5 @@ def install(engine: Engine, slow: SlowChain, script: Callable[[int], int] | None
     """Put the rule into an engine whose drafter has a picker."""
     rule = ScriptedRule(engine, script or random_script(), slow=slow)
     engine.parts.rule = rule
-    engine.parts.drafter._picker = rule.picker  # type: ignore[attr-defined]
+    engine.parts.drafter.picker = rule.picker  # type: ignore[attr-defined]
     return rule

@@ -137,10 +137,10 @@ def draft(lane: Lane, verified: VerifiedRound) -> Drafted:
     rows = [kv.clone() for kv in lane.rows(lane.kv_lens + num_rows)]
     drafts = [state.tokens[:num_requests]]
     for index in range(1, lane.drafter.num_draft_tokens):
-        lane.drafter._backend.advance(state.attention)
+        lane.drafter.backend.advance(state.attention)
         lane.drafter.step(state, DraftStep(index, torch.tensor([index])))
         drafts.append(state.tokens[:num_requests])
-    return Drafted(hidden, lane.drafter._head.draft_logits(hidden), torch.stack(drafts, dim=1), rows)
+    return Drafted(hidden, lane.drafter.head.draft_logits(hidden), torch.stack(drafts, dim=1), rows)
 
 
 def random_round(num_requests: int, num_rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -285,12 +285,12 @@ def test_rows_past_the_kv_write(models: Models, monkeypatch: pytest.MonkeyPatch)
     carried: dict[str, tuple[int, int, int]] = {}
     for knob in KNOB:
         lane = make_lane(models, knob, [5, 9])
-        head: Any = lane.drafter._head
-        backend: Any = lane.drafter._backend
+        head: Any = lane.drafter.head
+        backend: Any = lane.drafter.backend
         attended: list[int] = []
         mlp_rows: list[int] = []
         monkeypatch.setattr(backend, "attend", counting(backend.attend, attended))
-        monkeypatch.setattr(head, "_mlp", counting(head._mlp, mlp_rows))
+        monkeypatch.setattr(head, "mlp", counting(head.mlp, mlp_rows))
         tokens, features = random_round(2, 4)
         with torch.inference_mode():
             state = lane.drafter.catch_up(lane.verified(tokens, features, [2, 3]))

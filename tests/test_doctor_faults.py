@@ -23,7 +23,6 @@ from spec_lab.config import RunConfig
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, FeatureSpec, TargetOutput, Verification
-from spec_lab.doctor import rounds
 from spec_lab.doctor.__main__ import main
 from spec_lab.doctor.aspects import aspects_of
 from spec_lab.doctor.examine import examine
@@ -41,9 +40,8 @@ SWAPPED = {"mtp_eagle": "eh_proj.weight", "frozen_kv": "pre_projection.weight"}
 
 
 @pytest.fixture(autouse=True)
-def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough to tell each of these faults. The bounds are the target's alone, and have a test of their own."""
-    monkeypatch.setattr(rounds.spread, "__defaults__", (FEW_ROUNDS,))
+def no_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds are the target's alone, and have a test of their own."""
     monkeypatch.setattr("spec_lab.doctor.examine.check_bounds", lambda subject: [])
 
 
@@ -51,11 +49,10 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def keep_readings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> KeepReadings:
     """The readings take most of an examination's time, and most of them are not what tells a fault."""
 
-    def keep(*names: str, num_rounds: int = FEW_ROUNDS) -> None:
+    def keep(*names: str) -> None:
         def kept(config: RunConfig, models: Models) -> list[Aspect]:
             return [aspect for aspect in aspects_of(config, models) if aspect.name in names]
 
-        monkeypatch.setattr(rounds.spread, "__defaults__", (num_rounds,))
         if request.param == "some_readings":
             monkeypatch.setattr("spec_lab.doctor.examine.aspects_of", kept)
 
@@ -68,10 +65,10 @@ def healthy() -> Subject:
     return load_subject(compose_run(QUICK)[0])
 
 
-def examined(healthy: Subject, *overrides: str) -> Subject:
-    """Another drafter of the same target, whose texts are written already."""
+def examined(healthy: Subject, *overrides: str, max_rounds: int = FEW_ROUNDS) -> Subject:
+    """Another drafter of the same target, whose texts are written already; a few rounds tell most faults."""
     config = strict_greedy(compose_run([*QUICK, *overrides])[0])
-    return replace(healthy, config=config, make_drafter=load_drafter(config, healthy.models))
+    return replace(healthy, config=config, make_drafter=load_drafter(config, healthy.models), max_rounds=max_rounds)
 
 
 def copy_of(drafter: str, folder: Path) -> Path:
@@ -113,11 +110,11 @@ def test_a_healthy_head_has_no_fault(healthy: Subject, drafter: str, tmp_path: P
 
 def test_taps_that_name_outputs_read_as_inputs(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
     """The head reads the inputs of layers 2, 4 and 5; its config names them as outputs, one lower."""
-    keep_readings("tap ids", num_rounds=64)
+    keep_readings("tap ids")
     head = copy_of("eagle3", tmp_path)
     config = json.loads((head / "config.json").read_text())
     (head / "config.json").write_text(json.dumps(config | {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}))
-    fault = first_fault(examined(healthy, f"drafter.path={head}"))
+    fault = first_fault(examined(healthy, f"drafter.path={head}", max_rounds=64))
     assert fault.check == "tap ids"
     assert fault.cause is not None and "inputs of 2 4 5" in fault.cause
 
@@ -186,7 +183,7 @@ def of_module(tensors: Tensors, layer: str) -> Tensors:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "change", "num_rounds", "check", "said"),
+    ("drafter", "change", "max_rounds", "check", "said"),
     [
         ("frozen_kv", unprojected, FEW_ROUNDS, "recycled path", "draft 2 does not use the hidden state"),
         # Of the rounds not half have two right drafts, and enough of these are needed to judge the third.
@@ -199,16 +196,16 @@ def test_later_drafts_alone_are_wrong(
     keep_readings: KeepReadings,
     drafter: str,
     change: Callable[[Tensors], Tensors],
-    num_rounds: int,
+    max_rounds: int,
     check: str,
     said: str,
     tmp_path: Path,
 ) -> None:
     """The first drafts of all three agree often enough."""
-    keep_readings(check, num_rounds=num_rounds)
+    keep_readings(check)
     head = copy_of(drafter, tmp_path)
     change_tensors(head, change)
-    fault = first_fault(examined(healthy, f"drafter={drafter}", f"drafter.path={head}"))
+    fault = first_fault(examined(healthy, f"drafter={drafter}", f"drafter.path={head}", max_rounds=max_rounds))
     assert fault.check == check
     assert fault.cause is not None and said in fault.cause
 

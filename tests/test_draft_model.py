@@ -172,7 +172,7 @@ def test_slots_up_to_l_plus_2k_suffice(pairs: Pairs, num_draft_tokens: int) -> N
     engine = pairs.engine("qwen3", "none", num_draft_tokens, requests, page_size=1)
     pairs.install(engine, "qwen3", always_all)
     engine.generate(requests)
-    caches = (engine.parts.cache.kv, engine.parts.drafter._cache.kv)
+    caches = (engine.parts.cache.kv, engine.parts.drafter.cache.kv)
     assert all(cache[:, SCRATCH_PAGE].isnan().all() for cache in caches)
     assert all(cache[:, NULL_PAGE].eq(0).all() for cache in caches)
 
@@ -203,7 +203,7 @@ def test_rows_past_the_kv_write_of_the_last_layer(pairs: Pairs, prune: str) -> N
     """7 prompt tokens in two chunks, the last one with the sampled token, two draft steps, a catch-up, two more."""
     requests = [Request("seven", "x", (5, 6, 7, 8, 9, 10, 11), max_new_tokens=2)]
     engine = pairs.engine("qwen3", prune, requests=requests)
-    first, last = (count_rows(layer) for layer in engine.parts.drafter._model._layers)
+    first, last = (count_rows(layer) for layer in engine.parts.drafter.model.layers)
     engine.generate(requests)
     attended, computed = EXPECTED_ROWS[prune]
     assert last == LayerRows(attended, computed, computed)

@@ -235,14 +235,14 @@ def test_a_draft_vocabulary_is_mapped_to_target_ids(targets: dict[str, tuple[Pat
     drafter = make_engine(make_config((targets["gqa"][0], tmp_path)), requests).parts.drafter
     assert isinstance(drafter, RecurrentDrafter)
     hidden = torch.randn(50, 32, generator=torch.Generator().manual_seed(0))
-    logits = drafter._head.draft_logits(hidden)
+    logits = drafter.head.draft_logits(hidden)
     assert logits.shape == (50, 120)
     kept = tensors["t2d"].nonzero().flatten()
-    assert drafter._head.greedy(hidden).tolist() == kept[logits.argmax(-1)].tolist()
+    assert drafter.head.greedy(hidden).tolist() == kept[logits.argmax(-1)].tolist()
 
 
 def test_equal_draft_logits_give_the_lowest_id(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
     make_tiny_eagle3(tmp_path, read_model_config(targets["gqa"][0]), draft_vocab_size=160)
     drafter = make_engine(make_config((targets["gqa"][0], tmp_path)), random_requests(1)).parts.drafter
     assert isinstance(drafter, RecurrentDrafter)
-    assert drafter._head.greedy(torch.zeros(3, 32)).tolist() == [0, 0, 0]
+    assert drafter.head.greedy(torch.zeros(3, 32)).tolist() == [0, 0, 0]

@@ -56,8 +56,8 @@ def check(engine: Engine, target: FakeTarget, requests: list[Request]) -> Genera
 def assert_nothing_taken(engine: Engine) -> None:
     scheduler, slots = engine.scheduler, engine.parts.slots
     assert not scheduler.has_work
-    assert scheduler._allocator.num_free == scheduler._allocator.num_total
-    assert sorted(scheduler._free_slots) == list(range(slots.table.scratch_slot))
+    assert scheduler.allocator.num_free == scheduler.allocator.num_total
+    assert sorted(scheduler.free_slots) == list(range(slots.table.scratch_slot))
     assert not slots.kv_lens.any()
     null_page = engine.parts.cache.kv[:, : (NULL_PAGE + 1) * slots.table.page_size]
     assert not null_page.any(), "the null page was written"

@@ -256,7 +256,7 @@ def test_metadata_is_built_once_a_round_and_never_moved(
     targets: dict[str, tuple[Path, Reference]], tmp_path: Path
 ) -> None:
     lab = make_lab(targets, tmp_path, CASES["bonus_position"], num_draft_tokens=5)
-    counting = lab.drafter._backend = CountingBackend(lab.drafter._backend)
+    counting = lab.drafter.backend = CountingBackend(lab.drafter.backend)
     lengths: list[list[int]] = []
     at_every_catch_up(
         lab,
@@ -277,7 +277,7 @@ def test_the_layers_read_are_resolved_at_construction(
 ) -> None:
     lab = make_lab(targets, tmp_path, CASES["named_layers"])
     layers = lab.engine.parts.cache.layers
-    assert [cache is layers[index] for cache, index in zip(lab.drafter._caches, (6, 1), strict=True)] == [True, True]
+    assert [cache is layers[index] for cache, index in zip(lab.drafter.caches, (6, 1), strict=True)] == [True, True]
 
 
 def test_the_targets_hidden_state_matters(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_the_seed_reads_the_last_prompt_row(
             assert again is not None and zeroed is not None
             assert torch.equal(again.hidden, state.hidden)
             assert not torch.allclose(zeroed.hidden, state.hidden)
-            lab.rule.picker.first(lab.drafter._head, state.hidden, state.rows)
+            lab.rule.picker.first(lab.drafter.head, state.hidden, state.rows)
         return state
 
     lab.drafter.ingest = probed  # type: ignore[method-assign]

@@ -193,11 +193,11 @@ class Prompt:
         """Our drafts and the logits of each, [DRAFTS, vocab]."""
         drafter = pair.drafter(self.caches, self.backend, position)
         state = self.ingest(drafter)
-        tokens, logits = [state.tokens], [drafter._head.target_logits(state.hidden)]
+        tokens, logits = [state.tokens], [drafter.head.target_logits(state.hidden)]
         for index in range(1, DRAFTS):
             drafter.step(state, DraftStep(index, torch.tensor([index])))
             tokens.append(state.tokens)
-            logits.append(drafter._head.target_logits(state.hidden))
+            logits.append(drafter.head.target_logits(state.hidden))
         return torch.cat(tokens).tolist(), torch.cat(logits)
 
     @torch.inference_mode()

@@ -125,8 +125,8 @@ def test_capture_touches_scratch_only(lab: Lab, mode: str, drafter: str) -> None
     engine = lab.engine(requests, MODES[mode], drafter, batch_size=3, rule=RULES["sampled"])
     paths = live_state(engine).keys()
     assert {"slots.kv_lens", "slots.input_ids", "slots.table.pages", "cache.kv"} <= paths
-    caches = {"frozen_kv": (), "mtp_vanilla": ("drafter._caches.2.kv", "drafter._window.hidden")}
-    assert {"drafter._picker._kept.values", *caches.get(drafter, ("drafter._cache.kv",))} <= paths
+    caches = {"frozen_kv": (), "mtp_vanilla": ("drafter.caches.2.kv", "drafter.window.hidden")}
+    assert {"drafter.picker.kept.values", *caches.get(drafter, ("drafter.cache.kv",))} <= paths
     _, watch = generate_watched(engine, requests)
     assert watch.num_captures >= 1 and watch.was_live
     assert_null_page_is_zero(engine)
@@ -161,7 +161,7 @@ def test_the_recorder_of_these_tests_poisons_temporaries(lab: Lab) -> None:
     engine = lab.engine(requests, MODES["round"], batch_size=2)
     engine.generate(requests)
     mode: Any = engine.graph
-    graphs = [segment._graph for bucket in mode._buckets.values() for segment in bucket.segments.values()]
+    graphs = [segment.graph for bucket in mode.buckets.values() for segment in bucket.segments.values()]
     assert graphs and all(isinstance(graph, PoisonedGraph) for graph in graphs)
     temporaries = [tensor for graph in graphs for tensor in graph.temporaries if tensor.is_floating_point()]
     assert temporaries and all(tensor.isnan().all() for tensor in temporaries)
@@ -201,7 +201,7 @@ def test_a_surplus_round_emits_nothing_and_frees_late(lab: Lab, monkeypatch: pyt
     num_surplus = sum(map(len, launched)) - sum(len(record.request_ids) for record in result.rounds)
     assert num_surplus == len(requests) and num_read == len(launched)
     assert sum(record.num_surplus for record in result.rounds) == num_surplus
-    assert scheduler._allocator.num_free == scheduler._allocator.num_total
+    assert scheduler.allocator.num_free == scheduler.allocator.num_total
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])

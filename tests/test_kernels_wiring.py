@@ -211,7 +211,7 @@ def test_heads_that_are_normed_first_keep_torch(tmp_path: Path, family: Family, 
     target, _ = make_pair(tmp_path, family)
     config = make_config((target, target), "none", device=DEVICE.type, dtype="float32", kernels="triton")
     model = load_models(config, 32).target
-    strategies = {type(layer._attention._rope_and_write) for layer in model._layers}
+    strategies = {type(layer.attention.rope_and_write) for layer in model.layers}
     assert strategies == {FusedRopeAndWrite if is_fused else RopeThenWrite}
 
 
@@ -227,4 +227,4 @@ def test_gates_and_partial_rotation_keep_torch(change: dict[str, Any], folders: 
         if name.startswith("model.layers.0.self_attn.")
     }
     attention = build_attention(config, tensors, "model.layers.0.self_attn.", None, backend)
-    assert isinstance(attention._rope_and_write, RopeThenWrite)
+    assert isinstance(attention.rope_and_write, RopeThenWrite)

@@ -46,7 +46,7 @@ class Lane:
 
     def run(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, starts: list[int], first_slot: int, selection: RowSelection
-    ) -> torch.Tensor | None:
+    ) -> torch.Tensor:
         """Rows [batch, num_queries] at `starts`, of the slots from `first_slot` on."""
         attention = self.metadata(token_ids.shape[1], starts, first_slot)
         return self.module.forward(
@@ -98,12 +98,12 @@ class Rows:
         ]
         return torch.stack(outs)
 
-    def run(self, lane: Lane, selection: RowSelection) -> torch.Tensor | None:
+    def run(self, lane: Lane, selection: RowSelection) -> torch.Tensor:
         """Each prompt by itself, KV only; then all windows in one forward."""
         for slot, start in enumerate(STARTS):
             if start:
                 prompt = self.token_ids[slot : slot + 1, :start], self.hidden[slot : slot + 1, :start]
-                assert lane.run(*prompt, [0], slot, NoRows()) is None
+                assert lane.run(*prompt, [0], slot, NoRows()).shape == (0, 32)
         window = torch.tensor(STARTS).unsqueeze(1) + torch.arange(NUM_ROWS)
         hidden = self.hidden.gather(1, window.unsqueeze(2).expand(-1, -1, 32))
         return lane.run(self.token_ids.gather(1, window), hidden, STARTS, 0, selection)
@@ -122,7 +122,7 @@ def distance(folder: Path, reference: TinyMtp, selection: str = "all_rows", **si
     """Largest difference of the live rows' recycled output and logits from transformers' layers."""
     lane, rows = make_lane(folder, **sides), Rows.random()
     out = rows.run(lane, SELECTIONS[selection](lane))
-    assert out is not None and out.shape == (3, 32)
+    assert out.shape == (3, 32)
     expected = rows.expected(reference).flatten(0, 1)[LIVE_ROWS]
     normed = reference.final_norm(expected)
     recycled = expected if lane.module.config.recycled_hidden is NormSide.PRE_NORM else normed

@@ -130,7 +130,7 @@ def test_rows_past_the_modules_kv_write(target: tuple[Path, Reference], tmp_path
     requests = [Request("seven", "x", (5, 6, 7, 8, 9, 10, 11), max_new_tokens=2)]
     config = make_config((target[0], tmp_path), "mtp_eagle", 3, prune, cache={"prefill_chunk": 5})
     engine = make_engine(config, requests)
-    rows = count_rows(engine.parts.drafter._head._layer)
+    rows = count_rows(engine.parts.drafter.head.layer)
     engine.generate(requests)
     attended, computed = EXPECTED_ROWS[prune]
     assert rows == LayerRows(attended, computed, computed)
@@ -193,7 +193,7 @@ def test_equal_draft_logits_give_the_lowest_id(target: tuple[Path, Reference], t
     make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
     drafter = make_engine(make_config((target[0], tmp_path), "mtp_eagle"), random_requests(1)).parts.drafter
     assert isinstance(drafter, RecurrentDrafter)
-    assert drafter._head.greedy(torch.zeros(3, 32)).tolist() == [0, 0, 0]
+    assert drafter.head.greedy(torch.zeros(3, 32)).tolist() == [0, 0, 0]
 
 
 def test_what_training_saves_is_what_the_engine_drafts_with(target: tuple[Path, Reference], tmp_path: Path) -> None:
@@ -207,8 +207,8 @@ def test_what_training_saves_is_what_the_engine_drafts_with(target: tuple[Path, 
     assert isinstance(drafter, RecurrentDrafter)
     tokens, positions = torch.randint(160, (num_rows,)), torch.arange(num_rows)[None]
     pages = torch.tensor([[2, SCRATCH_PAGE]])
-    attention = drafter._backend.build(positions, torch.tensor([num_rows]), pages, num_rows)
-    ours = drafter._head.forward(tokens, hidden, drafter._cache, attention, AllRows())
+    attention = drafter.backend.build(positions, torch.tensor([num_rows]), pages, num_rows)
+    ours = drafter.head.forward(tokens, hidden, drafter.cache, attention, AllRows())
     embeddings = target[1].model.model.embed_tokens.weight.detach()[tokens]
     theirs = trained.unroll(embeddings[None], (hidden[None],), 1)[0][0]
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)

@@ -68,13 +68,13 @@ class ModuleBase:
         cache: LayerCache,
         attention: AttentionMetadata,
         selection: RowSelection,
-    ) -> torch.Tensor | None:
+    ) -> torch.Tensor:
         keys = token_ids.view(-1, 1, 1, 1).expand(-1, 1, 1, hidden.shape[1]).float()
         cache.kv.index_copy_(0, attention.slot_mapping, torch.cat((keys, hidden[:, None, None]), dim=1))
         call = Call(token_ids.clone(), hidden.clone(), attention.slot_mapping, attention, None, 0)
         self.calls.append(call)
         if selection.is_empty:
-            return None
+            return hidden[:0]
         queries, call.live = selection.queries(token_ids, attention)
         assert len(queries) == len(call.live.positions)
         out = selection.residual(self.output(token_ids, hidden))
@@ -235,13 +235,13 @@ class CheckingRule(ScriptedAcceptance):
         pages = self.engine.parts.slots.table.pages[slot]
         known, num_modules = len(text) - 1, len(drafts)
         hidden = hidden_of(text[:-1])
-        window = drafter._window
+        window = drafter.window
         padding = max(0, num_modules - known)
         assert window.tokens[slot].tolist() == [0] * padding + text[max(0, known - num_modules) : known]
         assert window.hidden[slot, :padding].eq(0).all()
         assert torch.equal(window.hidden[slot, padding:].round(), hidden[-num_modules:])
         pairs = list(zip(text[1:], hidden, strict=True))
-        for index, (module, cache) in enumerate(zip(drafter._modules, drafter._caches, strict=True)):
+        for index, (module, cache) in enumerate(zip(drafter.modules, drafter.caches, strict=True)):
             positions = torch.arange(known)
             cached = cache.kv[pages[positions // size] * size + positions % size, :, 0]
             expected = pairs[index:]
@@ -267,7 +267,7 @@ def make_checked_engine(
         window.tokens[:3] = -7
         window.hidden[:3] = float("nan")
         policy = make_prune(*PRUNING[prune])
-        return MtpVanillaDrafter(modules, cache.layers, window, POST_NORM, target._backend, policy, GreedyPicker())
+        return MtpVanillaDrafter(modules, cache.layers, window, POST_NORM, target.backend, policy, GreedyPicker())
 
     engine, _ = make_fake_engine(
         make_drafter,
@@ -322,7 +322,7 @@ def test_caches_depend_on_the_text_alone(case: tuple[int, str, int, int, int]) -
     engine, rule, _ = make_checked_engine(num_modules, prune, random_script(), page_size, chunk, bucket)
     engine.generate(requests_of(LENGTHS))
     assert set(rule.accepted) == set(range(num_modules + 1)) and len(rule.accepted) > 50
-    window = engine.parts.drafter._window
+    window = engine.parts.drafter.window
     assert window.tokens[3].eq(0).all() and window.hidden[3].eq(0).all(), "padded rows leave the scratch slot alone"
 
 

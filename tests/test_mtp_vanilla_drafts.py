@@ -93,8 +93,8 @@ class Lab:
         sides = [NormSide(options.get(knob, "post_norm")) for knob in ("target_hidden", "recycled_hidden")]
         engine = self.engine(requests, prune, bucket, **changes)
         rule = ComparingRule(engine, slow=SlowModules(self.modules, self.reference, *sides))
-        if isinstance(engine.parts.drafter._picker, GreedyPicker):
-            engine.parts.drafter._picker = rule.picker
+        if isinstance(engine.parts.drafter.picker, GreedyPicker):
+            engine.parts.drafter.picker = rule.picker
         engine.parts.rule = rule
         engine.generate(requests)
         return rule
@@ -169,7 +169,7 @@ def test_rows_past_the_modules_kv_write(lab: Lab, prune: str) -> None:
     """7 prompt tokens in two chunks, and a catch-up; o_proj and the MLP see the same rows."""
     requests = [Request("seven", "x", (5, 6, 7, 8, 9, 10, 11), max_new_tokens=2, ignore_eos=True)]
     engine = lab.engine(requests, prune, cache={"prefill_chunk": 5})
-    modules = [count_rows(module._layer) for module in engine.parts.drafter._modules]
+    modules = [count_rows(module.layer) for module in engine.parts.drafter.modules]
     engine.generate(requests)
     for index, rows in enumerate(modules):
         attended, computed = EXPECTED_ROWS[prune](index)

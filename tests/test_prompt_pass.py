@@ -98,7 +98,7 @@ def run_prompt(pair: tuple[Path, Path], prune: str, chunk: int, prompt: tuple[in
         chunks,
         rows,
         parts.cache.kv[:, slots],
-        drafter._cache.kv[slots],
+        drafter.cache.kv[slots],
         logit_rows,
         hidden_rows,
     )

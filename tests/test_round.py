@@ -93,7 +93,7 @@ def record_rounds(pair: tuple[Path, Path], prune: str, bucket: int = 1, **cache:
     rounds: list[Recorded] = []
     target: Any = parts.target
     drafter: Any = parts.drafter
-    head = drafter._head
+    head = drafter.head
     decode_round: Any = engine.round
     target_forward, head_forward, catch_up, run = target.forward, head.forward, drafter.catch_up, decode_round.run
     in_round = False
@@ -257,8 +257,8 @@ def test_at_the_maximum_length_positions_are_clamped_and_writes_go_to_scratch(tm
 
         return noted
 
-    for part in (target, drafter._head):
-        part._rotary.rows = noting(part._rotary.rows)
+    for part in (target, drafter.head):
+        part.rotary.rows = noting(part.rotary.rows)
     result = engine.generate([request])
     assert result.requests[0].output_ids == plain.requests[0].output_ids
     assert max(positions) == 26 and positions.count(26) > 2
@@ -392,7 +392,7 @@ def test_catchup_rows_are_counted_for_each_pass(
     request = Request("a", "x", (5, 6, 7), 9, ignore_eos=True)
     engine = make_engine(make_config((target, modules), "mtp_vanilla", K, prune), [request])
     engine.graph = PaddedGraph(bucket)
-    layers = [count_rows(module._layer) for module in engine.parts.drafter._modules]  # type: ignore[attr-defined]
+    layers = [count_rows(module.layer) for module in engine.parts.drafter.modules]  # type: ignore[attr-defined]
     result = engine.generate([request])
     assert {(r.rows.catchup_computed, r.rows.catchup_live) for r in result.rounds} == {(computed, K)}
     assert sum(sum(rows.mlp) for rows in layers) == prompt + computed * len(result.rounds)

@@ -59,7 +59,7 @@ def run_loop(subject: Subject) -> LoopRun:
 
 def gather(subject: Subject, loop: LoopRun) -> Evidence | None:
     """None where not enough rounds of the loop can be judged."""
-    rounds = spread(rounds_of(subject, loop.records, loop.drafts))
+    rounds = spread(rounds_of(subject, loop.records, loop.drafts), subject.max_rounds)
     if len(rounds) < MIN_ROUNDS:
         return None
     forced = TeacherForcedDrafts(subject, rounds)

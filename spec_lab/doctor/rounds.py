@@ -10,9 +10,6 @@ from spec_lab.doctor.subject import Subject
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.round import DecodeRound
 
-# The rounds that are drafted anew for every reading of a checkpoint, spread over all of them.
-MAX_ROUNDS = 144
-
 DraftsByRound = Mapping[tuple[str, int], tuple[int, ...]]
 """By request id and L at the round's start."""
 
@@ -88,7 +85,7 @@ def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
     return next((index for index, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
-def spread(rounds: Sequence[LoopRound], count: int = MAX_ROUNDS) -> list[LoopRound]:
+def spread(rounds: Sequence[LoopRound], count: int) -> list[LoopRound]:
     """`count` of them at even distances, in order."""
     if len(rounds) <= count:
         return list(rounds)

@@ -46,6 +46,7 @@ class Subject:
         limits: of the run's engine.
         make_drafter: makes the drafter of the run's engine.
         plain: what plain decoding makes of the requests; the target's own text.
+        max_rounds: of the loop's rounds, how many are drafted anew for every reading of a checkpoint.
     """
 
     config: RunConfig
@@ -54,6 +55,7 @@ class Subject:
     limits: Limits
     make_drafter: DrafterFactory
     plain: list[RequestRecord]
+    max_rounds: int = 144
 
     @property
     def num_draft_tokens(self) -> int:

@@ -55,12 +55,12 @@ class DraftModelDrafter:
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
         self.requirements = DrafterRequirements(catchup_rows=(num_draft_tokens + 1,))
-        self._model = model
-        self._head = LanguageModelHead(model)
-        self._cache = cache
-        self._backend = backend
-        self._prune = prune
-        self._picker = picker
+        self.model = model
+        self.head = LanguageModelHead(model)
+        self.cache = cache
+        self.backend = backend
+        self.prune = prune
+        self.picker = picker
 
     def admit(self, slot: int, request: Request) -> None:
         """Nothing to clear: rows past a slot's length are never read."""
@@ -68,40 +68,40 @@ class DraftModelDrafter:
     def ingest(self, chunk: PromptChunk) -> DraftModelState | None:
         """The chunk's own tokens; on the last chunk also the sampled one, whose output gives draft 1."""
         if chunk.live_attention is None:
-            selection = self._prune.prompt.drafter_selection(chunk.num_rows, None)
+            selection = self.prune.prompt.drafter_selection(chunk.num_rows, None)
             self._forward(chunk.token_ids, chunk.attention, selection)
             return None
         tokens = torch.cat((chunk.token_ids, chunk.next_token_ids[-1:]))
         rows = DraftedRows.of_prompt(chunk)
-        attention = self._backend.build(
+        attention = self.backend.build(
             positions=torch.arange(len(tokens), device=tokens.device).unsqueeze(0) + chunk.start,
             seq_lens=rows.kv_lens + 1,
             page_table=chunk.attention.page_table,
             max_seq_len=chunk.start + len(tokens),
         )
-        self._backend.advance(chunk.live_attention)  # from the prompt's last token to the sampled one
-        selection = self._prune.prompt.drafter_selection(len(tokens), chunk.live_attention)
+        self.backend.advance(chunk.live_attention)  # from the prompt's last token to the sampled one
+        selection = self.prune.prompt.drafter_selection(len(tokens), chunk.live_attention)
         hidden = self._forward(tokens, attention, selection)
         return self._start(hidden, chunk.live_attention, rows)
 
     def catch_up(self, verified: VerifiedRound) -> DraftModelState:
         """Catch-up: the emitted tokens at L+1..L+N; the live row is n - 1, at L + n, and sees L + n + 1 keys."""
-        plan = plan_catchup(verified, self._backend, self.num_draft_tokens, first_position=1)
-        selection = self._prune.catchup.selection(plan.live_rows, plan.live_attention)
+        plan = plan_catchup(verified, self.backend, self.num_draft_tokens, first_position=1)
+        selection = self.prune.catchup.selection(plan.live_rows, plan.live_attention)
         hidden = self._forward(verified.verification.tokens.reshape(-1), plan.attention, selection)
         return self._start(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
 
     def step(self, state: DraftModelState, step: DraftStep) -> None:
         hidden = self._forward(state.tokens, state.attention, AllRows())
-        state.tokens = self._picker.pick(self._head, hidden, state.rows, step.column)
+        state.tokens = self.picker.pick(self.head, hidden, state.rows, step.column)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return self._picker.kept_logits(slot_ids)
+        return self.picker.kept_logits(slot_ids)
 
     def _forward(self, token_ids: torch.Tensor, attention: AttentionMetadata, selection: RowSelection) -> torch.Tensor:
         """[rows] tokens to the live rows' output [live rows, hidden_size] after the final norm."""
-        output = self._model.forward(token_ids, self._cache, attention, selection, FeatureSpec())
+        output = self.model.forward(token_ids, self.cache, attention, selection, FeatureSpec())
         return selection.live(output.hidden)
 
     def _start(self, hidden: torch.Tensor, attention: AttentionMetadata, rows: DraftedRows) -> DraftModelState:
-        return DraftModelState(self._picker.first(self._head, hidden, rows), attention, rows)
+        return DraftModelState(self.picker.first(self.head, hidden, rows), attention, rows)

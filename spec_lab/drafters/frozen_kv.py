@@ -95,10 +95,10 @@ class FrozenKVDrafter:
         self.num_draft_tokens = num_draft_tokens
         features = FeatureSpec(final_hidden=NormSide.POST_NORM, last_prompt_row=True)
         self.requirements = DrafterRequirements(features=features)
-        self._head = head
-        self._caches = tuple(caches)
-        self._backend = backend
-        self._picker = picker
+        self.head = head
+        self.caches = tuple(caches)
+        self.backend = backend
+        self.picker = picker
         self._anchor = anchor
 
     def admit(self, slot: int, request: Request) -> None:
@@ -127,12 +127,12 @@ class FrozenKVDrafter:
         return self._seed(tokens, target_hidden, rows, batch.page_table, batch.max_kv_len + num_rows)
 
     def step(self, state: FrozenState, step: DraftStep) -> None:
-        recurrent = self._head.project(state.hidden)
-        state.hidden = self._head.forward(state.tokens, recurrent, self._caches, state.frozen_attention)
-        state.tokens = self._picker.pick(self._head, state.hidden, state.rows, step.column)
+        recurrent = self.head.project(state.hidden)
+        state.hidden = self.head.forward(state.tokens, recurrent, self.caches, state.frozen_attention)
+        state.tokens = self.picker.pick(self.head, state.hidden, state.rows, step.column)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return self._picker.kept_logits(slot_ids)
+        return self.picker.kept_logits(slot_ids)
 
     def _seed(
         self,
@@ -147,11 +147,11 @@ class FrozenKVDrafter:
         Built as a plain decode of that length: with one key more a step would read a slot that was never written, or
         a rejected token's.
         """
-        attention = self._backend.build(
+        attention = self.backend.build(
             positions=(rows.kv_lens - 1 + self._anchor.positions_past_last_key).unsqueeze(1),
             seq_lens=rows.kv_lens,
             page_table=page_table,
             max_seq_len=max_kv_len,
         )
-        hidden = self._head.forward(tokens, target_hidden, self._caches, attention)
-        return FrozenState(self._picker.first(self._head, hidden, rows), hidden, attention, rows)
+        hidden = self.head.forward(tokens, target_hidden, self.caches, attention)
+        return FrozenState(self.picker.first(self.head, hidden, rows), hidden, attention, rows)

@@ -41,8 +41,9 @@ class DraftModule(DraftHead, Protocol):
         cache: LayerCache,
         attention: AttentionMetadata,
         selection: RowSelection,
-    ) -> torch.Tensor | None:
-        """[rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] to the live rows' output."""
+    ) -> torch.Tensor:
+        """[rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] to the live rows' output: no row of an empty
+        selection."""
         ...
 
 
@@ -91,24 +92,24 @@ class MtpVanillaDrafter:
         num_rows = self.num_draft_tokens + 1
         passes = tuple(num_rows + index for index in range(len(modules)))
         self.requirements = DrafterRequirements(features, catchup_rows=passes, distinct_steps=True)
-        self._modules = modules
-        self._caches = caches
-        self._window = window
-        self._backend = backend
-        self._prune = prune
-        self._picker = picker
+        self.modules = modules
+        self.caches = caches
+        self.window = window
+        self.backend = backend
+        self.prune = prune
+        self.picker = picker
 
     def admit(self, slot: int, request: Request) -> None:
-        self._window.clear(slot)
+        self.window.clear(slot)
 
     def ingest(self, chunk: PromptChunk) -> MtpVanillaState | None:
         """A chunk's pairs go to every module's cache; the drafts' rows are behind those of the last chunk."""
         assert chunk.features is not None
         drafted = DraftedRows.of_prompt(chunk)
         inputs = MtpRows(chunk.token_ids.unsqueeze(0), chunk.features.unsqueeze(0))
-        self._window.slide(drafted.slot_ids, inputs, torch.full_like(drafted.slot_ids, chunk.num_rows))
+        self.window.slide(drafted.slot_ids, inputs, torch.full_like(drafted.slot_ids, chunk.num_rows))
         rows = MtpRows(chunk.next_token_ids.unsqueeze(0), inputs.hidden)
-        pruning = self._prune.prompt.drafter_selection
+        pruning = self.prune.prompt.drafter_selection
         if chunk.live_attention is None:
             for index in range(self.num_draft_tokens):
                 ends = chunk.attention.seq_lens - index
@@ -127,10 +128,10 @@ class MtpVanillaDrafter:
         inputs = MtpRows(batch.input_ids, verified.features.view(batch.num_rows, num_rows, -1))
         num_live = emitted.num_live
         newest = emitted.tokens.gather(1, num_live.unsqueeze(1) - 1).squeeze(1)
-        rows = pair_with_next(slide(self._window.of(batch.slot_ids), inputs, num_live, num_rows), newest)
-        self._window.slide(batch.slot_ids, inputs, emitted.num_emitted)
+        rows = pair_with_next(slide(self.window.of(batch.slot_ids), inputs, num_live, num_rows), newest)
+        self.window.slide(batch.slot_ids, inputs, emitted.num_emitted)
         ends = batch.kv_lens + num_live
-        last_row = self._backend.build(
+        last_row = self.backend.build(
             positions=(ends - 1).unsqueeze(1),
             seq_lens=ends,
             page_table=batch.page_table,
@@ -142,38 +143,36 @@ class MtpVanillaDrafter:
         num_rows = state.rows.num_rows - self.num_draft_tokens + 1 + step.index
         state.rows.put(num_rows - 1, state.tokens, state.hidden)
         state.hidden = self._output(step.index, state.rows.first(num_rows), state.last_row, state.pruning)
-        state.tokens = self._picker.pick(self._modules[step.index], state.hidden, state.drafted, step.column)
+        state.tokens = self.picker.pick(self.modules[step.index], state.hidden, state.drafted, step.column)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return self._picker.kept_logits(slot_ids)
+        return self.picker.kept_logits(slot_ids)
 
     def _start(
         self, rows: MtpRows, last_row: AttentionMetadata, drafted: DraftedRows, pruning: RowPruning
     ) -> MtpVanillaState:
         hidden = self._output(0, rows, last_row, pruning)
-        tokens = self._picker.first(self._modules[0], hidden, drafted)
+        tokens = self.picker.first(self.modules[0], hidden, drafted)
         room = with_room(rows, self.num_draft_tokens - 1)
         return MtpVanillaState(tokens, room, hidden, last_row, drafted, pruning)
 
     def _catchup_rows(self, num_rows: int, last_row: AttentionMetadata) -> RowSelection:
         ends = torch.arange(1, last_row.seq_lens.shape[0] + 1, device=last_row.seq_lens.device) * num_rows
-        return self._prune.catchup.selection(ends - 1, last_row)
+        return self.prune.catchup.selection(ends - 1, last_row)
 
     def _output(self, index: int, rows: MtpRows, last_row: AttentionMetadata, pruning: RowPruning) -> torch.Tensor:
         """[batch, hidden_size] of module `index` at the last of `rows`."""
-        hidden = self._forward(index, rows, last_row.seq_lens, last_row, pruning(rows.num_rows, last_row))
-        assert hidden is not None
-        return hidden
+        return self._forward(index, rows, last_row.seq_lens, last_row, pruning(rows.num_rows, last_row))
 
     def _forward(
         self, index: int, rows: MtpRows, ends: torch.Tensor, like: AttentionMetadata, selection: RowSelection
-    ) -> torch.Tensor | None:
+    ) -> torch.Tensor:
         """Module `index` over `rows` at the positions before `ends` [batch], in the pages of `like`.
 
         Rows at negative positions, of a prompt shorter than K or before a module's first pair, are written to scratch.
         """
         positions = ends.unsqueeze(1) + torch.arange(-rows.num_rows, 0, device=ends.device)
-        attention = self._backend.build(positions, ends, like.page_table, like.max_seq_len)
-        return self._modules[index].forward(
-            rows.tokens.flatten(), rows.hidden.flatten(0, 1), self._caches[index], attention, selection
+        attention = self.backend.build(positions, ends, like.page_table, like.max_seq_len)
+        return self.modules[index].forward(
+            rows.tokens.flatten(), rows.hidden.flatten(0, 1), self.caches[index], attention, selection
         )

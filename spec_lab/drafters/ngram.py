@@ -21,20 +21,20 @@ class NgramDrafter(GivenDrafts):
 
     def __init__(self, num_draft_tokens: int, max_ngram: int, min_ngram: int, history: TokenHistory) -> None:
         self.num_draft_tokens = num_draft_tokens
-        self._sizes = range(max_ngram, min_ngram - 1, -1)
-        self._history = history
+        self.sizes = range(max_ngram, min_ngram - 1, -1)
+        self.history = history
 
     def admit(self, slot: int, request: Request) -> None:
-        self._history.reset(slot, request.prompt_ids)
+        self.history.reset(slot, request.prompt_ids)
 
     def ingest(self, chunk: PromptChunk) -> LookupState | None:
         if chunk.live_attention is None:
             return None
-        self._history.tokens[chunk.slot, chunk.kv_len] = chunk.next_token_ids[-1]
+        self.history.tokens[chunk.slot, chunk.kv_len] = chunk.next_token_ids[-1]
         return self._propose(chunk.slot_ids, chunk.live_attention.seq_lens + 1)
 
     def catch_up(self, verified: VerifiedRound) -> LookupState:
-        self._history.append(verified)
+        self.history.append(verified)
         lengths = verified.batch.kv_lens + verified.verification.num_emitted + 1
         return self._propose(verified.batch.slot_ids, lengths)
 
@@ -43,12 +43,12 @@ class NgramDrafter(GivenDrafts):
 
     def _propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> LookupState:
         """Drafts after the `lengths` [batch] known tokens of each slot."""
-        tokens = self._history.tokens.index_select(0, slot_ids)
+        tokens = self.history.tokens.index_select(0, slot_ids)
         start = torch.full_like(lengths, -1)
-        for size in self._sizes:
+        for size in self.sizes:
             found = latest_match(tokens, lengths, size)
             start = torch.where(start < 0, found, start)
-        proposals = self._history.gather(slot_ids, start, self.num_draft_tokens)
+        proposals = self.history.gather(slot_ids, start, self.num_draft_tokens)
         offsets = torch.arange(self.num_draft_tokens, device=start.device)
         known = (start.unsqueeze(1) >= 0) & (start.unsqueeze(1) + offsets < lengths.unsqueeze(1))
         proposals = torch.where(known, proposals, 0)

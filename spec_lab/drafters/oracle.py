@@ -18,7 +18,7 @@ class OracleDrafter(GivenDrafts):
     def __init__(self, num_draft_tokens: int, history: TokenHistory) -> None:
         self.num_draft_tokens = num_draft_tokens
         self.requirements = DrafterRequirements(learn_continuations=self.learn)
-        self._history = history
+        self.history = history
         self._continuations: Mapping[str, Sequence[int]] = {}
 
     def learn(self, continuations: Mapping[str, Sequence[int]]) -> None:
@@ -26,7 +26,7 @@ class OracleDrafter(GivenDrafts):
         self._continuations = continuations
 
     def admit(self, slot: int, request: Request) -> None:
-        self._history.reset(slot, (*request.prompt_ids, *self._continuations[request.request_id]))
+        self.history.reset(slot, (*request.prompt_ids, *self._continuations[request.request_id]))
 
     def ingest(self, chunk: PromptChunk) -> LookupState | None:
         if chunk.live_attention is None:
@@ -41,5 +41,5 @@ class OracleDrafter(GivenDrafts):
         state.take(step)
 
     def _propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> LookupState:
-        proposals = self._history.gather(slot_ids, lengths, self.num_draft_tokens)
+        proposals = self.history.gather(slot_ids, lengths, self.num_draft_tokens)
         return LookupState(proposals[:, 0], proposals)

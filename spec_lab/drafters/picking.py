@@ -78,8 +78,8 @@ class SamplingPicker:
         self, temperature: float, seeds: SlotSeeds, kept: DraftLogits, sample: DraftSampler = sample_and_keep
     ) -> None:
         self._temperature = temperature
-        self._seeds = seeds
-        self._kept = kept
+        self.seeds = seeds
+        self.kept = kept
         self._sample = sample
         self._first_column = torch.zeros(1, dtype=torch.int64, device=seeds.values.device)
 
@@ -89,10 +89,10 @@ class SamplingPicker:
     def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
         logits = head.target_logits(hidden)
         slot_ids, kv_lens = rows.slot_ids, rows.kv_lens
-        return self._sample(self._kept, self._seeds, logits, slot_ids, kv_lens, column, self._temperature)
+        return self._sample(self.kept, self.seeds, logits, slot_ids, kv_lens, column, self._temperature)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return self._kept.of(slot_ids)
+        return self.kept.of(slot_ids)
 
 
 class BiasedGreedyPicker(SamplingPicker):

@@ -28,10 +28,10 @@ class RandomDrafter(GivenDrafts):
     def __init__(self, num_draft_tokens: int, vocab_size: int, seeds: SlotSeeds) -> None:
         self.num_draft_tokens = num_draft_tokens
         self._vocab_size = vocab_size
-        self._seeds = seeds
+        self.seeds = seeds
 
     def admit(self, slot: int, request: Request) -> None:
-        self._seeds.admit(slot, request)
+        self.seeds.admit(slot, request)
 
     def ingest(self, chunk: PromptChunk) -> RandomState | None:
         if chunk.live_attention is None:
@@ -49,5 +49,5 @@ class RandomDrafter(GivenDrafts):
         return RandomState(self._draw(rows, 0), rows)
 
     def _draw(self, rows: DraftedRows, step: int | torch.Tensor) -> torch.Tensor:
-        draws = uniform(round_key(self._seeds.of(rows.slot_ids), rows.kv_lens, step, Use.DRAFT))
+        draws = uniform(round_key(self.seeds.of(rows.slot_ids), rows.kv_lens, step, Use.DRAFT))
         return (draws * self._vocab_size).long()

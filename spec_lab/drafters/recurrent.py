@@ -31,8 +31,9 @@ class RecurrentHead(DraftHead, Protocol):
         cache: LayerCache,
         attention: AttentionMetadata,
         selection: RowSelection,
-    ) -> torch.Tensor | None:
-        """[rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] to the live rows' output."""
+    ) -> torch.Tensor:
+        """[rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] to the live rows' output: no row of an empty
+        selection."""
         ...
 
 
@@ -61,44 +62,40 @@ class RecurrentDrafter:
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
         self.requirements = DrafterRequirements(features, catchup_rows=(num_draft_tokens + 1,))
-        self._head = head
-        self._cache = cache
-        self._backend = backend
-        self._prune = prune
-        self._picker = picker
+        self.head = head
+        self.cache = cache
+        self.backend = backend
+        self.prune = prune
+        self.picker = picker
 
     def admit(self, slot: int, request: Request) -> None:
         """Nothing to clear: rows past a slot's length are never read."""
 
     def ingest(self, chunk: PromptChunk) -> RecurrentState | None:
         assert chunk.features is not None
-        selection = self._prune.prompt.drafter_selection(chunk.num_rows, chunk.live_attention)
-        fused = self._head.fuse(chunk.features)
-        hidden = self._head.forward(chunk.next_token_ids, fused, self._cache, chunk.attention, selection)
+        selection = self.prune.prompt.drafter_selection(chunk.num_rows, chunk.live_attention)
+        fused = self.head.fuse(chunk.features)
+        hidden = self.head.forward(chunk.next_token_ids, fused, self.cache, chunk.attention, selection)
         if chunk.live_attention is None:
             return None
-        assert hidden is not None
         return self._start(hidden, chunk.live_attention, DraftedRows.of_prompt(chunk))
 
     def catch_up(self, verified: VerifiedRound) -> RecurrentState:
         """Catch-up: rows at L..L+K with the emitted tokens; the live row is n - 1, and sees L + n keys."""
         assert verified.features is not None
-        plan = plan_catchup(verified, self._backend, self.num_draft_tokens)
-        selection = self._prune.catchup.selection(plan.live_rows, plan.live_attention)
+        plan = plan_catchup(verified, self.backend, self.num_draft_tokens)
+        selection = self.prune.catchup.selection(plan.live_rows, plan.live_attention)
         tokens = verified.verification.tokens.reshape(-1)
-        fused = self._head.fuse(verified.features)
-        hidden = self._head.forward(tokens, fused, self._cache, plan.attention, selection)
-        assert hidden is not None
+        fused = self.head.fuse(verified.features)
+        hidden = self.head.forward(tokens, fused, self.cache, plan.attention, selection)
         return self._start(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return self._picker.kept_logits(slot_ids)
+        return self.picker.kept_logits(slot_ids)
 
     def step(self, state: RecurrentState, step: DraftStep) -> None:
-        hidden = self._head.forward(state.tokens, state.hidden, self._cache, state.attention, AllRows())
-        assert hidden is not None
-        state.hidden = hidden
-        state.tokens = self._picker.pick(self._head, hidden, state.rows, step.column)
+        state.hidden = self.head.forward(state.tokens, state.hidden, self.cache, state.attention, AllRows())
+        state.tokens = self.picker.pick(self.head, state.hidden, state.rows, step.column)
 
     def _start(self, hidden: torch.Tensor, attention: AttentionMetadata, rows: DraftedRows) -> RecurrentState:
-        return RecurrentState(self._picker.first(self._head, hidden, rows), hidden, attention, rows)
+        return RecurrentState(self.picker.first(self.head, hidden, rows), hidden, attention, rows)

@@ -16,8 +16,8 @@ class Scheduler:
     def __init__(self, num_slots: int, allocator: PageAllocator, page_size: int, max_seq_len: int, margin: int) -> None:
         """`margin`: positions a round may write past the last token (2K: the drafter writes up to L + 2K - 1)."""
         self.num_slots = num_slots
-        self._free_slots = list(range(num_slots - 1, -1, -1))
-        self._allocator = allocator
+        self.free_slots = list(range(num_slots - 1, -1, -1))
+        self.allocator = allocator
         self._page_size = page_size
         self._max_seq_len = max_seq_len
         self._margin = margin
@@ -38,20 +38,20 @@ class Scheduler:
     def admit(self, now: float) -> list[Sequence]:
         """Move waiting requests into free slots."""
         admitted = []
-        while self._waiting and self._free_slots:
+        while self._waiting and self.free_slots:
             num_pages = self._num_pages(self._waiting[0])
-            if num_pages > self._allocator.num_free:
+            if num_pages > self.allocator.num_free:
                 break
             request = self._waiting.popleft()
-            slot, pages = self._free_slots.pop(), self._allocator.take(num_pages)
+            slot, pages = self.free_slots.pop(), self.allocator.take(num_pages)
             admitted.append(Sequence(request, slot, pages, admitted_at=now, tokens=list(request.prompt_ids)))
         self.running.extend(admitted)
         return admitted
 
     def release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._free_slots.append(sequence.slot)
-        self._allocator.give_back(sequence.pages)
+        self.free_slots.append(sequence.slot)
+        self.allocator.give_back(sequence.pages)
 
     def abort(self) -> None:
         """Drop everything, so that the engine can be used again after an error."""
@@ -76,10 +76,10 @@ class Scheduler:
                 f"max_new_tokens={request.max_new_tokens} need {longest} positions, the cache has "
                 f"{self._max_seq_len}; raise cache.max_seq_len or lower max_new_tokens"
             )
-        if self._num_pages(request) > self._allocator.num_total:
+        if self._num_pages(request) > self.allocator.num_total:
             raise UserError(
                 f"request {request.request_id} needs {self._num_pages(request)} pages of {self._page_size}, the cache "
-                f"has {self._allocator.num_total}; raise cache.num_pages"
+                f"has {self.allocator.num_total}; raise cache.num_pages"
             )
 
 

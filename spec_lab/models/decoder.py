@@ -86,13 +86,13 @@ def build_mlp(tensors: Mapping[str, torch.Tensor], prefix: str, bias: bool) -> G
 class DecoderLayer:
     """Pre-norm residual block. All rows write KV; the selected ones go on."""
 
-    __slots__ = ("_attention", "_attention_norm", "_mlp", "_mlp_norm")
+    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
 
     def __init__(self, attention: Attention, mlp: GatedMLP, attention_norm: RMSNorm, mlp_norm: RMSNorm) -> None:
-        self._attention = attention
-        self._mlp = mlp
-        self._attention_norm = attention_norm
-        self._mlp_norm = mlp_norm
+        self.attention = attention
+        self.mlp = mlp
+        self.attention_norm = attention_norm
+        self.mlp_norm = mlp_norm
 
     def __call__(
         self,
@@ -101,13 +101,14 @@ class DecoderLayer:
         cache: LayerCache,
         metadata: AttentionMetadata,
         selection: RowSelection,
-    ) -> torch.Tensor | None:
-        """[rows, hidden_size] residual stream to [kept rows, hidden_size], None when no row goes on."""
-        attended = self._attention(self._attention_norm(stream), rotary, cache, metadata, selection)
-        if attended is None:
-            return None
-        stream = selection.residual(stream) + attended
-        return stream + self._mlp(self._mlp_norm(stream))
+    ) -> torch.Tensor:
+        """[rows, hidden_size] residual stream to [kept rows, hidden_size], which may be no row at all."""
+        rows = self.attention_norm(stream)
+        if selection.is_empty:
+            self.attention.write(rows, rotary, cache, metadata)
+            return stream[:0]
+        stream = selection.residual(stream) + self.attention(rows, rotary, cache, metadata, selection)
+        return stream + self.mlp(self.mlp_norm(stream))
 
 
 def build_layer(
@@ -141,13 +142,13 @@ class DecoderTarget:
         self.head_weight = head
         self._head = make_linear(head)
         self._norm = RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps)
-        self._layers = [
+        self.layers = [
             build_layer(config, tensors, f"model.layers.{index}.", window, backend)
             for index, window in enumerate(config.layer_windows)
         ]
         self.num_positions = max_positions or config.max_position_embeddings
         cos, sin = rope_tables(config, self.num_positions, self.embedding.dtype, self.embedding.device)
-        self._rotary = RotaryTable(cos, sin)
+        self.rotary = RotaryTable(cos, sin)
 
     def forward(
         self,
@@ -157,18 +158,16 @@ class DecoderTarget:
         selection: RowSelection,
         features: FeatureSpec,
     ) -> TargetOutput:
-        stream: torch.Tensor | None = F.embedding(token_ids, self.embedding)
-        assert stream is not None
-        rotary = self._rotary.rows(attention.positions)
+        stream = F.embedding(token_ids, self.embedding)
+        rotary = self.rotary.rows(attention.positions)
         taps: list[torch.Tensor] = []
-        last_layer = len(self._layers) - 1
+        last_layer = len(self.layers) - 1
         all_rows = AllRows()
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self.layers):
             if index in features.layer_inputs:
                 taps.append(stream)
             kept = selection if index == last_layer else all_rows
-            stream_or_none = layer(stream, rotary, cache.layers[index], attention, kept)
-            stream = stream[:0] if stream_or_none is None else stream_or_none
+            stream = layer(stream, rotary, cache.layers[index], attention, kept)
         hidden = self._norm(stream)
         if features.final_hidden is not None:
             assert features.last_prompt_row or hidden.shape[0] == token_ids.shape[0], "select every row"

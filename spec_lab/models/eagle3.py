@@ -48,14 +48,14 @@ class Eagle3Head:
         self._fc = make_linear(tensors["fc.weight"])
         self._embedding_norm = RMSNorm(tensors["midlayer.input_layernorm.weight"], eps)
         self._hidden_norm = RMSNorm(tensors["midlayer.hidden_norm.weight"], eps)
-        self._attention = build_attention(layer, tensors, "midlayer.self_attn.", window, backend)
-        self._mlp = build_mlp(tensors, "midlayer.mlp.", layer.mlp_bias)
+        self.attention = build_attention(layer, tensors, "midlayer.self_attn.", window, backend)
+        self.mlp = build_mlp(tensors, "midlayer.mlp.", layer.mlp_bias)
         self._mlp_norm = RMSNorm(tensors["midlayer.post_attention_layernorm.weight"], eps)
         self._norm = RMSNorm(tensors["norm.weight"], eps)
         self._head: Linear = make_linear(tensors.get("lm_head.weight", target_head))
         self._draft_to_target = draft_to_target_ids(tensors.get("d2t"))
         cos, sin = rope_tables(layer, max_positions, embedding.dtype, embedding.device)
-        self._rotary = RotaryTable(cos, sin)
+        self.rotary = RotaryTable(cos, sin)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Tapped features [rows, 3 * target_hidden_size] to [rows, hidden_size]."""
@@ -68,16 +68,17 @@ class Eagle3Head:
         cache: LayerCache,
         attention: AttentionMetadata,
         selection: RowSelection,
-    ) -> torch.Tensor | None:
-        """[rows] tokens and [rows, hidden_size] features to the live rows' output, None when no row goes on."""
+    ) -> torch.Tensor:
+        """[rows] tokens and [rows, hidden_size] features to the live rows' output [live rows, hidden_size]."""
         normed = self._hidden_norm(hidden)
         residual = normed if self.config.norm_before_residual else hidden
         rows = torch.cat((self._embedding_norm(F.embedding(token_ids, self._embedding)), normed), dim=-1)
-        attended = self._attention(rows, self._rotary.rows(attention.positions), cache, attention, selection)
-        if attended is None:
-            return None
-        stream = selection.residual(residual) + attended
-        out = selection.live(stream + self._mlp(self._mlp_norm(stream)))
+        rotary = self.rotary.rows(attention.positions)
+        if selection.is_empty:
+            self.attention.write(rows, rotary, cache, attention)
+            return hidden[:0]
+        stream = selection.residual(residual) + self.attention(rows, rotary, cache, attention, selection)
+        out = selection.live(stream + self.mlp(self._mlp_norm(stream)))
         return self._norm(out) if self.config.norm_output else out
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:

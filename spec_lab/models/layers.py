@@ -116,7 +116,7 @@ class Attention:
     the end of the `qkv` product.
     """
 
-    __slots__ = ("_backend", "_gated", "_head_dim", "_num_heads", "_o", "_qkv", "_rope_and_write", "_scale", "_window")
+    __slots__ = ("backend", "gated", "head_dim", "num_heads", "o", "qkv", "rope_and_write", "scale", "window")
 
     def __init__(
         self,
@@ -129,15 +129,15 @@ class Attention:
         window: int | None = None,
         gated: bool = False,
     ) -> None:
-        self._qkv = qkv
-        self._o = o
-        self._num_heads = num_heads
-        self._head_dim = head_dim
-        self._scale = head_dim**-0.5
-        self._rope_and_write = rope_and_write
-        self._backend = backend
-        self._window = window
-        self._gated = gated
+        self.qkv = qkv
+        self.o = o
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.scale = head_dim**-0.5
+        self.rope_and_write = rope_and_write
+        self.backend = backend
+        self.window = window
+        self.gated = gated
 
     def __call__(
         self,
@@ -146,31 +146,33 @@ class Attention:
         cache: LayerCache,
         metadata: AttentionMetadata,
         selection: RowSelection,
-    ) -> torch.Tensor | None:
-        """Write the KV of all rows; return [kept rows, hidden_size], None when no row goes on."""
-        heads = self._qkv(rows).unflatten(-1, (-1, self._head_dim))
-        queries = self._rope_and_write(heads, rotary, cache, metadata)
-        if selection.is_empty:
-            return None
+    ) -> torch.Tensor:
+        """Write the KV of all rows, and attend: [kept rows, hidden_size]. At least one row has to go on."""
+        heads = self.qkv(rows).unflatten(-1, (-1, self.head_dim))
+        queries = self.rope_and_write(heads, rotary, cache, metadata)
         queries, metadata = selection.queries(queries, metadata)
-        out = selection.attended(self._backend.attend(queries, cache, metadata, self._window, self._scale))
-        if self._gated:
-            out = out * torch.sigmoid(selection.residual(heads[:, -self._num_heads :].flatten(1)))
-        return self._o(out)
+        out = selection.attended(self.backend.attend(queries, cache, metadata, self.window, self.scale))
+        if self.gated:
+            out = out * torch.sigmoid(selection.residual(heads[:, -self.num_heads :].flatten(1)))
+        return self.o(out)
+
+    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+        """Write the KV of all rows, and nothing else: for a layer whose output nobody reads."""
+        self.rope_and_write(self.qkv(rows).unflatten(-1, (-1, self.head_dim)), rotary, cache, metadata)
 
 
 class GatedMLP:
     """down(silu(gate(x)) * up(x)), gate and up fused."""
 
-    __slots__ = ("_down", "_gate_up")
+    __slots__ = ("down", "gate_up")
 
     def __init__(self, gate_up: Linear, down: Linear) -> None:
-        self._gate_up = gate_up
-        self._down = down
+        self.gate_up = gate_up
+        self.down = down
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        gate, up = self._gate_up(rows).chunk(2, dim=-1)
-        return self._down(F.silu(gate) * up)
+        gate, up = self.gate_up(rows).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
 
 
 def fused_linear(weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None) -> Linear:

@@ -38,11 +38,11 @@ class MtpModule:
         self.config = config
         self._embedding = embedding
         self._head = head
-        self._rotary = rotary
+        self.rotary = rotary
         self._embedding_norm = RMSNorm(tensors[EMBEDDING_NORM], eps)
         self._hidden_norm = RMSNorm(tensors[HIDDEN_NORM], eps)
         self._projection = make_linear(tensors[PROJECTION])
-        self._layer = build_layer(config.layer, tensors, "", None, backend)
+        self.layer = build_layer(config.layer, tensors, "", None, backend)
         self._norm = RMSNorm(tensors[FINAL_NORM], eps)
         self._recycles_normed = config.recycled_hidden is NormSide.POST_NORM
 
@@ -57,17 +57,14 @@ class MtpModule:
         cache: LayerCache,
         attention: AttentionMetadata,
         selection: RowSelection,
-    ) -> torch.Tensor | None:
-        """[rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] to the live rows' output, as it is recycled.
-
-        None when no row goes on.
+    ) -> torch.Tensor:
+        """[rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] to the live rows' output, as it is recycled:
+        [live rows, hidden_size].
         """
         embedded = self._embedding_norm(F.embedding(token_ids, self._embedding))
         stream = self._projection(torch.cat((embedded, self._hidden_norm(hidden)), dim=-1))
-        kept = self._layer(stream, self._rotary.rows(attention.positions), cache, attention, selection)
-        if kept is None:
-            return None
-        live = selection.live(kept)
+        rotary = self.rotary.rows(attention.positions)
+        live = selection.live(self.layer(stream, rotary, cache, attention, selection))
         return self._norm(live) if self._recycles_normed else live
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:

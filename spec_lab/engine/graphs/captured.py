@@ -37,25 +37,25 @@ class CapturedMode(ABC):
     def __init__(self, name: str, recorder: GraphRecorder, num_slots: int, max_kv_len: int) -> None:
         """`max_kv_len`: the longest committed length there can be; a replay cannot be given a nearer bound."""
         self.counts = GraphCounts(mode=name)
-        self._recorder = recorder
+        self.recorder = recorder
         self._num_slots = num_slots
         self._max_kv_len = max_kv_len
-        self._buckets: dict[int, Bucket] = {}
+        self.buckets: dict[int, Bucket] = {}
 
     def padded_size(self, num_requests: int) -> int:
         return min(1 << (num_requests - 1).bit_length(), self._num_slots)
 
     def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
         size = self.padded_size(num_requests)
-        if size not in self._buckets:
+        if size not in self.buckets:
             bucket = Bucket()
             self._run(bucket, decode_round, decode_round.parts.slots.ids([], size))
-            self._buckets[size] = bucket
+            self.buckets[size] = bucket
 
     def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
         size = self.padded_size(len(slots))
         assert max_kv_len <= self._max_kv_len
-        return self._run(self._buckets[size], decode_round, decode_round.parts.slots.ids(slots, size))
+        return self._run(self.buckets[size], decode_round, decode_round.parts.slots.ids(slots, size))
 
     @abstractmethod
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
@@ -67,6 +67,6 @@ class CapturedMode(ABC):
         """The bucket's segment of that name; `function` is what it captures if it is new."""
         if name not in bucket.segments:
             bucket.segments[name] = Segment(
-                name, stage or name, function, self._recorder, decode_round.parts, self.counts, bucket.fixed
+                name, stage or name, function, self.recorder, decode_round.parts, self.counts, bucket.fixed
             )
         return bucket.segments[name]

@@ -42,18 +42,18 @@ class Segment(Generic[Inputs, Outputs]):
         self._parts = parts  # asked for its timer at each call: a profile puts another in its place
         self._counts = counts
         self._fixed = fixed
-        self._graph: CapturedGraph[Outputs] | None = None
+        self.graph: CapturedGraph[Outputs] | None = None
         self._inputs: Inputs | None = None
         self._marks: list[Any] = []
 
     def __call__(self, inputs: Inputs) -> Outputs:
-        if self._graph is None:
-            self._graph = self._capture(inputs)
+        if self.graph is None:
+            self.graph = self._capture(inputs)
         copy_tensors(self._inputs, inputs)
         with self._parts.timer.replay(self._stage, self._marks):
-            self._graph.replay()
+            self.graph.replay()
         self._counts.replays += 1
-        return self._graph.outputs
+        return self.graph.outputs
 
     def _capture(self, inputs: Inputs) -> CapturedGraph[Outputs]:
         self._inputs = buffers = map_tensors(inputs, self._buffer)
