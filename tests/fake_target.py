@@ -57,7 +57,7 @@ class FakeTarget:
         self.kept_rows: list[int] = []
         self.logit_rows: list[int] = []
         self.attention: list[AttentionMetadata] = []
-        self._backend = backend
+        self.backend = backend
 
     def forward(
         self,
@@ -69,7 +69,7 @@ class FakeTarget:
     ) -> TargetOutput:
         values = values_of(token_ids, attention.positions)
         windowed = self._attend(values, cache, 0, attention)
-        self._backend.write(cache.layers[1], attention, torch.ones_like(values), values)
+        self.backend.write(cache.layers[1], attention, torch.ones_like(values), values)
         if selection.is_empty:
             hidden = windowed.new_zeros((0, 2 * WIDTH))
         else:
@@ -110,7 +110,7 @@ class FakeTarget:
     def _attend(
         self, values: torch.Tensor, cache: PagedKVCache, layer: int, attention: AttentionMetadata
     ) -> torch.Tensor:
-        self._backend.write(cache.layers[layer], attention, torch.ones_like(values), values)
+        self.backend.write(cache.layers[layer], attention, torch.ones_like(values), values)
         return self._sums(torch.zeros_like(values), cache, layer, attention)
 
     def _sums(
@@ -118,7 +118,7 @@ class FakeTarget:
     ) -> torch.Tensor:
         """[rows, WIDTH] sums over the visible rows, whose number follows from the row's position."""
         window = WINDOWS[layer]
-        means = self._backend.attend(queries, cache.layers[layer], attention, window, 1.0)
+        means = self.backend.attend(queries, cache.layers[layer], attention, window, 1.0)
         num_visible = attention.positions + 1 if window is None else (attention.positions + 1).clamp(max=window)
         return means * num_visible.unsqueeze(1)
 

@@ -141,7 +141,7 @@ class NewestTokenOnly(DraftModelDrafter):
         num_emitted = verified.verification.num_emitted.clamp(min=1)
         newest = verified.verification.tokens.gather(1, (num_emitted - 1).unsqueeze(1)).squeeze(1)
         positions = verified.batch.kv_lens + num_emitted
-        attention = self._backend.build(
+        attention = self.backend.build(
             positions.unsqueeze(1),
             positions + 1,
             verified.batch.page_table,
