@@ -68,5 +68,5 @@ def poison(engine: Engine) -> None:
     for path, tensor in find_tensors(engine).items():
         if is_cache(engine, tensor):
             tensor[..., start:, :, :, :] = float("nan")
-        elif path.endswith("_window.hidden"):
+        elif path.endswith(".window.hidden"):
             tensor[:-1] = float("nan")

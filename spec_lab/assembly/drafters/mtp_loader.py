@@ -72,4 +72,4 @@ def build_mtp_modules(mtp: MtpConfig, tensors: Sequence[Mapping[str, torch.Tenso
 
 
 def _norm_side(value: NormChoice, default: NormSide) -> NormSide:
-    return default if value == NormChoice.auto else NormSide(value.value)
+    return default if value == NormChoice.auto else NormSide(str(value))
