@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spec_lab.errors import describe_error
+from spec_lab.errors import describe_error, is_interruption, without_folders
 
 
 def test_an_error_with_a_message_is_its_class_and_message() -> None:
@@ -21,3 +21,31 @@ def test_ctrl_c_is_its_class_wherever_it_struck() -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
         raise KeyboardInterrupt
     assert describe_error(caught.value) == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no /home/ann/x.json here", "no x.json here"),
+        ("[Errno 2] No such file: '/home/ann/my data/x.json'", "[Errno 2] No such file: 'x.json'"),
+        ("path=/mnt/a/b; use another", "path=b; use another"),
+        ("(/a/b/c, /a/d/)", "(c, )"),
+        ("https://host.org/a/b and a/b/c and 1/2 and ./a/b", "https://host.org/a/b and a/b/c and 1/2 and ./a/b"),
+    ],
+)
+def test_a_record_shows_no_folders(text: str, shown: str) -> None:
+    assert without_folders(text) == shown
+    assert describe_error(ValueError(text)) == f"ValueError: {shown}"
+
+
+def test_ctrl_c_is_found_at_the_bottom_of_what_was_raised_in_its_place() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        try:
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise AssertionError
+        except AssertionError as error:
+            raise RuntimeError from error
+    assert is_interruption(caught.value)
+    assert not is_interruption(RuntimeError())

@@ -11,6 +11,7 @@ from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.assembly import registry
 from spec_lab.assembly.attention_loader import BackendContext
 from spec_lab.assembly.kernels import KERNELS, Kernels
+from spec_lab.assembly.memory import room_for
 from spec_lab.config import RunConfig, Weights
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend
@@ -147,6 +148,16 @@ def load_models(config: RunConfig, max_seq_len: int, markers: ThinkingMarkers | 
 
 
 def build_cache(shape: ModelConfig, num_layers: int, limits: Limits, models: Models) -> PagedKVCache:
-    return PagedKVCache(
-        num_layers, limits.num_pages, limits.page_size, shape.num_kv_heads, shape.head_dim, models.dtype, models.device
-    )
+    """A cache of `limits.num_pages` pages; UserError when the device has no room for it."""
+    num_elements = num_layers * limits.num_pages * limits.page_size * 2 * shape.num_kv_heads * shape.head_dim
+    what = f"a cache of cache.num_pages={limits.num_pages} pages of {limits.page_size} tokens"
+    with room_for(num_elements * models.dtype.itemsize, what, models.device):
+        return PagedKVCache(
+            num_layers,
+            limits.num_pages,
+            limits.page_size,
+            shape.num_kv_heads,
+            shape.head_dim,
+            models.dtype,
+            models.device,
+        )

@@ -7,11 +7,13 @@ sweeps compose. What only a loaded model can tell (shapes, tokenizers, prompt le
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.option import WorkloadOption
+from spec_lab.bounds import out_of_bounds
 from spec_lab.compatibility.drafters import DRAFTER_CHECKS
 from spec_lab.compatibility.graphs import GRAPH_CHECKS
 from spec_lab.compatibility.kernels import KERNEL_CHECKS
@@ -21,6 +23,7 @@ from spec_lab.errors import UserError
 
 NUM_RESERVED_PAGES = 2  # of core.kv_cache, which imports torch; a test holds the two together
 MAX_RECORDED_TOPK = 128
+MOST_THREADS_A_CORE = 8
 DEVICES = ("auto", "cpu", "cuda")
 
 Check = Callable[[RunConfig], str | None]
@@ -41,7 +44,8 @@ def refusals(config: RunConfig) -> list[str]:
     except UserError as error:
         return [str(error)]
     checks = [*CHECKS, *(check for option in chosen for check in option.refusals)]
-    return [message for check in checks if (message := check(config)) is not None]
+    found = [message for check in checks if (message := check(config)) is not None]
+    return [*out_of_bounds(config), *found]
 
 
 def run_name(config: RunConfig) -> str | None:
@@ -93,6 +97,14 @@ def sizes(config: RunConfig) -> str | None:
         if value is not None and value < minimum:
             return f"{knob}={value} is too small, at least {minimum} is needed; use {knob}={remedy}"
     return None
+
+
+def threads_have_cores(config: RunConfig) -> str | None:
+    """A library that is asked for a hundred thousand threads dies without a word."""
+    most = MOST_THREADS_A_CORE * (os.cpu_count() or 1)
+    if config.num_threads is None or config.num_threads <= most:
+        return None
+    return f"num_threads={config.num_threads} is more than the {most} that make sense here; use num_threads=null"
 
 
 def cache_holds_a_request(config: RunConfig) -> str | None:
@@ -170,6 +182,7 @@ CHECKS: tuple[Check, ...] = (
     sampling_range,
     truncation_needs_sampling,
     sizes,
+    threads_have_cores,
     cache_holds_a_request,
     device_and_dtype,
     workload_knobs,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from spec_lab.errors import without_folders
 from spec_lab.record.scalars import scalars
 from spec_lab.record.schema import RequestRow, RoundRow, Summary
 from spec_lab.record.sinks import CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE, write_config, write_json
@@ -202,7 +203,7 @@ def without_user_paths(value: Any) -> Any:
     """A copy in which no string shows where the user's files lie.
 
     A string that is an absolute path keeps its last part; inside other strings the home and the working directory are
-    written `~` and `.`.
+    written `~` and `.`, and every other absolute path keeps its last part.
     """
     if isinstance(value, Mapping):
         return {key: without_user_paths(item) for key, item in value.items()}
@@ -216,7 +217,7 @@ def without_user_paths(value: Any) -> Any:
     places = {str(Path.cwd()): ".", str(Path.home()): "~"}
     for place in sorted(places, key=len, reverse=True):
         value = value.replace(place, places[place]) if place != os.sep else value
-    return value
+    return without_folders(value)
 
 
 def _wandb_config(summary: Summary) -> dict[str, Any]:

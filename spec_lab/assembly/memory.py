@@ -1,0 +1,42 @@
+"""Whether a cache fits, asked before it is made: a CPU hands out memory it does not have and kills who touches it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from spec_lab.errors import UserError, is_out_of_memory
+
+GIBI = 2**30
+
+
+def memory_of(device: torch.device) -> int:
+    """All bytes that the device has, taken or not."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@contextmanager
+def room_for(num_bytes: int, what: str, device: torch.device) -> Iterator[None]:
+    """Around the allocation of `num_bytes`: refuses what the device cannot hold, before it is tried or when it fails.
+
+    Args:
+        what: what they are for, as the line calls it.
+
+    Raises:
+        UserError: there is no room.
+    """
+    remedy = "use cache.num_pages=null and cache.page_size=16, or lower batch_size or max_new_tokens"
+    total = memory_of(device)
+    if num_bytes > total:
+        raise UserError(f"{what} needs {num_bytes / GIBI:.1f} GiB, {device} has {total / GIBI:.1f} GiB; {remedy}")
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(f"{what} needs {num_bytes / GIBI:.1f} GiB, {device} has less left; {remedy}") from error
