@@ -96,7 +96,9 @@ def to_typed(composed: DictConfig, menu: Menu) -> Any:
             raise UserError(not_read(unknown[0], menu))
         if missing:
             raise UserError(f"{missing[0]} has no value; set {missing[0]}=...")
-        return OmegaConf.to_object(composed)
+        resolved = composed.copy()
+        OmegaConf.resolve(resolved)  # holds what an interpolation leads to to the key's type, which to_object does not
+        return OmegaConf.to_object(resolved)
     except OmegaConfBaseException as error:
         raise UserError(explain(error, menu)) from error
 

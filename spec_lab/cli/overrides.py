@@ -156,6 +156,9 @@ def _check_choice(override: Override, key: Key) -> None:
 
 
 def _accepts(schema: type, field: str, value: Any) -> bool:
+    """OmegaConf would let a list into a list of numbers."""
+    if isinstance(value, list) and any(isinstance(entry, list | dict) for entry in value):
+        return False
     try:
         OmegaConf.update(OmegaConf.structured(schema), field, value)
     except OmegaConfBaseException:

@@ -1,0 +1,63 @@
+"""Whatever is typed for a knob of a training, it is composed, or refused in one line with exit code 2."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from spec_lab.train.__main__ import main
+from spec_lab.train.menu import train_menu
+from spec_lab.train.pipeline import Pipeline
+
+KEYS = sorted(train_menu().keys)
+OPTIONS = {"drafter": "eagle3", "target": "pocket"}
+
+NUMBERS = st.one_of(
+    st.integers(-3, 3),
+    st.integers(-(10**30), 10**30),
+    st.sampled_from([2**31, 2**63, 10**400, -(10**400), "9" * 6000]),
+    st.floats(),
+    st.sampled_from(["1e-320", "1e999", "-0.0", "0x10", "1_000", "NaN", "-.inf", "1e5"]),
+)
+EMPTY = ["", "null", "???", "[]", "{}", "''", "[null]"]
+NESTED = ["[1,[2,nan]]", "{a:1}", "[{a:1}]", "[1,", "{a:"]
+GRAMMAR = ["${seed}", "${nope}", "${oc.env:HOME}", "1,2", "range(0,3)", "glob(*)", "choice(1,2)", "a=b", "'", "\\"]
+TEXTS = ["true", "\n", "\udcff", "\x1b[31m", "ü", "../../x", "x" * 5000]
+ODD = st.sampled_from([*EMPTY, *NESTED, *GRAMMAR, *TEXTS])
+LISTS = st.lists(st.integers(-(10**20), 10**20), max_size=3).map(lambda numbers: f"[{','.join(map(str, numbers))}]")
+VALUES = st.one_of(NUMBERS, ODD, LISTS, st.text(max_size=8)).map(str)
+
+
+def trained(arguments: list[str]) -> tuple[int, str]:
+    """The exit code and what stands on stderr, of a training that is not run; it leaves nothing behind."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.chdir(folder)
+        patch.setattr(Pipeline, "run", lambda self: None)
+        output, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            code = main(arguments)
+        assert list(Path(folder).iterdir()) == []
+    return code, errors.getvalue()
+
+
+@given(st.sampled_from(KEYS), VALUES)
+@settings(max_examples=15, deadline=None)
+@example("seed", str(math.nan))
+@example("num_workers", "9" * 6000)
+@example("drafter.kv_source_layers", "[1,[2,nan]]")
+@example("drafter.kv_source_layers", "${oc.env:HOME}")
+@example("generations.row_length", "${nope}")
+@example("device", "\udcff")
+def test_a_knob_is_composed_or_refused_in_one_line(key: str, value: str) -> None:
+    owners = train_menu().keys[key].defaults
+    chosen = OPTIONS | ({key.partition(".")[0]: next(iter(owners))} if "" not in owners else {})
+    code, errors = trained([*(f"{group}={option}" for group, option in chosen.items()), f"{key}={value}"])
+    assert code in (0, 2)
+    assert errors == "" if code == 0 else errors.startswith("refused: ") and errors.count("\n") == 1
