@@ -145,6 +145,10 @@ def test_bayes_needs_a_metric_and_a_choice(empty_folder: Path, capsys: pytest.Ca
         (["drafter=eagle3,ngram"], "one value for all runs"),
         (["batchsize=3"], "did you mean batch_size?"),
         (["dry_run=true"], "--dry-run instead"),
+        (["--count", "0"], "--count: 0: use 1 or more"),
+        (["--count", "x"], "--count"),
+        (["--seed", "-1"], "--seed"),
+        (["--cuont", "3"], "--cuont"),
     ],
 )
 def test_mistake_behind_the_file_is_one_line(
@@ -168,6 +172,17 @@ def test_file_that_cannot_be_read_is_one_line(empty_folder: Path, capsys: pytest
     assert "cannot be read" in refused_line(["."], capsys)
     Path("x.yaml").write_bytes(b"\xff\xfe\x00")
     assert "x.yaml: not YAML" in refused_line(["x.yaml"], capsys)
+
+
+def test_no_file_is_one_line(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "FILE" in refused_line([], capsys)
+
+
+def test_overrides_and_flags_may_stand_in_any_order(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("x.yaml").write_text(yaml.safe_dump(GOOD))
+    assert main(["x.yaml", "batch_size=2", "--dry-run", "repeats=1", "--count", "1"]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.endswith("batch_size=2 repeats=1")
 
 
 def test_missing_search_code_is_one_line_with_the_command(

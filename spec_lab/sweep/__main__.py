@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_lab.cli.arguments import LineParser
 from spec_lab.cli.ending import guarded
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ LARGEST_SEED = 2**63 - 1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the sweep that `arguments` (default: those of the process) name and return the exit code."""
-    options = _parser().parse_args(sys.argv[1:] if arguments is None else arguments)
-    return guarded(lambda: _run(options), interrupted="interrupted; the same command goes on from here")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command goes on from here")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = LineParser(
         prog="python -m spec_lab.sweep",
         description="Run a W&B sweep file without W&B's server. The same command goes on where a killed sweep was.",
     )
@@ -41,9 +42,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(arguments: Sequence[str]) -> int:
     from spec_lab.sweep.plan import plan_sweep, preview
 
+    options = _parser().parse_intermixed_args(arguments)
     sweep = plan_sweep(options.file, options.overrides, options.count, options.seed, options.fresh)
     return preview(sweep) if options.dry_run else _run_and_show(sweep)
 
