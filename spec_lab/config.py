@@ -111,9 +111,8 @@ class AcceptanceConfig:
 
 @dataclass
 class PruneConfig:
-    """prune=none|prefill|post_attention|catchup, or the two knobs by hand."""
+    """prune=none|prefill|post_attention|catchup, or the two knobs by hand: an option has no name, it only sets them."""
 
-    name: str = MISSING
     prefill: str = knob("all_rows", "prompt rows that go on past the KV write")
     catchup: str = knob("none", "where the catch-up step drops its dead rows")
 

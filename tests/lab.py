@@ -67,7 +67,7 @@ def make_config(
         target=TargetConfig(name="hf", path=str(pair[0])),
         drafter=schema(**options | changes.pop("options", {})),
         acceptance=AcceptanceConfig(name="strict"),
-        prune=PruneConfig(name=prune, prefill=prefill, catchup=catchup),
+        prune=PruneConfig(prefill=prefill, catchup=catchup),
         graph=EagerGraphConfig(),
         attention=AttentionConfig(),
         workload=WorkloadConfig(name="pocket"),

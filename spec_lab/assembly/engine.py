@@ -23,8 +23,8 @@ from spec_lab.engine.slots import SlotState
 from spec_lab.engine.timing import make_timer
 from spec_lab.errors import UserError
 
-UNPRUNED = PruneConfig(name="none", prefill="all_rows", catchup="none")
-PLAIN_PRUNE = PruneConfig(name="prefill", prefill="last_row", catchup="none")
+UNPRUNED = PruneConfig(prefill="all_rows", catchup="none")
+PLAIN_PRUNE = PruneConfig(prefill="last_row", catchup="none")
 
 
 def build_prune_policy(config: RunConfig) -> PrunePolicy:

@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.registry import Registry
+from spec_lab.cli.labels import name_groups
 from spec_lab.cli.options import Menu, conf_folder, read_groups, run_menu
 from spec_lab.cli.overrides import check_overrides, extensions_in
 from spec_lab.config import RunConfig
@@ -23,7 +24,7 @@ VERSION_BASE = "1.3"
 
 
 def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str]]:
-    """What `python -m spec_lab OVERRIDES...` would run, and the option taken of each group.
+    """What `python -m spec_lab OVERRIDES...` would run, and what each group is called (`spec_lab.cli.labels`).
 
     For tests, notebooks and other programs; a sweep is not expanded and not accepted.
 
@@ -34,7 +35,8 @@ def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str
     choices = chosen_options(composed.hydra.runtime.choices)
     with open_dict(composed):
         del composed["hydra"]
-    return to_run_config(composed), choices
+    config = to_run_config(composed)
+    return config, name_groups(config, choices, read_groups(tuple(config.extensions)))
 
 
 def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:

@@ -31,4 +31,4 @@ def describe(config: RunConfig, choices: Mapping[str, str], refused: list[str]) 
 
 def _line(group: str, option: str, values: Mapping[str, object]) -> str:
     shown = " ".join(f"{key}={show_value(value)}" for key, value in values.items())
-    return f"{group:12}{option:16}{shown}".rstrip()
+    return f"{group:12}{option:15} {shown}".rstrip()

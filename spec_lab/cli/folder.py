@@ -26,15 +26,20 @@ from spec_lab.record.schema import Status
 from spec_lab.record.sinks import write_json
 
 NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
+MAX_PARTS_LENGTH = 120
 SWEEP_FILE = "sweep.json"
 """How many jobs a sweep had and how they ended, written when the last has: a sweep without it was killed."""
 NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "logger")
 
 
 def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:
-    """`run-pocket-eagle3-strict-catchup-eager-1a2b3c4d`."""
+    """`run-pocket-eagle3-strict-catchup-eager-1a2b3c4d`; `choices` are names of groups, as `cli.labels` gives them.
+
+    Where the names are long they are cut: the hash is of the whole configuration.
+    """
     values = {key: value for key, value in dataclasses.asdict(config).items() if key not in NOT_PART_OF_THE_RUN}
-    return "-".join([config.name, *(choices[group] for group in NAMED_GROUPS), short_hash(values)])
+    parts = "-".join(choices[group] for group in NAMED_GROUPS)[:MAX_PARTS_LENGTH].rstrip("-+._,")
+    return "-".join([config.name, parts, short_hash(values)])
 
 
 def make_folder(base: Path, name: str, write: Callable[[Path], object]) -> Path:

@@ -51,7 +51,7 @@ class Job:
     """A composed run.
 
     Attributes:
-        choices: option taken of each group.
+        choices: what each group is called.
         base: folder in which the job makes its own.
         in_sweep: whether it is one of several, so that its refusal has to be on record.
     """

@@ -20,7 +20,8 @@ from spec_lab.cli.ending import print_refusal
 from spec_lab.cli.flags import FLAGS_THAT_SHOW
 from spec_lab.cli.folder import display, find_ended, folder_name
 from spec_lab.cli.job import Job, JobOutcome, run_job, worst_exit_code
-from spec_lab.cli.options import conf_folder, run_menu
+from spec_lab.cli.labels import name_groups
+from spec_lab.cli.options import conf_folder, read_groups, run_menu
 from spec_lab.cli.overrides import check_arguments, extensions_in
 from spec_lab.cli.sweep import Sweep
 from spec_lab.config import RunConfig
@@ -80,7 +81,8 @@ class Session:
             base = base / config.output_dir
         elif config.logger.group is None:
             config.logger.group = base.name
-        choices = chosen_options(settings.runtime.choices)
+        groups = read_groups(tuple(config.extensions))
+        choices = name_groups(config, chosen_options(settings.runtime.choices), groups)
         self.outcomes.append(
             (self._ended_earlier(base, config, choices) if self._sweep.continues and not config.dry_run else None)
             or run_job(Job(config, choices, base, in_sweep))

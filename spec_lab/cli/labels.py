@@ -1,0 +1,114 @@
+"""What a run is called: each group by the option whose knobs all stand as they do, else by the knobs that differ.
+
+| typed | name |
+|---|---|
+| `prune=catchup` | `catchup` |
+| `prune.prefill=last_row prune.catchup=pre_attention` | `catchup`: its knobs all equal that option's |
+| `prune.catchup=pre_attention` | `all_rows+pre_attention`: this group is its knobs, so they name it |
+| `sampling.temperature=0.7` | `temperature0.7` |
+| `graph=round graph.overlap=true` | `round_overlap` |
+| `acceptance=relaxed_thinking acceptance.topk=3` | `relaxed_thinking+topk3` |
+| `graph=full_loop graph.verify=false` | `full_loop+verify_false` |
+| `target=hf target.path=/models/Qwen3-1.7B` | `hf+Qwen3-1.7B`: a folder by its last part alone |
+
+Two configurations of a group have two names, but for folders that end alike, and for the drafter's K, which stands in
+every table on its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spec_lab.cli.options import Group, Option, default_of
+from spec_lab.config import RunConfig
+
+MAX_LENGTH = 48
+UNFIT_FOR_A_FILE = re.compile(r"[^A-Za-z0-9._,+-]")
+SHOWN_ELSEWHERE = ("drafter.num_draft_tokens",)
+NOT_PART_OF_THE_RUN = ("logger",)
+
+Knobs = dict[str, Any]
+
+
+def name_groups(config: RunConfig, chosen: Mapping[str, str], groups: Mapping[str, Group]) -> dict[str, str]:
+    """The name of each group of `chosen`, which says the option taken of it; `groups` are all there are.
+
+    What is no part of the configuration, such as an experiment, keeps its option's name, and so does the logger.
+    """
+    return {
+        name: _name(groups[name], option, getattr(config, name))
+        if hasattr(config, name) and name not in NOT_PART_OF_THE_RUN
+        else option
+        for name, option in chosen.items()
+    }
+
+
+def _name(group: Group, chosen: str, part: Any) -> str:
+    presets = {
+        option.name: _without_hidden(group, _preset(option, option.schema))
+        for option in group.options.values()
+        if option.schema is type(part)
+    }
+    knobs = _without_hidden(group, {field.name: getattr(part, field.name) for field in dataclasses.fields(part)})
+    equal = [option for option, preset in presets.items() if preset == knobs]
+    if equal or not presets:
+        return chosen if chosen in equal or not equal else equal[0]
+    return _short(_from_option(presets, chosen, knobs) if "name" in knobs else _from_knobs(presets, knobs))
+
+
+def _preset(option: Option, schema: type) -> Knobs:
+    return {field.name: option.values.get(field.name, default_of(field)) for field in dataclasses.fields(schema)}
+
+
+def _without_hidden(group: Group, knobs: Knobs) -> Knobs:
+    return {key: value for key, value in knobs.items() if f"{group.name}.{key}" not in SHOWN_ELSEWHERE}
+
+
+def _from_option(presets: Mapping[str, Knobs], chosen: str, knobs: Knobs) -> str:
+    """The nearest of the options that build the same part, and what differs from it."""
+    alike = {option: preset for option, preset in presets.items() if preset["name"] == knobs["name"]} or presets
+    differing = {option: [key for key in knobs if knobs[key] != preset[key]] for option, preset in alike.items()}
+    nearest = min(differing, key=lambda option: (len(differing[option]), option != chosen))
+    return "+".join([nearest, *(_with_key(key, knobs[key]) for key in differing[nearest])])
+
+
+def _from_knobs(presets: Mapping[str, Knobs], knobs: Knobs) -> str:
+    """All knobs in which the options differ, words without their key, and others that are as in none of them."""
+    parts = []
+    for key, value in knobs.items():
+        usual = [preset[key] for preset in presets.values()]
+        if any(other != usual[0] for other in usual):
+            parts.append(str(value) if isinstance(value, str) else _with_key(key, value))
+        elif value != usual[0]:
+            parts.append(_with_key(key, value))
+    return "+".join(parts)
+
+
+def _with_key(key: str, value: Any) -> str:
+    """`topk3`, `verify_false`; a folder is its last part."""
+    if (key == "path" or key.endswith("_path")) and isinstance(value, str):
+        return Path(value).absolute().name
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"{key}{'' if is_number and not key[-1].isdigit() else '_'}{_show(value)}"
+
+
+def _show(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (list, tuple)):
+        return ",".join(_show(item) for item in value)
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def _short(name: str) -> str:
+    """Fit for the name of a file. What had to be changed or cut for that ends in a hash of the whole."""
+    fit = UNFIT_FOR_A_FILE.sub("_", name)
+    if fit == name and len(name) <= MAX_LENGTH:
+        return name
+    digits = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{fit[: MAX_LENGTH - 9]}+{digits}"
