@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -39,6 +40,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not has_cuda():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector off what imports left behind: a run collects garbage before each pass it times, and through
+    the modules of torch and transformers that takes longer than the tiny pass."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

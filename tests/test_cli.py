@@ -227,6 +227,7 @@ def test_experiment_is_a_sweep_of_its_own(runner: FakeRunner, empty_folder: Path
     assert drafters == ["random", "ngram", "eagle3", "oracle"]
 
 
+@pytest.mark.slow
 def test_drafters_are_compared_at_three_numbers_of_drafts(runner: FakeRunner, empty_folder: Path) -> None:
     """24 jobs; mtp_vanilla has no five modules, and the sweep goes on past it."""
     assert main(["experiment=drafters"]) == 2
@@ -239,6 +240,7 @@ def test_drafters_are_compared_at_three_numbers_of_drafts(runner: FakeRunner, em
     assert {config.workload.limit for config, _, _ in runner.calls} == {18}
 
 
+@pytest.mark.slow
 def test_study_runs_every_rule_at_every_number_of_drafts(runner: FakeRunner, empty_folder: Path) -> None:
     assert main(["experiment=relaxed_thinking", "size=full"]) == 0
     jobs = [(str(config.acceptance), config.drafter.num_draft_tokens) for config, _, _ in runner.calls]

@@ -95,7 +95,8 @@ def first_fault(subject: Subject) -> Finding:
 SHIPPED = ("mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model")
 
 
-@pytest.mark.parametrize("drafter", ["eagle3", *(pytest.param(name, marks=pytest.mark.slow) for name in SHIPPED)])
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["eagle3", *SHIPPED])
 def test_a_healthy_head_has_no_fault(healthy: Subject, drafter: str, tmp_path: Path) -> None:
     findings = examine(examined(healthy, f"drafter={drafter}", f"drafter.path={copy_of(drafter, tmp_path)}"))
     assert faults(findings) == []
@@ -119,6 +120,7 @@ def test_taps_that_name_outputs_read_as_inputs(healthy: Subject, keep_readings: 
     assert fault.cause is not None and "inputs of 2 4 5" in fault.cause
 
 
+@pytest.mark.slow
 def test_a_vocabulary_map_shifted_by_one(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
     keep_readings()
     head = copy_of("eagle3", tmp_path)
@@ -134,7 +136,8 @@ def test_a_vocabulary_map_shifted_by_one(healthy: Subject, keep_readings: KeepRe
     assert fault.cause is not None and "shifted by +1" in fault.cause
 
 
-@pytest.mark.parametrize("drafter", ["mtp_eagle", pytest.param("frozen_kv", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["mtp_eagle", "frozen_kv"])
 def test_a_projection_with_its_halves_swapped(
     healthy: Subject, keep_readings: KeepReadings, drafter: str, tmp_path: Path
 ) -> None:
@@ -187,8 +190,13 @@ def of_module(tensors: Tensors, layer: str) -> Tensors:
     [
         ("frozen_kv", unprojected, FEW_ROUNDS, "recycled path", "draft 2 does not use the hidden state"),
         # Of the rounds not half have two right drafts, and enough of these are needed to judge the third.
-        ("mtp_vanilla", random_last_module, 72, "teacher forcing", "draft 3 is right in "),
-        ("mtp_vanilla", exchanged_modules, FEW_ROUNDS, "module order", "but modules 2 1 3 gives +"),
+        pytest.param(
+            *("mtp_vanilla", random_last_module, 72, "teacher forcing", "draft 3 is right in "), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            *("mtp_vanilla", exchanged_modules, FEW_ROUNDS, "module order", "but modules 2 1 3 gives +"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_later_drafts_alone_are_wrong(

@@ -22,6 +22,7 @@ from tests.fake_target import PaddedGraph
 from tests.lab import PRUNING, Reference, assert_captured_alike, make_config, make_engine, random_requests
 from tests.layer_rows import LayerRows, count_rows
 from tests.scripted_rule import ScriptedRule, install
+from tests.tiers import checkerboard
 from tests.tiny_checkpoints import make_tiny_target, refused
 
 SIZES: dict[str, Any] = {"intermediate_size": 40, "num_attention_heads": 2, "num_key_value_heads": 1, "seed": 5}
@@ -110,9 +111,7 @@ def always_all(num_draft_tokens: int) -> int:
     return num_draft_tokens
 
 
-@pytest.mark.parametrize("prune", PRUNING)
-@pytest.mark.parametrize("draft", DRAFT_MODELS)
-@pytest.mark.parametrize("bucket", [1, 4])
+@pytest.mark.parametrize(("bucket", "draft", "prune"), checkerboard([1, 4], DRAFT_MODELS, PRUNING))
 def test_drafts_equal_the_model_run_on_the_whole_text(pairs: Pairs, draft: str, prune: str, bucket: int) -> None:
     """After prompts of one token and of several chunks, after rounds of every n, beside padded rows."""
     engine = pairs.engine(draft, prune)

@@ -17,6 +17,7 @@ from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.lab import Reference, assert_captured_alike, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedRule, install
+from tests.tiers import checkerboard
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 
 HEADS: dict[str, dict[str, Any]] = {
@@ -161,8 +162,7 @@ def run_against_slow_chain(
     return rule
 
 
-@pytest.mark.parametrize("prune", PRUNES)
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("head", "prune"), checkerboard(HEADS, PRUNES))
 def test_drafts_equal_the_whole_chain_recomputed(
     targets: dict[str, tuple[Path, Reference]], tmp_path: Path, head: str, prune: str
 ) -> None:

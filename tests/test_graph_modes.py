@@ -26,6 +26,7 @@ from tests.graph_lab import (
     outcome,
 )
 from tests.lab import random_requests
+from tests.tiers import checkerboard
 
 __all__ = ["lab"]
 PLAIN_MODES = ("split_seed", "step_replay", "full_loop", "round")
@@ -44,9 +45,11 @@ def test_a_captured_mode_gives_what_eager_gives(lab: Lab, mode: str, num_draft_t
     assert len(accepted_lengths(result)) >= 3
 
 
-@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if name != "eagle3"])
-@pytest.mark.parametrize("mode", PLAIN_MODES)
+@pytest.mark.parametrize(
+    ("mode", "drafter"), checkerboard(PLAIN_MODES, [name for name in DRAFTERS if name != "eagle3"])
+)
 def test_every_drafter_can_be_captured(lab: Lab, mode: str, drafter: str) -> None:
+    """EAGLE-3, the first drafter, has the test above."""
     requests = mixed_requests(4, 10)
     result = assert_equal_to_eager(lab, MODES[mode], requests, drafter=drafter, batch_size=3)
     assert len(accepted_lengths(result)) >= 3
@@ -60,8 +63,7 @@ def test_every_drafter_can_be_captured(lab: Lab, mode: str, drafter: str) -> Non
     assert set(result.graph.nodes) == names[mode]
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "drafter"), checkerboard(MODES, DRAFTERS))
 def test_one_draft_token_works_in_every_mode(lab: Lab, mode: str, drafter: str) -> None:
     """No recurrent step is left."""
     requests = mixed_requests(2, 6)
@@ -70,9 +72,9 @@ def test_one_draft_token_works_in_every_mode(lab: Lab, mode: str, drafter: str) 
     assert not {name for name in result.graph.nodes if name.startswith(("recur", "step"))}
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("rule", ["relaxed", "sampled"])
-@pytest.mark.parametrize("mode", ["step_replay", "round"])
+@pytest.mark.parametrize(
+    ("mode", "rule", "drafter"), checkerboard(["step_replay", "round"], ["relaxed", "sampled"], DRAFTERS)
+)
 def test_rules_and_sampled_drafts_are_captured_alike(lab: Lab, mode: str, rule: str, drafter: str) -> None:
     """Phases, seeds and kept draft logits are state by slot, which a capture leaves alone and replays move on."""
     options = {"rule": RULES[rule], "drafter": drafter, "batch_size": 3}
@@ -117,8 +119,7 @@ def test_padded_rounds_occur(lab: Lab) -> None:
     assert sizes >= {(1, 1), (2, 2), (3, 4), (5, 5)}
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("mode", PLAIN_MODES)
+@pytest.mark.parametrize(("mode", "drafter"), checkerboard(PLAIN_MODES, DRAFTERS))
 def test_capture_touches_scratch_only(lab: Lab, mode: str, drafter: str) -> None:
     """In the middle of a run, with live requests in the slots; `Watch` compares every tensor of the parts."""
     requests = mixed_requests(3, 4)

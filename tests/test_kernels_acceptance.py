@@ -15,6 +15,7 @@ from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.acceptance.triton_rules import TritonStrictAcceptance, triton_standing
 from spec_lab.core.types import AcceptanceInputs
 from tests.kernel_lab import DEVICE, DTYPES, randn
+from tests.tiers import checkerboard
 
 SHAPES = [(1, 1, 5), (1, 4, 3), (3, 3, 257), (2, 6, VOCAB_TILE), (1, 4, 2 * VOCAB_TILE + 77), (1, 17, VOCAB_TILE + 1)]
 """(batch, N, vocab): one tile, ragged ones, a whole one, three, and one token behind a tile."""
@@ -42,8 +43,7 @@ def strict(logits: torch.Tensor, drafts: torch.Tensor, active: torch.Tensor) -> 
     return tokens, num_emitted
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype"), checkerboard(SHAPES, DTYPES))
 def test_strict_is_the_rule_on_ragged_vocabularies_with_ties(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     logits = make_logits(*shape, dtype)
     drafts, active = make_drafts(logits), torch.arange(shape[0], device=DEVICE) != 1
@@ -111,8 +111,7 @@ def stand(logits: torch.Tensor, drafts: torch.Tensor) -> dict[str, torch.Tensor]
     return outputs
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype"), checkerboard(SHAPES, DTYPES))
 def test_the_standing_of_drafts_is_the_rules(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Ranks exactly, with many ties; probabilities to float32's rounding, whatever dtype the logits have."""
     logits = make_logits(*shape, dtype)

@@ -21,6 +21,7 @@ from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
 from spec_lab.acceptance.triton_rules import TritonRejectionAcceptance
 from spec_lab.core.types import AcceptanceInputs, Request
 from tests.kernel_lab import DEVICE, DTYPES, randn
+from tests.tiers import checkerboard
 
 NUM_SLOTS = 11
 SHAPES = [(1, 2, 3), (3, 4, 130), (2, 3, RACE_TILE), (2, 4, VOCAB_TILE + RACE_TILE + 1)]
@@ -66,8 +67,7 @@ def slots_of(batch: int) -> torch.Tensor:
 # Drafts
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype"), checkerboard(SHAPES, DTYPES))
 def test_drafts_are_drawn_and_kept_as_the_drafter_does(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Every column by one tensor at one address; a third of the vocabulary has no draft logit."""
     (batch, num_rows, vocab_size), temperature = shape, 0.3
@@ -155,9 +155,7 @@ def verify(inputs: AcceptanceInputs, method: str, seeds: SlotSeeds, temperature:
     return outputs
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("method", ["standard", "one_hot"])
+@pytest.mark.parametrize(("method", "shape", "dtype"), checkerboard(["standard", "one_hot"], SHAPES, DTYPES))
 def test_verification_is_the_rule_token_for_token(shape: tuple[int, int, int], dtype: torch.dtype, method: str) -> None:
     temperature, seeds = 0.8, slot_seeds()
     rule = RejectionAcceptance(METHODS[method], SamplingParams(temperature), seeds)

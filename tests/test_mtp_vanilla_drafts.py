@@ -1,4 +1,4 @@
-"""drafter=mtp_vanilla on random weights: its drafts against modules recomputed from the text, and lossless output."""
+"""drafter=mtp_vanilla on random weights: its drafts against modules recomputed from the text."""
 
 from __future__ import annotations
 

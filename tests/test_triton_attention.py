@@ -15,6 +15,7 @@ from spec_kernels.attention import (
     paged_attention_reference,
 )
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
+from tests.tiers import checkerboard
 
 SCRATCH_PAGE = 1
 SCALE = 0.25
@@ -79,10 +80,12 @@ def reference(paged: Paged, queries: torch.Tensor, window: int | None = None) ->
     return paged_attention_reference(queries, *tables, paged.page_size, paged.longest, SCALE, window)
 
 
-@pytest.mark.parametrize("group", [1, 2, 4, 7])
-@pytest.mark.parametrize(("num_queries", "window"), [(1, None), (2, 1), (4, 9), (4, None), (16, 20)])
-def test_equals_the_reference(group: int, num_queries: int, window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("group", "rows"), checkerboard([1, 2, 4, 7], [(1, None), (2, 1), (4, 9), (4, None), (16, 20)])
+)
+def test_equals_the_reference(group: int, rows: tuple[int, int | None]) -> None:
     """Ragged lengths on and beside page borders, shorter than the rows too; all that is no key is NaN."""
+    num_queries, window = rows
     lens = [1, 15, 16, 17, 40]
     paged = fill(lens)
     queries = randn(len(lens) * num_queries, 2 * group, 16, seed=1)
@@ -120,8 +123,7 @@ def test_any_page_size(page_size: int) -> None:
     assert_near(attend(paged, queries), reference(paged, queries))
 
 
-@pytest.mark.parametrize("head_dim", [8, 24, 64, 128, 256])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head_dim", "dtype"), checkerboard([8, 24, 64, 128, 256], DTYPES))
 def test_any_head_dim_and_dtype(head_dim: int, dtype: torch.dtype) -> None:
     paged = fill([13, 70], head_dim=head_dim, dtype=dtype)
     queries = randn(6, 4, head_dim, seed=1, dtype=dtype)

@@ -1,0 +1,22 @@
+"""Which rows of a product of parameters run in the default tier, so that it stays a matter of minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from typing import Any
+
+import pytest
+
+
+def checkerboard(*axes: Iterable[Any]) -> list[Any]:
+    """The product of the axes for `parametrize`: its black fields run by default, its white ones in the slow tier.
+
+    So every value of an axis of two or more still meets half of the values of each other axis by default, and all in
+    both tiers together. Not for axes where one pair of values is the point of the test.
+    """
+    rows = []
+    for row in product(*(list(enumerate(axis)) for axis in axes)):
+        is_black = sum(place for place, _ in row) % 2 == 0
+        rows.append(pytest.param(*(value for _, value in row), marks=[] if is_black else pytest.mark.slow))
+    return rows
