@@ -62,7 +62,7 @@ class KernelSet(Choice):
     triton = "triton", "a GPU, or TRITON_INTERPRET=1"
 
 
-class Reference(Choice):
+class ReferenceChoice(Choice):
     """What is measured beside a run."""
 
     plain = "plain", "no drafter"
@@ -210,8 +210,8 @@ class RunConfig:
     )
     batch_size: int = knob(1, "requests decoded together")
     max_new_tokens: int = knob(160, "longest output of a request, in tokens")
-    references: list[Reference] = knob(
-        [Reference.plain, Reference.unpruned], "measured beside the run; [] turns them off"
+    references: list[ReferenceChoice] = knob(
+        [ReferenceChoice.plain, ReferenceChoice.unpruned], "measured beside the run; [] turns them off"
     )
     repeats: int = knob(3, "timed repeats, interleaved with the references")
     warmup_requests: int = knob(2, "requests decoded before anything is timed")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.core.types import Request
-from spec_lab.workloads.load import open_workload
 from tests.lab import make_config
 from tests.one_line import read_or_refused
 from tests.tiny_checkpoints import TINY_SIZES

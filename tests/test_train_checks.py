@@ -17,7 +17,7 @@ from spec_lab.train.config import (
     FrozenKvTrainingConfig,
     MtpEagleTrainingConfig,
     MtpVanillaTrainingConfig,
-    NoDrafter,
+    NoDrafterChoice,
     PocketTrainingConfig,
     ShippedTarget,
     TargetChoice,
@@ -107,7 +107,7 @@ def test_every_number_of_a_training_has_a_least_value() -> None:
 @pytest.mark.parametrize(
     ("config", "fragments"),
     [
-        (training(NoDrafter()), ("nothing to train", "target=pocket")),
+        (training(NoDrafterChoice()), ("nothing to train", "target=pocket")),
         (training(Eagle3TrainingConfig(), device="gpu"), ("device=gpu", "cuda:1")),
         (training(Eagle3TrainingConfig(), device="cuda:x"), ("device=cuda:x",)),
         (
@@ -115,11 +115,14 @@ def test_every_number_of_a_training_has_a_least_value() -> None:
             ("drafter.optimisation.num_warmup_steps=8000", "drafter.optimisation.num_steps=8000", "use 7999 or fewer"),
         ),
         (
-            training(NoDrafter(), PocketTrainingConfig(), target__optimisation__log_every=8001),
+            training(NoDrafterChoice(), PocketTrainingConfig(), target__optimisation__log_every=8001),
             ("target.optimisation.log_every=8001", "use 8000 or fewer"),
         ),
         (training(Eagle3TrainingConfig(), drafter__num_heads=5), ("drafter.num_heads=5", "drafter.num_kv_heads=2")),
-        (training(NoDrafter(), PocketTrainingConfig(), target__num_kv_heads=3), ("target.num_heads=4", "multiple")),
+        (
+            training(NoDrafterChoice(), PocketTrainingConfig(), target__num_kv_heads=3),
+            ("target.num_heads=4", "multiple"),
+        ),
         (training(DraftModelTrainingConfig(), drafter__num_kv_heads=3), ("drafter.num_heads=4",)),
         (training(Eagle3TrainingConfig(), drafter__head_dim=63), ("drafter.head_dim=63", "even; use 64")),
         (
@@ -163,7 +166,7 @@ def test_knobs_that_do_not_fit_one_another_are_refused(config: TrainConfig, frag
 
 def test_what_is_not_trained_is_not_checked() -> None:
     """An idle part of the configuration stops nothing: without a drafter nobody reads `generations`' prompts."""
-    assert not refusals(training(NoDrafter(), PocketTrainingConfig(), generations__num_checkable_prompts=0))
+    assert not refusals(training(NoDrafterChoice(), PocketTrainingConfig(), generations__num_checkable_prompts=0))
     assert not refusals(training(MtpEagleTrainingConfig(), evaluation__num_draft_tokens=16))
 
 

@@ -11,7 +11,7 @@ from spec_lab.assembly.graphs_loader import build_graph_mode, build_mover
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources
 from spec_lab.assembly.models import Limits, Models, build_cache, overlaps
 from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
-from spec_lab.assembly.rules import RejectionConfig, RejectionMethod, StrictAcceptanceConfig
+from spec_lab.assembly.rules import RejectionConfig, RejectionMethodChoice, StrictAcceptanceConfig
 from spec_lab.assembly.rules_loader import RuleResources, build_rule
 from spec_lab.config import PruneConfig, RunConfig
 from spec_lab.core.protocols import PrunePolicy
@@ -71,7 +71,7 @@ def plain_config(config: RunConfig) -> RunConfig:
     Its prompt pass computes logits for the last row alone, as every serving engine does: no straw man.
     """
     is_greedy = config.sampling.temperature == 0
-    rule = StrictAcceptanceConfig() if is_greedy else RejectionConfig(method=RejectionMethod.one_hot)
+    rule = StrictAcceptanceConfig() if is_greedy else RejectionConfig(method=RejectionMethodChoice.one_hot)
     return dataclasses.replace(config, drafter=NoDrafterConfig(), acceptance=rule, prune=PLAIN_PRUNE)
 
 

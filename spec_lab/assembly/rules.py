@@ -15,7 +15,7 @@ from spec_lab.errors import UserError
 LOADER = "spec_lab.assembly.rules_loader"
 
 
-class RelaxedForm(Choice):
+class RelaxedFormChoice(Choice):
     """How near a draft must be to the likeliest token."""
 
     delta = "delta", "p >= p_top1 - delta"
@@ -29,7 +29,7 @@ class RelaxedPhase(Choice):
     round = "round", "by those before the round, as TensorRT-LLM"
 
 
-class RejectionMethod(Choice):
+class RejectionMethodChoice(Choice):
     """How sampled drafts are judged."""
 
     standard = "standard", "reads the draft distribution"
@@ -49,7 +49,7 @@ class RelaxedThinkingConfig(AcceptanceConfig):
     """acceptance=relaxed_thinking: near misses count while the model thinks. Lossy."""
 
     name: str = "relaxed_thinking"
-    form: RelaxedForm = knob(RelaxedForm.delta, "how near a draft must be to the likeliest token")
+    form: RelaxedFormChoice = knob(RelaxedFormChoice.delta, "how near a draft must be to the likeliest token")
     topk: int = knob(10, "a draft must be among this many likeliest tokens; 1 is strict")
     delta: float = knob(0.6, "largest difference of probabilities; acceptance.form=delta only")
     ratio: float = knob(0.5, "least ratio of probabilities; acceptance.form=ratio only")
@@ -61,7 +61,7 @@ class RejectionConfig(AcceptanceConfig):
     """acceptance=rejection: lossless sampling."""
 
     name: str = "rejection"
-    method: RejectionMethod = knob(RejectionMethod.standard, "how drafts are judged")
+    method: RejectionMethodChoice = knob(RejectionMethodChoice.standard, "how drafts are judged")
     allow_lossy: bool = knob(False, "let standard and block read the head's probabilities of greedy drafts: biased")
 
 
@@ -94,7 +94,7 @@ def rejection_reads_the_draft_distribution(config: RunConfig) -> str | None:
     one_hot holds for every draft, sampled ones included (tests/test_rejection.py enumerates it): it passes.
     """
     rule: Any = config.acceptance
-    if config.drafter.num_draft_tokens == 0 or rule.method == RejectionMethod.one_hot:
+    if config.drafter.num_draft_tokens == 0 or rule.method == RejectionMethodChoice.one_hot:
         return None
     if not hasattr(config.drafter, "draft_sampling"):
         return (
@@ -122,7 +122,7 @@ def lossy_draft_option(config: RunConfig) -> str | None:
     if not rule.allow_lossy:
         return None
     is_greedy = getattr(config.drafter, "draft_sampling", None) == DraftSampling.greedy
-    if rule.method != RejectionMethod.one_hot and is_greedy:
+    if rule.method != RejectionMethodChoice.one_hot and is_greedy:
         return None
     return (
         "acceptance.allow_lossy=true has nothing to allow: only greedy drafts under acceptance.method=standard or "
@@ -133,7 +133,7 @@ def lossy_draft_option(config: RunConfig) -> str | None:
 def block_verification_has_no_kernel(config: RunConfig) -> str | None:
     """Block verification stays in torch."""
     rule: Any = config.acceptance
-    if config.kernels != "triton" or rule.method != RejectionMethod.block:
+    if config.kernels != "triton" or rule.method != RejectionMethodChoice.block:
         return None
     return "acceptance.method=block has no kernel in kernels=triton; use kernels=torch or acceptance.method=standard"
 

@@ -19,7 +19,7 @@ from spec_lab.assembly.kernels import TORCH, Kernels
 from spec_lab.assembly.models import Limits, Models
 from spec_lab.assembly.rules import (
     RejectionConfig,
-    RelaxedForm,
+    RelaxedFormChoice,
     RelaxedPhase,
     RelaxedThinkingConfig,
     StrictAcceptanceConfig,
@@ -94,7 +94,7 @@ def relaxed_thinking_rule(options: RelaxedThinkingConfig, context: RuleContext) 
             f"acceptance=relaxed_thinking needs {THINK_START} and {THINK_END} as tokens, and this target's tokenizer "
             "has none; use acceptance=strict"
         )
-    form = DeltaForm(options.delta) if options.form == RelaxedForm.delta else RatioForm(options.ratio)
+    form = DeltaForm(options.delta) if options.form == RelaxedFormChoice.delta else RatioForm(options.ratio)
     phase: RelaxationPhase = (
         TokenPhase(context.num_slots, markers, context.eos_token_ids, context.device)
         if options.phase == RelaxedPhase.token

@@ -23,7 +23,7 @@ from spec_lab.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class OptionFile:
     """One YAML of a group. `schema` is None for an experiment or a debug setting, which only set other keys."""
 
     name: str
@@ -40,7 +40,7 @@ class Group:
     name: str
     explanation: str
     default: str | None
-    options: dict[str, Option]
+    options: dict[str, OptionFile]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def groups_in(
     return groups
 
 
-def read_option(file: Path, schemas: Mapping[str, type]) -> Option:
+def read_option(file: Path, schemas: Mapping[str, type]) -> OptionFile:
     """An option from its YAML, whose opening comment is the command that uses it and, below, what it is.
 
     Raises:
@@ -126,7 +126,9 @@ def read_option(file: Path, schemas: Mapping[str, type]) -> Option:
     if len(comments) < 2:
         raise UserError(f"{file} must open with two comment lines: the command that uses it, and what it is")
     values = yaml.safe_load(text) or {}
-    return Option(file.stem, comments[0], comments[1], _schema_of(file, values.pop("defaults", []), schemas), values)
+    return OptionFile(
+        file.stem, comments[0], comments[1], _schema_of(file, values.pop("defaults", []), schemas), values
+    )
 
 
 @cache
@@ -156,7 +158,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def _keys_of_group(group: Group) -> list[Key]:
-    owners: dict[str, dict[str, Option]] = {}
+    owners: dict[str, dict[str, OptionFile]] = {}
     for option in group.options.values():
         for field in dataclasses.fields(option.schema) if option.schema else ():
             if field.name != "name":

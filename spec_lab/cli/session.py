@@ -23,7 +23,7 @@ from spec_lab.cli.job import Job, JobOutcome, run_job, worst_exit_code
 from spec_lab.cli.labels import name_groups
 from spec_lab.cli.options import conf_folder, read_groups, run_menu
 from spec_lab.cli.overrides import check_arguments, extensions_in
-from spec_lab.cli.sweep import Sweep
+from spec_lab.cli.sweep import Multirun
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 
@@ -33,7 +33,7 @@ class Session:
 
     def __init__(self) -> None:
         self.outcomes: list[JobOutcome] = []
-        self._sweep = Sweep(writes=True)
+        self._sweep = Multirun(writes=True)
 
     def run(self, arguments: Sequence[str]) -> None:
         """Check, compose and run `arguments` as they were typed.
@@ -46,7 +46,7 @@ class Session:
         registered = registry.load(extensions)
         register_schemas(registered)
         shows_only = "dry_run=true" in checked or any(flag in FLAGS_THAT_SHOW for flag in checked)
-        with Sweep(writes=not shows_only) as self._sweep:
+        with Multirun(writes=not shows_only) as self._sweep:
             OmegaConf.register_new_resolver("sweep_folder", self._sweep.name, replace=True, use_cache=True)
             call_hydra(self._run_one, [*checked, *search_path(registered)], conf_folder())
             if self._sweep.folder is not None and any(outcome.folder is not None for outcome in self.outcomes):

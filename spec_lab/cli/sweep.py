@@ -15,8 +15,8 @@ from spec_lab.errors import WORN_OUT, UserError
 from spec_lab.record.schema import Status
 
 
-class Sweep:
-    """A multirun from the naming of its folder to its end: `with Sweep() as sweep: ...`.
+class Multirun:
+    """A multirun from the naming of its folder to its end: `with Multirun() as sweep: ...`.
 
     Hydra makes the folder as soon as it has its name, before any job is checked. So all that speaks against the folder
     is said when it is named, and what no job has written into is removed at the end.
@@ -36,7 +36,7 @@ class Sweep:
         self._lock: SweepLock | None = None
         self._scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True) if not writes else None
 
-    def __enter__(self) -> Sweep:
+    def __enter__(self) -> Multirun:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

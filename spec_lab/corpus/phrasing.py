@@ -20,13 +20,13 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternatives:
     """`[a|b]`: one alternative is drawn when the template is said."""
 
     alternatives: tuple[Sequence, ...]
 
 
-Node = str | Slot | Choice
+Node = str | Slot | Alternatives
 Sequence = tuple[Node, ...]
 
 
@@ -60,7 +60,7 @@ def _parse_sequence(template: str, start: int) -> tuple[Sequence, int]:
     return tuple(nodes), position
 
 
-def _parse_choice(template: str, start: int) -> tuple[Choice, int]:
+def _parse_choice(template: str, start: int) -> tuple[Alternatives, int]:
     alternatives = []
     position = start
     while True:
@@ -70,15 +70,15 @@ def _parse_choice(template: str, start: int) -> tuple[Choice, int]:
             raise ValueError(f"'[' without ']' in template {template!r}")
         position += 1
         if template[position - 1] == "]":
-            return Choice(tuple(alternatives)), position
+            return Alternatives(tuple(alternatives)), position
 
 
-def compile_rules(rules: Mapping[str, str]) -> dict[str, Choice]:
+def compile_rules(rules: Mapping[str, str]) -> dict[str, Alternatives]:
     """Rules of a grammar from `name: "first | second"`; blanks around an alternative do not count."""
     compiled = {}
     for name, alternatives in rules.items():
         parts = [part.strip() for part in _split_alternatives(alternatives)]
-        compiled[name] = Choice(tuple(parse(part) for part in parts))
+        compiled[name] = Alternatives(tuple(parse(part) for part in parts))
     return compiled
 
 
@@ -99,7 +99,7 @@ class Phraser:
 
     __slots__ = ("facts", "random", "rules")
 
-    def __init__(self, random: Random, rules: Mapping[str, Choice], facts: Mapping[str, str]) -> None:
+    def __init__(self, random: Random, rules: Mapping[str, Alternatives], facts: Mapping[str, str]) -> None:
         self.random = random
         self.rules = rules
         self.facts = facts

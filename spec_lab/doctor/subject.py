@@ -22,6 +22,7 @@ from spec_lab.assembly.models import (
     thinking_markers,
 )
 from spec_lab.assembly.rules import StrictAcceptanceConfig
+from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
@@ -29,7 +30,6 @@ from spec_lab.core.types import Request, RequestRecord
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.errors import UserError
-from spec_lab.workloads.load import open_workload
 
 # Enough rounds that a difference worth mending stands out from chance, few enough to wait for.
 MAX_REQUESTS = 9

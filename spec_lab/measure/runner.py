@@ -26,6 +26,7 @@ from spec_lab.assembly.models import (
     thinking_markers,
 )
 from spec_lab.assembly.option import LoggerOption
+from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.config import PruneConfig, RunConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import GenerationResult, GraphCounts, Request, RequestRecord
@@ -43,7 +44,6 @@ from spec_lab.report.run_table import format_run
 from spec_lab.rescore.trajectory import fitting, record_verify_rows
 from spec_lab.rescore.verify_rows import save_verify_rows
 from spec_lab.workloads.checker import is_correct
-from spec_lab.workloads.load import open_workload
 from spec_lab.workloads.tokenizer import Tokenizer
 
 MAIN = THIS_RUN

@@ -97,7 +97,7 @@ class DrafterChoice:
 
 
 @dataclass
-class NoDrafter(DrafterChoice):
+class NoDrafterChoice(DrafterChoice):
     """drafter=none: nothing is drafted."""
 
     name: str = "none"
@@ -267,7 +267,7 @@ SCHEMAS: dict[str, type] = {
     "train": TrainConfig,
     "train/target/shipped": ShippedTarget,
     "train/target/pocket": PocketTrainingConfig,
-    "train/drafter/none": NoDrafter,
+    "train/drafter/none": NoDrafterChoice,
     "train/drafter/eagle3": Eagle3TrainingConfig,
     "train/drafter/mtp_eagle": MtpEagleTrainingConfig,
     "train/drafter/mtp_vanilla": MtpVanillaTrainingConfig,

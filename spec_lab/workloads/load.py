@@ -1,4 +1,4 @@
-"""From a workload's configuration to requests."""
+"""The workloads: from a configuration to the requests of each option of the group."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from spec_lab.assembly import registry
-from spec_lab.config import RunConfig, Weights, WorkloadConfig
+from spec_lab.config import RunConfig, WorkloadConfig
 from spec_lab.core.types import Request
 from spec_lab.corpus.example import Form
 from spec_lab.errors import UserError
-from spec_lab.models.config import ModelConfig, read_model_config
 from spec_lab.models.json_input import is_integer
 from spec_lab.workloads.generated import answer_of, generated_examples
 from spec_lab.workloads.json_lines import JsonLine, json_lines
-from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer, Tokenizer
+from spec_lab.workloads.tokenizer import Tokenizer
 
 PROMPTS_FOLDER = Path(__file__).parent / "prompts"
 
@@ -33,40 +31,6 @@ class Prompt:
     form: Form
     text: str
     answer: str | None
-
-
-def open_workload(config: RunConfig, folder: Path) -> tuple[Tokenizer, list[Request]]:
-    """The tokenizer of the target in `folder`, and the requests of `config.workload`, which its embedding has rows for.
-
-    config.json is read first: of a checkpoint that is none of ours, no other file is.
-
-    Raises:
-        UserError: the checkpoint, its tokenizer or the workload is not what it should be.
-    """
-    target = read_model_config(folder)
-    _refuse_too_long(config, target)
-    tokenizer = _tokenizer(config, folder, target.vocab_size)
-    requests = load_requests(config, tokenizer)
-    _refuse_foreign_ids(requests, target, folder)
-    return tokenizer, requests
-
-
-def _tokenizer(config: RunConfig, folder: Path, vocab_size: int) -> Tokenizer:
-    """The target's; where random weights come without one, ids stand for themselves."""
-    if config.target.weights == Weights.random and not (folder / "tokenizer.json").is_file():
-        return IdsAlone(vocab_size)
-    return TargetTokenizer(folder)
-
-
-def load_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """The requests of `config.workload`; UserError when none is left or a file is not what it should be."""
-    requests = registry.of(config).workload(config).load(config, tokenizer)
-    if not requests:
-        raise UserError(
-            f"workload={config.workload.name} is empty; check workload.limit, workload.categories and workload.path"
-        )
-    _refuse_duplicates(requests)
-    return requests
 
 
 def shipped_prompts() -> list[Prompt]:
@@ -206,30 +170,3 @@ def _question(line: JsonLine, file_name: str) -> Prompt:
 
 def _is_word(value: Any) -> bool:
     return isinstance(value, str) or is_integer(value)
-
-
-def _refuse_too_long(config: RunConfig, target: ModelConfig) -> None:
-    """Before anything of that length is made."""
-    prompt_tokens = config.workload.prompt_tokens
-    if prompt_tokens is not None and prompt_tokens + config.max_new_tokens > target.max_position_embeddings:
-        raise UserError(
-            f"workload.prompt_tokens={prompt_tokens} and max_new_tokens={config.max_new_tokens} are more than the "
-            f"target's {target.max_position_embeddings} positions; lower one of them"
-        )
-
-
-def _refuse_foreign_ids(requests: list[Request], target: ModelConfig, folder: Path) -> None:
-    for request in requests:
-        if request.prompt_ids and max(request.prompt_ids) >= target.vocab_size:
-            raise UserError(
-                f"{folder / 'tokenizer.json'}: token id {max(request.prompt_ids)} of prompt {request.request_id} is "
-                f"past the target's vocabulary of {target.vocab_size}; take tokenizer and weights from one checkpoint"
-            )
-
-
-def _refuse_duplicates(requests: list[Request]) -> None:
-    seen: set[str] = set()
-    for request in requests:
-        if request.request_id in seen:
-            raise UserError(f"workload: two prompts have the id {request.request_id}; ids must differ")
-        seen.add(request.request_id)

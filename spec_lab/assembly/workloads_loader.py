@@ -1,0 +1,73 @@
+"""Opens the workload of a run: the tokenizer of its target, and its requests, checked against the target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spec_lab.assembly import registry
+from spec_lab.config import RunConfig, Weights
+from spec_lab.core.types import Request
+from spec_lab.errors import UserError
+from spec_lab.models.config import ModelConfig, read_model_config
+from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer, Tokenizer
+
+
+def open_workload(config: RunConfig, folder: Path) -> tuple[Tokenizer, list[Request]]:
+    """The tokenizer of the target in `folder`, and the requests of `config.workload`, which its embedding has rows for.
+
+    config.json is read first: of a checkpoint that is none of ours, no other file is.
+
+    Raises:
+        UserError: the checkpoint, its tokenizer or the workload is not what it should be.
+    """
+    target = read_model_config(folder)
+    _refuse_too_long(config, target)
+    tokenizer = _tokenizer(config, folder, target.vocab_size)
+    requests = load_requests(config, tokenizer)
+    _refuse_foreign_ids(requests, target, folder)
+    return tokenizer, requests
+
+
+def _tokenizer(config: RunConfig, folder: Path, vocab_size: int) -> Tokenizer:
+    """The target's; where random weights come without one, ids stand for themselves."""
+    if config.target.weights == Weights.random and not (folder / "tokenizer.json").is_file():
+        return IdsAlone(vocab_size)
+    return TargetTokenizer(folder)
+
+
+def load_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
+    """The requests of `config.workload`; UserError when none is left or a file is not what it should be."""
+    requests = registry.of(config).workload(config).load(config, tokenizer)
+    if not requests:
+        raise UserError(
+            f"workload={config.workload.name} is empty; check workload.limit, workload.categories and workload.path"
+        )
+    _refuse_duplicates(requests)
+    return requests
+
+
+def _refuse_too_long(config: RunConfig, target: ModelConfig) -> None:
+    """Before anything of that length is made."""
+    prompt_tokens = config.workload.prompt_tokens
+    if prompt_tokens is not None and prompt_tokens + config.max_new_tokens > target.max_position_embeddings:
+        raise UserError(
+            f"workload.prompt_tokens={prompt_tokens} and max_new_tokens={config.max_new_tokens} are more than the "
+            f"target's {target.max_position_embeddings} positions; lower one of them"
+        )
+
+
+def _refuse_foreign_ids(requests: list[Request], target: ModelConfig, folder: Path) -> None:
+    for request in requests:
+        if request.prompt_ids and max(request.prompt_ids) >= target.vocab_size:
+            raise UserError(
+                f"{folder / 'tokenizer.json'}: token id {max(request.prompt_ids)} of prompt {request.request_id} is "
+                f"past the target's vocabulary of {target.vocab_size}; take tokenizer and weights from one checkpoint"
+            )
+
+
+def _refuse_duplicates(requests: list[Request]) -> None:
+    seen: set[str] = set()
+    for request in requests:
+        if request.request_id in seen:
+            raise UserError(f"workload: two prompts have the id {request.request_id}; ids must differ")
+        seen.add(request.request_id)
