@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_lab.cli.options import Group, Option, default_of
+from spec_lab.cli.options import Group, OptionFile, default_of
 from spec_lab.config import RunConfig
 
 MAX_LENGTH = 48
@@ -61,7 +61,7 @@ def _name(group: Group, chosen: str, part: Any) -> str:
     return _short(_from_option(presets, chosen, knobs) if "name" in knobs else _from_knobs(presets, knobs))
 
 
-def _preset(option: Option, schema: type) -> Knobs:
+def _preset(option: OptionFile, schema: type) -> Knobs:
     return {field.name: option.values.get(field.name, default_of(field)) for field in dataclasses.fields(schema)}
 
 
