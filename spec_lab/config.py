@@ -175,13 +175,9 @@ class SamplingConfig:
 
 @dataclass
 class LoggerConfig:
-    """logger=jsonl (files only) or wandb (files, and W&B online or offline)."""
+    """What every logger has; logger=jsonl (files only) has nothing besides."""
 
     name: str = MISSING
-    project: str = knob("spec_lab", "W&B project; logger=wandb only")
-    entity: str | None = knob(None, "W&B user or team; null is the one of the key; logger=wandb only")
-    mode: LoggerMode = knob(LoggerMode.auto, "where W&B's records go; logger=wandb only")
-    group: str | None = knob(None, "W&B group; null is the sweep's name; logger=wandb only")
 
 
 @dataclass

@@ -177,6 +177,7 @@ FORBIDDEN = [
     ),
     (["record.topk=-1"], "record.topk=-1", "record.topk=0"),
     (["record.topk=129"], "record.topk=129", "record.topk=16"),
+    (["logger=wandb", "logger.project=a/b"], "logger.project=a/b", "logger.project=spec_lab"),
     (["logger.mode=sometimes"], "logger.mode=sometimes", "offline"),
     (["name=a/b"], "name='a/b'", "name=run"),
     (["name=..", "seed=1"], "name='..'", "name=run"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,15 @@ import pytest
 import wandb
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
+from spec_lab.cli.compose import compose_run
+from spec_lab.compatibility.run import refusals
+from spec_lab.errors import UserError
 from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.scalars import scalars
 from spec_lab.record.schema import Summary
-from spec_lab.record.wandb_sink import WandbSink, has_key, without_user_paths
+from spec_lab.record.wandb_settings import has_key
+from spec_lab.record.wandb_sink import WandbSink, without_user_paths
 from tests.fake_runs import make_info, record_run
 
 HOST = "the-host-of-somebody"
@@ -175,6 +180,47 @@ def test_paths_inside_text_are_shortened(workplace: Path) -> None:
     assert without_user_paths([1, None, "eagle3", "a/b", "/x/y/z"]) == [1, None, "eagle3", "a/b", "z"]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("OSError: cannot read /data/somebody/models/x.json", "OSError: cannot read x.json"),
+        ("[Errno 2] No such file: '/data/somebody/x y/z.json'", "[Errno 2] No such file: 'z.json'"),
+        ("open /a/b/c, then /d/e/f and more", "open c, then f and more"),
+        ("see https://a.b/c/d", "see https://a.b/c/d"),
+        ("12 tokens/s at 1/2, and / alone", "12 tokens/s at 1/2, and / alone"),
+        ("models/llama/config.json", "models/llama/config.json"),
+    ],
+)
+def test_any_absolute_path_inside_text_is_cut(text: str, expected: str, workplace: Path) -> None:
+    assert without_user_paths({"reason": text}) == {"reason": expected}
+
+
+KILLED_RUN = """
+import os, sys
+from pathlib import Path
+from spec_lab.record.recorder import Recorder
+from spec_lab.record.wandb_sink import WandbSink
+from tests.fake_runs import MAIN, make_info, measure
+with Recorder(Path("run"), make_info(), [WandbSink("p", mode="offline")]) as recorder:
+    for record in measure(MAIN).requests:
+        recorder.request(record, "text", None, None)
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_tells_nothing_either(workplace: Path) -> None:
+    root = Path(__file__).parents[1]
+    environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'kernels'}"}
+    done = subprocess.run([sys.executable, "-c", KILLED_RUN], env=environment, check=False)
+    assert done.returncode == -9
+    files = [path for path in Path("run").rglob("*") if path.is_file()]
+    assert any(path.suffix == ".wandb" for path in files)
+    for path in files:
+        assert str(workplace).encode() not in path.read_bytes(), path
+        assert b"somebody" not in path.read_bytes(), path
+
+
 def test_a_failed_run_ends_as_failed(workplace: Path) -> None:
     with pytest.raises(RuntimeError), Recorder(Path("run"), make_info(), [WandbSink("p")]):
         raise RuntimeError("out of memory")
@@ -207,6 +253,91 @@ def test_online_without_network_is_refused(workplace: Path, monkeypatch: pytest.
     unreachable_server(monkeypatch)
     with pytest.raises(ValueError, match=r"use logger\.mode=auto or offline"):
         record_run(Path("run"), [WandbSink("p", mode="online")])
+    assert read_summary(Path("run"))["status"] == "failed"
+
+
+def logger_refusals(*overrides: str) -> list[str]:
+    config, _ = compose_run(["logger=wandb", *overrides])
+    return refusals(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("logger.project=a/b", "logger.project=a/b is no name of a W&B project"),
+        ("logger.project='a?b'", "logger.project=a?b is no name of a W&B project"),
+        ("logger.project=''", "logger.project='' is no name of a W&B project"),
+        ("logger.project='a\nb'", r"logger.project='a\nb' is no name of a W&B project"),
+        (f"logger.project={'a' * 129}", "(at most 128 characters"),
+        ("logger.entity='a b'", "logger.entity=a b is no name of a W&B user or team"),
+        ("logger.entity=a/b", "logger.entity=a/b is no name of a W&B user or team"),
+        ("logger.entity=''", "logger.entity='' is no name of a W&B user or team"),
+        ("logger.mode=online", "logger.mode=online needs a key"),
+    ],
+)
+def test_what_wandb_would_not_take_is_refused_before_anything_runs(
+    override: str, message: str, workplace: Path
+) -> None:
+    [refused] = logger_refusals(override)
+    assert message in refused
+    assert refused.isprintable()
+    assert "; use logger." in refused or "or use logger." in refused
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("WANDB_MODE", "garbage", "WANDB_MODE: Input should be 'online', 'offline'"),
+        ("WANDB_MODE", "online", "WANDB_MODE=online needs a key"),
+        ("WANDB_INIT_TIMEOUT", "soon", "WANDB_INIT_TIMEOUT: Input should be a valid number"),
+        ("WANDB_BASE_URL", "nowhere", "WANDB_BASE_URL: Input should be a valid URL"),
+        ("WANDB_PROJECT", "a/b", "Invalid project name 'a/b'"),
+        ("WANDB_RUN_ID", "a/b", "Run ID cannot contain"),
+    ],
+)
+def test_settings_that_wandb_cannot_read_are_refused(
+    variable: str, value: str, message: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    [refused] = logger_refusals()
+    assert message in refused
+    assert refused.isprintable()
+    config, _ = compose_run(["logger=jsonl"])
+    assert refusals(config) == [], "nobody asked W&B"
+
+
+def test_no_message_holds_a_key(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "a-secret-value"
+    monkeypatch.setenv("WANDB_API_KEY", secret)
+    monkeypatch.setenv("WANDB_PROJECT", f"{secret}/")
+    [refused] = logger_refusals()
+    assert "Invalid project name" in refused
+    assert secret not in refused
+    monkeypatch.setenv("WANDB_PROJECT", "p")
+    unreachable_server(monkeypatch)
+    monkeypatch.setenv("WANDB_API_KEY", secret)
+    with pytest.raises(UserError) as caught:
+        record_run(Path("run"), [WandbSink("p", mode="online")])
+    assert secret not in str(caught.value)
+    assert secret.encode() not in (workplace / "run" / "summary.json").read_bytes()
+
+
+def test_usual_names_pass(workplace: Path) -> None:
+    assert logger_refusals("logger.project='my lab_1.2-b'", "logger.entity=my-team", "logger.mode=offline") == []
+
+
+@pytest.mark.parametrize("key", ["project=p", "entity=e", "mode=online", "group=g"])
+def test_nothing_of_wandb_is_taken_without_it(key: str) -> None:
+    with pytest.raises(UserError, match=r"not read by the options chosen; .* logger=wandb"):
+        compose_run(["logger=jsonl", f"logger.{key}"])
+
+
+@pytest.mark.parametrize("mode", ["auto", "offline"])
+def test_a_name_that_gets_through_ends_in_a_line(mode: str, workplace: Path) -> None:
+    """As a sink is made by hand, nothing has refused the project before."""
+    with pytest.raises(UserError, match=r"Invalid project name 'a/b'") as caught:
+        record_run(Path("run"), [WandbSink("a/b", mode=mode)])
+    assert str(caught.value).isprintable()
     assert read_summary(Path("run"))["status"] == "failed"
 
 

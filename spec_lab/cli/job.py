@@ -114,8 +114,8 @@ def _trouble(job: Job, error: BaseException, has_begun: bool) -> Trouble | None:
         return Trouble(f"output_dir={job.config.output_dir}: {error.strerror}{place}; make room there", "failed")
     if not has_begun:
         return explained(error)
-    is_the_machines = isinstance(error, OSError) or is_out_of_memory(error)
-    trouble = explained(error) if is_the_machines else None
+    is_not_ours = isinstance(error, (OSError, UserError)) or is_out_of_memory(error)
+    trouble = explained(error) if is_not_ours else None
     return None if trouble is None else Trouble(trouble.line, "failed")
 
 

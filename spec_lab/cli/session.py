@@ -15,6 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.assembly import registry
+from spec_lab.assembly.loggers import join_sweep
 from spec_lab.cli.compose import VERSION_BASE, chosen_options, register_schemas, search_path, to_run_config
 from spec_lab.cli.ending import print_refusal
 from spec_lab.cli.flags import FLAGS_THAT_SHOW
@@ -79,8 +80,8 @@ class Session:
         base = Path(settings.runtime.output_dir)
         if not in_sweep:
             base = base / config.output_dir
-        elif config.logger.group is None:
-            config.logger.group = base.name
+        else:
+            join_sweep(config.logger, base.name)
         groups = read_groups(tuple(config.extensions))
         choices = name_groups(config, chosen_options(settings.runtime.choices), groups)
         self.outcomes.append(

@@ -7,19 +7,18 @@ path relative to the directory named in the message at the end, from which `wand
 
 from __future__ import annotations
 
-import netrc
 import os
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from spec_lab.errors import without_folders
+from spec_lab.errors import UserError, without_folders
 from spec_lab.record.scalars import scalars
 from spec_lab.record.schema import RequestRow, RoundRow, Summary
 from spec_lab.record.sinks import CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE, write_config, write_json
+from spec_lab.record.wandb_settings import describe_wandb_error, mode_of_run
 
 MODES = ("auto", "online", "offline", "disabled")
 INIT_TIMEOUT_SECONDS = 10
@@ -61,10 +60,12 @@ class WandbSink:
         """Open the W&B run.
 
         Raises:
-            ValueError: `mode` is online and the server cannot be reached or refuses the key.
+            UserError: `mode` is online and the server cannot be reached or refuses the key, or W&B cannot start.
         """
         self._folder = folder
         self._run = self._open(folder, summary)
+        # They are open and go on being written, but a killed run leaves nothing of them.
+        _remove_logs(Path(self._run.dir).parent)
         for axis in ("request", "repeat"):
             self._run.define_metric(f"{axis}/index", hidden=True)
             self._run.define_metric(f"{axis}/*", step_metric=f"{axis}/index", summary="none")
@@ -103,17 +104,21 @@ class WandbSink:
     def _open(self, folder: Path, summary: Summary) -> Any:
         import wandb
 
-        mode = self._mode if self._mode != "auto" else _mode_of_machine()
         try:
-            return self._init(folder, summary, mode)
-        except wandb.errors.Error as error:
-            problem = str(error).splitlines()[0]
+            return self._init(folder, summary, mode_of_run(self._mode))
+        except (wandb.errors.Error, ValueError) as error:
+            problem = describe_wandb_error(error)
             if self._mode != "auto":
-                raise ValueError(
+                raise UserError(
                     f"logger.mode={self._mode}: W&B cannot be reached ({problem}); use logger.mode=auto or offline"
                 ) from error
-            print(f"warning: W&B cannot be reached ({problem}); logging offline", file=sys.stderr)
+        print(f"warning: W&B cannot be reached ({problem}); logging offline", file=sys.stderr)
+        try:
             return self._init(folder, summary, "offline")
+        except (wandb.errors.Error, ValueError) as error:
+            raise UserError(
+                f"logger=wandb: W&B cannot start ({describe_wandb_error(error)}); use logger=jsonl"
+            ) from error
 
     def _init(self, folder: Path, summary: Summary, mode: Any) -> Any:
         import wandb
@@ -179,24 +184,6 @@ class WandbSink:
         """
         here = Path.cwd()
         return here if not self._run.offline or self._folder.resolve().is_relative_to(here) else self._folder.resolve()
-
-
-def _mode_of_machine() -> str:
-    return os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
-
-
-def has_key() -> bool:
-    """Whether credentials for W&B are configured, without asking for them."""
-    import wandb
-
-    settings = wandb.setup().settings
-    if settings.api_key or settings.identity_token_file:
-        return True
-    try:
-        entries = netrc.netrc(os.environ.get("NETRC"))
-    except (OSError, netrc.NetrcParseError):
-        return False
-    return any(entries.authenticators(host) for host in (urlsplit(settings.base_url).netloc, "api.wandb.ai"))
 
 
 def without_user_paths(value: Any) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spec_lab.assembly.loggers import join_sweep
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.ending import print_refusal
 from spec_lab.cli.folder import close_sweep, display, find_ended, folder_name, make_output_dir
@@ -104,8 +105,7 @@ class Sweep:
         except UserError as error:
             print_refusal(error)
             return JobOutcome("refused")
-        if config.logger.group is None:
-            config.logger.group = self.folder.name
+        join_sweep(config.logger, self.folder.name)
         base = self.folder / f"{number + 1:03d}"
         ended = find_ended(base, folder_name(config, choices))
         if ended is None:

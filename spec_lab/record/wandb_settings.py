@@ -1,0 +1,102 @@
+"""What W&B can be asked before a run starts: whether names and settings will do, and whether there is a key.
+
+W&B is imported only by what needs its own answer. No message of it is passed on that could hold a key.
+"""
+
+from __future__ import annotations
+
+import netrc
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from spec_lab.errors import one_line
+
+UNFIT_FOR_A_PROJECT = "/\\#?%:"
+LONGEST_PROJECT = 128
+ENTITY = re.compile(r"[\w.-]+", re.ASCII)
+SECRETS = ("WANDB_API_KEY",)
+
+
+def project_problem(project: str) -> str | None:
+    """Why W&B would not take the name of a project."""
+    unfit = sorted(set(UNFIT_FOR_A_PROJECT) & set(project))
+    if project.strip() and project.isprintable() and not unfit and len(project) <= LONGEST_PROJECT:
+        return None
+    limits = f"at most {LONGEST_PROJECT} characters, none of {' '.join(UNFIT_FOR_A_PROJECT)}"
+    return f"logger.project={shown(project)} is no name of a W&B project ({limits}); use logger.project=spec_lab"
+
+
+def entity_problem(entity: str | None) -> str | None:
+    """Why there is no W&B user or team of that name."""
+    if entity is None or ENTITY.fullmatch(entity):
+        return None
+    return (
+        f"logger.entity={shown(entity)} is no name of a W&B user or team (letters, digits, - and _); "
+        "use logger.entity=null for that of the key"
+    )
+
+
+def settings_problem() -> str | None:
+    """What W&B cannot read of its environment variables and settings files, such as WANDB_MODE=garbage."""
+    import wandb
+
+    try:
+        wandb.setup()
+    except (wandb.errors.Error, ValueError) as error:
+        return f"W&B cannot read its settings: {describe_wandb_error(error)}; correct or unset it, or use logger=jsonl"
+    return None
+
+
+def key_problem(mode: str) -> str | None:
+    """Why a run cannot go online as `logger.mode` or, where that is auto, WANDB_MODE insists."""
+    insists = "logger.mode=online" if mode == "online" else "WANDB_MODE=online"
+    if mode_of_run(mode) != "online" or has_key():
+        return None
+    return (
+        f"{insists} needs a key, and none is configured; set WANDB_API_KEY, run wandb login, or use logger.mode=offline"
+    )
+
+
+def mode_of_run(mode: str) -> str:
+    """What `logger.mode` comes to on this machine: `auto` is what WANDB_MODE says, else online where there is a key."""
+    if mode != "auto":
+        return mode
+    return os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
+
+
+def has_key() -> bool:
+    """Whether credentials for W&B are configured, without asking for them."""
+    import wandb
+
+    settings = wandb.setup().settings
+    if settings.api_key or settings.identity_token_file:
+        return True
+    try:
+        entries = netrc.netrc(os.environ.get("NETRC"))
+    except (OSError, netrc.NetrcParseError):
+        return False
+    return any(entries.authenticators(host) for host in (urlsplit(settings.base_url).netloc, "api.wandb.ai"))
+
+
+def describe_wandb_error(error: Exception) -> str:
+    """What W&B complains about in a line, with the environment variable where one is at fault, and without a key."""
+    details = getattr(error, "errors", None)
+    text = ", ".join(map(_describe_setting, details())) if callable(details) else str(error).partition("\n")[0]
+    for secret in filter(None, map(os.environ.get, SECRETS)):
+        text = text.replace(secret, "...")
+    return one_line(text) or type(error).__name__
+
+
+def _describe_setting(detail: Mapping[str, Any]) -> str:
+    """Of one setting that does not validate; its value may be a secret and is left out."""
+    name = ".".join(map(str, detail["loc"]))
+    variable = f"WANDB_{name.upper()}"
+    return f"{variable if variable in os.environ else name}: {detail['msg']}"
+
+
+def shown(value: str) -> str:
+    """A name as it was typed, or escaped where it would break the line."""
+    return value if value.isprintable() and value.strip() else repr(value)
