@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
 import pytest
 
-from spec_lab.bounds import bounds_of
 from spec_lab.train.checks import MIN_TAPPED_LAYERS, refusals
 from spec_lab.train.config import (
     DrafterChoice,
@@ -99,9 +97,8 @@ def test_a_number_out_of_bounds_is_refused_by_its_name(name: str, value: float) 
 def test_every_number_of_a_training_has_a_least_value() -> None:
     """So that a new knob is not forgotten: nothing here may be negative."""
     for key in train_menu().keys.values():
-        [field] = {field for field in dataclasses.fields(key.schemas[0]) if field.name == key.name.rpartition(".")[2]}
         if "int" in key.type_name or "float" in key.type_name:
-            assert not bounds_of(field).admits(-1), key.name
+            assert not key.bounds.admits(-1), key.name
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,8 @@ def test_help_lists_every_option_and_the_main_knobs_with_a_line_each(capsys: pyt
             assert option.description in lines[f"{group.name}={option.name}"]
     assert lines["target=shipped"].startswith("*") and lines["drafter=eagle3"].startswith("*")
     for key in train_menu().keys.values():
-        assert key.explanation and key.explanation in lines[key.name]
+        assert key.explanation and key.explanation in lines[key.name] and key.bounds.in_words() in lines[key.name]
+    assert "(above 0 and at most 1)" in lines["target.optimisation.peak_learning_rate"]
     assert "--dry-run" not in lines and "--multirun" in lines["-m,"]
 
 

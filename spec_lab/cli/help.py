@@ -1,4 +1,4 @@
-"""The text of `--help`: every option, and every key that has an explanation, in a line."""
+"""The text of `--help`: every option and every key, in a line."""
 
 from __future__ import annotations
 
@@ -42,15 +42,14 @@ def version_text() -> str:
 
 def describe_menu(menu: Menu) -> str:
     """What may be typed behind a program's name."""
-    keys = [key for key in menu.keys.values() if key.explanation]
+    keys = list(menu.keys.values())
     sections = ["Options, GROUP=OPTION (* is the default), and the keys they read, KEY=VALUE [default]"]
     for group in menu.groups.values():
         keys_of_group = [key for key in keys if key.name.startswith(f"{group.name}.")]
         sections.append(_describe_group(group, keys_of_group))
     grouped = tuple(f"{name}." for name in menu.groups)
     others = [_describe_key(key, "") for key in keys if not key.name.startswith(grouped)]
-    title = "All other keys" if len(keys) == len(menu.keys) else "Of the other keys (--cfg job prints them all)"
-    sections.append("\n".join([f"{title}, KEY=VALUE [default]", *others]))
+    sections.append("\n".join(["All other keys, KEY=VALUE [default]", *others]))
     sections.append("\n".join(["Flags", *_describe_flags(menu)]))
     return "\n\n".join(section.rstrip() for section in sections)
 
@@ -75,7 +74,9 @@ def _describe_flags(menu: Menu) -> list[str]:
 def _describe_key(key: Key, readers: str) -> str:
     """`readers` names the options that have the key, where others of the group have keys but not this one."""
     takes = f": {_describe_choices(key.choices)}" if key.choices else ""
-    return f"  {key.name:{NAME_WIDTH}} {key.explanation}{takes} [{readers}{_describe_defaults(key.defaults)}]"
+    bounds = key.bounds.in_words()
+    within = f" ({bounds})" if bounds else ""
+    return f"  {key.name:{NAME_WIDTH}} {key.explanation}{takes}{within} [{readers}{_describe_defaults(key.defaults)}]"
 
 
 def _describe_choices(choices: dict[str, str]) -> str:

@@ -18,6 +18,7 @@ import yaml
 from spec_lab.assembly import registry
 from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.assembly.registry import KNOBS, Registry
+from spec_lab.bounds import Bounds, bounds_of
 from spec_lab.config import CacheConfig, Choice, RecordConfig, RunConfig
 from spec_lab.errors import UserError
 
@@ -59,6 +60,11 @@ class Key:
     schemas: tuple[type, ...]
     defaults: dict[str, Any]
     choices: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def bounds(self) -> Bounds:
+        """The numbers it takes, by the first schema that has it."""
+        return bounds_of(_field(self.schemas[0], self.name.rpartition(".")[2]))
 
 
 @dataclass(frozen=True, slots=True)

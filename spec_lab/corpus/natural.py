@@ -1,7 +1,8 @@
 """Natural text that every machine with Python has: the standard library's source, and the prose inside it.
 
 A file goes to one split by its path, shared by Python 3.11 and 3.12, and its docstrings and comments go with it. So the
-eval prompts made on one version stay out of the training text of the other; `make_prompts` checks long windows too.
+eval prompts made on one version stay out of the training text of the other; `workloads.make_prompts` checks long
+windows too.
 """
 
 from __future__ import annotations
