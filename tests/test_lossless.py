@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.assembly import registry
+from spec_lab.assembly.option import DrafterOption
 from spec_lab.assembly.rules import RejectionConfig
 from spec_lab.config import SamplingConfig
 from spec_lab.core.types import GenerationResult, Request
@@ -25,7 +27,7 @@ from tests.fake_target import PaddedGraph
 from tests.graph_lab import MODES
 from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
 from tests.lossless_cases import BATCHES, CASES, CHUNKS, DRAFTERS, PADDINGS, PAGES, SLOW_CASES, TARGETS, TRAINED, Case
-from tests.taught_pairs import teach_drafters
+from tests.taught_pairs import TEACHERS, teach_drafters
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target
 
@@ -154,6 +156,14 @@ def test_output_equals_plain_decoding(labs: Labs, case: Case) -> None:
 @pytest.mark.parametrize("case", SLOW_CASES, ids=str)
 def test_output_equals_plain_decoding_in_every_combination(labs: Labs, case: Case) -> None:
     labs[case.target].check(case)
+
+
+def test_every_drafter_of_the_lab_is_in_the_table() -> None:
+    """With weights that are taught to it, if it has some, and under the graph modes, if it can be captured."""
+    rows = registry.load().options(DrafterOption)
+    assert set(DRAFTERS) == set(rows)
+    assert set(TEACHERS) == {name for name, row in rows.items() if row.folder is not None}
+    assert set(TRAINED) == {name for name, row in rows.items() if row.no_loop is None} - {"none"}
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -41,6 +41,22 @@ def test_every_package_has_its_sentence_in_the_map() -> None:
     assert set(rows) == packages()
 
 
+def documents() -> list[Path]:
+    """Everything that a reader is sent to by a path."""
+    folders = (ROOT, ROOT / "docs", ROOT / "kernels", *(ROOT / "spec_lab/zoo").iterdir())
+    return sorted(path for folder in folders for path in folder.glob("*.md"))
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_paths_in_documents_lead_somewhere(document: Path) -> None:
+    """A path in backticks starts at the root, a link beside the document; a name in capitals is the reader's own."""
+    text = document.read_text()
+    named = re.findall(r"`((?:spec_lab|kernels|tests|conf|docs|scripts|benchmarks|notebooks)/[a-z0-9_./-]+)`", text)
+    linked = [document.parent / link for link in re.findall(r"\]\((?!http)([^)#]+)", text)]
+    lost = [path for path in (*(ROOT / name for name in named), *linked) if not path.exists()]
+    assert not lost
+
+
 def test_pre_commit_checks_what_ci_checks() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     assert [hook["entry"] for hook in hooks] == makefile_recipes()["lint"]
