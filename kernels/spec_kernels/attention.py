@@ -83,7 +83,8 @@ def _attend_split(
     KEY_TILE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ) -> None:
-    """One row tile over the keys of one split: the result when IS_WHOLE, else unnormalised sums and their maxima."""
+    """Attends one row tile over the keys of one split: the result when IS_WHOLE, else unnormalised sums and their
+    maxima."""
     tiles_per_request = tl.cdiv(num_queries * GROUP, ROW_TILE)
     request = tl.program_id(0) // tiles_per_request
     first_row = tl.program_id(0) % tiles_per_request * ROW_TILE
@@ -169,7 +170,8 @@ def _merge_splits(
     SPLIT_KEYS: tl.constexpr,
     SPLIT_TILE: tl.constexpr,
 ) -> None:
-    """One head of one query row: the splits it sees keys in, SPLIT_TILE of them at a time, in ascending order."""
+    """Merges for one head of one query row the splits it sees keys in, SPLIT_TILE of them at a time, in ascending
+    order."""
     row = tl.program_id(0)
     out_head = row.to(tl.int64) * NUM_HEADS + tl.program_id(1)
     channels = tl.arange(0, CHANNEL_TILE)
@@ -294,8 +296,8 @@ def paged_attention_reference(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """What `paged_attention` computes, in float32: same arguments; returns [batch * num_queries, num_heads * head_dim]
-    in the queries' dtype."""
+    """Compute what `paged_attention` computes, in float32: same arguments; returns [batch * num_queries, num_heads *
+    head_dim] in the queries' dtype."""
     batch, num_columns = page_table.shape
     num_rows, num_heads, head_dim = queries.shape
     num_queries, num_kv_heads = num_rows // batch, kv.shape[2]

@@ -1,4 +1,5 @@
-"""What lies between two draft steps: the draft to its column, its token and hidden state to where the next step reads.
+"""The work between two draft steps: the draft goes to its column, its token and hidden state to where the next step
+reads.
 
 The step's number is a tensor of one element, so one captured step can be replayed for every column (vLLM #41162,
 `update_eagle_draft_inputs`); positions and lengths move in `metadata`.
@@ -31,7 +32,7 @@ def _update(
     HIDDEN_SIZE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
 ) -> None:
-    """CHANNEL_TILE channels of one request; those of the first tile also see to its token."""
+    """Carries CHANNEL_TILE channels of one request; those of the first tile also see to its token."""
     request = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     column = tl.load(column_ptr)
@@ -95,7 +96,7 @@ def update_draft_inputs_reference(
     hidden: torch.Tensor,
     column: torch.Tensor,
 ) -> None:
-    """What `update_draft_inputs` does."""
+    """Do what `update_draft_inputs` does."""
     draft_tokens.index_copy_(1, column, tokens.unsqueeze(1))
     is_last = column == draft_tokens.shape[1] - 1
     next_tokens.copy_(torch.where(is_last, next_tokens, tokens))

@@ -43,7 +43,7 @@ def _race_in_tiles(
     kept_column_stride: tl.tensor,
     RACE_TILE: tl.constexpr,
 ) -> None:
-    """One vocabulary tile of one request: its winner, and by how much, in a measure that tiles share."""
+    """Races one vocabulary tile of one request: its winner, and by how much, in a measure that tiles share."""
     request = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     slot = tl.load(slot_ids_ptr + request)
@@ -74,7 +74,7 @@ def _finish_race(
     num_tiles: tl.tensor,
     TILE_TILE: tl.constexpr,
 ) -> None:
-    """One request; token 0 where no token has a weight, as on a padded row perhaps."""
+    """Finds the winner of one request, token 0 where no token has a weight, as on a padded row perhaps."""
     request = tl.program_id(0)
     tiles = tl.arange(0, TILE_TILE)
     is_tile = tiles < num_tiles
@@ -138,7 +138,7 @@ def sample_draft_reference(
     column: torch.Tensor,
     temperature: float,
 ) -> None:
-    """What `sample_draft` does."""
+    """Do what `sample_draft` does."""
     scaled = logits.float() / temperature
     kept_logits.index_put_((slot_ids, column.expand_as(slot_ids)), scaled)
     keys = noise_reference.round_key(slot_seeds[slot_ids], kv_lens, column, Use.DRAFT)

@@ -33,7 +33,7 @@ def _slide(
     ROW_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
 ) -> None:
-    """CHANNEL_TILE channels of one window; those of the first tile also see to its tokens."""
+    """Slides CHANNEL_TILE channels of one window; those of the first tile also see to its tokens."""
     request = tl.program_id(0).to(tl.int64)
     num_valid = tl.load(num_valid_ptr + request)
     if num_valid > 0:
@@ -109,7 +109,7 @@ def slide_windows_reference(
     slot_ids: torch.Tensor,
     num_valid: torch.Tensor,
 ) -> None:
-    """What `slide_windows` does, from copies of the windows; rows that share a slot have to have 0 valid inputs."""
+    """Do what `slide_windows` does, from copies of the windows; rows that share a slot have to have 0 valid inputs."""
     window_rows = window_tokens.shape[1]
     columns = num_valid.unsqueeze(1) + torch.arange(window_rows, device=num_valid.device)
     all_tokens = torch.cat((window_tokens[slot_ids], tokens), dim=1)

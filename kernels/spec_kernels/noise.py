@@ -35,18 +35,18 @@ def _child(keys: tl.tensor, index: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def round_key(seed: tl.tensor, kv_len: tl.tensor, rows: tl.tensor, USE: tl.constexpr) -> tl.tensor:
-    """int64 key of a draw; all int64, `rows` may be a tile."""
+    """Return the int64 key of a draw; all are int64, and `rows` may be a tile."""
     keys = _child(_child(_mix(seed), kv_len), rows)
     return _child(keys, tl.zeros_like(keys) + USE)  # as a constant, the product would not wrap around
 
 
 @triton.jit
 def uniform(keys: tl.tensor) -> tl.tensor:
-    """float64 in the open interval (0, 1): the upper 52 bits."""
+    """Return float64 in the open interval (0, 1): the upper 52 bits."""
     return (((keys >> 12) & ((1 << 52) - 1)).to(tl.float64) + 0.5) * 2.220446049250313e-16
 
 
 @triton.jit
 def arrival(key: tl.tensor, ids: tl.tensor) -> tl.tensor:
-    """float64 arrival times of an exponential race of rate 1; over them, weights are compared."""
+    """Return float64 arrival times of an exponential race of rate 1; over them, weights are compared."""
     return -tl.log(uniform(_child(key, ids.to(tl.int64))))

@@ -21,7 +21,8 @@ import torch
 
 
 class Use(IntEnum):
-    """What a draw is for. Drafts, tests and emitted tokens must not share noise: the rules take them as independent."""
+    """The purpose of a draw. Drafts, tests and emitted tokens must not share noise: the rules take them as
+    independent."""
 
     DRAFT = 0
     ACCEPT = 1
@@ -31,7 +32,7 @@ class Use(IntEnum):
 
 
 def _signed(value: int) -> int:
-    """The int64 with the lowest 64 bits of `value`."""
+    """Return the int64 with the lowest 64 bits of `value`."""
     return (value + 2**63) % 2**64 - 2**63
 
 
@@ -42,30 +43,30 @@ _UNIFORM_BITS = 52
 
 
 def _shift_right(bits: torch.Tensor, count: int) -> torch.Tensor:
-    """Logical shift: torch's `>>` repeats the sign bit."""
+    """Shift logically: torch's `>>` repeats the sign bit."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
 def mix(bits: torch.Tensor) -> torch.Tensor:
-    """The output function of splitmix64: a bijection of int64 that scatters neighbours."""
+    """Apply the output function of splitmix64: a bijection of int64 that scatters neighbours."""
     bits = (bits ^ _shift_right(bits, 30)) * MULTIPLIER_1
     bits = (bits ^ _shift_right(bits, 27)) * MULTIPLIER_2
     return bits ^ _shift_right(bits, 31)
 
 
 def child(keys: torch.Tensor, index: torch.Tensor | int) -> torch.Tensor:
-    """Value number `index` (from 0) of the splitmix64 stream that starts at `keys`; broadcasts."""
+    """Return value number `index` (from 0) of the splitmix64 stream that starts at `keys`; broadcasts."""
     step = (index + 1) * GAMMA
     return mix(keys + (_signed(step) if isinstance(step, int) else step))
 
 
 def round_key(seeds: torch.Tensor, kv_lens: torch.Tensor, rows: torch.Tensor | int, use: Use) -> torch.Tensor:
-    """int64 key of a draw; `kv_lens` is L at the start of the round, `rows` the row in it. Broadcasts."""
+    """Return the int64 key of a draw; `kv_lens` is L at the start of the round, `rows` the row in it. Broadcasts."""
     return child(child(child(mix(seeds), kv_lens), rows), int(use))
 
 
 def uniform(keys: torch.Tensor) -> torch.Tensor:
-    """The upper bits of each key as float64 in the open interval (0, 1): exact multiples of 2^-53."""
+    """Return the upper bits of each key as float64 in the open interval (0, 1): exact multiples of 2^-53."""
     return (_shift_right(keys, 64 - _UNIFORM_BITS).double() + 0.5) * 2.0**-_UNIFORM_BITS
 
 

@@ -43,7 +43,7 @@ def _softmax_in_tiles(
     row_stride: tl.tensor,
     VOCAB_TILE: tl.constexpr,
 ) -> None:
-    """One vocabulary tile of one row: its largest scaled logit, and the sum of exponentials relative to it."""
+    """Reads one vocabulary tile of one row: its largest scaled logit, and the sum of exponentials relative to it."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
     ids = tile * VOCAB_TILE + tl.arange(0, VOCAB_TILE)
@@ -65,7 +65,7 @@ def _merge_rows(
     num_tiles: tl.tensor,
     TILE_TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The largest scaled logit and the sum of exponentials of whole rows."""
+    """Merges tiles to the largest scaled logit and the sum of exponentials of whole rows."""
     tiles = tl.arange(0, TILE_TILE)[None, :]
     is_tile = is_row[:, None] & (tiles < num_tiles)
     parts = (first_row + rows)[:, None] * num_tiles + tiles
@@ -104,7 +104,8 @@ def _walk_drafts(
     ROW_TILE: tl.constexpr,
     TILE_TILE: tl.constexpr,
 ) -> None:
-    """One request: how many leading drafts pass, and the softmax of the row (of target and drafter) they lead to."""
+    """Walks the drafts of one request: how many leading ones pass, and the softmax of the row (of target and drafter)
+    they lead to."""
     request = tl.program_id(0).to(tl.int64)
     rows = tl.arange(0, ROW_TILE)
     is_row = rows < num_rows
@@ -165,7 +166,8 @@ def _race_in_tiles(
     IS_SAMPLED: tl.constexpr,
     RACE_TILE: tl.constexpr,
 ) -> None:
-    """One vocabulary tile of the row reached: who wins by max(p - q, 0), and who by p if nothing of that is left."""
+    """Races one vocabulary tile of the row reached: who wins by max(p - q, 0), and who by p if nothing of that is
+    left."""
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(num_accepted_ptr + request)
     ids = tl.program_id(1) * RACE_TILE + tl.arange(0, RACE_TILE)
@@ -206,7 +208,8 @@ def _put_last(
     num_tiles: tl.tensor,
     TILE_TILE: tl.constexpr,
 ) -> None:
-    """One request. The bonus column has nothing yet, so it is filled whether it is reached or not."""
+    """Puts the last token of one request. The bonus column has nothing yet, so it is filled whether it is reached or
+    not."""
     request = tl.program_id(0)
     tiles = tl.arange(0, TILE_TILE)
     is_tile = tiles < num_tiles
@@ -309,7 +312,7 @@ def rejection_sample_reference(
     kv_lens: torch.Tensor,
     temperature: float,
 ) -> None:
-    """What `rejection_sample` does."""
+    """Do what `rejection_sample` does."""
     drafts = draft_tokens.unsqueeze(-1)
     p = torch.softmax(logits.float() / temperature, dim=-1)
     q = torch.zeros_like(p)  # the bonus row keeps none

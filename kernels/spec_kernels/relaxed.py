@@ -1,4 +1,4 @@
-"""How the target sees the drafts: all that relaxed acceptance, or any rule that does not draw, decides by.
+"""The standing of the drafts with the target, by which relaxed acceptance, and any rule that does not draw, decides.
 
 TensorRT-LLM's relaxed acceptance sorts the top k of every row's softmax first (`mtp_relaxed_acceptance_op`). A draft's
 rank and probability are enough, and both are sums over the row: one pass, no sort. Thresholds and the thinking phase
@@ -40,7 +40,8 @@ def _standing_in_tiles(
     draft_stride: tl.tensor,
     VOCAB_TILE: tl.constexpr,
 ) -> None:
-    """One vocabulary tile of one row: its top, its sum of exponentials, and the tokens ahead of the row's draft."""
+    """Reads one vocabulary tile of one row: its top, its sum of exponentials, and the tokens ahead of the row's
+    draft."""
     program = tl.program_id(0)
     request = (program // num_rows).to(tl.int64)
     row = program % num_rows
@@ -81,7 +82,7 @@ def _merge_standing(
     draft_stride: tl.tensor,
     TILE_TILE: tl.constexpr,
 ) -> None:
-    """One row."""
+    """Merges the tiles of one row."""
     program = tl.program_id(0)
     request = (program // num_rows).to(tl.int64)
     row = program % num_rows
@@ -117,7 +118,7 @@ def draft_standing(
     logits: torch.Tensor,
     draft_tokens: torch.Tensor,
 ) -> None:
-    """Where each draft stands in the row that judges it, and the argmax of every row.
+    """Find where each draft stands in the row that judges it, and the argmax of every row.
 
     Args:
         is_top: [batch, K] bool, contiguous, written: the draft is the argmax.
@@ -160,7 +161,7 @@ def draft_standing_reference(
     logits: torch.Tensor,
     draft_tokens: torch.Tensor,
 ) -> None:
-    """What `draft_standing` does."""
+    """Do what `draft_standing` does."""
     judging, drafts = logits[:, :-1], draft_tokens.unsqueeze(-1)
     ids = torch.arange(logits.shape[-1], device=logits.device)
     own = judging.gather(-1, drafts)

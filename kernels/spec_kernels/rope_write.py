@@ -33,7 +33,7 @@ def _write_kv(
     PAIR_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
 ) -> None:
-    """PAIR_TILE (row, KV head) pairs."""
+    """Writes PAIR_TILE (row, KV head) pairs."""
     pairs = tl.program_id(0) * PAIR_TILE + tl.arange(0, PAIR_TILE)
     channels = tl.arange(0, CHANNEL_TILE)[None, :]
     row = (pairs // NUM_KV_HEADS).to(tl.int64)
@@ -76,7 +76,7 @@ def write_kv(kv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slot_ma
 
 
 def write_kv_reference(kv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """What `write_kv` does."""
+    """Do what `write_kv` does."""
     kv.index_copy_(0, slot_mapping, torch.stack((keys, values), dim=1))
 
 
@@ -99,7 +99,8 @@ def _rope_write(
     PAIR_TILE: tl.constexpr,
     HALF_TILE: tl.constexpr,
 ) -> None:
-    """PAIR_TILE (row, head) pairs. Key heads, then value heads: in `qkv` and in a cache slot alike."""
+    """Rotates and writes PAIR_TILE (row, head) pairs. Key heads come before value heads: in `qkv` and in a cache slot
+    alike."""
     NUM_QKV_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     pairs = tl.program_id(0) * PAIR_TILE + tl.arange(0, PAIR_TILE)
     channels = tl.arange(0, HALF_TILE)[None, :]
@@ -183,7 +184,7 @@ def rope_write_reference(
     signed_sin: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """What `rope_write` does."""
+    """Do what `rope_write` does."""
     num_heads, num_kv_heads, head_dim = queries.shape[1], kv.shape[2], kv.shape[3]
     heads, values = qkv[:, :-num_kv_heads].float(), qkv[:, -num_kv_heads:]
     swapped = heads.roll(head_dim // 2, -1)

@@ -26,7 +26,7 @@ def _tops_of_tiles(
     row_stride: tl.tensor,
     VOCAB_TILE: tl.constexpr,
 ) -> None:
-    """One vocabulary tile of one row."""
+    """Finds the top of one vocabulary tile of one row."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
     ids = tile * VOCAB_TILE + tl.arange(0, VOCAB_TILE)
@@ -51,7 +51,7 @@ def _count_matches(
     ROW_TILE: tl.constexpr,
     TILE_TILE: tl.constexpr,
 ) -> None:
-    """One request."""
+    """Counts the leading drafts of one request that match."""
     request = tl.program_id(0)
     rows = tl.arange(0, ROW_TILE)
     tiles = tl.arange(0, TILE_TILE)[None, :]
@@ -77,7 +77,8 @@ def strict_accept(
     draft_tokens: torch.Tensor,
     active: torch.Tensor,
 ) -> None:
-    """The argmax of each row, lowest id on ties, compared in float32; and 1 + the number of leading drafts equal to it.
+    """Find the argmax of each row, lowest id on ties, compared in float32, and 1 + the number of leading drafts equal
+    to it.
 
     Args:
         tokens: [batch, N] int64, contiguous, written in full; from column `num_emitted` on they are junk.
@@ -114,7 +115,7 @@ def strict_accept_reference(
     draft_tokens: torch.Tensor,
     active: torch.Tensor,
 ) -> None:
-    """What `strict_accept` does."""
+    """Do what `strict_accept` does."""
     tokens.copy_(logits.argmax(dim=-1))
     matches = (tokens[:, :-1] == draft_tokens).long().cumprod(dim=1)
     num_emitted.copy_(torch.where(active, matches.sum(dim=1) + 1, 0))

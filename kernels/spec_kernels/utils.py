@@ -1,4 +1,4 @@
-"""What every launcher needs: the device to launch on, and a check of what it is given."""
+"""Every launcher needs these: the device to launch on, and a check of what it is given."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
 def launch_on(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """The context of a launch that works on `tensor`: its device is the current one.
+    """Return the context of a launch that works on `tensor`: its device is the current one.
 
     Raises:
         RuntimeError: the tensor is where no kernel of this process can run.
@@ -27,6 +27,7 @@ def launch_on(tensor: torch.Tensor) -> AbstractContextManager[object]:
 
 
 def assert_rows_of(tensor: torch.Tensor, *shape: int) -> None:
-    """`tensor` has this shape and a contiguous last dimension, so that only the other strides have to be passed."""
+    """Assert that `tensor` has this shape and a contiguous last dimension, so that only the other strides have to be
+    passed."""
     assert tuple(tensor.shape) == shape, f"expected {shape}, got {tuple(tensor.shape)}"
     assert tensor.stride(-1) == 1 or tensor.shape[-1] == 1

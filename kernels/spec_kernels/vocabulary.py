@@ -1,4 +1,4 @@
-"""What kernels over the vocabulary share: the tiles a row of logits is cut into, and how their results are merged.
+"""Kernels over the vocabulary share the tiles that a row of logits is cut into, and the merging of their results.
 
 A row is cut into tiles of a fixed size, one program each, so that a batch of one request keeps more than one
 multiprocessor busy. A second kernel merges them, always in one order: a row's result does not depend on what is beside
@@ -20,44 +20,46 @@ NO_TOKEN = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def load_logits(row_ptr: tl.tensor, ids: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
-    """float32 logits, -inf past the vocabulary."""
+    """Load float32 logits, -inf past the vocabulary."""
     return tl.load(row_ptr + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
 def nan_as_largest(logits: tl.tensor) -> tl.tensor:
-    """What `torch.argmax` takes NaN for; without it no value would equal the maximum, and no token be the argmax."""
+    """Take NaN for the largest, as `torch.argmax` does; or no value would equal the maximum, and no token be the
+    argmax."""
     return tl.where(logits == logits, logits, float("inf"))
 
 
 @triton.jit
 def lowest_top(values: tl.tensor, ids: tl.tensor, AXIS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """The maximum along AXIS and the lowest of the `ids` that have it."""
+    """Return the maximum along AXIS and the lowest of the `ids` that have it."""
     top = tl.max(values, AXIS, keep_dims=True)
     return tl.max(values, AXIS), tl.min(tl.where(values == top, ids, NO_TOKEN), AXIS)
 
 
 @triton.jit
 def finite_or_zero(maxima: tl.tensor) -> tl.tensor:
-    """What to subtract before an exponential: the difference of two infinities is NaN."""
+    """Return what to subtract before an exponential: the difference of two infinities would be NaN."""
     return tl.where(maxima == float("-inf"), 0.0, maxima)
 
 
 @triton.jit
 def scaled_by(logits: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    """Divided, rounded once, as torch does on a CPU; `/` approximates."""
+    """Divide, and round once, as torch does on a CPU; `/` approximates."""
     return tl.div_rn(logits, tl.full(logits.shape, temperature, tl.float32))
 
 
 @triton.jit
 def probability(logits: tl.tensor, top: tl.tensor, total: tl.tensor) -> tl.tensor:
-    """Of a tile of logits: `top` and `total` are those of the row they are in, or one for each."""
+    """Return the probabilities of a tile of logits: `top` and `total` are those of the row they are in, or one for
+    each."""
     return tl.div_rn(tl.exp(logits - finite_or_zero(top)), tl.zeros(logits.shape, tl.float32) + total)
 
 
 @triton.jit
 def merge_sums(sums: tl.tensor, maxima: tl.tensor, top: tl.tensor, AXIS: tl.constexpr) -> tl.tensor:
-    """Sums of exp(x - own maximum) to one sum of exp(x - top); `top` broadcasts."""
+    """Merge sums of exp(x - own maximum) to one sum of exp(x - top); `top` broadcasts."""
     return tl.sum(sums * tl.exp(maxima - finite_or_zero(top)), AXIS)
 
 

@@ -32,7 +32,8 @@ def block_decision(p: torch.Tensor, q: torch.Tensor, draft_tokens: torch.Tensor)
 
 
 def longest(passed: torch.Tensor) -> torch.Tensor:
-    """[batch, K] bool to [batch]: the length of the longest prefix whose own test passes, whatever came before."""
+    """Return from [batch, K] bool the length [batch] of the longest prefix whose own test passes, whatever came
+    before."""
     lengths = torch.arange(1, passed.shape[1] + 1, device=passed.device)
     none = lengths.new_zeros((passed.shape[0], 1))
     return torch.cat((none, torch.where(passed, lengths, 0)), dim=1).amax(dim=1)

@@ -1,4 +1,4 @@
-"""What rules have in common that decide without drawing: they need to know no more than the standing of the drafts."""
+"""The base of rules that decide without drawing: they need to know no more than the standing of the drafts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class DeterministicRule(AcceptanceRule, Protocol):
     """A rule that can be re-scored on recorded verify rows."""
 
     def matches(self, standing: DraftStanding, slot_ids: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
-        """[batch, K] bool: whether each draft would be accepted if it were reached."""
+        """Say of each draft [batch, K] whether it would be accepted if it were reached."""
         ...
 
     def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:

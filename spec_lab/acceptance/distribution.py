@@ -19,7 +19,8 @@ class SamplingParams:
 
 
 def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """[..., vocab] probabilities after temperature, then top-k, then top-p; float32, or float64 for float64 logits.
+    """Return [..., vocab] probabilities after temperature, then top-k, then top-p; float32, or float64 for float64
+    logits.
 
     At temperature 0 one-hot at the argmax, lowest index first.
     """
@@ -60,13 +61,13 @@ def total(values: torch.Tensor) -> torch.Tensor:
 
 
 def one_hot(tokens: torch.Tensor, vocab_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """[...] ids to [..., vocab]."""
+    """Turn [...] ids into one-hot rows [..., vocab]."""
     zeros = torch.zeros((*tokens.shape, vocab_size), dtype=dtype, device=tokens.device)
     return zeros.scatter_(-1, tokens.unsqueeze(-1), 1)
 
 
 def at_tokens(values: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """[..., vocab] values at [...] ids."""
+    """Return the values of [..., vocab] at [...] ids."""
     return values.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 

@@ -34,7 +34,7 @@ def sample_draft(
 
 
 class DraftLogits:
-    """[num_slots + 1, K, vocab] float32 logits of the drafts each slot waits to have verified.
+    """Keeps the float32 logits of the drafts that each slot waits to have verified, [num_slots + 1, K, vocab].
 
     By slot, because requests leave and enter between the round that drafts and the one that verifies. At fixed
     addresses and written by a step index that is a tensor, so that one captured step can be replayed.
@@ -48,7 +48,7 @@ class DraftLogits:
         self.values.index_put_((slot_ids, step.expand_as(slot_ids)), logits)
 
     def of(self, slot_ids: torch.Tensor) -> torch.Tensor:
-        """[batch, K, vocab]"""
+        """Return the kept logits of `slot_ids`, [batch, K, vocab]."""
         return self.values.index_select(0, slot_ids)
 
 
@@ -65,7 +65,8 @@ class DraftSampler(Protocol):
         column: torch.Tensor,
         temperature: float,
     ) -> torch.Tensor:
-        """[batch] tokens from logits [batch, vocab]; `column` [1] is the step. The others as for `sample_draft`."""
+        """Draw [batch] tokens from logits [batch, vocab]; `column` [1] is the step, the others are as for
+        `sample_draft`."""
         ...
 
 

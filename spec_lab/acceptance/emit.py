@@ -8,7 +8,7 @@ from spec_lab.core.types import AcceptanceInputs, Verification
 
 
 def leading(passed: torch.Tensor) -> torch.Tensor:
-    """[batch, K] bool to [batch]: how many columns pass before the first that does not."""
+    """Count in [batch, K] bool how many columns [batch] pass before the first that does not."""
     return passed.long().cumprod(dim=1).sum(dim=1)
 
 

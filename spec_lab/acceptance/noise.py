@@ -20,7 +20,7 @@ def request_seed(run_seed: int, request_id: str) -> int:
 
 
 class SlotSeeds:
-    """values: [num_slots + 1] request seed of each slot; the last one is the scratch slot's."""
+    """Keeps the request seed of each slot in `values` [num_slots + 1]; the last one is the scratch slot's."""
 
     def __init__(self, num_slots: int, run_seed: int, device: torch.device) -> None:
         self._run_seed = run_seed
@@ -33,5 +33,5 @@ class SlotSeeds:
         return self.values.index_select(0, slot_ids)
 
     def of_slot(self, slot: int) -> torch.Tensor:
-        """[1]"""
+        """Return the seed of one slot, [1]."""
         return self.values[slot : slot + 1]

@@ -1,4 +1,4 @@
-"""Where a text is thinking: between a begin and an end marker, and how a relaxed rule makes use of it.
+"""The thinking phase of a text, between a begin and an end marker, and the use that a relaxed rule makes of it.
 
 `TokenPhase` is ours: the phase belongs to a token, follows from the last marker before it, and starts from the whole
 prompt. `RoundPhase` is what TensorRT-LLM's relaxed acceptance does (`mtp_relaxed_acceptance_op` and the Python beside
@@ -31,7 +31,7 @@ class ThinkingMarkers:
 
 
 def phase_before(prompt_ids: Sequence[int], output_ids: Sequence[int], markers: ThinkingMarkers) -> list[bool]:
-    """For each output token, whether thinking is open in front of it: the phase of the row that predicts it."""
+    """Say of each output token whether thinking is open in front of it: the phase of the row that predicts it."""
     inside, phases = markers.leave_open(prompt_ids), []
     for token in output_ids:
         phases.append(inside)
@@ -40,7 +40,7 @@ def phase_before(prompt_ids: Sequence[int], output_ids: Sequence[int], markers: 
 
 
 def thinking_mask(prompt_ids: Sequence[int], output_ids: Sequence[int], markers: ThinkingMarkers) -> list[bool]:
-    """For each output token, whether it lies inside thinking; the markers themselves do not. For the reports."""
+    """Say of each output token whether it lies inside thinking; the markers themselves do not. The reports use it."""
     phases = phase_before(prompt_ids, output_ids, markers)
     pairs = zip(phases, output_ids, strict=True)
     return [inside and token not in (markers.begin, markers.end) for inside, token in pairs]
@@ -57,11 +57,12 @@ class PhaseState:
         self._inside[slot] = inside
 
     def now(self, slot_ids: torch.Tensor) -> torch.Tensor:
-        """[batch]"""
+        """Return the phase of each slot now, [batch]."""
         return self._inside.index_select(0, slot_ids)
 
     def before(self, slot_ids: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """[batch, length] tokens to [batch, length + 1]: the phase in front of each token, and behind the last."""
+        """Turn [batch, length] tokens into [batch, length + 1] phases: those in front of each token, and behind the
+        last."""
         columns = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
         changes = torch.where(self._markers.match(tokens), columns, 0)
         start = torch.zeros_like(slot_ids).unsqueeze(1)
@@ -80,8 +81,8 @@ class PhaseState:
         self.advance(slot_ids, token.unsqueeze(1), torch.ones_like(token))
 
     def count(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> torch.Tensor:
-        """[batch] how many of the first `num_emitted` tokens lie inside thinking, without the markers. Call it before
-        `advance`."""
+        """Count [batch] how many of the first `num_emitted` tokens lie inside thinking, without the markers. Call it
+        before `advance`."""
         emitted = torch.arange(tokens.shape[1], device=tokens.device) < num_emitted.unsqueeze(1)
         inside = self.before(slot_ids, tokens)[:, :-1] & ~self._markers.match(tokens)
         return (inside & emitted).sum(dim=1)

@@ -22,14 +22,15 @@ from spec_lab.core.types import AcceptanceInputs, Request, Verification
 
 
 def sampled_proposal(inputs: AcceptanceInputs) -> torch.Tensor:
-    """[batch, K, vocab] q of drafts that were sampled."""
+    """Return q [batch, K, vocab] of drafts that were sampled."""
     assert inputs.draft_logits is not None, "this method reads the drafter's logits"
     dtype = torch.promote_types(inputs.draft_logits.dtype, torch.float32)
     return torch.softmax(inputs.draft_logits, dim=-1, dtype=dtype)
 
 
 def one_hot_proposal(inputs: AcceptanceInputs) -> torch.Tensor:
-    """[batch, K, vocab] q of drafts that are given: conditional on the draft, whatever made it, it is certain."""
+    """Return q [batch, K, vocab] of drafts that are given: conditional on the draft, whatever made it, it is
+    certain."""
     dtype = torch.promote_types(inputs.logits.dtype, torch.float32)
     return one_hot(inputs.draft_tokens, inputs.logits.shape[-1], dtype)
 

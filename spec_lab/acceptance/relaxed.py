@@ -22,7 +22,7 @@ from spec_lab.core.types import AcceptanceInputs, Request, Verification
 
 
 class RelaxedForm(Protocol):
-    """From the largest probability of a row to the least one that is accepted."""
+    """Maps the largest probability of a row to the least one that is accepted."""
 
     def threshold(self, top: torch.Tensor) -> torch.Tensor: ...
 
@@ -48,7 +48,8 @@ class RatioForm:
 
 
 def relaxed_matches(standing: DraftStanding, topk: int, least: torch.Tensor) -> torch.Tensor:
-    """[batch, K] bool: the argmax, or ranked under `topk` with a probability of at least `least` [batch, K]."""
+    """Say of each draft [batch, K] whether it is the argmax, or ranked under `topk` with a probability of at least
+    `least` [batch, K]."""
     return standing.is_top | ((standing.rank < topk) & (standing.probability >= least))
 
 

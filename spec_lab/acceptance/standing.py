@@ -1,4 +1,4 @@
-"""How the target sees the drafts: what every deterministic rule decides by."""
+"""The standing of the drafts in the eyes of the target, by which every deterministic rule decides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spec_lab.acceptance.distribution import at_tokens
 
 @dataclass(slots=True)
 class DraftStanding:
-    """How the target sees each draft token: all a deterministic rule needs to know. Each [batch, K].
+    """The standing of each draft token with the target: all that a deterministic rule needs to know. Each [batch, K].
 
     Attributes:
         is_top: the token is the argmax.

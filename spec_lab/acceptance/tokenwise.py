@@ -15,7 +15,7 @@ from spec_lab.acceptance.distribution import at_tokens
 
 @dataclass(slots=True)
 class Decision:
-    """What remains to be compared with uniform draws.
+    """The numbers that remain to be compared with uniform draws.
 
     Attributes:
         thresholds: [batch, K] draft j passes its test when its draw is under this.
@@ -45,7 +45,7 @@ def tokenwise_decision(p: torch.Tensor, q: torch.Tensor, draft_tokens: torch.Ten
 
 
 def residual(p: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """[batch, vocab] weights of the last token: max(scale * p - q, 0), or p where nothing of that is left.
+    """Return the [batch, vocab] weights of the last token: max(scale * p - q, 0), or p where nothing of that is left.
 
     Nothing is left when the drafts were sampled from the target's own distribution; a rejection is then a rounding
     error. The bonus row has q = 0, which gives p up to a factor.
@@ -55,7 +55,8 @@ def residual(p: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> torch.Ten
 
 
 def residual_after(p: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, num_accepted: torch.Tensor) -> torch.Tensor:
-    """[batch, vocab] `residual` at the row that `num_accepted` [batch] reaches; shapes as in `tokenwise_decision`."""
+    """Return the [batch, vocab] `residual` at the row that `num_accepted` [batch] reaches; shapes as in
+    `tokenwise_decision`."""
     row = num_accepted.view(-1, 1, 1).expand(-1, 1, p.shape[-1])
     bonus = torch.zeros_like(p[:, :1])
     reached_q = torch.cat((q, bonus), dim=1).gather(1, row).squeeze(1)

@@ -20,7 +20,7 @@ from spec_lab.core.types import AcceptanceInputs, Verification
 
 
 def verify_strictly(inputs: AcceptanceInputs) -> Verification:
-    """What `StrictAcceptance.accept` gives."""
+    """Give what `StrictAcceptance.accept` gives."""
     tokens = torch.empty(inputs.logits.shape[:2], dtype=torch.int64, device=inputs.logits.device)
     num_emitted = torch.empty_like(tokens[:, 0])
     strict_accept(tokens, num_emitted, inputs.logits, inputs.draft_tokens, inputs.active)

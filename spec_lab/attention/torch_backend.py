@@ -80,7 +80,7 @@ class TorchAttention:
         return out.reshape(batch * num_queries, -1)
 
     def _read_slots(self, metadata: AttentionMetadata) -> torch.Tensor:
-        """[batch, max_seq_len] slot of each key position, the null slot past each sequence's end."""
+        """Return the [batch, max_seq_len] slot of each key position, the null slot past each sequence's end."""
         num_keys = metadata.max_seq_len
         num_columns = -(-num_keys // self._page_size)
         pages = metadata.page_table[:, :num_columns]
@@ -93,7 +93,8 @@ class TorchAttention:
         return torch.where(key_positions < metadata.seq_lens.unsqueeze(1), slots, null_slot)
 
     def _mask(self, metadata: AttentionMetadata, window: int | None, dtype: torch.dtype, group: int) -> torch.Tensor:
-        """[batch, 1, group * num_queries, max_seq_len] additive mask: 0 where a row sees a key, -inf elsewhere."""
+        """Return the additive mask [batch, 1, group * num_queries, max_seq_len]: 0 where a row sees a key, -inf
+        elsewhere."""
         device = metadata.seq_lens.device
         key_positions = torch.arange(metadata.max_seq_len, device=device)
         behind = torch.arange(metadata.num_queries - 1, -1, -1, device=device)

@@ -42,7 +42,7 @@ class PagedKVCache:
 
 
 def cache_slots(page_table: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:
-    """Cache slot of each position.
+    """Compute the cache slot of each position.
 
     Args:
         page_table: [batch, num_columns + 1] pages, the last column scratch.

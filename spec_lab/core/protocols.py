@@ -1,4 +1,4 @@
-"""What each part promises. Implementations live in the package that the protocol is named after."""
+"""The promises of each part to the others. Implementations live in the package that the protocol is named after."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spec_lab.core.types import (
 
 
 class MetadataMover(Protocol):
-    """What the draft loop does to the metadata between two steps."""
+    """Moves the metadata of a draft between two steps of the loop."""
 
     def advance(self, metadata: AttentionMetadata) -> None:
         """Move one-row metadata to the next position, in place."""
@@ -54,7 +54,8 @@ class AttentionBackend(MetadataMover, Protocol):
     def build(
         self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
     ) -> AttentionMetadata:
-        """Metadata for query rows at `positions` [batch, num_queries] of requests with `seq_lens` [batch] keys."""
+        """Make the metadata for query rows at `positions` [batch, num_queries] of requests with `seq_lens` [batch]
+        keys."""
         ...
 
     def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -83,19 +84,19 @@ class RowSelection(Protocol):
     is_empty: ClassVar[bool]
 
     def queries(self, queries: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:
-        """Rows that attend, and the metadata that fits them."""
+        """Pick the rows that attend, and return them with the metadata that fits them."""
         ...
 
     def attended(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of the attention output that go on."""
+        """Pick the rows of the attention output that go on."""
         ...
 
     def residual(self, rows: torch.Tensor) -> torch.Tensor:
-        """The residual rows that meet them."""
+        """Pick the residual rows that meet them."""
         ...
 
     def live(self, rows: torch.Tensor) -> torch.Tensor:
-        """The live rows of the layer's output, for selections that dropped nothing inside it."""
+        """Pick the live rows of the layer's output, for selections that dropped nothing inside it."""
         ...
 
 
@@ -121,13 +122,13 @@ class Target(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden_size] after the final norm to [rows, vocab_size]."""
+        """Turn [rows, hidden_size] after the final norm into logits [rows, vocab_size]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterRequirements:
-    """What a drafter needs of the rest.
+    """The needs of a drafter, which the other parts have to meet.
 
     Attributes:
         features: the target's hidden states it reads.
@@ -146,7 +147,7 @@ class DrafterRequirements:
 
     @property
     def catches_up(self) -> bool:
-        """Whether `prune.catchup` has something to prune."""
+        """Says whether `prune.catchup` has something to prune."""
         return bool(self.catchup_rows)
 
 
@@ -176,7 +177,7 @@ class Drafter(Protocol[State]):
         ...
 
     def ingest(self, chunk: PromptChunk) -> State | None:
-        """Take a stretch of a prompt; on its last chunk, return the state with the first draft."""
+        """Take a stretch of a prompt. Return the state with the first draft on its last chunk, and None before that."""
         ...
 
     def catch_up(self, verified: VerifiedRound) -> State:
@@ -192,13 +193,14 @@ class Drafter(Protocol[State]):
         ...
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        """[batch, K, vocab] logits of what the drafts of `slot_ids` were sampled from; None when they are given."""
+        """Return the [batch, K, vocab] logits of what the drafts of `slot_ids` were sampled from; None when they are
+        given."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RuleTraits:
-    """What a run needs to know of its rule.
+    """The properties of a rule that a run has to know.
 
     Attributes:
         lossless: the output follows the target's distribution (at temperature 0, its argmax).
@@ -221,7 +223,7 @@ class AcceptanceRule(Protocol):
         ...
 
     def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor:
-        """The prompt pass's token [1] at `position`, from its logits [1, vocab]."""
+        """Choose the prompt pass's token [1] at `position`, from its logits [1, vocab]."""
         ...
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:
@@ -240,15 +242,15 @@ class PromptPruning(Protocol):
     def target_selection(
         self, num_rows: int, live_attention: AttentionMetadata | None, features: FeatureSpec
     ) -> RowSelection:
-        """Rows of the chunk that go on past the KV write of the target's last layer."""
+        """Select the rows of the chunk that go on past the KV write of the target's last layer."""
         ...
 
     def logit_rows(self, hidden: torch.Tensor, is_last: bool) -> torch.Tensor:
-        """The rows of `hidden` [kept rows, hidden_size] for which logits are computed."""
+        """Pick the rows of `hidden` [kept rows, hidden_size] for which logits are computed."""
         ...
 
     def drafter_selection(self, num_rows: int, live_attention: AttentionMetadata | None) -> RowSelection:
-        """Rows of the chunk that go on past the KV write of the drafter's layer."""
+        """Select the rows of the chunk that go on past the KV write of the drafter's layer."""
         ...
 
 
@@ -258,11 +260,12 @@ class CatchupPruning(Protocol):
     needs_prewrite: ClassVar[bool]
 
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
-        """`live_rows` [batch] flat row indices; `live_attention` metadata of one query each, at the trimmed length."""
+        """Select rows: `live_rows` [batch] are flat row indices, `live_attention` has one query each, at the trimmed
+        length."""
         ...
 
     def num_computed(self, num_requests: int, num_rows: int) -> int:
-        """How many of `num_requests * num_rows` rows are computed past the KV write."""
+        """Return how many of `num_requests * num_rows` rows are computed past the KV write."""
         ...
 
 
@@ -275,7 +278,7 @@ class PrunePolicy:
 
     @property
     def needs_prewrite(self) -> bool:
-        """Whether a query may have to attend over a cache that was written before."""
+        """Says whether a query may have to attend over a cache that was written before."""
         return self.prompt.needs_prewrite or self.catchup.needs_prewrite
 
 

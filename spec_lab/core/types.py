@@ -24,7 +24,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asks for. `answer` is the checkable answer, None where there is none."""
+    """A request of a user. `answer` is the checkable answer, None where there is none."""
 
     request_id: str
     category: str
@@ -85,7 +85,7 @@ class FeatureSpec:
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """What attention needs to know of one forward with `num_queries` query rows a request.
+    """Everything that attention needs to know of one forward with `num_queries` query rows a request.
 
     Query row j of a request sees the keys at positions `[max(0, end - window), end)` with
     `end = seq_lens - (num_queries - 1 - j)`: the usual causal alignment to the end of the sequence.
@@ -147,13 +147,13 @@ class RoundBatch:
 
     @property
     def draft_tokens(self) -> torch.Tensor:
-        """[batch, num_draft_tokens]"""
+        """The drafts that were verified [batch, num_draft_tokens]."""
         return self.input_ids[:, 1:]
 
 
 @dataclass(slots=True)
 class AcceptanceInputs:
-    """What an acceptance rule is given: one verified round, a row a request.
+    """The input of an acceptance rule: one verified round, a row a request.
 
     Attributes:
         logits: [batch, N, vocab] of the target; row j predicts the token after input j, so it judges draft j.
@@ -175,7 +175,7 @@ class AcceptanceInputs:
 
 @dataclass(slots=True)
 class Verification:
-    """What a rule decided.
+    """The decision of a rule on one round.
 
     Attributes:
         tokens: [batch, N] emitted tokens, junk from column n on.
@@ -191,13 +191,14 @@ class Verification:
 
     @property
     def num_live(self) -> torch.Tensor:
-        """[batch] n, but 1 for an inactive row: its metadata then moves like that of any other."""
+        """Emitted tokens [batch]: n, but 1 for an inactive row, whose metadata then moves like that of any other."""
         return self.num_emitted.clamp(min=1)
 
 
 @dataclass(slots=True)
 class VerifiedRound:
-    """What a drafter sees after accept: round, verification, and the target's features [batch * N, feature_size]."""
+    """The input of a catch-up step, after accept: round, verification, and the target's features [batch * N,
+    feature_size]."""
 
     batch: RoundBatch
     verification: Verification
@@ -249,12 +250,12 @@ class PromptChunk:
 
     @property
     def kv_len(self) -> int:
-        """Length of the prompt up to the chunk's end."""
+        """The length of the prompt up to the chunk's end."""
         return self.start + self.num_rows
 
     @property
     def slot_ids(self) -> torch.Tensor:
-        """[1] the slot, as a batch of one request has it."""
+        """The slot as a tensor [1], as a batch of one request has it."""
         return torch.tensor([self.slot], device=self.next_token_ids.device)
 
 
@@ -345,7 +346,7 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class GraphCounts:
-    """How often an engine's graph mode captured, replayed, and fell back to eager, since the engine was made.
+    """Counts how often an engine's graph mode captured, replayed, and fell back to eager, since the engine was made.
 
     `nodes`: of the last captured graph of each segment; None where the device does not tell.
     """

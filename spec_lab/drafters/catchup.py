@@ -12,7 +12,7 @@ from spec_lab.core.types import AttentionMetadata, VerifiedRound
 
 @dataclass(slots=True)
 class Catchup:
-    """What a catch-up step needs to know of its [batch * N] rows.
+    """The plan of a catch-up step over [batch * N] rows.
 
     Attributes:
         attention: metadata of all rows.

@@ -63,10 +63,10 @@ class DraftModelDrafter:
         self.picker = picker
 
     def admit(self, slot: int, request: Request) -> None:
-        """Nothing to clear: rows past a slot's length are never read."""
+        """Do nothing: rows past a slot's length are never read."""
 
     def ingest(self, chunk: PromptChunk) -> DraftModelState | None:
-        """The chunk's own tokens; on the last chunk also the sampled one, whose output gives draft 1."""
+        """Feed the chunk's own tokens; on the last chunk also the sampled one, whose output gives draft 1."""
         if chunk.live_attention is None:
             selection = self.prune.prompt.drafter_selection(chunk.num_rows, None)
             self._forward(chunk.token_ids, chunk.attention, selection)
@@ -85,7 +85,7 @@ class DraftModelDrafter:
         return self._start(hidden, chunk.live_attention, rows)
 
     def catch_up(self, verified: VerifiedRound) -> DraftModelState:
-        """Catch-up: the emitted tokens at L+1..L+N; the live row is n - 1, at L + n, and sees L + n + 1 keys."""
+        """Feed the emitted tokens at L+1..L+N; the live row is n - 1, at L + n, and sees L + n + 1 keys."""
         plan = plan_catchup(verified, self.backend, self.num_draft_tokens, first_position=1)
         selection = self.prune.catchup.selection(plan.live_rows, plan.live_attention)
         hidden = self._forward(verified.verification.tokens.reshape(-1), plan.attention, selection)
@@ -99,7 +99,7 @@ class DraftModelDrafter:
         return self.picker.kept_logits(slot_ids)
 
     def _forward(self, token_ids: torch.Tensor, attention: AttentionMetadata, selection: RowSelection) -> torch.Tensor:
-        """[rows] tokens to the live rows' output [live rows, hidden_size] after the final norm."""
+        """Turn [rows] tokens into the live rows' output [live rows, hidden_size] after the final norm."""
         output = self.model.forward(token_ids, self.cache, attention, selection, FeatureSpec())
         return selection.live(output.hidden)
 

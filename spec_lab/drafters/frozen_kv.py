@@ -37,17 +37,17 @@ class FrozenHead(DraftHead, Protocol):
         caches: Sequence[LayerCache],
         attention: AttentionMetadata,
     ) -> torch.Tensor:
-        """[batch] tokens and [batch, target hidden_size] recurrent vectors to [batch, hidden_size]."""
+        """Turn [batch] tokens and [batch, target hidden_size] recurrent vectors into [batch, hidden_size]."""
         ...
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[batch, hidden_size] to the next step's recurrent vectors."""
+        """Turn [batch, hidden_size] into the next step's recurrent vectors."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Where the queries of a round stand, against the committed length L; they see keys 0..L-1 wherever they stand.
+    """The place of the queries of a round, against the committed length L; they see keys 0..L-1 wherever they stand.
 
     Attributes:
         positions_past_last_key: 0 is L - 1, the newest key's position; 1 is L, that of the bonus token.
@@ -102,10 +102,10 @@ class FrozenKVDrafter:
         self._anchor = anchor
 
     def admit(self, slot: int, request: Request) -> None:
-        """Nothing to clear: there is no state between rounds."""
+        """Do nothing: there is no state between rounds."""
 
     def ingest(self, chunk: PromptChunk) -> FrozenState | None:
-        """Nothing before the last chunk; then the seed step on the prompt's last row."""
+        """Do nothing before the last chunk; then run the seed step on the prompt's last row."""
         if chunk.live_attention is None:
             return None
         assert chunk.features is not None

@@ -22,7 +22,7 @@ class LookupState:
 
 
 class TokenHistory:
-    """[num_slots + 1, capacity] tokens by position; the last row is the scratch slot's."""
+    """Keeps the tokens of each slot by position, [num_slots + 1, capacity]; the last row is the scratch slot's."""
 
     def __init__(self, num_slots: int, capacity: int, device: torch.device) -> None:
         self.tokens = torch.zeros((num_slots + 1, capacity), dtype=torch.int64, device=device)
@@ -49,7 +49,7 @@ class TokenHistory:
         self.tokens.index_copy_(0, batch.slot_ids, rows)
 
     def gather(self, slot_ids: torch.Tensor, start: torch.Tensor, count: int) -> torch.Tensor:
-        """[batch, count] tokens from position `start` [batch] on; 0 past the capacity."""
+        """Return [batch, count] tokens from position `start` [batch] on; 0 past the capacity."""
         positions = start.unsqueeze(1) + torch.arange(count, device=start.device)
         tokens = self.tokens.index_select(0, slot_ids).gather(1, positions.clamp(0, self.capacity - 1))
         return torch.where(positions < self.capacity, tokens, 0)

@@ -42,8 +42,8 @@ class DraftModule(DraftHead, Protocol):
         attention: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """[rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] to the live rows' output: no row of an empty
-        selection."""
+        """Turn [rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] into the live rows' output, which has no
+        row for an empty selection."""
         ...
 
 
@@ -53,7 +53,7 @@ RowPruning = Callable[[int, AttentionMetadata], RowSelection]
 
 @dataclass(slots=True)
 class MtpVanillaState:
-    """What the next module needs.
+    """The state that the next module goes on with.
 
     Attributes:
         tokens: [batch] the newest draft.
@@ -118,7 +118,7 @@ class MtpVanillaDrafter:
         return self._start(rows, chunk.live_attention, drafted, pruning)
 
     def catch_up(self, verified: VerifiedRound) -> MtpVanillaState:
-        """The first module, over the N rows up to the last valid one; the window slides on by n.
+        """Run the first module over the N rows up to the last valid one; the window slides on by n.
 
         An inactive row stands in as n = 1 would (`Verification.num_live`), and leaves its window as it is.
         """
@@ -161,13 +161,13 @@ class MtpVanillaDrafter:
         return self.prune.catchup.selection(ends - 1, last_row)
 
     def _output(self, index: int, rows: MtpRows, last_row: AttentionMetadata, pruning: RowPruning) -> torch.Tensor:
-        """[batch, hidden_size] of module `index` at the last of `rows`."""
+        """Return the output [batch, hidden_size] of module `index` at the last of `rows`."""
         return self._forward(index, rows, last_row.seq_lens, last_row, pruning(rows.num_rows, last_row))
 
     def _forward(
         self, index: int, rows: MtpRows, ends: torch.Tensor, like: AttentionMetadata, selection: RowSelection
     ) -> torch.Tensor:
-        """Module `index` over `rows` at the positions before `ends` [batch], in the pages of `like`.
+        """Run module `index` over `rows` at the positions before `ends` [batch], in the pages of `like`.
 
         Rows at negative positions, of a prompt shorter than K or before a module's first pair, are written to scratch.
         """

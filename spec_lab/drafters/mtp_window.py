@@ -1,4 +1,5 @@
-"""What vanilla MTP keeps between rounds: per slot the last K input tokens and the target's hidden states of them.
+"""The state that vanilla MTP keeps between rounds: a slot's last K input tokens, and the target's hidden states of
+them.
 
 From TensorRT-LLM (`MTPHiddenStatesManager`; the update and prepare steps of `MTPWorker`), written out of place: every
 function makes new tensors, so that none reads what it has just overwritten. `triton_window` has it in place.

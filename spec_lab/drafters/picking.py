@@ -1,4 +1,4 @@
-"""How a drafter with a model picks its tokens: the likeliest, or by its own distribution, kept for verification."""
+"""A drafter with a model picks its tokens here: the likeliest, or from its own distribution, kept for verification."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class DraftHead(Protocol):
     """From a draft model's output [batch, hidden_size] to tokens or logits in target ids."""
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[batch] likeliest tokens."""
+        """Return the [batch] likeliest tokens."""
         ...
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[batch, vocab], -inf outside the draft vocabulary."""
+        """Return logits [batch, vocab], -inf outside the draft vocabulary."""
         ...
 
 
@@ -42,15 +42,16 @@ class DraftPicker(Protocol):
     """Picks a draft of each row, and keeps what verification needs to know of it."""
 
     def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
-        """Draft 1."""
+        """Pick draft 1."""
         ...
 
     def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
-        """The draft of `column` [1], from 0."""
+        """Pick the draft of `column` [1], from 0."""
         ...
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        """[batch, K, vocab] logits of what the drafts of `slot_ids` were sampled from; None when they are given."""
+        """Return the [batch, K, vocab] logits of what the drafts of `slot_ids` were sampled from; None when they are
+        given."""
         ...
 
 

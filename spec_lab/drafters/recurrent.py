@@ -21,7 +21,7 @@ class RecurrentHead(DraftHead, Protocol):
     """A draft model of one layer with a KV cache; what `forward` returns is fed back and read by `greedy`."""
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """The target's features [rows, feature_size] to what `forward` takes, [rows, hidden_size]."""
+        """Turn the target's features [rows, feature_size] into what `forward` takes, [rows, hidden_size]."""
         ...
 
     def forward(
@@ -32,8 +32,8 @@ class RecurrentHead(DraftHead, Protocol):
         attention: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """[rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] to the live rows' output: no row of an empty
-        selection."""
+        """Turn [rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] into the live rows' output, which has no
+        row for an empty selection."""
         ...
 
 
@@ -69,7 +69,7 @@ class RecurrentDrafter:
         self.picker = picker
 
     def admit(self, slot: int, request: Request) -> None:
-        """Nothing to clear: rows past a slot's length are never read."""
+        """Do nothing: rows past a slot's length are never read."""
 
     def ingest(self, chunk: PromptChunk) -> RecurrentState | None:
         assert chunk.features is not None
@@ -81,7 +81,7 @@ class RecurrentDrafter:
         return self._start(hidden, chunk.live_attention, DraftedRows.of_prompt(chunk))
 
     def catch_up(self, verified: VerifiedRound) -> RecurrentState:
-        """Catch-up: rows at L..L+K with the emitted tokens; the live row is n - 1, and sees L + n keys."""
+        """Run the rows at L..L+K with the emitted tokens; the live row is n - 1, and sees L + n keys."""
         assert verified.features is not None
         plan = plan_catchup(verified, self.backend, self.num_draft_tokens)
         selection = self.prune.catchup.selection(plan.live_rows, plan.live_attention)

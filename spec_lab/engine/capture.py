@@ -31,7 +31,7 @@ class CapturedGraph(Protocol[Result_co]):
 
     @property
     def outputs(self) -> Result_co:
-        """What the function returned while it was recorded: each replay rewrites these tensors in place.
+        """The tensors that the function returned while it was recorded; each replay rewrites them in place.
 
         Undefined before the first replay.
         """
@@ -88,7 +88,8 @@ class CudaGraphRecorder:
     """
 
     def __init__(self, device: torch.device, num_warmups: int = 2) -> None:
-        """Two warm-ups: the first compiles kernels and lets libraries choose, the second runs what they chose."""
+        """Set the number of warm-ups: the first of two compiles kernels and lets libraries choose, the second runs
+        that."""
         self._device = device
         self._num_warmups = num_warmups
         with torch.cuda.device(device):
@@ -125,7 +126,8 @@ class CudaGraphRecorder:
 
 
 def explain_capture_error(error: BaseException) -> str:
-    """What a failed CUDA capture died of: the first error, not the one of ending a capture that was broken already."""
+    """Say what a failed CUDA capture died of: the first error, not that of ending a capture which was broken
+    already."""
     first = error
     while (earlier := first.__cause__ or first.__context__) is not None:
         first = earlier
@@ -156,7 +158,7 @@ _WORK_NODES = {0, 1, 2}
 
 
 def count_graph_nodes(graph: torch.cuda.CUDAGraph) -> int | None:
-    """Kernels, copies and fills of a graph made with `keep_graph=True`; None where the driver cannot be asked.
+    """Count kernels, copies and fills of a graph made with `keep_graph=True`; None where the driver cannot be asked.
 
     Through ctypes: torch hands out the graph's address, and has no count of its own.
     """

@@ -216,7 +216,8 @@ class _GenerationRun:
         self._rounds.append(record)
 
     def _catchup_rows(self, num_launched: int, num_live: int) -> RowCounts:
-        """Of a round launched for `num_launched` requests, of which `num_live` had not ended."""
+        """Count the catch-up rows of a round launched for `num_launched` requests, of which `num_live` had not
+        ended."""
         engine = self._engine
         passes = engine.parts.drafter.requirements.catchup_rows
         if not passes:
@@ -229,7 +230,7 @@ class _GenerationRun:
         )
 
     def _stage_seconds(self) -> dict[str, float]:
-        """Stages that exist: without drafts there is nothing to catch up, with one draft nothing recurs.
+        """Keep the stages that exist: without drafts there is nothing to catch up, with one draft nothing recurs.
 
         None with overlap: the next round has recorded over this one's events.
         """

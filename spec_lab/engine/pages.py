@@ -1,4 +1,4 @@
-"""Who owns which page of the KV cache: the allocator, and the table from request slot to pages."""
+"""The allocator and the page table say which request owns which page of the KV cache."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class PageAllocator:
 
 
 class PageTable:
-    """[num_slots + 1, num_columns + 1] pages of each request slot. The last row is the scratch slot of padded rows, the
-    last column is always the scratch page, so that positions past the cache fall on it."""
+    """Holds the pages of each request slot, [num_slots + 1, num_columns + 1]. The last row is the scratch slot of
+    padded rows, the last column is always the scratch page, so that positions past the cache fall on it."""
 
     def __init__(self, num_slots: int, max_seq_len: int, page_size: int, device: torch.device) -> None:
         self.page_size = page_size

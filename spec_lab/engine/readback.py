@@ -47,12 +47,12 @@ class PendingResult:
 
 
 def read_now(verification: Verification) -> PendingResult:
-    """To be read before the next round is launched: reading waits for the device."""
+    """Return results that have to be read before the next round is launched: reading them waits for the device."""
     return PendingResult(_pack(verification), verification.tokens.shape[1])
 
 
 def read_later(verification: Verification) -> PendingResult:
-    """Begins a copy that the next replay cannot overwrite, and waits for nothing."""
+    """Begin a copy that the next replay cannot overwrite, and wait for nothing."""
     packed, num_tokens = _pack(verification), verification.tokens.shape[1]
     if packed.device.type == "cpu":
         return PendingResult(packed, num_tokens)
@@ -63,7 +63,7 @@ def read_later(verification: Verification) -> PendingResult:
 
 
 def _pack(verification: Verification) -> torch.Tensor:
-    """A tensor of its own: what it is made of is rewritten by the next replay."""
+    """Copy the results into a tensor of their own, since the next replay rewrites the tensors they come from."""
     counts = [verification.num_emitted, verification.num_relaxed]
     columns = [count.unsqueeze(1) for count in counts if count is not None]
     return torch.cat([verification.tokens, *columns], dim=1)

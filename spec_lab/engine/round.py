@@ -30,7 +30,7 @@ class Parts:
 
 @dataclass(slots=True)
 class Verified:
-    """What the target says of a batch: logits [batch, N, vocab], and the drafter's features [batch * N, ...]."""
+    """The target's answer to a batch: logits [batch, N, vocab], and the drafter's features [batch * N, ...]."""
 
     batch: RoundBatch
     logits: torch.Tensor
@@ -44,7 +44,7 @@ class DecodeRound:
         self.parts = parts
 
     def run(self, batch: RoundBatch) -> Verification:
-        """One round over `batch`; leaves the next round's inputs in the slots."""
+        """Run one round over `batch`, and leave the next round's inputs in the slots."""
         verified = self.verify(batch)
         verification = self.accept(verified)
         state = self.catch_up(VerifiedRound(batch, verification, verified.features))
@@ -53,11 +53,11 @@ class DecodeRound:
         return verification
 
     def load(self, slot_ids: torch.Tensor, max_kv_len: int) -> RoundBatch:
-        """The rows of [batch] slots, read from the slot state."""
+        """Read the rows of [batch] slots from the slot state."""
         return self.parts.slots.batch(slot_ids, max_kv_len)
 
     def verify(self, batch: RoundBatch) -> Verified:
-        """Target forward over N rows a request at positions L..L+K."""
+        """Run the target over N rows a request, at positions L..L+K."""
         parts = self.parts
         batch_size, num_rows = batch.input_ids.shape
         with parts.timer.span("verify"):
@@ -87,12 +87,12 @@ class DecodeRound:
             )
 
     def catch_up(self, verified: VerifiedRound) -> Any:
-        """The drafter's catch-up step (its seed step, where it has no cache of its own): the state with draft 1."""
+        """Run the drafter's catch-up step (its seed step, if it has no cache of its own): the state with draft 1."""
         with self.parts.timer.span("catchup"):
             return self.parts.drafter.catch_up(verified)
 
     def recur(self, state: Any) -> torch.Tensor:
-        """The other draft steps; [batch, num_draft_tokens] all drafts of the round."""
+        """Run the other draft steps, and return all drafts of the round [batch, num_draft_tokens]."""
         with self.parts.timer.span("recur"):
             return collect_drafts(self.parts.drafter, self.parts.mover, state)
 
@@ -102,7 +102,7 @@ class DecodeRound:
 
 
 def collect_drafts(drafter: Drafter[State], mover: MetadataMover, state: State) -> torch.Tensor:
-    """Draft 1 from `state`, then one recurrent step for each further draft: [batch, num_draft_tokens]."""
+    """Take draft 1 from `state`, and run a recurrent step for each further one: [batch, num_draft_tokens]."""
     num_draft_tokens = drafter.num_draft_tokens
     drafts = state.tokens.new_zeros((state.tokens.shape[0], num_draft_tokens))
     columns = torch.arange(num_draft_tokens, device=drafts.device)

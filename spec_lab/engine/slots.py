@@ -24,14 +24,14 @@ class SlotState:
         self.input_ids = torch.zeros((num_slots + 1, num_draft_tokens + 1), dtype=torch.int64, device=device)
 
     def ids(self, slots: list[int], padded_size: int) -> torch.Tensor:
-        """[padded_size] `slots`, padded with the scratch slot."""
+        """Return [padded_size] slot ids: `slots`, padded with the scratch slot."""
         padding = [self.table.scratch_slot] * (padded_size - len(slots))
         # From pinned memory, or the host would wait for the round in flight.
         ids = torch.tensor(slots + padding, pin_memory=self.kv_lens.is_cuda)
         return ids.to(self.kv_lens.device, non_blocking=True)
 
     def batch(self, slot_ids: torch.Tensor, max_kv_len: int) -> RoundBatch:
-        """The rows of [batch] slots; those of the scratch slot are inactive."""
+        """Return the rows of [batch] slots; those of the scratch slot are inactive."""
         return RoundBatch(
             slot_ids=slot_ids,
             active=slot_ids != self.table.scratch_slot,
@@ -42,14 +42,14 @@ class SlotState:
         )
 
     def commit(self, batch: RoundBatch, verification: Verification, draft_tokens: torch.Tensor) -> None:
-        """L += n; the last emitted token becomes pending. Inactive rows emit 0, so their L stays."""
+        """Add n to L, and make the last emitted token the pending one. Inactive rows emit 0, so their L stays."""
         last = (verification.num_emitted - 1).clamp(min=0).unsqueeze(1)
         pending = verification.tokens.gather(1, last)
         self.kv_lens.index_add_(0, batch.slot_ids, verification.num_emitted)
         self.input_ids.index_copy_(0, batch.slot_ids, torch.cat((pending, draft_tokens), dim=1))
 
     def start(self, slot: int, kv_len: int, pending_token: torch.Tensor, draft_tokens: torch.Tensor) -> None:
-        """After the prompt pass: pending_token [1], draft_tokens [1, num_draft_tokens]."""
+        """Set the slot after its prompt pass: pending_token [1], draft_tokens [1, num_draft_tokens]."""
         self.kv_lens[slot] = kv_len
         self.input_ids[slot] = torch.cat((pending_token, draft_tokens[0]))
 

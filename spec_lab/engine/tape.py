@@ -77,7 +77,8 @@ class TapeRecorder:
     """See `GraphRecorder`. The recording does execute, and is undone: buffers are restored, results poisoned."""
 
     def __init__(self, num_warmups: int = 1) -> None:
-        """One warm-up, as on a GPU, so that what a function derives once and keeps is derived outside the tape."""
+        """Set the number of warm-ups: one, as on a GPU, derives outside the tape what a function derives once and
+        keeps."""
         self._num_warmups = num_warmups
 
     def capture(self, function: Callable[[], Result]) -> TapeGraph[Result]:
@@ -135,12 +136,12 @@ class _Tape(OperatorMode):
             _bytes_of(self.inputs[key]).copy_(before)
 
     def poison_results(self) -> None:
-        """A result that is read before the first replay, or never written, shows."""
+        """Fill all results, so that one that is read before the first replay, or is never written, shows."""
         for tensor in self.results.values():
             poison(tensor)
 
     def _know_inputs(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
-        """Notes new inputs, and keeps what is about to be overwritten in them; the storages of all arguments."""
+        """Note new inputs, keep what is about to be overwritten in them, and return the storages of all arguments."""
         known = set()
         for tensor in tensors_in((args, kwargs)):
             key = storage_id(tensor)
@@ -188,7 +189,7 @@ class _HostAccess(TorchFunctionMode):
 
 
 def _make_step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fresh: list[torch.Tensor | None]) -> Step:
-    """What a replay calls for one operator. Kept free of Python frames where it can be: replays are what counts."""
+    """Make what a replay calls for one operator, without a Python frame where possible: a replay has to be fast."""
     run = partial(without_python_frame(func), *args, **kwargs)
     if not any(tensor is not None for tensor in fresh):
         return run
@@ -229,7 +230,7 @@ def _copying_all(run: Callable[[], Any], results: list[torch.Tensor | None]) -> 
 
 @cache
 def _find_out_form(func: Any, num_results: int) -> Any | None:
-    """The overload with the same arguments that writes into given tensors, where that is its native form.
+    """Find the overload with the same arguments that writes into given tensors, where that is its native form.
 
     Generated ones call the functional form and copy: nothing is won.
     """
@@ -247,7 +248,7 @@ def _find_out_form(func: Any, num_results: int) -> Any | None:
 
 
 def _signature(func: Any, drop_options: bool) -> list[tuple[str, str, bool]]:
-    """Names, types and kinds of what an overload reads. Only a factory's options follow from its out tensor."""
+    """Return names, types and kinds of what an overload reads. Only a factory's options follow from its out tensor."""
     arguments = [argument for argument in schema_of(func).arguments if not argument.is_out]
     is_factory = not any("Tensor" in str(argument.type) for argument in arguments)
     dropped = _FACTORY_OPTIONS if drop_options and is_factory else set()
@@ -260,5 +261,5 @@ def poison(tensor: torch.Tensor) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole memory a tensor lies in."""
+    """Return the whole memory that a tensor lies in, as bytes."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

@@ -1,4 +1,5 @@
-"""What the tape refuses, because a CUDA capture refuses it or would freeze it: the operator, the place, the remedy."""
+"""The tape refuses what a CUDA capture refuses or would freeze, and says which operator, where, and what to do
+instead."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def check_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments that `func` declares to write."""
+    """Return the arguments that `func` declares to write."""
     if not schema_of(func).is_mutable:
         return []
     bound = _bound(func, args, kwargs)
@@ -110,7 +111,7 @@ def _reason_against(func: Any, bound: dict[str, Any]) -> str | None:
 
 
 def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name, defaults included."""
+    """Return the arguments by name, defaults included."""
     bound = {a.name: a.default_value for a in schema_of(func).arguments if a.has_default_value()}
     names = [argument.name for argument in schema_of(func).arguments]
     return bound | dict(zip(names, args, strict=False)) | kwargs
@@ -121,7 +122,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _place() -> str:
-    """File and line of the innermost caller that is neither torch nor the tape."""
+    """Return file and line of the innermost caller that is neither torch nor the tape."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename

@@ -15,7 +15,7 @@ from spec_lab.pruning.selection import AllRows
 
 @dataclass(frozen=True, slots=True)
 class GreedyChoice:
-    """What plain greedy decoding would emit at each output position, given the text before it.
+    """The tokens that plain greedy decoding would emit at each output position, given the text before it.
 
     Attributes:
         token_ids: the argmax at each position, lowest id first.
@@ -49,7 +49,7 @@ class TeacherForcing:
 
     @torch.inference_mode()
     def greedy_choices(self, prompt_ids: list[int], output_ids: list[int]) -> GreedyChoice:
-        """The target's choice for each of `output_ids`, fed the ones before it."""
+        """Return the target's choice for each of `output_ids`, fed the ones before it."""
         text = [*prompt_ids, *output_ids]
         choices = GreedyChoice([], [], [], [])
         for start in range(0, len(text) - 1, self._chunk_size):
@@ -67,7 +67,7 @@ class TeacherForcing:
         )
 
     def _logits(self, token_ids: list[int], start: int) -> torch.Tensor:
-        """[rows, vocab] float32 logits of the chunk that begins at position `start`."""
+        """Return the [rows, vocab] float32 logits of the chunk that begins at position `start`."""
         device = self._page_table.device
         end = start + len(token_ids)
         positions = torch.arange(start, end, device=device).unsqueeze(0)

@@ -115,7 +115,7 @@ class CudaEventTimer:
 
 
 def _elapsed_seconds(pair: EventPair) -> float | None:
-    """None where an event was not recorded, or its record is older than its partner's."""
+    """Return the time between two events; None where one was not recorded, or is older than its partner."""
     pair.end.synchronize()
     try:
         took = pair.start.elapsed_time(pair.end) / 1e3

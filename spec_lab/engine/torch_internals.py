@@ -29,7 +29,7 @@ class OperatorMode(TorchDispatchMode):
 
 
 def is_composite(func: Any) -> bool:
-    """Whether an operator is only a name for others, which a dispatch mode may ask to see instead."""
+    """Return whether an operator is only a name for others, which a dispatch mode may ask to see instead."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE))
 
 
@@ -42,18 +42,19 @@ def run_composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def schema_of(func: Any) -> Any:
-    """What an operator declares: its arguments, their types, and which of them it writes."""
+    """Return what an operator declares: its arguments, their types, and which of them it writes."""
     return func._schema
 
 
 def without_python_frame(func: Any) -> Callable[..., Any]:
-    """The same operator as a C++ callable: a replay calls hundreds of them, and Python's frame is most of a call."""
+    """Return the same operator as a C++ callable: a replay calls hundreds of them, and Python's frame is most of a
+    call."""
     call: Callable[..., Any] = func._op
     return call
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """A number that all views of one memory share, empty ones included, whose address would be 0 for each.
+    """Return a number that all views of one memory share. An address would not do: it is 0 for every empty tensor.
 
     Opaque tensors (oneDNN's) have no storage to ask; they have a number of their own.
     """

@@ -31,7 +31,7 @@ from spec_lab.pruning.selection import AllRows
 def build_attention(
     config: ModelConfig, tensors: Mapping[str, torch.Tensor], prefix: str, window: int | None, backend: AttentionBackend
 ) -> Attention:
-    """Attention from Hugging Face names below `prefix` (ending in `self_attn.`)."""
+    """Build attention from Hugging Face names below `prefix` (ending in `self_attn.`)."""
     projections = _attention_inputs(config, tensors, prefix, "weight")
     biases = _attention_inputs(config, tensors, prefix, "bias") if config.qkv_bias else None
     return Attention(
@@ -49,7 +49,7 @@ def build_attention(
 def _rope_and_write(
     config: ModelConfig, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
 ) -> RopeAndWrite:
-    """The backend's kernel, unless heads are normed first, rotated in part, or have gates behind them."""
+    """Take the backend's kernel, unless heads are normed first, rotated in part, or have gates behind them."""
     num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
     if config.qk_norm:
         weights = tensors[f"{prefix}q_norm.weight"], tensors[f"{prefix}k_norm.weight"]
@@ -63,7 +63,8 @@ def _rope_and_write(
 def _attention_inputs(
     config: ModelConfig, tensors: Mapping[str, torch.Tensor], prefix: str, kind: str
 ) -> list[torch.Tensor]:
-    """Weights or biases of q, k and v, and of the gate, which shares q_proj: a head's query rows, then its gate's."""
+    """Return weights or biases of q, k and v, and of the gate, which shares q_proj: a head's query rows, then its
+    gate's."""
     q, k, v = (tensors[f"{prefix}{name}.{kind}"] for name in ("q_proj", "k_proj", "v_proj"))
     if not config.attention_gate:
         return [q, k, v]
@@ -72,7 +73,7 @@ def _attention_inputs(
 
 
 def build_mlp(tensors: Mapping[str, torch.Tensor], prefix: str, bias: bool) -> GatedMLP:
-    """MLP from Hugging Face names below `prefix` (ending in `mlp.`)."""
+    """Build an MLP from Hugging Face names below `prefix` (ending in `mlp.`)."""
     names = ("gate_proj", "up_proj")
     return GatedMLP(
         gate_up=fused_linear(
@@ -102,7 +103,7 @@ class DecoderLayer:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """[rows, hidden_size] residual stream to [kept rows, hidden_size], which may be no row at all."""
+        """Turn the [rows, hidden_size] residual stream into [kept rows, hidden_size], which may be no row at all."""
         rows = self.attention_norm(stream)
         if selection.is_empty:
             self.attention.write(rows, rotary, cache, metadata)
@@ -114,7 +115,7 @@ class DecoderLayer:
 def build_layer(
     config: ModelConfig, tensors: Mapping[str, torch.Tensor], prefix: str, window: int | None, backend: AttentionBackend
 ) -> DecoderLayer:
-    """A layer from Hugging Face names below `prefix` (empty, or ending in a dot)."""
+    """Build a layer from Hugging Face names below `prefix` (empty, or ending in a dot)."""
     return DecoderLayer(
         build_attention(config, tensors, f"{prefix}self_attn.", window, backend),
         build_mlp(tensors, f"{prefix}mlp.", config.mlp_bias),

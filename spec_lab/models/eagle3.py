@@ -58,7 +58,7 @@ class Eagle3Head:
         self.rotary = RotaryTable(cos, sin)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """Tapped features [rows, 3 * target_hidden_size] to [rows, hidden_size]."""
+        """Fuse tapped features [rows, 3 * target_hidden_size] into [rows, hidden_size]."""
         return self._fc(features if self._tap_norm is None else self._tap_norm(features))
 
     def forward(
@@ -69,7 +69,7 @@ class Eagle3Head:
         attention: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """[rows] tokens and [rows, hidden_size] features to the live rows' output [live rows, hidden_size]."""
+        """Turn [rows] tokens and [rows, hidden_size] features into the live rows' output [live rows, hidden_size]."""
         normed = self._hidden_norm(hidden)
         residual = normed if self.config.norm_before_residual else hidden
         rows = torch.cat((self._embedding_norm(F.embedding(token_ids, self._embedding)), normed), dim=-1)
@@ -82,16 +82,16 @@ class Eagle3Head:
         return self._norm(out) if self.config.norm_output else out
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden_size] of `forward` to [rows, draft_vocab_size]."""
+        """Turn the output of `forward` [rows, hidden_size] into logits [rows, draft_vocab_size]."""
         return self._head(hidden if self.config.norm_output else self._norm(hidden))
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows] most likely tokens, in target ids."""
+        """Return the [rows] likeliest tokens, in target ids."""
         draft_ids = self.draft_logits(hidden).argmax(dim=-1)
         return draft_ids if self._draft_to_target is None else self._draft_to_target[draft_ids]
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, vocab] in target ids, -inf outside the draft vocabulary."""
+        """Return logits [rows, vocab] in target ids, -inf outside the draft vocabulary."""
         draft_logits = self.draft_logits(hidden)
         if self._draft_to_target is None:
             return draft_logits
@@ -101,7 +101,7 @@ class Eagle3Head:
 
 @dataclass(slots=True)
 class TapNorm:
-    """An RMSNorm of its own for each tap; weights [num_taps, target_hidden_size]."""
+    """Applies an RMSNorm of its own to each tap; weights [num_taps, target_hidden_size]."""
 
     norm: RMSNorm
 
@@ -110,7 +110,7 @@ class TapNorm:
 
 
 def tap_norm(config: Eagle3Config, tensors: Mapping[str, torch.Tensor]) -> RMSNorm | TapNorm | None:
-    """What EAGLE-3.1 heads do to the tapped features before `fc`; None for EAGLE-3 heads."""
+    """Build the norm that EAGLE-3.1 heads apply to the tapped features before `fc`; EAGLE-3 heads have none."""
     eps = config.layer.rms_norm_eps
     if config.norm_before_fc:
         return RMSNorm(tensors["input_norm.weight"], eps)
@@ -120,5 +120,5 @@ def tap_norm(config: Eagle3Config, tensors: Mapping[str, torch.Tensor]) -> RMSNo
 
 
 def draft_to_target_ids(d2t: torch.Tensor | None) -> torch.Tensor | None:
-    """The checkpoint's offsets [draft_vocab] as target ids: draft id i is target id i + d2t[i]."""
+    """Turn the checkpoint's offsets [draft_vocab] into target ids: draft id i is target id i + d2t[i]."""
     return None if d2t is None else torch.arange(d2t.shape[0], device=d2t.device) + d2t

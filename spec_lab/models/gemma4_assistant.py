@@ -64,7 +64,8 @@ class Gemma4Assistant:
         caches: Sequence[LayerCache],
         attention: AttentionMetadata,
     ) -> torch.Tensor:
-        """[batch] tokens and [batch, target hidden_size] recurrent vectors to the normed output [batch, hidden_size].
+        """Turn [batch] tokens and [batch, target hidden_size] recurrent vectors into the normed output [batch,
+        hidden_size].
 
         `caches` holds the target layer that each layer reads; nothing is written to them.
         """
@@ -76,7 +77,7 @@ class Gemma4Assistant:
         return self._norm(stream)
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Output rows to the next step's recurrent vectors [batch, target hidden_size]."""
+        """Turn output rows into the next step's recurrent vectors [batch, target hidden_size]."""
         return self._post_projection(hidden)
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -128,14 +129,14 @@ class AssistantLayer:
 
 
 class TokenHead(Protocol):
-    """Output rows [batch, hidden_size] to tokens."""
+    """Turns output rows [batch, hidden_size] into tokens."""
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[batch] likeliest tokens; of equal ones the lowest id."""
+        """Return the [batch] likeliest tokens; of equal ones the lowest id."""
         ...
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[batch, vocab], -inf for tokens that were not scored."""
+        """Return logits [batch, vocab], -inf for tokens that were not scored."""
         ...
 
 
@@ -181,7 +182,7 @@ class CentroidHead:
         return logits.new_full((hidden.shape[0], self._vocab_size), float("-inf")).scatter_(1, tokens, logits)
 
     def _scored(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids and logits of the likeliest clusters, both [batch, top_k * vocab / num_centroids]."""
+        """Return token ids and logits of the likeliest clusters, both [batch, top_k * vocab / num_centroids]."""
         # topk promises no order of equal scores; the sort is stable.
         order = self._centroids(hidden).sort(dim=-1, descending=True, stable=True).indices
         clusters = order[:, : self._top_k].reshape(-1)
@@ -192,7 +193,7 @@ class CentroidHead:
 
 
 def build_token_head(config: AssistantConfig, tensors: Mapping[str, torch.Tensor]) -> TokenHead:
-    """The head the checkpoint was trained with."""
+    """Build the head that the checkpoint was trained with."""
     embedding = tensors["model.embed_tokens.weight"]
     if config.centroids is None:
         return DenseHead(embedding)
@@ -203,7 +204,7 @@ def build_token_head(config: AssistantConfig, tensors: Mapping[str, torch.Tensor
 def rotary_table(
     rope: LayerRope, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device
 ) -> RotaryTable:
-    """cos and sin of every position; the channel pairs past `rope.rotated_fraction` never turn.
+    """Make the table of cos and sin of every position; the channel pairs past `rope.rotated_fraction` never turn.
 
     The fractions of "proportional" RoPE keep the exponents of the whole head. Angles are computed in float32 on the
     CPU whatever the device, as `rope_tables` does for targets.

@@ -20,7 +20,7 @@ from spec_lab.models.linear import Linear, make_linear
 
 @dataclass(slots=True)
 class RMSNorm:
-    """x / rms(x) * weight over the last dimension."""
+    """Computes x / rms(x) * weight over the last dimension."""
 
     weight: torch.Tensor
     eps: float
@@ -31,7 +31,7 @@ class RMSNorm:
 
 @dataclass(slots=True)
 class RotaryRows:
-    """cos and signed sin [rows, 1, rotary_dim] of the rows of one forward, gathered once for all layers."""
+    """Holds cos and signed sin [rows, 1, rotary_dim] of the rows of one forward, gathered once for all layers."""
 
     cos: torch.Tensor
     signed_sin: torch.Tensor
@@ -44,37 +44,38 @@ class RotaryRows:
         return torch.cat((self._turned(heads[..., :rotary_dim]), heads[..., rotary_dim:]), dim=-1)
 
     def _turned(self, heads: torch.Tensor) -> torch.Tensor:
-        """With sin negated in its first half, swapping halves is one roll."""
+        """Rotate: with sin negated in its first half, swapping halves is one roll."""
         swapped = torch.roll(heads, heads.shape[-1] // 2, -1)
         return torch.addcmul(heads * self.cos, swapped, self.signed_sin)
 
 
 class RotaryTable:
-    """cos and sin of every position, in the rotate-half layout [max_positions, rotary_dim]."""
+    """Holds cos and sin of every position, in the rotate-half layout [max_positions, rotary_dim]."""
 
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         half = sin.shape[-1] // 2
         self._table = torch.stack((cos, torch.cat((-sin[:, :half], sin[:, half:]), dim=1)), dim=1)
 
     def rows(self, positions: torch.Tensor) -> RotaryRows:
-        """Rows for `positions` [rows]."""
+        """Gather the rows for `positions` [rows]."""
         cos, signed_sin = self._table.index_select(0, positions).unsqueeze(2).unbind(1)
         return RotaryRows(cos, signed_sin)
 
 
 class RopeAndWrite(Protocol):
-    """From the projected heads of all rows to K and V in the cache and queries that may attend."""
+    """Puts K and V of the projected heads into the cache, and returns the queries that may attend."""
 
     def __call__(
         self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        """Roped queries [rows, num_heads, head_dim]; `heads` has query, key and value heads in its second dimension."""
+        """Return roped queries [rows, num_heads, head_dim]; `heads` has query, key and value heads in its second
+        dimension."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RopeThenWrite:
-    """Norm, rotation and KV write, each on its own: for heads of every kind."""
+    """Norms, rotates and writes KV, each on its own: for heads of every kind."""
 
     num_heads: int
     num_kv_heads: int
@@ -95,7 +96,7 @@ class RopeThenWrite:
 
 @dataclass(frozen=True, slots=True)
 class FusedRopeAndWrite:
-    """One kernel, for heads that are rotated whole and as they come from the projection."""
+    """Runs one kernel, for heads that are rotated whole and as they come from the projection."""
 
     num_heads: int
     rope_write: RopeWrite
@@ -162,7 +163,7 @@ class Attention:
 
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x)), gate and up fused."""
+    """Computes down(silu(gate(x)) * up(x)), with gate and up fused."""
 
     __slots__ = ("down", "gate_up")
 
@@ -176,12 +177,12 @@ class GatedMLP:
 
 
 def fused_linear(weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None) -> Linear:
-    """One product for several projections of the same rows; weights are stacked along the output."""
+    """Make one product for several projections of the same rows; weights are stacked along the output."""
     return make_linear(torch.cat(weights), torch.cat(biases) if biases else None)
 
 
 def per_head_norm(
     q_weight: torch.Tensor, k_weight: torch.Tensor, num_heads: int, num_kv_heads: int, eps: float
 ) -> RMSNorm:
-    """One RMSNorm over query and key heads together: weight [num_heads + num_kv_heads, head_dim]."""
+    """Make one RMSNorm over query and key heads together: weight [num_heads + num_kv_heads, head_dim]."""
     return RMSNorm(torch.cat((q_weight.expand(num_heads, -1), k_weight.expand(num_kv_heads, -1))), eps)

@@ -16,13 +16,13 @@ import torch.nn.functional as F
 
 
 class Linear(Protocol):
-    """[rows, in_features] to [rows, out_features]."""
+    """Multiplies [rows, in_features] to [rows, out_features]."""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
 class DenseLinear:
-    """The library's own product."""
+    """Uses the library's own product."""
 
     __slots__ = ("bias", "weight")
 
@@ -35,7 +35,7 @@ class DenseLinear:
 
 
 class PackedLinear:
-    """oneDNN's blocked weight layout: the operator that torch.compile's CPU freezing uses."""
+    """Keeps the weight in oneDNN's blocked layout: the operator that torch.compile's CPU freezing uses."""
 
     __slots__ = ("_product", "bias", "packed")
 
@@ -52,7 +52,8 @@ class PackedLinear:
 
 
 def can_pack(weight: torch.Tensor) -> bool:
-    """Whether `weight` is one that oneDNN packs here. Says so where a float32 weight on a CPU cannot be packed."""
+    """Return whether `weight` is one that oneDNN packs here, and warn where a float32 weight on a CPU cannot be
+    packed."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return False
     if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
@@ -62,5 +63,5 @@ def can_pack(weight: torch.Tensor) -> bool:
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """The fastest product for this weight [out_features, in_features]."""
+    """Make the fastest product for this weight [out_features, in_features]."""
     return PackedLinear(weight, bias) if can_pack(weight) else DenseLinear(weight, bias)

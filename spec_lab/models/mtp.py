@@ -47,7 +47,7 @@ class MtpModule:
         self._recycles_normed = config.recycled_hidden is NormSide.POST_NORM
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """The target's hidden states [rows, hidden_size], as they are."""
+        """Return the target's hidden states [rows, hidden_size] as they are."""
         return features
 
     def forward(
@@ -58,8 +58,8 @@ class MtpModule:
         attention: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """[rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] to the live rows' output, as it is recycled:
-        [live rows, hidden_size].
+        """Turn [rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] into the live rows' output, as it is
+        recycled: [live rows, hidden_size].
         """
         embedded = self._embedding_norm(F.embedding(token_ids, self._embedding))
         stream = self._projection(torch.cat((embedded, self._hidden_norm(hidden)), dim=-1))
@@ -68,13 +68,13 @@ class MtpModule:
         return self._norm(live) if self._recycles_normed else live
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What `forward` returned [rows, hidden_size] to [rows, vocab]."""
+        """Turn what `forward` returned [rows, hidden_size] into logits [rows, vocab]."""
         return self._head(hidden if self._recycles_normed else self._norm(hidden))
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows] likeliest tokens."""
+        """Return the [rows] likeliest tokens."""
         return self.draft_logits(hidden).argmax(dim=-1)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, vocab]; the draft vocabulary is the target's."""
+        """Return logits [rows, vocab]; the draft vocabulary is the target's."""
         return self.draft_logits(hidden)

@@ -1,1 +1,1 @@
-"""Graph modes: what of a round is captured and replayed."""
+"""Graph modes decide which stretches of a round are captured and replayed."""

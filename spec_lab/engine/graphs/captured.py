@@ -1,4 +1,4 @@
-"""What every captured mode shares: buckets of batch sizes, and capture on scratch rows."""
+"""The base of every captured mode: buckets of batch sizes, and capture on scratch rows."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class CapturedMode(ABC):
 
     @abstractmethod
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
-        """One round over [bucket size] slots."""
+        """Run one round over [bucket size] slots."""
 
     def _segment(
         self, bucket: Bucket, decode_round: DecodeRound, name: str, function: Callable[[Any], Any], stage: str = ""
     ) -> Segment[Any, Any]:
-        """The bucket's segment of that name; `function` is what it captures if it is new."""
+        """Return the bucket's segment of that name; if it is new, it captures `function`."""
         if name not in bucket.segments:
             bucket.segments[name] = Segment(
                 name, stage or name, function, self.recorder, decode_round.parts, self.counts, bucket.fixed

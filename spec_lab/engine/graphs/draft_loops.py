@@ -46,7 +46,7 @@ class SeparateVerify(CapturedMode):
 
     @abstractmethod
     def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
-        """[batch, num_draft_tokens]"""
+        """Return the drafts of the round [batch, num_draft_tokens]."""
 
 
 def _no_drafts(bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
@@ -77,7 +77,7 @@ class FullLoop(SeparateVerify):
 
 @dataclass(slots=True)
 class StepInputs:
-    """What one captured step reads and rewrites: the state, its column [1], and all drafts [batch, K]."""
+    """The tensors that one captured step reads and rewrites: the state, its column [1], and all drafts [batch, K]."""
 
     state: Any
     column: torch.Tensor
@@ -85,7 +85,7 @@ class StepInputs:
 
 
 class DraftCarry(Protocol):
-    """What lies between two draft steps that are replayed."""
+    """The work between two draft steps that are replayed."""
 
     def __call__(self, drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
         """The tokens of state `after` to `column` [1] of drafts [batch, K], and what the step replaced in it to the
@@ -143,7 +143,7 @@ class StepReplay(SeparateVerify):
 
 
 def first_step(decode_round: DecodeRound, verified: VerifiedRound) -> StepInputs:
-    """The seed or catch-up step, and the buffers that the others go on with."""
+    """Run the catch-up (or seed) step, and make the buffers that the other steps go on with."""
     state = decode_round.catch_up(verified)
     num_draft_tokens = decode_round.parts.drafter.num_draft_tokens
     drafts = state.tokens.new_zeros((state.tokens.shape[0], num_draft_tokens))
@@ -152,7 +152,7 @@ def first_step(decode_round: DecodeRound, verified: VerifiedRound) -> StepInputs
 
 
 def next_step(decode_round: DecodeRound, inputs: StepInputs, number: int, carry: DraftCarry) -> None:
-    """One recurrent step, whose result stands where the next replay reads."""
+    """Run one recurrent step, and put its result where the next replay reads."""
     before = inputs.state
     attention = before.attention
     if attention is not None:  # what is derived from the rebuilt metadata is derived inside the graph
@@ -164,7 +164,7 @@ def next_step(decode_round: DecodeRound, inputs: StepInputs, number: int, carry:
 
 
 def rebuild(decode_round: DecodeRound, attention: AttentionMetadata) -> None:
-    """What `AttentionBackend.advance` does in place, built anew and copied to where the captured step reads."""
+    """Build anew what `AttentionBackend.advance` changes in place, and copy it to where the captured step reads."""
     fresh = decode_round.parts.backend.build(
         positions=attention.seq_lens.unsqueeze(1),
         seq_lens=attention.seq_lens + 1,

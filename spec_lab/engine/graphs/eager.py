@@ -16,7 +16,7 @@ class EagerGraph:
         return num_requests
 
     def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
-        """Nothing to capture."""
+        """Do nothing: there is nothing to capture."""
 
     def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
         slot_ids = decode_round.parts.slots.ids(slots, self.padded_size(len(slots)))

@@ -1,4 +1,4 @@
-"""What a graph mode promises the engine."""
+"""The promise of a graph mode to the engine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class GraphMode(Protocol):
         ...
 
     def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
-        """One round over the requests in `slots`, whose committed lengths are at most `max_kv_len`."""
+        """Run one round over the requests in `slots`, whose committed lengths are at most `max_kv_len`."""
         ...
 
     def padded_size(self, num_requests: int) -> int:
-        """Rows of a round of `num_requests`: the bucket of a captured mode."""
+        """Return the rows of a round of `num_requests`: for a captured mode, the size of its bucket."""
         ...

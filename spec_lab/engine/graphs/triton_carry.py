@@ -1,4 +1,4 @@
-"""What lies between two draft steps, in one launch of `spec_kernels`."""
+"""The work between two replayed draft steps, in one launch of `spec_kernels`."""
 
 from __future__ import annotations
 
