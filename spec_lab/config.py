@@ -158,9 +158,9 @@ class WorkloadConfig:
     limit: int | None = knob(None, "prompts a run, taken in turn from the categories; null is all of them")
     categories: list[str] | None = knob(None, "categories to take prompts from; null is all of them")
     path: str | None = knob(None, "JSON Lines file with the prompts; workload=jsonl and spec_bench only")
-    prompt_tokens: int | None = knob(None, "tokens a prompt; workload=fixed_length and random_ids only")
-    per_category: int | None = knob(None, "prompts drawn of each category; workload=generated only")
-    num_requests: int | None = knob(None, "how many requests; workload=fixed_length and random_ids only")
+    prompt_tokens: int | None = knob(None, "tokens a prompt; workload=fixed_length and random_ids only", most=10**7)
+    per_category: int | None = knob(None, "prompts drawn of each category; workload=generated only", most=10**4)
+    num_requests: int | None = knob(None, "how many requests; workload=fixed_length and random_ids only", most=10**6)
     ignore_eos: bool = knob(False, "decode on past the end-of-sequence token, up to max_new_tokens")
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
+from spec_lab.models.checkpoint import decoder_tensor_shapes, is_finite, load_tensors
 from spec_lab.models.config import Family, read_model_config
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
 
@@ -189,3 +189,35 @@ def test_refuses_folders_without_safetensors(tmp_path: Path) -> None:
         load(tmp_path)
     with refused(tmp_path / "nowhere", "no such folder"):
         load_tensors(tmp_path / "nowhere", wanted, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.3.mlp.up_proj.weight", "lm_head.weight"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, name: str, value: float) -> None:
+    """One value of one tensor is enough, in any dtype, and its shard is named."""
+    make_tiny_target(tmp_path, "llama", max_shard_size="30KB")
+    shard = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"][name]
+    tensors = load_file(tmp_path / shard)
+    tensors[name][-1, -1] = value
+    save_file(tensors, tmp_path / shard, metadata={"format": "pt"})
+    for dtype in (torch.float32, torch.bfloat16):
+        with refused(f"{tmp_path / shard}: {name} has NaN or infinite values"):
+            load(tmp_path, dtype)
+
+
+def test_weights_past_the_dtype_of_the_run_are_refused(tmp_path: Path) -> None:
+    make_tiny_target(tmp_path, "llama")
+    rewrite_tensors(tmp_path, {"model.norm.weight": torch.full((32,), 1e5)})
+    load(tmp_path, torch.bfloat16)
+    with refused("model.safetensors: model.norm.weight is too large for dtype=float16", "dtype=bfloat16 or float32"):
+        load(tmp_path, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_is_finite_sees_one_value_among_many(dtype: torch.dtype) -> None:
+    values = torch.linspace(-1, 1, 10_001).to(dtype)
+    assert is_finite(values) and is_finite(torch.full((3,), torch.finfo(dtype).max, dtype=dtype))
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        for place in (0, 5000, -1):
+            assert not is_finite(values.index_fill(0, torch.tensor([place % len(values)]), bad))
+    assert is_finite(torch.empty(0, 4)) and is_finite(torch.tensor([1, 2]))

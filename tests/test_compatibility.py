@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from spec_lab.cli.options import read_groups
 from spec_lab.cli.overrides import check_overrides
 from spec_lab.compatibility import run as compatibility
 from spec_lab.compatibility.run import refusals, refuse
-from spec_lab.config import RunConfig
+from spec_lab.config import RunConfig, SamplingConfig
 from spec_lab.errors import UserError
 
 HF_TARGET = ["target=hf", "target.path=."]
@@ -106,6 +108,22 @@ FORBIDDEN = [
     (["drafter=oracle", "acceptance=relaxed_thinking"], "drafter=oracle", "acceptance=strict"),
     (["cache.page_size=1000", "cache.num_pages=2"], "cache.num_pages=2", "cache.num_pages=null"),
     (["sampling.temperature=-1"], "sampling.temperature=-1", "sampling.temperature=0"),
+    (["sampling.temperature=1e-320"], "sampling.temperature=1e-320", "sampling.temperature=0"),
+    (
+        ["acceptance=rejection", "acceptance.method=one_hot", "sampling=sampled", "sampling.top_p=1e-300"],
+        "sampling.top_p=1e-300",
+        "sampling.top_p=null",
+    ),
+    (
+        ["acceptance=relaxed_thinking", "acceptance.form=ratio", "acceptance.delta=0.4"],
+        "acceptance.delta=0.4",
+        "acceptance.form=delta",
+    ),
+    (["acceptance=relaxed_thinking", "acceptance.ratio=0.4"], "acceptance.ratio=0.4", "acceptance.form=ratio"),
+    (["workload=random_ids", "workload.num_requests=1000000000"], "workload.num_requests=1000000000", "1000000"),
+    (["workload=random_ids", "workload.prompt_tokens=1000000000"], "workload.prompt_tokens=1000000000", "10000000"),
+    (["workload=generated", "workload.per_category=10000000"], "workload.per_category=10000000", "10000"),
+    (["drafter=ngram", "drafter.max_ngram=2000000000"], "drafter.max_ngram=2000000000", "1024"),
     (["sampling.top_k=5"], "sampling.top_k=5", "leave out sampling.top_k"),
     (["sampling.top_p=0.9"], "sampling.top_p=0.9", "leave out sampling.top_p"),
     (["sampling.top_k=0"], "sampling.top_k=0", "sampling.top_k=null"),
@@ -248,6 +266,58 @@ def test_forbidden_is_refused_in_one_line_with_knob_and_remedy(
 @pytest.mark.parametrize("overrides", ALLOWED)
 def test_allowed_is_not_refused(overrides: list[str], folders: Path) -> None:
     assert refusals(compose(*overrides)) == []
+
+
+def float_knobs(config: Any, prefix: str = "") -> list[tuple[Any, str, str]]:
+    """The holder, the field and the dotted name of every knob of floats."""
+    found = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            found += float_knobs(value, f"{prefix}{field.name}.")
+        elif "float" in str(field.type):
+            found.append((config, field.name, prefix + field.name))
+    return found
+
+
+RULES_WITH_FLOATS = {
+    "relaxed_thinking": {"acceptance.delta", "acceptance.ratio"},
+    "synthetic": {"acceptance.mean_length", "acceptance.rates"},
+    "rejection": set(),
+}
+
+
+@pytest.mark.parametrize("rule", RULES_WITH_FLOATS)
+def test_no_knob_takes_nan_or_infinity(rule: str) -> None:
+    """Whatever else is set: comparisons let NaN pass, and a record holds neither."""
+    config = compose(f"acceptance={rule}")
+    knobs = float_knobs(config)
+    assert {name for *_, name in knobs} == {"sampling.temperature", "sampling.top_p", *RULES_WITH_FLOATS[rule]}
+    for holder, field, name in knobs:
+        before = getattr(holder, field)
+        for number in (math.nan, math.inf, -math.inf):
+            setattr(holder, field, [1.0, number] if name == "acceptance.rates" else number)
+            message, *_ = refusals(config)
+            assert name in message and "finite" in message and "\n" not in message
+        setattr(holder, field, before)
+
+
+@pytest.mark.parametrize(
+    ("knob", "refused", "taken"),
+    [
+        ("temperature", (-1e-320, -1.0, 5e-324, 1e-320, 1e-45, 1e-38, 1e-30, 9e-7), (1e-6, 1e-3, 1.0, 1e30, 1e300)),
+        ("top_p", (-1e-320, 0.0, 5e-324, 1e-300, 1e-38, 1e-16, 9e-7, 1.0000001), (1e-6, 0.5, 1.0)),
+    ],
+)
+def test_least_values_of_sampling(knob: str, refused: tuple[float, ...], taken: tuple[float, ...]) -> None:
+    config = compose("acceptance=rejection", "acceptance.method=one_hot", "sampling=sampled")
+    for value in refused:
+        config.sampling = dataclasses.replace(SamplingConfig(temperature=1.0), **{knob: value})
+        (message,) = refusals(config)
+        assert message.startswith(f"sampling.{knob}={value} ") and "; use sampling." in message
+    for value in taken:
+        config.sampling = dataclasses.replace(SamplingConfig(temperature=1.0), **{knob: value})
+        assert refusals(config) == []
 
 
 def test_a_file_of_prompts_is_accepted(empty_folder: Path) -> None:

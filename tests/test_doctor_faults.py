@@ -120,17 +120,18 @@ def test_taps_that_name_outputs_read_as_inputs(healthy: Subject, keep_readings: 
     assert fault.cause is not None and "inputs of 2 4 5" in fault.cause
 
 
+def shifted_map(tensors: Tensors) -> Tensors:
+    """Every draft id one target id further."""
+    draft_ids = torch.arange(len(tensors["d2t"]))
+    target_ids = (draft_ids + tensors["d2t"] + 1) % len(tensors["t2d"])
+    return {"d2t": target_ids - draft_ids, "t2d": torch.roll(tensors["t2d"], 1)}
+
+
 @pytest.mark.slow
 def test_a_vocabulary_map_shifted_by_one(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
     keep_readings()
     head = copy_of("eagle3", tmp_path)
-
-    def shift(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        draft_ids = torch.arange(len(tensors["d2t"]))
-        target_ids = (draft_ids + tensors["d2t"] + 1) % len(tensors["t2d"])
-        return {"d2t": target_ids - draft_ids, "t2d": torch.roll(tensors["t2d"], 1)}
-
-    change_tensors(head, shift)
+    change_tensors(head, shifted_map)
     fault = first_fault(examined(healthy, f"drafter.path={head}"))
     assert fault.check == "vocabulary map (d2t)"
     assert fault.cause is not None and "shifted by +1" in fault.cause
@@ -330,7 +331,18 @@ def test_a_window_the_head_was_not_trained_with(healthy: Subject, tmp_path: Path
 @pytest.mark.slow
 def test_the_command_names_a_fault_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head = copy_of("eagle3", tmp_path)
-    change_tensors(head, lambda tensors: {"fc.weight": tensors["fc.weight"] * float("nan")})
+    change_tensors(head, shifted_map)
     assert main([*QUICK, f"drafter.path={head}"]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("most likely fault: dtype of the weights: 1 tensors have NaN")
+    assert last.startswith("most likely fault: vocabulary map (d2t): d2t is shifted")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_the_command_refuses_weights_that_are_no_numbers(
+    value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = copy_of("eagle3", tmp_path)
+    change_tensors(head, lambda tensors: {"fc.weight": tensors["fc.weight"] * value})
+    assert main([*QUICK, f"drafter.path={head}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"refused: {head / 'model.safetensors'}: fc.weight has NaN or infinite values")

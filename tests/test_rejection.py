@@ -375,6 +375,17 @@ def test_top_k_keeps_exactly_k_and_the_lowest_ids() -> None:
     assert truncate(torch.zeros(1, 40_000), 7, None).isfinite().nonzero()[:, 1].tolist() == list(range(7))
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-3, 1.0, 1e30, 1e300])
+@pytest.mark.parametrize("top_p", [None, 5e-324, 1e-300, 1e-6, 1.0])
+def test_probabilities_of_extreme_knobs_are_probabilities(temperature: float, top_p: float | None) -> None:
+    logits = torch.tensor([[3.0, -1e4, 2.999, 1e4, 0.0]])
+    found = probabilities(logits, SamplingParams(temperature, None, top_p))
+    assert found.isfinite().all() and float(found.sum()) == pytest.approx(1)
+    if temperature <= 1e-3 or (top_p is not None and top_p <= 1e-6):
+        kept = found[0].nonzero()[:, 0].tolist()
+        assert kept[0] == 0 if temperature > 1e30 else kept == [3]
+
+
 def test_top_p_keeps_the_smallest_set() -> None:
     logits = torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log()
     for top_p, kept in ((0.1, [1]), (0.5, [1]), (0.51, [1, 2]), (0.75, [1, 2]), (0.76, [0, 1, 2]), (1.0, [0, 1, 2, 3])):

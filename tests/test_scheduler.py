@@ -106,6 +106,28 @@ def test_a_round_is_cut_at_eos_and_at_the_limit(
 
 
 @pytest.mark.parametrize(
+    ("tokens", "options", "kept", "reason"),
+    [
+        ([2, 4, 7], {}, [2, 4, 7], None),
+        ([2, 4, 2], {}, [2, 4, 2], FinishReason.EOS),
+        ([2], {}, [2], FinishReason.EOS),
+        ([2, 4, 7], {"max_new_tokens": 3}, [2, 4], FinishReason.LENGTH),
+        ([2, 4, 2], {"max_new_tokens": 4}, [2, 4, 2], FinishReason.EOS),
+        ([2, 4, 2], {"ignore_eos": True}, [2, 4, 2], None),
+    ],
+)
+def test_an_imposed_token_ends_no_request(
+    tokens: list[int], options: dict[str, Any], kept: list[int], reason: FinishReason | None
+) -> None:
+    """All but the last, which is the target's own."""
+    sequence = make_sequence(**options)
+    emit_round(sequence, tokens, EOS, now=2.5, num_imposed=len(tokens) - 1)
+    assert sequence.tokens[3:] == kept
+    assert sequence.finish_reason == reason
+    assert sequence.judged_per_round == [len(tokens)]
+
+
+@pytest.mark.parametrize(
     ("last", "options", "reason"),
     [
         (9, {}, None),

@@ -48,7 +48,8 @@ def truncate(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> to
     if cuts_p:
         assert top_p is not None
         mass = _fixed_point(torch.softmax(ranked.masked_fill(~kept, -torch.inf), dim=-1))
-        kept &= mass.cumsum(dim=-1) - mass < round(top_p * _FIXED_POINT)
+        # At least 1, or a mass that rounds to 0 would leave no token, not even the likeliest.
+        kept &= mass.cumsum(dim=-1) - mass < max(1, round(top_p * _FIXED_POINT))
     return logits.masked_fill(~torch.zeros_like(kept).scatter(-1, order, kept), -torch.inf)
 
 

@@ -1,6 +1,7 @@
 """acceptance=synthetic: acceptance at set rates, to time a system at a chosen acceptance length (vLLM #38045, #40662).
 
-The output is text of neither model, so its answers mean nothing; the target's logits are still read in full.
+The output is text of neither model, so its answers mean nothing; the target's logits are still read in full. Only the
+target's own token ends a request: an end token among the accepted drafts, such as prompt lookup's filler, does not.
 """
 
 from __future__ import annotations

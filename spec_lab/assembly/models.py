@@ -76,6 +76,8 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name == "float16" and device.type == "cpu":
+        raise UserError("dtype=float16 is for a GPU, and this run is on the CPU; use dtype=float32 or device=cuda")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 

@@ -86,6 +86,19 @@ def relaxed_knobs(config: RunConfig) -> str | None:
     return None
 
 
+def the_other_form_is_left_alone(config: RunConfig) -> str | None:
+    """The number of the form that is not chosen is not read."""
+    rule: Any = config.acceptance
+    unread = "ratio" if rule.form == RelaxedFormChoice.delta else "delta"
+    value, default = getattr(rule, unread), getattr(RelaxedThinkingConfig, unread)
+    if value == default:
+        return None
+    return (
+        f"acceptance.{unread}={value} is not read by acceptance.form={rule.form}; leave it out or use "
+        f"acceptance.form={unread}"
+    )
+
+
 def rejection_reads_the_draft_distribution(config: RunConfig) -> str | None:
     """standard and block divide by the probability a draft was sampled with; a greedy draft's is 1, not the head's.
 
@@ -168,7 +181,7 @@ OPTIONS = (
         schema=RelaxedThinkingConfig,
         judge=Deferred(LOADER, "relaxed_thinking_rule"),
         greedy_only="measures from the argmax of the raw logits",
-        refusals=(relaxed_knobs,),
+        refusals=(relaxed_knobs, the_other_form_is_left_alone),
     ),
     RuleOption(
         name="rejection",

@@ -24,6 +24,10 @@ from spec_lab.errors import UserError
 NUM_RESERVED_PAGES = 2  # of core.kv_cache, which imports torch; a test holds the two together
 MAX_RECORDED_TOPK = 128
 MOST_THREADS_A_CORE = 8
+# Under these, float32 logits overflow when they are divided, and rounding decides which tokens stay. The likeliest
+# token has all of the probability long before.
+LEAST_TEMPERATURE = 1e-6
+LEAST_TOP_P = 1e-6
 DEVICES = ("auto", "cpu", "cuda")
 
 Check = Callable[[RunConfig], str | None]
@@ -56,10 +60,20 @@ def sampling_range(config: RunConfig) -> str | None:
     sampling = config.sampling
     if sampling.temperature < 0:
         return f"sampling.temperature={sampling.temperature} is negative; use sampling.temperature=0 (greedy)"
+    if 0 < sampling.temperature < LEAST_TEMPERATURE:
+        return (
+            f"sampling.temperature={sampling.temperature} is under {LEAST_TEMPERATURE}, where only the likeliest token "
+            "is left; use sampling.temperature=0 (greedy)"
+        )
     if sampling.top_k is not None and sampling.top_k < 1:
         return f"sampling.top_k={sampling.top_k} leaves no token; use sampling.top_k=null for all of them"
     if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
         return f"sampling.top_p={sampling.top_p} is no probability above 0; use sampling.top_p=null for all tokens"
+    if sampling.top_p is not None and sampling.top_p < LEAST_TOP_P:
+        return (
+            f"sampling.top_p={sampling.top_p} is under {LEAST_TOP_P}, where only the likeliest token is left; use "
+            "sampling.temperature=0 (greedy) with sampling.top_p=null"
+        )
     return None
 
 

@@ -113,7 +113,11 @@ def load_subject(config: RunConfig) -> Subject:
     alone = dataclasses.replace(plain_config(config), graph=EagerGraphConfig())
     plain_engine = build_engine(alone, models, load_drafter(alone, models), limits)
     plain = plain_engine.generate(requests).requests
-    return Subject(config, models, requests, limits, make_drafter, plain)
+    subject = Subject(config, models, requests, limits, make_drafter, plain)
+    teacher = subject.greedy_teacher()
+    for record in plain:
+        teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
+    return subject
 
 
 def strict_greedy(config: RunConfig) -> RunConfig:

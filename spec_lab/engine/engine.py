@@ -100,6 +100,7 @@ class _GenerationRun:
         self._engine = engine
         self._on_finish = on_finish
         self._eos = engine.parts.target.eos_token_ids
+        self._accepts_unseen = engine.parts.rule.traits.imposed
         self._start = perf_counter()
         self._prefilling: dict[str, _Prefilling] = {}
         self._requests: dict[str, RequestRecord] = {}
@@ -190,7 +191,8 @@ class _GenerationRun:
         running = [index for index, (sequence, *_) in enumerate(rows) if sequence.finish_reason is None]
         for index in running:
             sequence, tokens, num_emitted = rows[index]
-            emit_round(sequence, tokens[:num_emitted], self._eos, now)
+            num_imposed = num_emitted - 1 if self._accepts_unseen else 0
+            emit_round(sequence, tokens[:num_emitted], self._eos, now, num_imposed)
         seconds = now - max(settled.launched_at, self._settled_at)
         self._settled_at = now
         relaxed = None if result.num_relaxed is None else [result.num_relaxed[index] for index in running]

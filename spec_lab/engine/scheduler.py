@@ -89,10 +89,16 @@ def emit_first(sequence: Sequence, eos_token_ids: frozenset[int], now: float) ->
     _finish(sequence, eos_token_ids)
 
 
-def emit_round(sequence: Sequence, tokens: list[int], eos_token_ids: frozenset[int], now: float) -> None:
-    """Account for one round's n = len(tokens) tokens: append up to EOS or the limit, and commit n KV rows."""
+def emit_round(
+    sequence: Sequence, tokens: list[int], eos_token_ids: frozenset[int], now: float, num_imposed: int = 0
+) -> None:
+    """Account for one round's n = len(tokens) tokens: append up to EOS or the limit, and commit n KV rows.
+
+    The first `num_imposed` tokens were accepted unseen, whatever they are: an EOS among them is nobody's decision to
+    end, and the request goes on past it.
+    """
     assert tokens, "an active request emits at least one token"
-    num_judged = len(tokens) if sequence.request.ignore_eos else _length_to_eos(tokens, eos_token_ids)
+    num_judged = len(tokens) if sequence.request.ignore_eos else _length_to_eos(tokens, eos_token_ids, num_imposed)
     kept = tokens[: min(num_judged, sequence.request.max_new_tokens - sequence.num_output_tokens)]
     sequence.tokens.extend(kept)
     sequence.kv_len += len(tokens)
@@ -101,13 +107,14 @@ def emit_round(sequence: Sequence, tokens: list[int], eos_token_ids: frozenset[i
     sequence.emitted_per_round.append(len(kept))
     sequence.emitted_at.append(now)
     sequence.truncated = len(kept) < len(tokens)
-    _finish(sequence, eos_token_ids)
+    _finish(sequence, eos_token_ids if len(kept) > num_imposed else frozenset())
     assert sequence.finish_reason is not None or len(sequence.tokens) == sequence.kv_len + 1
 
 
-def _length_to_eos(tokens: list[int], eos_token_ids: frozenset[int]) -> int:
-    """Tokens up to and including the first end of sequence; all where there is none."""
-    return next((index for index, token in enumerate(tokens, start=1) if token in eos_token_ids), len(tokens))
+def _length_to_eos(tokens: list[int], eos_token_ids: frozenset[int], num_imposed: int) -> int:
+    """Tokens up to and including the first end of sequence past the imposed ones; all where there is none."""
+    decided = enumerate(tokens[num_imposed:], start=num_imposed + 1)
+    return next((length for length, token in decided if token in eos_token_ids), len(tokens))
 
 
 def _finish(sequence: Sequence, eos_token_ids: frozenset[int]) -> None:

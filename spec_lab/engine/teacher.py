@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, Target
 from spec_lab.core.types import FeatureSpec
 from spec_lab.engine.pages import PageTable
+from spec_lab.errors import UserError
 from spec_lab.pruning.selection import AllRows
 
 
@@ -65,6 +67,23 @@ class TeacherForcing:
         return GreedyChoice(
             choices.token_ids[first:], choices.top_logits[first:], choices.margins[first:], choices.gaps[first:]
         )
+
+    @torch.inference_mode()
+    def require_finite(self, token_ids: Sequence[int]) -> None:
+        """UserError where the target's logits at some position of a text are NaN or infinite.
+
+        Any token is then as good as any other, and plain decoding emits the very tokens of a run that means nothing.
+        """
+        for start in range(0, len(token_ids), self._chunk_size):
+            logits = self._logits(list(token_ids[start : start + self._chunk_size]), start)
+            broken = ~logits.isfinite().all(dim=-1)
+            if bool(broken.any()):
+                position = start + int(broken.nonzero()[0])
+                dtype = str(self._cache.kv.dtype).removeprefix("torch.")
+                raise UserError(
+                    f"target: its logits become NaN or infinite in dtype={dtype} (at position {position} of a text); "
+                    f"{'use dtype=bfloat16 or float32' if dtype == 'float16' else 'use another checkpoint'}"
+                )
 
     def _logits(self, token_ids: list[int], start: int) -> torch.Tensor:
         """Return the [rows, vocab] float32 logits of the chunk that begins at position `start`."""

@@ -96,7 +96,9 @@ def load_lab(config: RunConfig) -> Lab:
         engines["unpruned"] = build_engine(unpruned_config(config), models, make_drafter, limits)
     for request in requests:
         engines[MAIN].scheduler.check(request)
-    return Lab(config, models, tokenizer, requests, engines, _teacher(config, models, limits))
+    teacher = _teacher(config, models, limits)
+    teacher.require_finite(requests[0].prompt_ids)  # where activations overflow at all, most do from the first tokens
+    return Lab(config, models, tokenizer, requests, engines, teacher)
 
 
 def default_num_threads(config: RunConfig) -> int:
@@ -141,6 +143,8 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
             if repeat == 0:
                 correct = {name: _check(lab, name, results[0].requests) for name, results in passes.items()}
                 thinking = {name: _count_thinking(lab, results[0].requests) for name, results in passes.items()}
+                for record in passes[MAIN][0].requests:
+                    lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
                 divergences = _audit(lab, passes)
                 main = Measured(passes[MAIN], correct[MAIN], thinking[MAIN])
                 _record_requests(lab, recorder, main, divergences or [])

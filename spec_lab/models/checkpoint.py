@@ -157,6 +157,9 @@ def read_tensors(
     """Read tensors from disk, each file opened once; floating tensors are cast to `dtype`, others keep theirs.
 
     Every tensor is copied: one that stays mapped to its file would change, or fault, when training rewrites the file.
+
+    Raises:
+        UserError: a tensor with NaN or infinity, in the file or once cast: nothing a model says with it means anything.
     """
     tensors: dict[str, torch.Tensor] = {}
     for file in dict.fromkeys(tensor.file for tensor in stored.values()):
@@ -166,7 +169,17 @@ def read_tensors(
                     value = handle.get_tensor(tensor.name)
                     kept_dtype = dtype if value.is_floating_point() else value.dtype
                     tensors[key] = value.to(device=device, dtype=kept_dtype, copy=True)
+                    if not is_finite(tensors[key]):
+                        raise _not_finite(tensor, value, kept_dtype)
     return {key: tensors[key] for key in stored}
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no value is NaN or infinite: one pass over the tensor on its device, no second tensor of its size."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    least, most = torch.aminmax(tensor)  # NaN goes through
+    return bool(torch.isfinite(least) & torch.isfinite(most))
 
 
 def few(names: Iterable[str], limit: int = 4) -> str:
@@ -226,6 +239,13 @@ def _opened(file: Path) -> safe_open:
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{file}: truncated, corrupt or no safetensors file ({reason}); fetch it again") from error
+
+
+def _not_finite(tensor: StoredTensor, value: torch.Tensor, dtype: torch.dtype) -> UserError:
+    name = str(dtype).removeprefix("torch.")
+    if is_finite(value):
+        return UserError(f"{tensor.file}: {tensor.name} is too large for dtype={name}; use dtype=bfloat16 or float32")
+    return UserError(f"{tensor.file}: {tensor.name} has NaN or infinite values; fetch the file again, or train anew")
 
 
 def _check_tied_head(head: StoredTensor, embedding: StoredTensor | None) -> None:

@@ -39,7 +39,7 @@ class NgramDrafterConfig(DrafterConfig):
     """drafter=ngram: prompt lookup; the longest suffix of max_ngram..min_ngram tokens seen before, continued."""
 
     name: str = "ngram"
-    max_ngram: int = knob(4, "longest suffix of the text that is looked up, in tokens")
+    max_ngram: int = knob(4, "longest suffix of the text that is looked up, in tokens", most=1024)
     min_ngram: int = knob(2, "shortest suffix of the text that is looked up, in tokens")
 
 
