@@ -89,6 +89,23 @@ def test_cells_come_by_drafter_as_they_ran_then_by_draft_tokens(sweep: list[Run]
     ]
 
 
+def test_drafters_are_called_as_their_runs_call_them() -> None:
+    """One of an extension too, that this report has never heard of; an older record's name tells no knobs."""
+    runs = []
+    for minute, (called, options) in enumerate(
+        [("copycat", {"offset": 0}), ("copycat+offset2", {"offset": 2}), ("eagle3", {}), ("eagle3", {"window": 64})]
+    ):
+        run = FakeCell("copycat" if "offset" in options else "eagle3", 3, minute, options).run()
+        run.summary["choices"]["drafter"] = called
+        runs.append(run)
+    runs[2].summary["config"]["drafter"]["window"] = None
+    [cells] = read_comparisons(runs)
+    names = ["copycat", "copycat+offset2", "eagle3 window=None", "eagle3 window=64"]
+    assert [cell.drafter for cell in cells] == names
+    assert all(name in format_comparison(cells) for name in names)
+    assert acceptance_against_draft_tokens(cells).axes
+
+
 def test_costs_in_milliseconds_and_in_plain_steps() -> None:
     """By hand: plain's round is 2.1 + .05 + .05 and .02 outside the stages; the medians are of slowdown 1."""
     cell = Cell("eagle3", 3, FakeCell("eagle3", 3, stage_ms={"verify": 3.33, "catchup": 0.61, "recur": 0.5}).summary())

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NotRequired, get_origin, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -160,7 +160,8 @@ def test_only_unreadable_records_are_no_report(name: str, tmp_path: Path, capsys
 
 def test_every_key_is_needed_and_named(tmp_path: Path) -> None:
     summary = make_summary()
-    for key in get_type_hints(Summary):
+    hints = get_type_hints(Summary, include_extras=True)
+    for key in (key for key, hint in hints.items() if get_origin(hint) is not NotRequired):
         write_json(tmp_path / "summary.json", {name: value for name, value in summary.items() if name != key})
         with pytest.raises(UserError, match=key):
             read_summary(tmp_path)
@@ -204,6 +205,23 @@ def test_report_ends_quietly_when_nobody_reads_on(outputs: Path) -> None:
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert process.returncode == 0
+
+
+def test_the_table_has_the_names_of_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not those of the options, which do not tell of knobs, and which an extension may have brought."""
+    config = {
+        "batch_size": 1,
+        "drafter": {"name": "copycat", "num_draft_tokens": 3, "offset": 2},
+        "acceptance": {"name": "near", "topk": 5},
+        "prune": {"prefill": "all_rows", "catchup": "large_batches"},
+        "graph": {"name": "mine", "depth": 3},
+        "extensions": ["my_lab"],
+    }
+    choices = {"drafter": "copycat+offset2", "acceptance": "near+topk5", "prune": "all_rows+large_batches"}
+    record_run(tmp_path, info=replace(make_info(config), choices=choices))
+    assert main([str(tmp_path)]) == 0
+    row = capsys.readouterr().out.splitlines()[2].split()
+    assert (row[1], row[2], row[5]) == ("copycat+offset2", "all_rows+large_batches", "near+topk5")
 
 
 def test_imposed_acceptance_is_marked() -> None:

@@ -47,7 +47,7 @@ class Cell:
     """One drafter at one K.
 
     Attributes:
-        drafter: its name, with the knobs in which it differs from others of that name.
+        drafter: what the run calls it, with the knobs in which it differs from others called so.
         summary: of its newest finished run, or of the newest where none finished.
     """
 
@@ -141,7 +141,7 @@ def _key(run: Run) -> str:
 
 def _cells(runs: Sequence[Run]) -> list[Cell]:
     chosen: dict[tuple[str, int], Run] = {}
-    labels = _label([run.summary["config"]["drafter"] for run in runs])
+    labels = _labels(runs)
     for label, run in zip(labels, runs, strict=True):
         place = label, run.summary["config"]["drafter"]["num_draft_tokens"]
         if place not in chosen or run.summary["status"] == "finished" or not _finished(chosen[place]):
@@ -155,24 +155,23 @@ def _finished(run: Run) -> bool:
     return run.summary["status"] == "finished"
 
 
-def _label(drafters: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A drafter's name, and `knob=value` for every knob in which drafters of that name differ."""
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """What each run calls its drafter, and `knob=value` for every knob in which drafters called so differ.
+
+    Records of before a name told of knobs call `eagle3` what has a window too.
+    """
+    names = [run.summary["choices"].get("drafter", run.summary["config"]["drafter"]["name"]) for run in runs]
+    knobs: list[Mapping[str, Any]] = [
+        {key: value for key, value in run.summary["config"]["drafter"].items() if key != "num_draft_tokens"}
+        for run in runs
+    ]
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for drafter in drafters:
-        for knob, value in drafter.items():
-            values[drafter["name"], knob].add(str(value))
+    for name, settings in zip(names, knobs, strict=True):
+        for key, value in settings.items():
+            values[name, key].add(str(value))
     return [
-        " ".join(
-            [
-                drafter["name"],
-                *(
-                    f"{knob}={value}"
-                    for knob, value in drafter.items()
-                    if knob != "num_draft_tokens" and len(values[drafter["name"], knob]) > 1
-                ),
-            ]
-        )
-        for drafter in drafters
+        " ".join([name, *(f"{key}={value}" for key, value in settings.items() if len(values[name, key]) > 1)])
+        for name, settings in zip(names, knobs, strict=True)
     ]
 
 

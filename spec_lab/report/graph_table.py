@@ -35,7 +35,7 @@ def read_graph_comparisons(runs: Sequence[Run]) -> list[list[Run]]:
     for run in runs:
         config = run.summary["config"]
         if run.summary["status"] == "finished" and "graph" in config:
-            cell = (int(config.get("batch_size", 1)), describe_mode(config["graph"]))
+            cell = (_batch_size(run), _mode(run))
             groups.setdefault(_shared_key(config), {})[cell] = run
     compared = (
         [cells[key] for key in sorted(cells, key=_order) if _is_compared(key, cells)] for cells in groups.values()
@@ -110,7 +110,9 @@ def _batch_size(run: Run) -> int:
 
 
 def _mode(run: Run) -> str:
-    return describe_mode(run.summary["config"]["graph"])
+    """In words; a mode of an extension as the run calls it."""
+    graph = run.summary["config"]["graph"]
+    return describe_mode(graph) if graph["name"] in MODES else run.summary["choices"].get("graph", graph["name"])
 
 
 def _is_compared(cell: tuple[int, str], cells: Mapping[tuple[int, str], Run]) -> bool:

@@ -152,7 +152,7 @@ def _run_cells(run: Run) -> list[str]:
         summary["choices"].get("prune", ABSENT),
         str(summary["config"].get("drafter", {}).get("num_draft_tokens", ABSENT)),
         str(summary["config"].get("batch_size", ABSENT)),
-        describe_rule(summary["config"].get("acceptance", {}))[0],
+        _rule(summary),
         number(summary["acceptance_length"]) + ("*" if summary["acceptance_imposed"] else ""),
         number(summary["decode_tokens_per_second"], 1),
         _ratio(summary["speedup"]),
@@ -160,6 +160,12 @@ def _run_cells(run: Run) -> list[str]:
         summary["status"],
         str(run.folder),
     ]
+
+
+def _rule(summary: Summary) -> str:
+    """As the run calls it; the rules of a study in the words of its table."""
+    words, _, threshold = describe_rule(summary["config"].get("acceptance", {}))
+    return words if threshold is not None else summary["choices"].get("acceptance", words)
 
 
 def _ratio(ratio: Ratio | None) -> str:
