@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,22 @@ def test_prompts_are_of_the_eval_split_and_the_checker_takes_their_answers() -> 
 def test_categories_and_limit_hold() -> None:
     requests = requests_of("workload.per_category=4", "workload.categories=[lists,dates]", "workload.limit=5")
     assert [request.category for request in requests] == ["lists", "dates", "lists", "dates", "lists"]
+
+
+@pytest.mark.parametrize("limit", [1, 6, 7, 8, 14])
+def test_a_limit_draws_the_same_prompts_and_no_more_than_it_needs(limit: int) -> None:
+    """Ten thousand of each would take a minute."""
+    few = requests_of("workload.per_category=10000", f"workload.limit={limit}")
+    assert few == requests_of("workload.per_category=2")[:limit]
+
+
+def test_a_category_that_runs_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draw would go on for ever."""
+    three = list(islice(generate("dates", "eval", 5), 3))
+    monkeypatch.setattr("spec_lab.corpus.categories.generate", lambda *_: cycle(three))
+    assert len(generated_examples(["dates"], 3, 987)["dates"]) == 3
+    with pytest.raises(ValueError, match=r"no more than 3 different prompts of dates.*use workload\.per_category=3"):
+        generated_examples(["dates"], 4, 987)
 
 
 def test_a_category_without_answers_is_refused() -> None:

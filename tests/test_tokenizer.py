@@ -182,6 +182,17 @@ def test_any_tokenizer_file_is_read_or_refused(data: st.DataObject, tmp_path: Pa
     read_or_refused(lambda: TargetTokenizer(tmp_path).encode_prompt("continue", "once upon"), path)
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_settings_are_read_or_refused(data: st.DataObject, tmp_path: Path) -> None:
+    keys = ("chat_template", "bos_token", "eos_token", "added_tokens_decoder", "model_max_length", "tokenizer_class")
+    keys += ("auto_map", "extra_special_tokens", "add_bos_token", "clean_up_tokenization_spaces")
+    leaves = st.none() | st.booleans() | st.integers(-5, 10**30) | st.floats() | st.text(max_size=4)
+    values = leaves | st.lists(leaves, max_size=2) | st.dictionaries(st.text(max_size=3), leaves, max_size=2)
+    tokenizer = with_settings(tmp_path, data.draw(st.dictionaries(st.sampled_from(keys), values, max_size=3)))
+    read_or_refused(lambda: tokenizer.encode_prompt("chat", "a time"), tmp_path)
+
+
 @pytest.mark.parametrize("content", [None, "not a tokenizer"])
 def test_a_missing_or_broken_file_is_named(content: str | None, tmp_path: Path) -> None:
     if content is not None:

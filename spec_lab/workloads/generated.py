@@ -11,12 +11,19 @@ from functools import cache
 from spec_lab.corpus.example import ANSWER_MARKER, Example
 from spec_lab.errors import UserError
 
+# Prompts hardly repeat; so many draws in a row without a new one mean that there is none left.
+MOST_REPEATS = 10_000
 
-def generated_examples(categories: Sequence[str] | None, per_category: int, seed: int) -> dict[str, list[Example]]:
+
+def generated_examples(
+    categories: Sequence[str] | None, per_category: int, seed: int, limit: int | None = None
+) -> dict[str, list[Example]]:
     """`per_category` examples of each checkable category (None: all of them), no prompt twice, the same for a `seed`.
 
+    With a `limit` no more are drawn than are needed for so many in all, taken from the categories in turn.
+
     Raises:
-        UserError: a category does not exist, or has no answer that a program can check.
+        UserError: a category does not exist, has no answer that a program can check, or has fewer prompts than asked.
     """
     from spec_lab.corpus.categories import CHECKABLE_CATEGORIES
 
@@ -26,7 +33,9 @@ def generated_examples(categories: Sequence[str] | None, per_category: int, seed
             f"workload.categories: nothing checkable is generated for {', '.join(unknown)}; "
             f"there are {', '.join(CHECKABLE_CATEGORIES)}"
         )
-    return {name: list(_draw(name, per_category, seed)) for name in categories or CHECKABLE_CATEGORIES}
+    chosen = categories or CHECKABLE_CATEGORIES
+    count = per_category if limit is None else min(per_category, -(-limit // len(chosen)))
+    return {name: list(_draw(name, count, seed)) for name in chosen}
 
 
 def answer_of(example: Example) -> str:
@@ -40,8 +49,15 @@ def _draw(category: str, count: int, seed: int) -> tuple[Example, ...]:
     from spec_lab.corpus.categories import generate
 
     chosen: dict[str, Example] = {}
+    num_repeats = 0
     for example in generate(category, "eval", seed):
+        num_repeats = num_repeats + 1 if example.prompt in chosen else 0
         chosen.setdefault(example.prompt, example)
         if len(chosen) == count:
             break
+        if num_repeats > MOST_REPEATS:
+            raise UserError(
+                f"workload.per_category={count}: no more than {len(chosen)} different prompts of {category} are found; "
+                f"use workload.per_category={len(chosen)}"
+            )
     return tuple(chosen.values())

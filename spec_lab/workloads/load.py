@@ -71,7 +71,7 @@ def generated_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]
     workload = config.workload
     if not workload.per_category:
         raise UserError(f"workload={workload.name} needs workload.per_category of 1 or more")
-    drawn = generated_examples(workload.categories, workload.per_category, config.seed)
+    drawn = generated_examples(workload.categories, workload.per_category, config.seed, workload.limit)
     prompts = [
         Prompt(f"{category}-s{config.seed}-{number:04d}", category, example.form, example.prompt, answer_of(example))
         for category, examples in drawn.items()
