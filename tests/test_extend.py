@@ -70,6 +70,14 @@ def test_help_and_dry_run_show_what_was_added(lab: Path, capsys: pytest.CaptureF
     assert "copycat-near-large_batches" in capsys.readouterr().out
 
 
+def test_what_was_added_is_named_by_what_runs(lab: Path) -> None:
+    knobs = ["drafter.offset=3", "acceptance.topk=4", "prune.catchup=large_batches", "prune.prefill=all_rows"]
+    _, names = compose_run([LAB, "drafter=copycat", "acceptance=near", *knobs])
+    assert (names["drafter"], names["acceptance"]) == ("copycat+offset3", "near+topk4")
+    assert names["prune"] in ("large_batches", "all_rows+large_batches")
+    assert compose_run([LAB, "drafter=copycat", "drafter.offset=0"])[1]["drafter"] == "copycat"
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

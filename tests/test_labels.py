@@ -10,7 +10,7 @@ import pytest
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.folder import folder_name
-from spec_lab.cli.labels import MAX_LENGTH
+from spec_lab.cli.labels import MAX_LENGTH, name_groups
 from spec_lab.cli.options import read_groups
 from spec_lab.record.summary import RunInfo
 from tests.fake_runs import PROVENANCE
@@ -142,3 +142,11 @@ def test_long_names_are_cut_and_told_apart_by_the_hash() -> None:
     assert first_names["acceptance"] != second_names["acceptance"]
     assert folder_name(first, first_names) != folder_name(second, second_names)
     assert max(len(folder_name(*run)) for run in runs) <= 140
+
+
+@pytest.mark.parametrize(("builder", "name"), [("mine", "my_option"), ("eagle3", "eagle3+window64")])
+def test_an_option_from_a_folder_of_the_users_own(builder: str, name: str) -> None:
+    """`--config-dir DIR drafter=my_option`: no option here, so it is called by what it builds, if anything does."""
+    config, _ = compose_run(["drafter.window=64"])
+    config.drafter.name = builder
+    assert name_groups(config, {"drafter": "my_option"}, read_groups()) == {"drafter": name}

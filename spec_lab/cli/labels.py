@@ -70,8 +70,10 @@ def _without_hidden(group: Group, knobs: Knobs) -> Knobs:
 
 
 def _from_option(presets: Mapping[str, Knobs], chosen: str, knobs: Knobs) -> str:
-    """The nearest of the options that build the same part, and what differs from it."""
-    alike = {option: preset for option, preset in presets.items() if preset["name"] == knobs["name"]} or presets
+    """The nearest of the options that build the same part, and what differs from it; `chosen` where none does."""
+    alike = {option: preset for option, preset in presets.items() if preset["name"] == knobs["name"]}
+    if not alike:
+        return chosen
     differing = {option: [key for key in knobs if knobs[key] != preset[key]] for option, preset in alike.items()}
     nearest = min(differing, key=lambda option: (len(differing[option]), option != chosen))
     return "+".join([nearest, *(_with_key(key, knobs[key]) for key in differing[nearest])])
