@@ -14,7 +14,8 @@ from hydra import compose, initialize_config_dir
 
 from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.cli.compose import store_schemas
-from spec_lab.train.__main__ import config_of
+from spec_lab.train import loop, unroll
+from spec_lab.train.__main__ import config_of, main
 from spec_lab.train.config import SCHEMAS, TrainConfig
 from spec_lab.train.menu import train_folder, train_menu
 from spec_lab.train.pipeline import Pipeline
@@ -204,3 +205,39 @@ def test_of_several_runs_at_once_one_builds_a_stage_and_the_others_wait(tmp_path
     for thread in runs:
         thread.join()
     assert len(num_built) == 1 and missing == [False] * 3
+
+
+@pytest.mark.slow
+def test_ctrl_c_after_a_checkpoint_goes_on_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["debug=smoke", f"output_dir={tmp_path}", "evaluation.limit_per_category=1"]
+
+    def interrupted(*state: Any) -> None:
+        save(*state)
+        raise KeyboardInterrupt
+
+    save = loop._save
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_save", interrupted)
+        assert main(arguments) == 130
+    assert "the same command goes on from here" in capsys.readouterr().err
+    assert (tmp_path / "checkpoints" / "pocket-eagle3.pt").exists() and not (tmp_path / "pocket-eagle3").exists()
+    assert main(arguments) == 0
+    assert "at step 2" in (tmp_path / "spec_lab.train.log").read_text()
+    assert (tmp_path / "pocket-eagle3" / "README.md").exists() and not list((tmp_path / "checkpoints").iterdir())
+
+
+@pytest.mark.slow
+def test_a_training_whose_loss_is_no_number_saves_nothing_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["debug=smoke", f"output_dir={tmp_path}"]
+    with monkeypatch.context() as patch:
+        patch.setattr(unroll, "soft_label_loss", lambda logits, *_: logits.sum() * float("nan"))
+        assert main(arguments) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("failed: the loss of step 1 is nan; lower")
+    record = json.loads((tmp_path / "records" / "pocket-eagle3.json").read_text())
+    assert record["failure"].startswith("the loss of step 1 is nan")
+    assert not list(tmp_path.glob("pocket-eagle3*")) and not list((tmp_path / "records").glob("*-evaluation.json"))
+    assert main([*arguments, "drafter.optimisation.peak_learning_rate=1e-3"]) == 0
