@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from itertools import islice
 
 import numpy as np
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from spec_lab.corpus.categories import generate
 from spec_lab.corpus.example import SPECIAL_TOKENS, render_example, render_prompt
-from spec_lab.train.data import IGNORED_LABEL, TrainingTokens, next_token_labels, pack_documents
+from spec_lab.train.data import IGNORED_LABEL, TrainingTokens, map_in_processes, next_token_labels, pack_documents
 from spec_lab.train.rounds import RoundCounts
 from spec_lab.train.tokenizer import train_tokenizer
 
@@ -111,3 +112,17 @@ def test_what_agrees_behind_the_end_of_a_text_changes_nothing() -> None:
         counts.walk([0, 0, 0, 1, 0, beyond], prompt_length=3, length=8)
         found.append((counts.drafts, counts.num_cut_rounds))
     assert found[1:] == found[:-1]
+
+
+def blocked_signals(job: int) -> set[int]:
+    return {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
+
+
+@pytest.mark.slow
+def test_a_ctrl_c_reaches_the_first_process_alone() -> None:
+    """A worker that died of it while it started would break the pool, and print pages."""
+    before = blocked_signals(0)
+    assert signal.SIGINT not in before
+    for found in map_in_processes(blocked_signals, [1, 2, 3], num_workers=2):
+        assert signal.SIGINT in found
+        assert blocked_signals(0) == before

@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -97,13 +98,24 @@ def map_in_processes(function: Callable[[Job], Result], jobs: list[Job], num_wor
         yield from map(function, jobs)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, context, initializer=_work_quietly) as pool:
-        yield from pool.map(function, jobs)
+    with ProcessPoolExecutor(num_workers, context, initializer=_tokenise_on_one_thread) as pool:
+        with _interrupts_held_back():
+            results = pool.map(function, jobs)
+        yield from results
 
 
-def _work_quietly() -> None:
-    """The processes share the cores already, and of a Ctrl-C, which reaches them too, only the first one speaks."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Processes started meanwhile never see a Ctrl-C, which reaches all of a terminal; this one sees it afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _tokenise_on_one_thread() -> None:
+    """The processes share the cores already."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
