@@ -1,6 +1,8 @@
 # What one does with this repository. CI runs the same targets (.ci/run); `make` alone lists them.
 PYTHON ?= python
 WORKERS ?= 2
+# Each worker begins with one half of the tests, so that what the tests of a file share is made once.
+PYTEST = $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: help install smoke lint test slow gpu
 
@@ -20,10 +22,10 @@ lint: ## style and types; pre-commit runs the same
 	mypy
 
 test: ## the default tier of the tests, minutes
-	$(PYTHON) -m pytest -n $(WORKERS)
+	$(PYTEST)
 
 slow: ## wheels, training, whole sweeps, full examinations by the doctor
-	$(PYTHON) -m pytest -n $(WORKERS) -m slow
+	$(PYTEST) -m slow
 
 gpu: ## everything that needs a GPU: tests, memory checks, timings
 	PYTHON=$(PYTHON) bash scripts/gpu_check.sh
