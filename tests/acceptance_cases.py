@@ -1,4 +1,6 @@
-"""What the tests of the acceptance rules share: rows written as probabilities, inputs with defaults, every rule."""
+"""This is what the tests of the acceptance rules share: rows of logits written as probabilities, a round's inputs with
+defaults for what a test does not care about, and every rule by name.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def peaked(tokens: Sequence[int], vocab_size: int = 8) -> torch.Tensor:
 def make_inputs(
     logits: torch.Tensor, draft_tokens: Sequence[Sequence[int]] | torch.Tensor, **given: Any
 ) -> AcceptanceInputs:
-    """logits [batch, N, vocab]; every row active, in slots 0, 1, ..., at L = 10, unless given."""
+    """The inputs of a round from its logits [batch, N, vocab]; every row is active, in slots 0, 1, ..., at L = 10,
+    unless given.
+    """
     batch_size = logits.shape[0]
     drafts = torch.as_tensor(draft_tokens, dtype=torch.int64).reshape(batch_size, -1)
     defaults = {

@@ -1,6 +1,6 @@
-"""Every tensor that an engine's parts hold, found by walking through their attributes.
+"""Helpers that find every tensor an engine's parts hold, by walking through their attributes.
 
-So a test can look at all state at once, without knowing the names under which a part keeps it.
+A test can so look at all state at once, without knowing the names under which a part keeps it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spec_lab.engine.engine import Engine
 
 
 def find_tensors(engine: Engine) -> dict[str, torch.Tensor]:
-    """Every tensor of cache, slots, rule and drafter, by the path of attributes that leads to it first."""
+    """Return every tensor of cache, slots, rule and drafter, by the path of attributes that leads to it first."""
     found: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name in ("cache", "slots", "rule", "drafter"):
@@ -38,7 +38,7 @@ def _walk(value: Any, path: str, found: dict[str, torch.Tensor], seen: set[int])
 
 
 def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What an object holds: items, attributes, and what a function was bound to or closed over."""
+    """Yield what an object holds: its items, its attributes, and what a function was bound to or closed over."""
     if isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, list | tuple | set | frozenset):
@@ -57,7 +57,9 @@ def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def is_cache(engine: Engine, tensor: torch.Tensor) -> bool:
-    """[..., cache slots, 2, num_kv_heads, head_dim]; every cache has the target's slot numbering."""
+    """Whether a tensor is a KV cache, [..., cache slots, 2, num_kv_heads, head_dim]; every cache has the target's slot
+    numbering.
+    """
     return tensor.dim() >= 4 and tensor.shape[-4:-2] == engine.parts.cache.kv.shape[-4:-2]
 
 

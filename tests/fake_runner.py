@@ -1,4 +1,4 @@
-"""Stands in for the runner, for tests of the command line around it."""
+"""A stand-in for the runner, for tests of the command line around it: nothing is loaded or decoded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
 
 
 class FakeRunner:
-    """Remembers what it was given, writes a finished record, fails where told to."""
+    """A runner that remembers what it was given, writes the record of a finished run, and fails where it is told to."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[RunConfig, dict[str, str], Path]] = []

@@ -1,4 +1,6 @@
-"""Generation results made by hand, and run folders made from them by the real recorder."""
+"""Helpers that make generation results by hand, and run folders from them by the real recorder, so that records,
+reports and tables can be tested without decoding anything.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,7 @@ class FakeEngine:
     max_new_tokens: int = 24
 
     def generate(self, num_requests: int = 12, seed: int = 0, slowdown: float = 1.0) -> GenerationResult:
-        """The tokens follow from `seed`; `slowdown` stretches all times."""
+        """Decode all requests; the tokens follow from `seed`, and `slowdown` stretches all times."""
         rng = random.Random(seed)
         clock = 0.0
         requests: list[RequestRecord] = []
@@ -159,7 +161,7 @@ PLAIN = FakeEngine(0, {"verify": 2.1, "accept": 0.05, "commit": 0.05})
 
 
 def measure(engine: FakeEngine, slowdowns: Sequence[float] = (1.0, 1.02, 0.99), seed: int = 0) -> Measured:
-    """One repeat for each entry of `slowdowns`."""
+    """What the runner measures with an engine: one repeat for each entry of `slowdowns`."""
     repeats = [engine.generate(seed=seed, slowdown=slowdown) for slowdown in slowdowns]
     correct = {r.request_id: index % 4 != 0 for index, r in enumerate(repeats[0].requests) if r.category != "prose"}
     return Measured(repeats, dict(correct))
@@ -171,7 +173,7 @@ def make_info(config: dict[str, Any] | None = None, started_at: str = "2026-01-0
 
 
 def make_summary(**changes: Any) -> Summary:
-    """Of a finished run with both references; `changes` are arguments of `build_summary`."""
+    """The summary of a finished run with both references; `changes` are arguments of `build_summary`."""
     arguments: dict[str, Any] = {
         "info": make_info(),
         "main": measure(MAIN),
@@ -184,7 +186,7 @@ def make_summary(**changes: Any) -> Summary:
 
 
 def record_run(folder: Path, sinks: Sequence[Sink] = (), info: RunInfo | None = None, **changes: Any) -> Summary:
-    """What the runner does with its results."""
+    """Record a run into a folder, as the runner does with its results."""
     info = info or make_info()
     summary = make_summary(info=info, **changes)
     divergence = Divergence("r1", 5, 3e-5, "near_tie")

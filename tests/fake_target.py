@@ -45,7 +45,7 @@ MODULUS = 1_000_003
 
 
 class FakeTarget:
-    """See `Target`. Counts the rows of each call of `forward` and `logits`."""
+    """A target that keeps the protocol `Target`, and counts the rows of each call of `forward` and `logits`."""
 
     def __init__(
         self, backend: AttentionBackend, vocab_size: int = 61, eos: int = 2, max_positions: int = 4096
@@ -151,7 +151,8 @@ def _mixed(token: Any, position: Any, channel: int) -> Any:
 
 
 class ScriptedDrafter(GivenDrafts):
-    """Knows the continuation; in round r of a request the first `script[r % len(script)]` drafts are right.
+    """A drafter that knows the continuation; in round r of a request its first `script[r % len(script)]` drafts are
+    right.
 
     `on_catch_up` is called with each verified round, before the drafter takes it.
     """
@@ -214,7 +215,7 @@ class ScriptedDrafter(GivenDrafts):
 
 
 def scripted_rounds(outputs: int, num_draft_tokens: int, script: Sequence[int]) -> list[int]:
-    """Tokens kept in each round of a request with `outputs` output tokens, the prompt pass's one left out."""
+    """How many tokens each round of a request with `outputs` output tokens keeps, without the prompt pass's one."""
     emitted: list[int] = []
     while sum(emitted) < outputs - 1:
         num_right = min(script[len(emitted) % len(script)], num_draft_tokens)
@@ -223,7 +224,7 @@ def scripted_rounds(outputs: int, num_draft_tokens: int, script: Sequence[int]) 
 
 
 class PaddedGraph(EagerGraph):
-    """Rounds the batch up to whole buckets, as a captured mode does."""
+    """Eager rounds whose batch is rounded up to whole buckets, as a captured mode does it."""
 
     def __init__(self, bucket: int) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Engines under a graph mode beside eager ones: what is watched in each round, and what of their state must be equal.
+"""Helpers that run one engine under a graph mode and another eagerly, watch every round of both, and compare all that
+must be equal: drafts, tokens, KV and every other tensor of state.
 
 `PoisoningRecorder` makes the tape as strict as graphs that share a pool: only outputs survive a replay.
 """
@@ -71,13 +72,13 @@ RULES = {
 
 
 def synthetic(num_draft_tokens: int) -> Rule:
-    """Every accepted length occurs, about equally often, whatever the drafts are worth."""
+    """A rule under which every accepted length occurs, about equally often, whatever the drafts are worth."""
     count = num_draft_tokens
     return Rule(SyntheticConfig(mean_length=None, rates=[1 - index / (count + 1) for index in range(1, count + 1)]))
 
 
 def make_lab(make_folder: Callable[[str], Path], device: str, **overrides: Any) -> Lab:
-    """`overrides` of the target's configuration."""
+    """A lab on a tiny random pair; `overrides` are keys of the target's configuration."""
     target, head = make_pair(make_folder("pair"), vocab_size=VOCAB_SIZE, **overrides)
     config = read_model_config(target)
     folders = {"eagle3": head, "none": head, "draft_model": target}
@@ -107,7 +108,7 @@ class Lab:
         rule: Rule | None = None,
         **changes: Any,
     ) -> Engine:
-        """`graph` None is eager; `rule` None accepts at set rates."""
+        """An engine on this pair; a `graph` of None is eager, and a `rule` of None accepts at set rates."""
         rule = rule or (synthetic(num_draft_tokens) if drafter != "none" else RULES["strict"])
         options = changes.pop("options", {})
         if drafter != "none":
@@ -139,8 +140,9 @@ class Lab:
 
 
 def mixed_requests(count: int, max_new_tokens: int, seed: int = 0, longest: int = 12) -> list[Request]:
-    """Prompts of 1 to `longest` tokens; each second one ends inside thinking. Outputs differ in length, so that slots
-    come free one by one and every bucket is used."""
+    """Requests with prompts of 1 to `longest` tokens, of which each second one ends inside thinking. Their outputs
+    differ in length, so that slots come free one by one and every bucket is used.
+    """
     requests = random_requests(count, max_new_tokens, seed, VOCAB_SIZE, (1, longest))
     draw = random.Random(seed)
     return [
@@ -154,7 +156,7 @@ def mixed_requests(count: int, max_new_tokens: int, seed: int = 0, longest: int 
 
 
 def live_state(engine: Engine) -> dict[str, torch.Tensor]:
-    """Copies of `find_tensors` without the scratch page of a cache and the scratch row of per-slot state."""
+    """Copies of every tensor of state, without the scratch page of a cache and the scratch row of per-slot state."""
     scratch = slice(SCRATCH_PAGE * PAGE_SIZE, (SCRATCH_PAGE + 1) * PAGE_SIZE)
     num_rows = engine.parts.slots.kv_lens.shape[0]
     state = {}
@@ -180,7 +182,7 @@ def assert_null_page_is_zero(engine: Engine) -> None:
 
 
 class Watch:
-    """Follows an engine.
+    """A watch that follows an engine: what its rounds left, and whether a capture changed state.
 
     Attributes:
         inputs: by request, the pending token and the drafts [N] that each of its rounds left.
@@ -239,7 +241,7 @@ class Watch:
         self._release(sequence)
 
     def drafts(self, request_id: str, num_rounds: int) -> list[list[int]]:
-        """What each of the first rounds of a request left; with overlap a surplus round follows."""
+        """The inputs that each of the first rounds of a request left; with overlap a surplus round follows them."""
         assert len(self.inputs[request_id]) >= num_rounds
         return [inputs.tolist() for inputs in self.inputs[request_id][:num_rounds]]
 
@@ -252,7 +254,7 @@ Outcome = dict[str, tuple[list[int], list[int], list[list[int]]]]
 
 
 def outcome(result: GenerationResult, watch: Watch | None = None) -> Outcome:
-    """Of each request the tokens, the accepted lengths, and if watched each round's drafts."""
+    """The tokens of each request, its accepted lengths and, if a `Watch` was there, each round's drafts."""
     outcomes = {}
     for record in result.requests:
         num_rounds = len(record.accepted_per_round)
@@ -267,7 +269,8 @@ def generate_watched(engine: Engine, requests: list[Request]) -> tuple[Generatio
 
 
 def assert_equal_to_eager(lab: Lab, graph: GraphConfig, requests: list[Request], **options: Any) -> GenerationResult:
-    """Tokens, accepted lengths, every round's drafts, all state; a capture changed nothing, the null page is zero.
+    """Generate under a graph mode and eagerly, and compare tokens, accepted lengths, every round's drafts and all
+    state; a capture must change nothing, and the null page must stay zero.
 
     On a GPU a product of a padded batch may round otherwise, so one request may part from eager at a near tie; state
     is compared where none did.
@@ -319,7 +322,7 @@ class PoisonedGraph:
 
 
 class PoisoningRecorder(TapeRecorder):
-    """See `TapeRecorder`."""
+    """A `TapeRecorder` whose graphs are poisoned behind each replay."""
 
     def capture(self, function: Callable[[], Result]) -> Any:
         graph = super().capture(function)

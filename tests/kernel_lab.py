@@ -25,12 +25,12 @@ if not INTERPRETED:
 
 
 def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
-    """Within what the dtype rounds to; NaN nowhere."""
+    """Compare within what the dtype rounds to; NaN is nowhere."""
     assert got.isfinite().all()
     tolerance = TOLERANCE[got.dtype]
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The same numbers on every device."""
+    """Random numbers that are the same on every device."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)

@@ -1,4 +1,4 @@
-"""Small engines on tiny random checkpoints, and what their output is compared with."""
+"""Helpers that build small engines on tiny random checkpoints, and the reference their output is compared with."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NEAR_TIE = 1e-4
 
 
 def make_pair(folder: Path, family: Family = "qwen3", **overrides: Any) -> tuple[Path, Path]:
-    """A tiny target and a random head for it."""
+    """Write a tiny target and a random EAGLE-3 head for it; return both folders."""
     target, head = folder / "target", folder / "head"
     make_tiny_target(target, family, **overrides)
     make_tiny_eagle3(head, read_model_config(target))
@@ -53,7 +53,7 @@ def make_pair(folder: Path, family: Family = "qwen3", **overrides: Any) -> tuple
 def make_config(
     pair: tuple[Path, Path], drafter: str = "eagle3", num_draft_tokens: int = 3, prune: str = "none", **changes: Any
 ) -> RunConfig:
-    """A run on `pair`: the folder of the target, and that of the drafter where it has weights.
+    """The configuration of a run on `pair`: the folder of the target, and that of the drafter where it has weights.
 
     Args:
         changes: top-level keys; `cache` and `options` are dicts of keys of the cache and of the drafter.
@@ -79,7 +79,7 @@ def make_config(
 
 
 def make_engine(config: RunConfig, requests: list[Request]) -> Engine:
-    """The engine of a configuration, with caches that hold `requests`."""
+    """Build the engine of a configuration, with caches that hold `requests`."""
     limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
     models = load_models(config, limits.max_seq_len)
     return build_engine(config, models, load_drafter(config, models), limits)
@@ -88,7 +88,7 @@ def make_engine(config: RunConfig, requests: list[Request]) -> Engine:
 def random_requests(
     count: int, max_new_tokens: int = 24, seed: int = 0, vocab_size: int = 160, lengths: tuple[int, int] = (1, 40)
 ) -> list[Request]:
-    """Requests of mixed prompt lengths. Token 2, the tiny targets' EOS, is not in a prompt."""
+    """Requests of mixed prompt lengths. Token 2, the tiny targets' end of sequence, is in no prompt."""
     generator = random.Random(seed)
     return [
         Request(
@@ -102,14 +102,16 @@ def random_requests(
 
 
 def generate(config: RunConfig, requests: list[Request]) -> dict[str, list[int]]:
-    """Output tokens by request id, from a fresh engine."""
+    """Decode with a fresh engine; return the output tokens by request id."""
     return {
         record.request_id: record.output_ids for record in make_engine(config, requests).generate(requests).requests
     }
 
 
 def assert_captured_alike(config: RunConfig, graph: str, requests: list[Request]) -> None:
-    """Under the graph mode `graph`: the tokens of eager rounds, and the drafter's KV, in which every draft shows."""
+    """Check that the graph mode `graph` gives the tokens of eager rounds, and the drafter's KV, in which every draft
+    shows.
+    """
     engines = [make_engine(config, requests)]
     engines.append(make_engine(replace(config, graph=registry.load().schemas()[f"graph/{graph}"]()), requests))
     eager, captured = (engine.generate(requests) for engine in engines)
@@ -122,7 +124,7 @@ def assert_captured_alike(config: RunConfig, graph: str, requests: list[Request]
 
 
 class Reference:
-    """The transformers model of a tiny target: its greedy tokens, and how close a decision was."""
+    """The transformers model of a tiny target, which says its greedy tokens, and how close a decision was."""
 
     def __init__(self, target: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -130,7 +132,7 @@ class Reference:
         self.model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, trust_remote_code=False).eval()
 
     def greedy(self, request: Request) -> list[int]:
-        """Output tokens of `transformers.generate`."""
+        """The output tokens of `transformers.generate`."""
         stops = None if request.ignore_eos else self.model.generation_config.eos_token_id
         prompt = torch.tensor([request.prompt_ids])
         output = self.model.generate(
@@ -146,14 +148,16 @@ class Reference:
 
     @torch.inference_mode()
     def margin(self, token_ids: list[int]) -> float:
-        """Difference of the two largest logits after `token_ids`."""
+        """How far the two largest logits after `token_ids` are apart."""
         first, second = self.model(torch.tensor([token_ids])).logits[0, -1].topk(2).values
         return float(first - second)
 
     def assert_lossless(
         self, requests: list[Request], outputs: Mapping[str, list[int]], plain: Mapping[str, list[int]]
     ) -> None:
-        """Equal token for token, or first different where plain decoding was within NEAR_TIE of another token."""
+        """Check that outputs equal plain decoding's token for token, or first differ where plain decoding was within
+        NEAR_TIE of another token.
+        """
         for request in requests:
             got, expected = outputs[request.request_id], plain[request.request_id]
             if got == expected:

@@ -1,4 +1,4 @@
-"""How many rows reach each part of a decoder layer, call by call."""
+"""Helpers that count how many rows reach each part of a decoder layer, call by call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spec_lab.models.decoder import DecoderLayer
 
 @dataclass
 class LayerRows:
-    """Rows of each call that attend, that meet o_proj, and that meet the MLP."""
+    """How many rows of each call attend, how many meet o_proj, and how many meet the MLP."""
 
     attended: list[int] = field(default_factory=list)
     projected: list[int] = field(default_factory=list)
@@ -22,7 +22,7 @@ class LayerRows:
 
 @dataclass
 class CountingBackend:
-    """The attention of a backend."""
+    """The attention of a backend, which notes how many rows attend."""
 
     backend: Any
     attended: list[int]
@@ -33,7 +33,7 @@ class CountingBackend:
 
 
 def count_rows(layer: DecoderLayer) -> LayerRows:
-    """Rows of `layer` from now on."""
+    """Count the rows of `layer` from now on."""
     rows, attention = LayerRows(), layer.attention
     attention.backend = CountingBackend(attention.backend, rows.attended)  # type: ignore[assignment]
     attention.o = _counting(attention.o, rows.projected)

@@ -49,7 +49,7 @@ POSITIONS = ("last", "bonus")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One engine: what drafts for which target, and the sizes under which it runs.
+    """One engine of the table: which drafter drafts for which target, and the sizes under which both run.
 
     Attributes:
         page_size: cache positions of a page.
@@ -77,7 +77,7 @@ class Case:
 
 
 def eager_cases() -> Iterator[Case]:
-    """Every drafter, pruning and batch size; everything else goes round, at paces of its own."""
+    """Every drafter with every pruning and batch size; everything else goes round, at paces of its own."""
     for number, (drafter, counts) in enumerate(DRAFTERS.items()):
         for row, (prune, batch_size) in enumerate(product(PRUNING, BATCHES)):
             turn = row + number

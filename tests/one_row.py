@@ -1,4 +1,6 @@
-"""Draft layers written from their definition: one row at a time, a list of key-value rows, no batch and no mask."""
+"""Draft layers written from their definition, as references: one row at a time, a list of key-value rows, no batch and
+no mask.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ def norm(hidden: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def rotate(vector: Tensor, position: int, theta: float = 10000.0) -> Tensor:
-    """Rotates the pairs (i, i + half) of one head's vector as complex numbers."""
+    """Rotate the pairs (i, i + half) of one head's vector as complex numbers."""
     half = len(vector) // 2
     angles = position * theta ** (-torch.arange(half).double() / half)
     turned = torch.complex(vector[:half].double(), vector[half:].double()) * torch.polar(
@@ -37,7 +39,7 @@ class OneRowAttention:
         self.rows: list[tuple[Tensor, Tensor]] = []
 
     def row(self, entering: Tensor, position: int) -> Tensor:
-        """Appends a row and returns what it reads."""
+        """Append a row, and return what it reads."""
         attention, head_dim = self.attention, self.attention.head_dim
         queries = self._heads(attention.q_proj.weight @ entering, attention.q_norm, position)
         keys = self._heads(attention.k_proj.weight @ entering, attention.k_norm, position)

@@ -41,5 +41,5 @@ def stand_in() -> ModuleType:
 
 
 def install() -> None:
-    """For a process that runs nothing else."""
+    """Put the runner in place for good, in a process that runs nothing else."""
     sys.modules["spec_lab.measure.runner"] = stand_in()

@@ -1,4 +1,6 @@
-"""Drafts of a running engine against a slow chain, in rounds that accept as many drafts as a script says."""
+"""Helpers that compare the drafts of a running engine with a slow chain, in rounds that accept as many drafts as a
+script says.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class SlowChain(Protocol):
 
 
 class RecordingPicker(GreedyPicker):
-    """Keeps the logits of each slot's drafts."""
+    """A greedy picker that keeps the logits of each slot's drafts."""
 
     def __init__(self) -> None:
         self.logits: dict[int, list[torch.Tensor]] = {}
@@ -45,14 +47,15 @@ class RecordingPicker(GreedyPicker):
 
 
 def random_script() -> Callable[[int], int]:
-    """Every number of accepted drafts comes up."""
+    """A script in which every number of accepted drafts comes up."""
     generator = random.Random(1)
     return lambda num_draft_tokens: generator.randrange(num_draft_tokens + 1)
 
 
 @dataclass
 class ScriptedAcceptance(StrictAcceptance):
-    """Accepts `script(num_draft_tokens)` drafts whatever the target says; before that `check` sees every request.
+    """A rule that accepts `script(num_draft_tokens)` drafts whatever the target says; before that `check` sees every
+    request.
 
     Attributes:
         script: asked once for each running request of a round, in the order of rows; padded rows take nothing of it.
@@ -82,13 +85,13 @@ class ScriptedAcceptance(StrictAcceptance):
         return Verification(tokens, torch.where(active, num_accepted + 1, 0))
 
     def check(self, sequence: Sequence, drafts: list[int], inputs: AcceptanceInputs, row: int) -> None:
-        """`drafts` of one request, which stands at `row` of `inputs`."""
+        """Look at the `drafts` of one request, which stands at `row` of `inputs`."""
         raise NotImplementedError
 
 
 @dataclass
 class ScriptedRule(ScriptedAcceptance):
-    """Compares all drafts with the slow chain; `compared` counts those that were equal."""
+    """A rule that compares all drafts with the slow chain; `compared` counts those that were equal."""
 
     slow: SlowChain = field(kw_only=True)
     picker: RecordingPicker = field(default_factory=RecordingPicker)

@@ -32,7 +32,7 @@ class Target:
 
 
 def teach_drafters(target_folder: Path, folder: Path) -> dict[str, Path]:
-    """Change the target in place, and write a drafter of each kind that has weights: their folders by name."""
+    """Change the target in place, and write a drafter of each kind that has weights; return their folders by name."""
     _quiet(target_folder, 0.45)
     target = Target(target_folder, read_model_config(target_folder), load_file(target_folder / "model.safetensors"))
     folders = {name: folder / name for name in TEACHERS}
@@ -48,7 +48,9 @@ def _quiet(folder: Path, scale: float) -> None:
 
 
 def teach_eagle3(folder: Path, target: Target) -> None:
-    """The head's attention copies the embedding of the rows with the same token, under the target's norm and head."""
+    """Write a head whose attention copies the embedding of the rows with the same token, under the target's norm and
+    head.
+    """
     head = make_tiny_eagle3(folder, target.config)
     eye, nothing, attention = torch.eye(32), torch.zeros(32, 32), "midlayer.self_attn."
     pick_embedding = torch.cat((eye, nothing), dim=1)
@@ -69,12 +71,12 @@ def teach_eagle3(folder: Path, target: Target) -> None:
 
 
 def teach_draft_model(folder: Path, target: Target) -> None:
-    """The target's first layers under its norm and head."""
+    """Write a draft model of the target's first layers, under its norm and head."""
     keep_first_layers(folder, target.folder, 3)
 
 
 def teach_mtp_eagle(folder: Path, target: Target) -> None:
-    """One module, which hands on the embedding and a little of the hidden state."""
+    """Write one module, which hands on the embedding and a little of the hidden state."""
     make_tiny_mtp(folder, "ours", target.config)
     projection = load_file(folder / "model.safetensors")["model.layers.8.eh_proj.weight"][:, 32:]
     _teach_module(folder, 8, 0.2 * projection, target)
@@ -82,7 +84,7 @@ def teach_mtp_eagle(folder: Path, target: Target) -> None:
 
 
 def teach_mtp_vanilla(folder: Path, target: Target) -> None:
-    """Three modules of the same kind, which differ in their layers."""
+    """Write three modules of the same kind, which differ in their layers."""
     make_tiny_mtp(folder, "ours", target.config, num_modules=3)
     for layer in (8, 9, 10):
         _teach_module(folder, layer, 0.1 * torch.eye(32), target)
@@ -99,7 +101,9 @@ def _teach_module(folder: Path, layer: int, hidden_projection: torch.Tensor, tar
 
 
 def teach_frozen_kv(folder: Path, target: Target) -> None:
-    """The assistant puts the last token's embedding under the target's norm and head, and recycles what it has."""
+    """Write an assistant that puts the last token's embedding under the target's norm and head, and recycles what it
+    has.
+    """
     tensors = make_tiny_assistant(folder, target.config, hidden_size=32)
     eye = torch.eye(32)
     rewrite_tensors(

@@ -25,7 +25,7 @@ LIMITS = [8, 16, 64]
 
 
 def cut_by_a_limit(length: int) -> list[RequestRecord]:
-    """Outputs of `length` tokens: what the last round emitted beyond is cut off."""
+    """Cut outputs at `length` tokens: what the last round emitted beyond is lost."""
     rng = random.Random(length)
     requests, num_rounds = [], 0
     while num_rounds < NUM_ROUNDS:
@@ -61,7 +61,7 @@ def num_accepted(rng: random.Random, most: int) -> int:
 
 
 def without_cut_rounds(requests: Sequence[RequestRecord]) -> float:
-    """The acceptance length of schema versions 1 and 2."""
+    """The acceptance length as schema versions 1 and 2 defined it: cut rounds are left out."""
     lengths = [m + 1 for r in requests for m in r.accepted_per_round[: -1 if r.truncated else None]]
     return sum(lengths) / len(lengths)
 
@@ -71,7 +71,9 @@ def as_emitted(requests: Sequence[RequestRecord]) -> float:
 
 
 def as_judged(requests: Sequence[RequestRecord]) -> float:
-    """vLLM's: 1 + accepted drafts / rounds, which is (rounds + accepted drafts) / rounds, whatever was cut off."""
+    """The acceptance length as vLLM defines it, 1 + accepted drafts / rounds: (rounds + accepted drafts) / rounds,
+    whatever was cut off.
+    """
     histogram = metrics.accepted_histogram(requests, NUM_DRAFT_TOKENS)
     return sum((m + 1) * count for m, count in enumerate(histogram)) / sum(histogram)
 

@@ -34,7 +34,9 @@ PROMPTS = ((3,), (SMALL_MARKERS.begin, 3), (SMALL_MARKERS.begin, SMALL_MARKERS.e
 
 @st.composite
 def rounds(draw: st.DrawFn) -> AcceptanceInputs:
-    """Up to five rows with logits from a few values, drafts that are often the argmax, some rows inactive."""
+    """Draw rounds of up to five rows: logits from a few values, drafts that are often the argmax, some rows
+    inactive.
+    """
     batch_size, num_drafts = draw(st.integers(1, 5)), draw(st.integers(0, 4))
     vocab_size = draw(st.integers(3, 6))
 
@@ -61,7 +63,7 @@ def rounds(draw: st.DrawFn) -> AcceptanceInputs:
 
 
 def admitted(name: str, num_drafts: int, slots: list[int] | None = None, device: torch.device = CPU) -> Rule:
-    """A rule with request i in slot `slots[i]`."""
+    """Admit request i to a rule in slot `slots[i]`."""
     rule = RULES[name](NUM_SLOTS, num_drafts, device)
     for index, slot in enumerate(slots or range(NUM_SLOTS)):
         rule.admit(slot, request(PROMPTS[index % len(PROMPTS)], request_id=str(index)))
@@ -109,7 +111,7 @@ def test_greedy_rules_end_with_the_argmax(name: str, inputs: AcceptanceInputs) -
 @given(inputs=rounds())
 @settings(max_examples=25)
 def test_sampling_rules_emit_only_what_the_target_could(name: str, inputs: AcceptanceInputs) -> None:
-    """Nothing outside the target's top-k and top-p, neither accepted nor drawn."""
+    """No token outside the target's top-k and top-p is accepted or drawn."""
     possible = probabilities(inputs.logits, TRUNCATED) > 0
     for b, tokens in enumerate(emitted(admitted(name, num_drafts_of(inputs)).accept(inputs))):
         assert all(possible[b, j, token] for j, token in enumerate(tokens))
@@ -151,7 +153,7 @@ def test_relaxed_with_topk_1_is_strict(phase: str, form: Any, inputs: Acceptance
 def test_batch_order_slots_and_neighbours_do_not_matter(
     name: str, inputs: AcceptanceInputs, data: st.DataObject
 ) -> None:
-    """Two rounds: rows permuted, every request in another slot, and a request alone: the same tokens."""
+    """In two rounds, permuted rows, every request in another slot, and a request alone give the same tokens."""
     num_drafts, batch_size = num_drafts_of(inputs), inputs.logits.shape[0]
     order = torch.tensor(data.draw(st.permutations(range(batch_size))))
     slots = data.draw(st.permutations(range(NUM_SLOTS)))
@@ -170,7 +172,7 @@ def test_batch_order_slots_and_neighbours_do_not_matter(
 @given(inputs=rounds())
 @settings(max_examples=15)
 def test_padded_rows_leave_no_trace(name: str, inputs: AcceptanceInputs) -> None:
-    """A round of NaN on padded rows between two others: requests go on as if it had not been."""
+    """A round of NaN on padded rows stands between two others: requests go on as if it had not been."""
     num_drafts = num_drafts_of(inputs)
     padded = rows(inputs, torch.arange(inputs.logits.shape[0]))
     padded.active, padded.slot_ids = torch.zeros_like(inputs.active), torch.full_like(inputs.slot_ids, NUM_SLOTS)
@@ -195,7 +197,7 @@ def test_a_readmitted_request_starts_over(name: str) -> None:
 
 
 def random_round(num_rows: int, vocab_size: int = 50, seed: int = 0, device: torch.device = CPU) -> AcceptanceInputs:
-    """Six requests, the last row padded."""
+    """A round of six requests, of which the last row is padded."""
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(NUM_SLOTS, num_rows, vocab_size, generator=generator)
     draft_logits = logits[:, :-1] + torch.randn(NUM_SLOTS, num_rows - 1, vocab_size, generator=generator)
@@ -211,7 +213,7 @@ def random_round(num_rows: int, vocab_size: int = 50, seed: int = 0, device: tor
 
 
 class Tape(TorchDispatchMode):
-    """Writes down every operation with the shapes of its results."""
+    """A dispatch mode that writes down every operation with the shapes of its results."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -66,7 +66,7 @@ def fill(lens: list[int], page_size: int, seed: int = 0, garbage: float = float(
 
 
 def naive(filled: Filled, queries: torch.Tensor, window: int | None) -> torch.Tensor:
-    """[rows, num_heads * head_dim], one row, head and request at a time."""
+    """Attention as [rows, num_heads * head_dim], computed for one row, head and request at a time."""
     num_queries, num_heads = len(queries) // len(filled.keys), queries.shape[1]
     out = torch.zeros(queries.shape)
     for row in range(len(queries)):
@@ -189,7 +189,7 @@ def test_past_the_end_the_position_is_clamped_and_the_write_goes_to_scratch() ->
 
 
 def test_a_padded_row_sees_one_key_of_scratch_and_gives_a_number() -> None:
-    """n = 0: the trimmed length is never under 1."""
+    """A padded row has n = 0, and the trimmed length is never under 1."""
     filled = fill([10], 4, garbage=0.5)
     scratch_row = filled.table.pages[filled.table.scratch_slot :]
     for num_queries in (1, 4):

@@ -26,7 +26,7 @@ HALF = NUM_LOGITS // 2
 
 
 def make_lab(folder: Path, pair: tuple[Path, Path]) -> Lab:
-    """References are off, so that the run has nothing but its own text. Some prompts are longer than a chunk."""
+    """A lab without references, so that the run has nothing but its own text. Some prompts are longer than a chunk."""
     prompts = write_prompts(folder / "prompts.jsonl", PROMPTS)
     config = make_run_config(
         pair, prompts, references=[], batch_size=2, max_new_tokens=LIMIT, cache={"prefill_chunk": CHUNK}
@@ -42,7 +42,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 @pytest.fixture(scope="module")
 def tied_lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """Tokens i and i + 80 are one and the same, going in and coming out: each decision is a tie."""
+    """A lab whose tokens i and i + 80 are one and the same, going in and coming out: each decision is a tie."""
     folder = tmp_path_factory.mktemp("tied")
     pair = make_runnable_pair(folder)
     tensors = load_file(pair[0] / "model.safetensors")
@@ -70,7 +70,7 @@ def tampered(record: RequestRecord, index: int, token: int) -> RequestRecord:
 
 
 def corruptions(records: list[RequestRecord]) -> Iterator[tuple[RequestRecord, int, int]]:
-    """A record, an index of its output, and a token that does not belong there: first, middle and last."""
+    """Yield a record, an index of its output, and a token that does not belong there: first, middle and last."""
     for record in records:
         for index in {0, len(record.output_ids) // 2, len(record.output_ids) - 1}:
             yield record, index, 3 + (record.output_ids[index] + 40) % (NUM_LOGITS - 3)

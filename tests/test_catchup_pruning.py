@@ -57,7 +57,9 @@ class Lane:
     num_padded: int
 
     def verified(self, tokens: torch.Tensor, features: torch.Tensor, num_emitted: list[int]) -> VerifiedRound:
-        """A round of every request: tokens [requests, N], features [requests * N, 3 * HIDDEN]; junk in padded rows."""
+        """A verified round of every request: tokens [requests, N], features [requests * N, 3 * HIDDEN], and junk in
+        padded rows.
+        """
         num_rows = tokens.shape[1]
         scratch = [self.table.scratch_slot] * self.num_padded
         slot_ids = torch.tensor([*range(len(self.kv_lens)), *scratch])
@@ -75,7 +77,7 @@ class Lane:
         return VerifiedRound(batch, Verification(padded_tokens, counts), padded_features)
 
     def rows(self, upto: torch.Tensor) -> list[torch.Tensor]:
-        """The KV of each request at positions below `upto`."""
+        """The KV rows of each request at positions below `upto`."""
         return [
             self.cache.kv[self.table.pages[slot].repeat_interleave(PAGE_SIZE)[:end] * PAGE_SIZE + offsets(end)]
             for slot, end in enumerate(upto.tolist())
@@ -162,7 +164,7 @@ def assert_same(got: Drafted, expected: Drafted) -> None:
 @pytest.mark.parametrize("num_padded", [0, 3])
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 5])
 def test_every_n_mixed_in_one_batch(models: Models, num_draft_tokens: int, num_padded: int, window: int | None) -> None:
-    """n = 1..N over lengths at and beside page borders, and padded rows with n = 0."""
+    """Requests with n = 1..N at and beside page borders run beside padded rows with n = 0."""
     num_rows = num_draft_tokens + 1
     kv_lens = [1, 4, 7, 16, 31, 12][:num_rows]
     lanes = {knob: make_lane(models, knob, kv_lens, num_draft_tokens, num_padded, window=window) for knob in KNOB}
@@ -225,7 +227,7 @@ def test_the_live_query_does_not_see_the_rejected_tail(models: Models) -> None:
 
 
 class Untrimmed(TorchAttention):
-    """A lone query at L + N keys, where the contract says L + n."""
+    """A pruning that asks a lone query at L + N keys, where the contract says L + n."""
 
     def __init__(self, excess: list[int]) -> None:
         super().__init__(PAGE_SIZE, MAX_SEQ_LEN)
@@ -271,7 +273,7 @@ def test_the_live_row_is_n_minus_1_of_the_request(models: Models, knob: str) -> 
 
 
 def counting(function: Callable[..., torch.Tensor], counts: list[int]) -> Callable[..., torch.Tensor]:
-    """`function`, noting the rows of its first argument."""
+    """Wrap `function` so that it notes the rows of its first argument."""
 
     def counted(rows: torch.Tensor, *rest: Any) -> torch.Tensor:
         counts.append(len(rows))

@@ -235,13 +235,13 @@ ALLOWED = [
 
 @pytest.fixture(autouse=True)
 def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of a user; `conftest` sets it for the tests that run kernels."""
+    """Set the environment of a user; `conftest` sets another for the tests that run kernels."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
 @pytest.fixture
 def folders(empty_folder: Path) -> Path:
-    """Checkpoints of which nothing but the config.json is there."""
+    """Write checkpoints of which nothing but the config.json is there."""
     for name, config in {"two_modules": {"num_nextn_predict_layers": 2}, "no_module": {}}.items():
         (empty_folder / name).mkdir()
         (empty_folder / name / "config.json").write_text(json.dumps(config))

@@ -72,7 +72,7 @@ def test_the_split_of_a_key_never_changes() -> None:
 
 @pytest.mark.parametrize("category", CHECKABLE_CATEGORIES)
 def test_a_problem_is_on_one_side_only(category: str) -> None:
-    """By construction: the split is a function of the key. So is the question but for the scene and the wording."""
+    """The split is a function of the key, and so is the question, but for the scene and the wording."""
     random = Random(0)
     tasks = [TASKS[category](random, Difficulty()) for _ in range(2000)]
     eval_keys = {task.key for task in tasks if split_of(f"{category}: {task.key}") == "eval"}
@@ -123,7 +123,7 @@ def test_continuations_are_natural_cuts(category: str) -> None:
 
 
 def run_program(source: str) -> int:
-    """The printed number, by walking the syntax tree: nothing is executed."""
+    """The number that a program prints, found by walking its syntax tree: nothing is executed."""
     operators: dict[type, Any] = {
         ast.Add: operator.add,
         ast.Sub: operator.sub,
@@ -228,7 +228,7 @@ def test_lookup_answers() -> None:
 
 
 def test_arithmetic_answers() -> None:
-    """From the words of the prompt alone."""
+    """The answer follows from the words of the prompt alone."""
     loses = re.compile(r"(sells|loses|breaks|gives away|drops|takes|steals|buys|borrows) \d+( of them)?\.")
     for example in examples("arithmetic"):
         story = example.prompt[re.search(r"(?:has|owns|keeps|holds) (a \w+ of )?\d+ ", example.prompt).start() :]  # type: ignore[union-attr]

@@ -74,7 +74,7 @@ class Lane:
         selection: RowSelection | None = None,
         first_slot: int = 0,
     ) -> TargetOutput:
-        """Rows [batch, num_queries] at `starts`, of the slots from `first_slot` on."""
+        """Run rows [batch, num_queries] at `starts`, of the slots from `first_slot` on."""
         attention = self.metadata(token_ids.shape[1], starts, first_slot)
         return self.target.forward(token_ids.flatten(), self.cache, attention, selection or AllRows(), features)
 
@@ -115,7 +115,7 @@ ALL_FEATURES = FeatureSpec(layer_inputs=(0, 2, 4, 7), final_hidden=NormSide.POST
 
 @torch.inference_mode()
 def transformers_rows(model: Any, token_ids: torch.Tensor) -> Reference:
-    """Logits [batch, length, vocab]; layer inputs, and the final hidden state after the norm."""
+    """transformers' logits [batch, length, vocab], its layer inputs, and the final hidden state after the norm."""
     output = model(token_ids, output_hidden_states=True)
     taps = [output.hidden_states[layer] for layer in (*ALL_FEATURES.layer_inputs, -1)]
     return Reference(output.logits, torch.cat(taps, dim=-1))
@@ -123,7 +123,7 @@ def transformers_rows(model: Any, token_ids: torch.Tensor) -> Reference:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """(folder, transformers model) of a kind, made once."""
+    """The folder and the transformers model of each kind, made once."""
 
     @cache
     def make(kind: str) -> tuple[Path, Any]:
@@ -261,7 +261,7 @@ def test_no_features_unless_asked_for(checkpoints: Any) -> None:
 def test_a_product_of_one_row_and_of_many_are_bit_equal_on_a_cpu(
     out_features: int, in_features: int, bias: bool
 ) -> None:
-    """What `models.linear` packs its weights for; F.linear here differs in most numbers."""
+    """`models.linear` packs its weights for this; F.linear differs here in most numbers."""
     torch.manual_seed(0)
     weight, rows = torch.randn(out_features, in_features), torch.randn(64, in_features)
     linear = make_linear(weight, torch.randn(out_features) if bias else None)
@@ -280,7 +280,9 @@ def test_packing_is_for_float32() -> None:
 @pytest.mark.parametrize("num_rows", [2, 4, 6])
 @torch.inference_mode()
 def test_verifying_n_rows_gives_the_logits_of_decoding_one(checkpoints: Any, num_rows: int) -> None:
-    """To 1e-5, not to the bit: a product of fewer than four query rows takes another path in the attention."""
+    """They agree to 1e-5, not to the bit: a product of fewer than four query rows takes another path in the
+    attention.
+    """
     folder, _ = checkpoints("llama")
     token_ids = random_tokens(1, LENGTH)
 

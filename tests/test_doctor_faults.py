@@ -61,7 +61,7 @@ def keep_readings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(scope="module")
 def healthy() -> Subject:
-    """The shipped pair."""
+    """The shipped pair, as the doctor loads it."""
     return load_subject(compose_run(QUICK)[0])
 
 
@@ -72,7 +72,7 @@ def examined(healthy: Subject, *overrides: str, max_rounds: int = FEW_ROUNDS) ->
 
 
 def copy_of(drafter: str, folder: Path) -> Path:
-    """The shipped head, to be broken."""
+    """Copy the shipped head, to be broken."""
     shipped = ZOO / f"pocket-{drafter}"
     if not (shipped / "model.safetensors").is_file():
         pytest.skip(f"no weights of drafter={drafter} are shipped yet: {shipped} is not there")
@@ -156,12 +156,12 @@ def test_a_projection_with_its_halves_swapped(
 
 
 def unprojected(tensors: Tensors) -> Tensors:
-    """What a step hands on is zero."""
+    """Make what a step hands on zero."""
     return {"post_projection.weight": torch.zeros_like(tensors["post_projection.weight"])}
 
 
 def random_last_module(tensors: Tensors) -> Tensors:
-    """The third module's matrices; its norms stay."""
+    """Draw the third module's matrices anew; its norms stay."""
     torch.manual_seed(0)
     return {
         name: torch.randn_like(tensor) * tensor.std()
@@ -171,7 +171,7 @@ def random_last_module(tensors: Tensors) -> Tensors:
 
 
 def exchanged_modules(tensors: Tensors) -> Tensors:
-    """The first module and the second."""
+    """Exchange the first module and the second."""
     pairs = {"8": "9", "9": "8"}
     return {
         name.replace(f"layers.{ours}.", f"layers.{theirs}."): tensor
@@ -284,7 +284,7 @@ class BrokenWrites:
 
 
 def skipped(slot_mapping: torch.Tensor) -> None:
-    """Nothing is written: the cache keeps what the draft steps left."""
+    """A place for broken writes: nothing is written, so the cache keeps what the draft steps left."""
 
 
 def next_slots(slot_mapping: torch.Tensor) -> torch.Tensor:
@@ -314,7 +314,7 @@ def test_a_stale_cache(
 
 @pytest.mark.slow
 def test_metadata_that_does_not_move(healthy: Subject, tmp_path: Path) -> None:
-    """Only later drafts suffer, which tells it from a stale cache."""
+    """Only later drafts suffer, which tells this fault from a stale cache."""
     head = copy_of("eagle3", tmp_path)
     subject = examined(healthy, f"drafter.path={head}", "graph=full_loop", "graph.metadata=stale")
     fault = first_fault(subject)

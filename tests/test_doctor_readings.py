@@ -52,7 +52,7 @@ def make_head(drafter: str, folder: Path, target: Path) -> None:
 
 
 def subject_of(config: RunConfig) -> Subject:
-    """Its texts are the prompts alone."""
+    """A subject of the doctor whose texts are the prompts alone."""
     requests = random_requests(NUM_TEXTS, ROUNDS_A_TEXT * (NUM_DRAFT_TOKENS + 1) + 1, lengths=(4, 20))
     limits = engine_limits(config, requests, NUM_DRAFT_TOKENS)
     models = load_models(config, limits.max_seq_len)
@@ -80,7 +80,9 @@ def record(prompt_ids: tuple[int, ...], output_ids: list[int]) -> RequestRecord:
 
 
 def with_drafted_texts(subject: Subject, make_drafter: DrafterFactory) -> tuple[Subject, list[LoopRound]]:
-    """Texts made of a pending token and its K drafts, again and again; a round for each pending token."""
+    """Replace the texts by a pending token and its K drafts, again and again; there is a round for each pending
+    token.
+    """
     outputs: list[list[int]] = [[7 + text] for text in range(NUM_TEXTS)]
     rounds: list[LoopRound] = []
     for number in range(ROUNDS_A_TEXT):
@@ -182,7 +184,7 @@ def swap_halves(file: Path, suffix: str) -> None:
 
 
 def rotate_modules(file: Path, num_layers: int) -> None:
-    """Each module under the number of the one before it, the first under the last's."""
+    """Put each module under the number of the one before it, and the first under the last's."""
     tensors = load_file(file)
     rotated: dict[str, torch.Tensor] = {}
     for module in range(NUM_DRAFT_TOKENS):

@@ -42,7 +42,7 @@ DRAFT_MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class SlowModel:
-    """No cache: the whole text through the model for every draft."""
+    """A reference without a cache: the whole text goes through the model for every draft."""
 
     reference: Reference
 
@@ -99,7 +99,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
 
 
 def text_requests(max_new_tokens: int = 18) -> list[Request]:
-    """A prompt of one token, and prompts of one to several chunks."""
+    """Requests with a prompt of one token, and with prompts of one to several chunks."""
     requests = [
         replace(request, max_new_tokens=max_new_tokens, ignore_eos=True)
         for request in random_requests(4, lengths=(2, 12), seed=2)
@@ -166,7 +166,7 @@ def test_feeding_only_the_newest_token_leaves_one(pairs: Pairs) -> None:
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 8])
 def test_slots_up_to_l_plus_2k_suffice(pairs: Pairs, num_draft_tokens: int) -> None:
-    """Of a request that fills the cache, always accepted in full, no row is written to the scratch page."""
+    """A request that fills the cache and is always accepted in full writes no row to the scratch page."""
     requests = [replace(request, max_new_tokens=40) for request in text_requests()[1:2]]
     engine = pairs.engine("qwen3", "none", num_draft_tokens, requests, page_size=1)
     pairs.install(engine, "qwen3", always_all)
@@ -199,7 +199,9 @@ EXPECTED_ROWS = {
 
 @pytest.mark.parametrize("prune", PRUNING)
 def test_rows_past_the_kv_write_of_the_last_layer(pairs: Pairs, prune: str) -> None:
-    """7 prompt tokens in two chunks, the last one with the sampled token, two draft steps, a catch-up, two more."""
+    """The engine reads 7 prompt tokens in two chunks, the last with the sampled token, takes two draft steps, a catch-
+    up and two more.
+    """
     requests = [Request("seven", "x", (5, 6, 7, 8, 9, 10, 11), max_new_tokens=2)]
     engine = pairs.engine("qwen3", prune, requests=requests)
     first, last = (count_rows(layer) for layer in engine.parts.drafter.model.layers)

@@ -28,7 +28,7 @@ REFUSAL = "drafter.num_draft_tokens=5: drafter=mtp_vanilla has a module for each
 
 @dataclass(frozen=True, slots=True)
 class FakeCell:
-    """A run of `drafter` at K in minute `minute` of an hour; `stage_ms` on top of those of the fake engine."""
+    """A made-up run of `drafter` at K in minute `minute` of an hour; `stage_ms` comes on top of the fake engine's."""
 
     drafter: str
     num_draft_tokens: int
@@ -59,7 +59,7 @@ class FakeCell:
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
-    """The tables' rows in words, those of one drafter and K one behind the other."""
+    """The tables' rows as words, those of one drafter and K joined."""
     rows: dict[str, list[str]] = {}
     for line in text.splitlines():
         words = line.split()
@@ -70,7 +70,7 @@ def rows_of(text: str) -> dict[str, list[str]]:
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> list[Run]:
-    """Two drafters at two K; one cell refused."""
+    """A recorded sweep of two drafters at two K, in which one cell was refused."""
     return [
         FakeCell("oracle", 3, minute=1).run(),
         FakeCell("oracle", 5, minute=2).run(),
@@ -195,7 +195,7 @@ def test_a_refused_cell_is_shown_with_its_reason_below(sweep: list[Run]) -> None
 
 
 def test_tables_fit_a_terminal(tmp_path: Path) -> None:
-    """Nine categories, five positions, the longest names."""
+    """The tables have nine categories, five positions and the longest names there are."""
     names = ("arithmetic", "code", "dates", "lists", "lookup", "order", "prose", "trace", "units")
     runs = [FakeCell("mtp_vanilla", 5).run(), FakeCell("draft_model", 5, minute=1).run()]
     for run in runs:

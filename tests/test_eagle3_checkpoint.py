@@ -104,7 +104,7 @@ def test_d2t_without_t2d(tmp_path: Path) -> None:
 
 
 def test_tap_layers_of_each_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Outputs of 1, 3, 4 are the inputs of 2, 4, 5."""
+    """The outputs of layers 1, 3, 4 are the inputs of layers 2, 4, 5."""
     caplog.set_level(logging.INFO)
     make_tiny_eagle3(tmp_path, TARGET, eagle_aux_hidden_state_layer_ids=[2, 4, 5])
     assert read_eagle3_config(tmp_path, TARGET).tap_layer_inputs == (2, 4, 5)
@@ -246,7 +246,7 @@ EAGLE31_NORMS = {
 @pytest.mark.parametrize("layout", ["safeailab", "speculators"])
 @pytest.mark.parametrize("option", EAGLE31_NORMS)
 def test_eagle31_options_and_their_norms(tmp_path: Path, option: str, layout: Any, place: str) -> None:
-    """`eagle_config` is where NVIDIA's heads have them."""
+    """NVIDIA's heads keep these options under `eagle_config`."""
     expected = make_tiny_eagle3(tmp_path, TARGET, layout, **{option: True})
     if place == "eagle_config":
         rewrite_config(tmp_path, eagle_config={option: True}, **{option: None})

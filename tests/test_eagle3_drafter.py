@@ -117,7 +117,7 @@ class SlowHead:
 
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Reference]]:
-    """Two targets: GQA 4:2, and one key-value head for each query head, which no head here has."""
+    """Two targets: one with GQA 4:2, and one with a key-value head for each query head, which no head here has."""
     found = {}
     targets: dict[str, dict[str, Any]] = {"gqa": {}, "mha": {"num_key_value_heads": 4}}
     for name, options in targets.items():
@@ -175,7 +175,7 @@ def test_drafts_equal_the_whole_chain_recomputed(
 def test_each_option_changes_the_drafts(
     targets: dict[str, tuple[Path, Reference]], tmp_path: Path, option: str
 ) -> None:
-    """All other tensors being equal; where only what is recycled differs, draft 1 is the same."""
+    """All other tensors are equal; where only what is recycled differs, draft 1 is the same."""
     rules = [run_against_slow_chain(targets["gqa"], tmp_path / str(on), {option: on}, "none") for on in (False, True)]
     off, on = ([rounds[0] for _, rounds in sorted(rule.drafts.items())] for rule in rules)
     assert off != on
@@ -187,7 +187,9 @@ def test_each_option_changes_the_drafts(
 def test_a_window_equals_the_slow_chain_with_one(
     targets: dict[str, tuple[Path, Reference]], tmp_path: Path, window: int, page_size: int, bucket: int, prune: str
 ) -> None:
-    """In prompts longer than the window, in catch-ups and recurrent steps, over page borders, beside padded rows."""
+    """The window counts in prompts longer than it, in catch-ups and recurrent steps, over page borders and beside
+    padded rows.
+    """
     target = targets["gqa"]
     rule = run_against_slow_chain(target, tmp_path, {}, prune, 4, bucket=bucket, window=window, page_size=page_size)
     assert set(rule.accepted) == {0, 1, 2, 3, 4} and rule.compared > 50

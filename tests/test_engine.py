@@ -36,7 +36,7 @@ def fake_requests(count: int, max_new_tokens: int = 12, seed: int = 0, longest: 
 
 
 def check(engine: Engine, target: FakeTarget, requests: list[Request]) -> GenerationResult:
-    """Generate and compare every request with the plain Python continuation; nothing may be left taken."""
+    """Generate, and compare every request with the plain Python continuation; nothing may be left taken."""
     result = engine.generate(requests)
     assert [record.request_id for record in result.requests] == [request.request_id for request in requests]
     for request, record in zip(requests, result.requests, strict=True):
@@ -209,7 +209,7 @@ def test_a_freed_slot_is_filled_while_the_others_run() -> None:
 
 
 def test_admission_waits_for_pages() -> None:
-    """Pages for one request of this size only, though three slots are free."""
+    """There are pages for one request of this size only, though three slots are free."""
     requests = [replace(request, prompt_ids=request.prompt_ids[:8]) for request in fake_requests(5, max_new_tokens=8)]
     needed = -(-(8 + 8 + 6) // 4)
     engine, target = make_fake_engine(scripted(3, [2]), num_pages=2 + needed)
@@ -331,7 +331,7 @@ def test_records_come_back_in_the_order_of_submission_and_finish_in_their_own() 
 
 
 class Interrupted(RuntimeError):
-    """What the drafter below raises."""
+    """The error that the drafter below raises."""
 
 
 @pytest.mark.parametrize("moment", ["admit", "ingest", "catch_up", "step"])

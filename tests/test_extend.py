@@ -34,7 +34,7 @@ needs_weights = pytest.mark.skipif(not ZOO.is_dir(), reason="this checkout has n
 
 
 def write_extension(folder: Path) -> None:
-    """The files of docs/extend.md: a block of code under each heading that names a file."""
+    """Write the files of docs/extend.md: a block of code under each heading that names a file."""
     text = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
     found = re.findall(r"^## .*?`(my_lab/\S+)`\n(?:.*?)^```\w+\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     assert len(found) == 5

@@ -137,7 +137,7 @@ def test_drafts_equal_the_slow_model(targets: dict[str, tuple[Path, Reference]],
 def test_other_numbers_of_drafts(
     targets: dict[str, tuple[Path, Reference]], tmp_path: Path, num_draft_tokens: int
 ) -> None:
-    """With padded rows, and pruning of every kind in turn."""
+    """They run with padded rows, and with pruning of every kind in turn."""
     prune = list(PRUNING)[num_draft_tokens % len(PRUNING)]
     case = CASES["sliding" if num_draft_tokens % 2 else "last_full_layer"]
     lab = make_lab(targets, tmp_path, case, prune=prune, num_draft_tokens=num_draft_tokens, bucket=4)
@@ -164,7 +164,7 @@ def at_every_catch_up(lab: Lab, probe: Callable[[VerifiedRound], None]) -> None:
 
 
 def drafts_of(lab: Lab, verified: VerifiedRound) -> torch.Tensor:
-    """[active rows, num_draft_tokens] of a round, without what the test put around the drafter."""
+    """The drafts [active rows, num_draft_tokens] of a round, without what the test put around the drafter."""
     state = FrozenKVDrafter.catch_up(lab.drafter, verified)
     drafts = collect_drafts(lab.drafter, lab.engine.parts.backend, state)
     assert int(drafts.min()) >= 0 and int(drafts.max()) < lab.engine.parts.target.vocab_size, "padded rows too"
@@ -172,7 +172,7 @@ def drafts_of(lab: Lab, verified: VerifiedRound) -> torch.Tensor:
 
 
 def committed_slots(verified: VerifiedRound) -> torch.Tensor:
-    """Cache slots of the positions 0..L + n - 1 of every active row."""
+    """The cache slots of the positions 0..L + n - 1 of every active row."""
     slots = []
     lengths = verified.batch.kv_lens + verified.verification.num_emitted
     for length, pages, active in zip(lengths.tolist(), verified.batch.page_table, verified.batch.active, strict=True):
@@ -202,7 +202,7 @@ def test_a_draft_round_leaves_the_targets_kv_as_it_is(
 def test_what_lies_past_the_committed_length_changes_nothing(
     targets: dict[str, tuple[Path, Reference]], tmp_path: Path
 ) -> None:
-    """Rejected rows, rows never written, and other requests' too: all NaN. Padded rows read the scratch page."""
+    """Rejected rows, rows never written, and those of other requests are all NaN. Padded rows read the scratch page."""
     lab = make_lab(targets, tmp_path, CASES["sliding_bonus"], bucket=4)
     kv = lab.engine.parts.cache.kv
     rejected = []
@@ -222,7 +222,7 @@ def test_what_lies_past_the_committed_length_changes_nothing(
 
 
 def test_the_newest_committed_key_is_read(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
-    """The other side of the test above: L + n keys, not one less."""
+    """This is the other side of the test above: L + n keys are read, not one less."""
     lab = make_lab(targets, tmp_path, CASES["last_full_layer"])
     kv = lab.engine.parts.cache.kv
     changed = []
@@ -281,7 +281,7 @@ def test_the_layers_read_are_resolved_at_construction(
 
 
 def test_the_targets_hidden_state_matters(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
-    """Of row n - 1, and of no other: a seed from another row would go unseen in the output."""
+    """It is that of row n - 1 and of no other: a seed from another row would go unseen in the output."""
     lab = make_lab(targets, tmp_path, CASES["last_full_layer"])
     differing = []
 
@@ -304,7 +304,9 @@ def test_the_targets_hidden_state_matters(targets: dict[str, tuple[Path, Referen
 def test_the_seed_reads_the_last_prompt_row(
     targets: dict[str, tuple[Path, Reference]], tmp_path: Path, prune: str
 ) -> None:
-    """Of the last of several chunks; transformers took the first row up to 5.17. Pruned, that row is all there is."""
+    """It is the last row of the last of several chunks, where transformers up to 5.17 took the first. Pruned, that row
+    is all there is.
+    """
     lab = make_lab(targets, tmp_path, CASES["last_full_layer"], prune=prune)
     ingest = lab.drafter.ingest
     num_rows: list[tuple[int, int]] = []
@@ -333,14 +335,14 @@ def test_the_seed_reads_the_last_prompt_row(
 
 
 def test_padded_rows_are_inert(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
-    """The same drafts of every request in every round, whatever stands beside it; outputs would hide wrong drafts."""
+    """Every request has the same drafts in every round, whatever stands beside it; outputs would hide wrong drafts."""
     alone, padded = (make_lab(targets, tmp_path, CASES["sliding"], bucket=bucket).generate() for bucket in (1, 4))
     assert padded == alone
     assert sum(map(len, alone.values())) > 12
 
 
 def acceptance_length(num_requests: int, change: Callable[[torch.Tensor], torch.Tensor]) -> float:
-    """Of the shipped pair, with `change` done to every feature the drafter is handed."""
+    """The acceptance length of the shipped pair, with `change` done to every feature that the drafter is handed."""
     config = make_config((ZOO / "pocket", ZOO / "pocket-frozen_kv"), "frozen_kv", batch_size=8, max_new_tokens=24)
     config.workload.limit = num_requests
     requests = load_requests(config, TargetTokenizer(ZOO / "pocket"))
@@ -354,6 +356,6 @@ def acceptance_length(num_requests: int, change: Callable[[torch.Tensor], torch.
 
 
 def test_without_the_targets_hidden_state_the_shipped_head_is_accepted_less() -> None:
-    """Measured: 2.40 tokens a round, and 2.02 with zeros; the rest it reads from the target's KV."""
+    """Measured were 2.40 tokens a round, and 2.02 with zeros; the rest it reads from the target's KV."""
     as_it_is, zeroed = acceptance_length(9, torch.clone), acceptance_length(9, torch.zeros_like)
     assert zeroed < as_it_is - 0.2

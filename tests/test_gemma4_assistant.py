@@ -127,7 +127,7 @@ def make_pair(folder: Path, text: dict[str, Any] | None = None, **outer: Any) ->
 
 
 def describe(shared: dict[str, Any]) -> AssistantTarget:
-    """What a loader of Gemma 4 targets would say of the tiny one."""
+    """The configuration that a loader of Gemma 4 targets would read of the tiny one."""
     ropes = {
         name: LayerRope(rope["rope_theta"], rope.get("partial_rotary_factor", 1.0))
         for name, rope in shared["rope_parameters"].items()
@@ -190,7 +190,7 @@ class Prompt:
 
     @torch.inference_mode()
     def draft(self, pair: Pair, position: str) -> tuple[list[int], torch.Tensor]:
-        """Our drafts and the logits of each, [DRAFTS, vocab]."""
+        """Our drafts and their logits, [DRAFTS, vocab]."""
         drafter = pair.drafter(self.caches, self.backend, position)
         state = self.ingest(drafter)
         tokens, logits = [state.tokens], [drafter.head.target_logits(state.hidden)]
@@ -202,7 +202,7 @@ class Prompt:
 
     @torch.inference_mode()
     def transformers_drafts(self, pair: Pair) -> tuple[list[int], torch.Tensor]:
-        """The same of transformers' candidate generator."""
+        """The drafts and logits of transformers' candidate generator."""
         from transformers import GenerationConfig
         from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
@@ -229,7 +229,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("length", [1, PAGE, WINDOW + 1, WINDOW + 2, 5 * WINDOW + 3])
 def test_drafts_equal_those_of_transformers(pairs: dict[str, Pair], case: str, length: int) -> None:
-    """Prompts shorter than the sliding window, at its edge, and five times as long."""
+    """The prompts are shorter than the sliding window, at its edge, and five times as long."""
     prompt = Prompt.run(pairs[case], length, seed=length)
     drafts, logits = prompt.draft(pairs[case], "bonus")
     expected, expected_logits = prompt.transformers_drafts(pairs[case])

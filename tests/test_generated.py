@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Letters:
-    """Stands in for the tokenizer: a character is a token."""
+    """A stand-in for the tokenizer, for which a character is a token."""
 
     vocab_size = 256
 

@@ -96,7 +96,7 @@ def test_busy_time_is_the_union_of_what_runs_at_once() -> None:
 
 
 def a_round(timer: CountedRounds, x: torch.Tensor, weight: torch.Tensor) -> None:
-    """Seven launches, one of them a replay of two more operators, and two reads."""
+    """A round of seven launches, one of them a replay of two more operators, and two reads."""
     with timer.round():
         ids = torch.tensor([1, 2])  # an upload
         with timer.span("verify"):
@@ -114,7 +114,7 @@ def a_round(timer: CountedRounds, x: torch.Tensor, weight: torch.Tensor) -> None
 
 
 def test_operators_replays_and_reads_are_counted_exactly() -> None:
-    """Of five rounds the second and the third."""
+    """Of five rounds the second and the third are counted."""
     timer = CountedRounds(num_skipped=1, num_rounds=2)
     x, weight = torch.ones(8), torch.ones(4, 4)
     with torch.inference_mode():
@@ -149,7 +149,7 @@ def engine_of(pair: tuple[Path, Path], mode: str) -> tuple[Engine, list[Any]]:
 
 @pytest.fixture(scope="module")
 def counted(pair: tuple[Path, Path]) -> dict[str, tuple[Any, dict[str, int | None]]]:
-    """Work a round, and nodes of the graphs, by mode."""
+    """The counted work a round, and the nodes of the graphs, by mode."""
     found = {}
     for mode in MODES:
         engine, requests = engine_of(pair, mode)
@@ -237,7 +237,7 @@ def test_the_cpu_span_ends_before_the_results_are_read(
 @pytest.mark.parametrize("read", [read_now, read_later])
 @pytest.mark.parametrize("relaxed", [None, torch.tensor([1, 0])])
 def test_results_are_read_as_they_were(read: Callable[..., Any], relaxed: torch.Tensor | None) -> None:
-    """Also when the next replay has overwritten them."""
+    """They are, also when the next replay has overwritten them."""
     verification = Verification(torch.tensor([[5, 6, 7], [8, 9, 1]]), torch.tensor([3, 1]), relaxed)
     pending = read(verification)
     verification.tokens.zero_()
@@ -259,7 +259,7 @@ class FakeEvent:
         self.at = FakeEvent.now
 
     def synchronize(self) -> None:
-        """Done already."""
+        """Return at once: the work is done."""
 
     def elapsed_time(self, end: FakeEvent) -> float:
         if self.at is None or end.at is None:
@@ -275,7 +275,7 @@ def event_timer(monkeypatch: pytest.MonkeyPatch) -> CudaEventTimer:
 
 
 def captured_marks(timer: CudaEventTimer, *names: str) -> list[Any]:
-    """Marks of a graph, not yet recorded by a replay."""
+    """The marks of a graph that no replay has recorded yet."""
     with timer.capture() as marks:
         for name in names:
             with timer.span(name):
@@ -308,7 +308,7 @@ def test_stages_inside_a_graph_have_their_own_times(event_timer: CudaEventTimer)
 
 
 def test_a_stage_that_cannot_be_read_has_no_time(event_timer: CudaEventTimer) -> None:
-    """One mark the replay did not record, and one whose end is of the replay before."""
+    """The replay did not record one mark, and the end of another is of the replay before."""
     marks = captured_marks(event_timer, "verify", "accept", "recur", "recur")
     FakeEvent.now = 10.0
     marks[1].end.record()
@@ -346,7 +346,7 @@ def test_a_captured_run_records_its_counts(configure: RunConfig, tmp_path: Path)
 def test_a_fallback_fails_the_run(
     counts: bool, reason: str, configure: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is counted, and one that is not, in a timed pass behind a warm-up that captured and replayed."""
+    """One is counted and one is not, in a timed pass behind a warm-up that captured and replayed."""
 
     def run(mode: CapturedMode, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
         mode.counts.fallbacks += counts

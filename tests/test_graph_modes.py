@@ -37,7 +37,9 @@ CASES = [(mode, count, prune) for mode in MODES for count, prune in ((3, "none")
 
 @pytest.mark.parametrize(("mode", "num_draft_tokens", "prune"), [*CASES, ("full_loop", 8, "catchup")])
 def test_a_captured_mode_gives_what_eager_gives(lab: Lab, mode: str, num_draft_tokens: int, prune: str) -> None:
-    """Exact and padded batches, slots reused, prompts of one token, page borders, the maximum length."""
+    """The requests meet exact and padded batches, reused slots, prompts of one token, page borders and the maximum
+    length.
+    """
     requests = mixed_requests(7, 12)
     options = {"num_draft_tokens": num_draft_tokens, "prune": prune, "batch_size": 5}
     result = assert_equal_to_eager(lab, MODES[mode], requests, **options)
@@ -65,7 +67,7 @@ def test_every_drafter_can_be_captured(lab: Lab, mode: str, drafter: str) -> Non
 
 @pytest.mark.parametrize(("mode", "drafter"), checkerboard(MODES, DRAFTERS))
 def test_one_draft_token_works_in_every_mode(lab: Lab, mode: str, drafter: str) -> None:
-    """No recurrent step is left."""
+    """No recurrent step is left to capture."""
     requests = mixed_requests(2, 6)
     result = assert_equal_to_eager(lab, MODES[mode], requests, drafter=drafter, num_draft_tokens=1, batch_size=2)
     assert accepted_lengths(result) == {0, 1}
@@ -85,7 +87,7 @@ def test_rules_and_sampled_drafts_are_captured_alike(lab: Lab, mode: str, rule: 
     "mode", [pytest.param(mode, marks=[] if mode == "step_replay" else pytest.mark.slow) for mode in MODES]
 )
 def test_captured_triton_attention_gives_what_eager_gives(lab: Lab, mode: str) -> None:
-    """In Triton's interpreter on a CPU, where every launch is a custom operator on the tape."""
+    """On a CPU it runs in Triton's interpreter, where every launch is a custom operator on the tape."""
     is_native = lab.device == "cuda"
     count = 6 if is_native else 1 if mode == "step_replay" else 2
     requests = mixed_requests(count, 20 if is_native else 3, longest=6)
@@ -112,7 +114,7 @@ def test_a_batch_is_padded_to_a_power_of_two_or_all_slots(lab: Lab, num_slots: i
 
 
 def test_padded_rounds_occur(lab: Lab) -> None:
-    """What the equality tests rely on: five slots in the sizes 1, 2, 4 and 5."""
+    """The equality tests rely on this: five slots run in the sizes 1, 2, 4 and 5."""
     requests = mixed_requests(7, 12)
     _, watch = generate_watched(lab.engine(requests, MODES["round"], batch_size=5), requests)
     sizes = set(watch.sizes)
@@ -121,7 +123,9 @@ def test_padded_rounds_occur(lab: Lab) -> None:
 
 @pytest.mark.parametrize(("mode", "drafter"), checkerboard(PLAIN_MODES, DRAFTERS))
 def test_capture_touches_scratch_only(lab: Lab, mode: str, drafter: str) -> None:
-    """In the middle of a run, with live requests in the slots; `Watch` compares every tensor of the parts."""
+    """It happens in the middle of a run, with live requests in the slots; `Watch` compares every tensor of the
+    parts.
+    """
     requests = mixed_requests(3, 4)
     engine = lab.engine(requests, MODES[mode], drafter, batch_size=3, rule=RULES["sampled"])
     paths = live_state(engine).keys()
@@ -136,7 +140,7 @@ def test_capture_touches_scratch_only(lab: Lab, mode: str, drafter: str) -> None
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", MODES)
 def test_a_round_makes_the_host_wait_for_nothing(lab: Lab, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the launch of a round and the reading of its result."""
+    """There is no synchronisation between the launch of a round and the reading of its result."""
     if lab.device == "cpu":
         pytest.skip("a CPU has no synchronisations")
     requests = mixed_requests(4, 10)
@@ -226,7 +230,7 @@ def test_a_surplus_round_is_recorded_with_its_rows_and_its_time(lab: Lab, batch_
 
 
 def test_an_engine_goes_on_after_a_run(lab: Lab) -> None:
-    """Three passes over other requests on the same graphs."""
+    """Three passes over other requests use the same graphs."""
     engine = lab.engine(mixed_requests(3, 12, longest=60), MODES["full_loop"], batch_size=2)
     for seed in range(3):
         requests = mixed_requests(3, 12, seed, 30)

@@ -28,7 +28,7 @@ LOOP = {"name": "full_loop", "verify": True, "metadata": "in_place"}
 
 
 def fake_run(graph: dict[str, Any], times: list[float], batch_size: int = 1, accepted: int = 2, **changes: Any) -> Run:
-    """A run whose repeat i takes `times[i]` milliseconds a round; half of each is the host's."""
+    """A made-up run whose repeat i takes `times[i]` milliseconds a round; half of each is the host's."""
     repeats = []
     for time in times:
         rounds = [make_round([accepted + 1], time / 1e3) for _ in range(4)]
@@ -109,7 +109,9 @@ def test_every_graph_option_has_a_place_in_the_table(empty_folder: Path) -> None
 
 @pytest.mark.parametrize("cell", [["graph=eager", "batch_size=1"], ["graph=round_overlap", "batch_size=16"]])
 def test_the_experiment_fills_its_batches_to_the_end(cell: list[str], empty_folder: Path) -> None:
-    """Requests by the batch, and outputs long enough for all profiled rounds at full acceptance."""
+    """There are as many requests as fill batches, and outputs long enough for all profiled rounds at full
+    acceptance.
+    """
     config, choices = compose_run(["experiment=graph_modes", *cell])
     assert refusals(config) == []
     assert choices["drafter"] == "eagle3" and choices["prune"] == "catchup"

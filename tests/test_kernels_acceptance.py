@@ -22,13 +22,15 @@ SHAPES = [(1, 1, 5), (1, 4, 3), (3, 3, 257), (2, 6, VOCAB_TILE), (1, 4, 2 * VOCA
 
 
 def make_logits(batch: int, num_rows: int, vocab_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rounded, so that maxima tie; a view with strides of its own."""
+    """Random logits, rounded so that maxima tie; they are a view with strides of its own."""
     whole = (randn(batch + 1, num_rows + 1, vocab_size + 5, dtype=torch.float32) * 2).round().to(dtype)
     return whole[1:, 1:, :vocab_size]
 
 
 def make_drafts(logits: torch.Tensor) -> torch.Tensor:
-    """Request 0 has all drafts right, request i the first i - 1; the wrong ones are tokens of the vocabulary too."""
+    """Drafts of which request 0 has all right, and request i the first i - 1; the wrong ones are tokens of the
+    vocabulary too.
+    """
     drafts = logits[:, :-1].float().argmax(dim=-1)
     for request in range(1, drafts.shape[0]):
         drafts[request, request - 1 :] = (drafts[request, request - 1 :] + 1) % logits.shape[-1]
@@ -36,7 +38,7 @@ def make_drafts(logits: torch.Tensor) -> torch.Tensor:
 
 
 def strict(logits: torch.Tensor, drafts: torch.Tensor, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Into poisoned outputs."""
+    """Run the strict kernel, into poisoned outputs."""
     batch, num_rows, _ = logits.shape
     tokens, num_emitted = torch.full((batch, num_rows), -7, device=DEVICE), torch.full((batch,), -7, device=DEVICE)
     strict_accept(tokens, num_emitted, logits, drafts, active)
@@ -83,7 +85,7 @@ def test_of_equal_maxima_the_lowest_id_wins_within_a_tile_and_across(pair: tuple
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
 def test_a_padded_row_gives_a_token_of_the_vocabulary_and_counts_nothing(value: float) -> None:
-    """And so does NaN among numbers, as `torch.argmax` has it; the row beside it does not notice."""
+    """So does NaN among numbers, as `torch.argmax` has it; the row beside it does not notice."""
     logits = make_logits(2, 3, VOCAB_TILE + 3, torch.float32).clone()
     alone = strict(logits[:1], make_drafts(logits)[:1], torch.ones(1, dtype=torch.bool, device=DEVICE))
     logits[1] = value
@@ -97,7 +99,7 @@ def test_a_padded_row_gives_a_token_of_the_vocabulary_and_counts_nothing(value: 
 
 
 def stand(logits: torch.Tensor, drafts: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Into poisoned outputs."""
+    """Run the kernel of the drafts' standing, into poisoned outputs."""
     batch, num_rows, _ = logits.shape
     shape = (batch, num_rows - 1)
     outputs = {
@@ -113,7 +115,7 @@ def stand(logits: torch.Tensor, drafts: torch.Tensor) -> dict[str, torch.Tensor]
 
 @pytest.mark.parametrize(("shape", "dtype"), checkerboard(SHAPES, DTYPES))
 def test_the_standing_of_drafts_is_the_rules(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Ranks exactly, with many ties; probabilities to float32's rounding, whatever dtype the logits have."""
+    """Ranks are equal exactly, with many ties; probabilities to float32's rounding, whatever dtype the logits have."""
     logits = make_logits(*shape, dtype)
     generator = torch.Generator().manual_seed(5)
     drafts = torch.randint(shape[2], (shape[0], shape[1] - 1), generator=generator).to(DEVICE)
@@ -135,7 +137,7 @@ def test_the_standing_of_drafts_is_the_rules(shape: tuple[int, int, int], dtype:
 
 
 def test_tokens_outside_the_vocabulary_of_a_row_have_rank_and_no_probability() -> None:
-    """A tile of nothing but -inf beside one with numbers."""
+    """A tile of nothing but -inf stands beside one with numbers."""
     logits = torch.full((1, 3, VOCAB_TILE + 4), float("-inf"), device=DEVICE)
     logits[..., -3:] = torch.tensor([1.0, 3.0, 2.0], device=DEVICE)
     got = stand(logits, torch.tensor([[VOCAB_TILE + 3, 7]], device=DEVICE))

@@ -22,7 +22,9 @@ SCALARS = {"scale": "fp32", "temperature": "fp32"}
 
 
 def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, **constants: int | bool) -> str:
-    """PTX for compute capability 9.0, aligned as the launchers' tensors are; so is the size of most vocabularies."""
+    """Compile a kernel to PTX for compute capability 9.0. Its arguments are aligned as the launchers' tensors are, and
+    as the size of most vocabularies is.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -68,7 +70,7 @@ def compile_attention(dtype: str, num_queries: int, head_dim: int, group: int, i
 
 
 def compile_vocabulary() -> None:
-    """Kernels over a vocabulary of 152k tokens, N = 4."""
+    """Compile the kernels over a vocabulary of 152k tokens, for N = 4."""
     from spec_kernels import gumbel, rejection, relaxed, strict
 
     merge = {"ROW_TILE": 4, "TILE_TILE": 64}
@@ -118,7 +120,7 @@ def main() -> None:
 
 @pytest.mark.slow
 def test_every_kernel_compiles_for_an_h200() -> None:
-    """In a process of its own, where kernels are compiled and not interpreted."""
+    """It runs in a process of its own, where kernels are compiled and not interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.test_kernels_compile"], env=environment, capture_output=True, text=True

@@ -12,7 +12,7 @@ POISON = -7
 
 
 def buffers(batch: int, num_draft_tokens: int, hidden_size: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Drafts, next tokens and next hidden states, poisoned, rows of wider buffers."""
+    """Poisoned drafts, next tokens and next hidden states, as rows of wider buffers."""
     drafts = torch.full((batch, num_draft_tokens + 2), POISON, device=DEVICE)[:, :num_draft_tokens]
     hidden = torch.full((batch, hidden_size + 8), float("nan"), dtype=dtype, device=DEVICE)[:, :hidden_size]
     return [drafts, torch.full((batch,), POISON, device=DEVICE), hidden]
@@ -25,7 +25,7 @@ def buffers(batch: int, num_draft_tokens: int, hidden_size: int, dtype: torch.dt
 def test_every_column_is_written_and_the_last_step_hands_on_nothing(
     dtype: torch.dtype, batch: int, num_draft_tokens: int, hidden_size: int
 ) -> None:
-    """One column tensor at one address, as under a graph that is replayed."""
+    """One column tensor stays at one address, as under a graph that is replayed."""
     got, expected = (buffers(batch, num_draft_tokens, hidden_size, dtype) for _ in range(2))
     column = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     for index in range(num_draft_tokens):

@@ -20,7 +20,7 @@ def windows(size: int, hidden_size: int, dtype: torch.dtype) -> MtpWindow:
 
 
 def inputs(batch: int, num_rows: int, hidden_size: int, dtype: torch.dtype) -> MtpRows:
-    """Views of wider rows; no stride is the one of a contiguous tensor."""
+    """Inputs that are views of wider rows: no stride is the one of a contiguous tensor."""
     tokens = torch.arange(1000, 1000 + batch * (num_rows + 1), device=DEVICE).view(batch, num_rows + 1)[:, 1:]
     return MtpRows(tokens, randn(batch, num_rows + 1, hidden_size + 3, seed=2, dtype=dtype)[:, 1:, :hidden_size])
 

@@ -69,7 +69,7 @@ def slots_of(batch: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("shape", "dtype"), checkerboard(SHAPES, DTYPES))
 def test_drafts_are_drawn_and_kept_as_the_drafter_does(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Every column by one tensor at one address; a third of the vocabulary has no draft logit."""
+    """One tensor at one address names every column in turn; a third of the vocabulary has no draft logit."""
     (batch, num_rows, vocab_size), temperature = shape, 0.3
     seeds, slot_ids = slot_seeds(), slots_of(batch)
     kept = torch.full((NUM_SLOTS + 1, num_rows - 1, vocab_size), float("nan"), device=DEVICE)
@@ -94,7 +94,9 @@ def test_drafts_are_drawn_and_kept_as_the_drafter_does(shape: tuple[int, int, in
 
 @pytest.mark.slow
 def test_draws_follow_the_distribution() -> None:
-    """Over seeds alone: three likely tokens in three tiles, and one that never is."""
+    """Only the seeds differ: three likely tokens in three tiles are drawn as often as they should be, and one
+    never is.
+    """
     batch, vocab_size = 400, 2 * RACE_TILE + 10
     logits = torch.full((1, vocab_size), float("-inf"), device=DEVICE)
     places = [3, RACE_TILE + 5, 2 * RACE_TILE + 9]
@@ -145,7 +147,7 @@ def make_inputs(shape: tuple[int, int, int], dtype: torch.dtype, closeness: floa
 
 
 def verify(inputs: AcceptanceInputs, method: str, seeds: SlotSeeds, temperature: float) -> list[torch.Tensor]:
-    """Kernel and reference, into poisoned outputs: tokens, n, tokens, n."""
+    """Run kernel and reference into poisoned outputs; return tokens and n of one, then of the other."""
     batch, num_rows, _ = inputs.logits.shape
     outputs = [torch.full(shape, -7, device=DEVICE) for shape in ((batch, num_rows), (batch,)) * 2]
     draft_logits = inputs.draft_logits if METHODS[method].reads_draft_logits else None
@@ -198,7 +200,9 @@ def test_without_drafts_a_token_is_drawn_from_the_target() -> None:
     "sampling", [SamplingParams(0.0), SamplingParams(0.7), SamplingParams(0.7, top_k=9), SamplingParams(1.3, 30, 0.8)]
 )
 def test_the_rule_with_kernels_is_the_rule(method: str, sampling: SamplingParams) -> None:
-    """Greedy, and with top-k and top-p, too. On what is emitted: behind it, both have junk of their own."""
+    """Greedy, top-k and top-p are among the cases. Compared is what is emitted: behind it, both have junk of
+    their own.
+    """
     inputs, seeds = make_inputs((3, 4, 130), torch.float32, 1.0), slot_seeds()
     got = TritonRejectionAcceptance(method, sampling, seeds).accept(inputs)
     expected = RejectionAcceptance(METHODS[method], sampling, seeds).accept(inputs)
@@ -242,7 +246,7 @@ def test_when_nothing_is_left_the_target_decides() -> None:
 
 @pytest.mark.slow
 def test_emitted_tokens_follow_the_target() -> None:
-    """Whatever the drafter: the first token emitted, over seeds, has the target's distribution."""
+    """Whatever the drafter is, the first token emitted has the target's distribution over seeds."""
     batch = 400
     target, drafter = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.1, 0.1, 0.8])
     logits = target.log().expand(batch, 2, 3).contiguous().to(DEVICE)

@@ -102,7 +102,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 class LaunchedKernels(TorchDispatchMode):
-    """names: every operator of `spec_kernels` that ran."""
+    """A dispatch mode that keeps in `names` every operator of `spec_kernels` that ran."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def make_engine(config: RunConfig, requests: Sequence[Request]) -> Engine:
 
 
 def thinking_requests(count: int, max_new_tokens: int) -> list[Request]:
-    """Prompts that end inside thinking, so that a relaxed rule relaxes."""
+    """Requests whose prompts end inside thinking, so that a relaxed rule relaxes."""
     requests = random_requests(count, max_new_tokens, vocab_size=VOCAB_SIZE, lengths=(1, 7))
     return [replace(request, prompt_ids=(*request.prompt_ids, MARKERS.begin)) for request in requests]
 

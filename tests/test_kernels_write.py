@@ -26,7 +26,7 @@ def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def test_write_puts_row_i_into_slot_i_and_nowhere_else(
     dtype: torch.dtype, num_rows: int, num_kv_heads: int, head_dim: int
 ) -> None:
-    """Keys and values as a layer has them: views of wider rows."""
+    """Keys and values are views of wider rows, as a layer has them."""
     heads = randn(num_rows, 3 * num_kv_heads, head_dim, dtype=dtype)
     keys, values = heads[:, num_kv_heads : 2 * num_kv_heads], heads[:, 2 * num_kv_heads :]
     got, expected = (poisoned(NUM_SLOTS, 2, num_kv_heads, head_dim, dtype=dtype) for _ in range(2))
@@ -48,7 +48,9 @@ Fused = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.
 
 
 def run_fused(fused: Fused, qkv: torch.Tensor, num_heads: int, num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Roped queries and the cache, NaN before; the rotary rows as `RotaryTable` gives them: views of one table."""
+    """Run the fused kernel; return roped queries and the cache, both NaN before. The rotary rows are views of one
+    table, as `RotaryTable` gives them.
+    """
     num_rows, _, head_dim = qkv.shape
     angles = randn(num_rows, head_dim // 2, seed=2).repeat(1, 2)
     signs = torch.ones(head_dim, device=DEVICE)
@@ -79,7 +81,7 @@ def test_the_fused_kernel_equals_rotation_and_write(
 
 
 def test_the_rotation_is_that_of_the_models() -> None:
-    """The reference against complex numbers: channel i and i + head_dim / 2 are one pair."""
+    """The reference is compared with complex numbers: channels i and i + head_dim / 2 are one pair."""
     qkv = randn(3, 3, 16)
     queries, _ = run_fused(rope_write_reference, qkv, 1, 1)
     angles = randn(3, 8, seed=2).unsqueeze(1)

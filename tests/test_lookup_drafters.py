@@ -22,7 +22,9 @@ JUNK = 999
 
 
 def slow_drafts(known: list[int], num_draft_tokens: int, max_ngram: int, min_ngram: int) -> list[int]:
-    """The latest earlier occurrence of the longest suffix, continued; 0 where nothing is known."""
+    """Search in plain Python for the latest earlier occurrence of the longest suffix, and continue it; 0 where nothing
+    is known.
+    """
     for size in range(max_ngram, min_ngram - 1, -1):
         suffix = known[-size:]
         for start in range(len(known) - size - 1, -1, -1):
@@ -96,7 +98,9 @@ def test_ngram_equals_the_slow_search(
     sizes: tuple[int, int],
     chunk: int,
 ) -> None:
-    """Prompt passes in chunks, then rounds of other lengths; a padded row beside, and junk past the known tokens."""
+    """Prompt passes come in chunks, then rounds of other lengths; a padded row stands beside, and junk past the known
+    tokens.
+    """
     num_rows, num_slots = num_draft_tokens + 1, len(prompts)
     history = TokenHistory(num_slots, 64, CPU)
     drafter = NgramDrafter(num_draft_tokens, *sizes, history)

@@ -36,7 +36,9 @@ EVERY_LENGTH = {0, 1, 2, 3}
 
 
 def mixed_requests() -> list[Request]:
-    """Prompts of 1 token, shorter than K, and longer than chunks and windows; limits from 1 up; some past EOS."""
+    """Requests with prompts of 1 token, shorter than K, and longer than chunks and windows; with limits from 1 up; some
+    go on past EOS.
+    """
     requests = random_requests(9, max_new_tokens=15, vocab_size=VOCAB, lengths=(2, 30), seed=4)
     requests[0] = replace(requests[0], prompt_ids=(7,))
     requests[1] = replace(requests[1], prompt_ids=(9,), ignore_eos=True)
@@ -159,7 +161,9 @@ def test_output_equals_plain_decoding_in_every_combination(labs: Labs, case: Cas
 
 
 def test_every_drafter_of_the_lab_is_in_the_table() -> None:
-    """With weights that are taught to it, if it has some, and under the graph modes, if it can be captured."""
+    """It is there with weights that are taught to it, if it has some, and under the graph modes, if it can be
+    captured.
+    """
     rows = registry.load().options(DrafterOption)
     assert set(DRAFTERS) == set(rows)
     assert set(TEACHERS) == {name for name, row in rows.items() if row.folder is not None}
@@ -185,7 +189,7 @@ def test_every_drafter_meets_everything(drafter: str) -> None:
     [*((name, EVERY_LENGTH) for name in TRAINED), ("ngram", EVERY_LENGTH), ("random", {0, 1}), ("oracle", {3})],
 )
 def test_drafts_are_accepted_in_part(labs: Labs, drafter: str, lengths: set[int]) -> None:
-    """Else the table would notice little. The oracle is wrong past the end only."""
+    """Otherwise the table would notice little. The oracle is wrong past the end only."""
     accepted = set()
     for target in TARGETS:
         for rounds in accepted_in(labs[target].run(Case(target, drafter, "catchup", batch_size=8))):
@@ -204,7 +208,7 @@ def test_blocks_are_cut_by_end_of_sequence_and_by_limits(labs: Labs, drafter: st
 
 @pytest.mark.parametrize("drafter", TRAINED)
 def test_pruning_changes_no_draft(labs: Labs, drafter: str) -> None:
-    """Not only the output: the same drafts are accepted in the same rounds."""
+    """Not only the output is equal: the same drafts are accepted in the same rounds."""
     accepted = [accepted_in(labs["qwen3"].run(Case("qwen3", drafter, prune, batch_size=8))) for prune in PRUNING]
     assert accepted.count(accepted[0]) == len(PRUNING)
 
@@ -222,7 +226,7 @@ def test_sampled_drafts_are_verified_by_their_own_distribution(labs: Labs, draft
     "graph", [pytest.param(mode, marks=[] if mode in ("step_replay", "round") else pytest.mark.slow) for mode in MODES]
 )
 def test_a_head_of_centroids_is_captured_alike(labs: Labs, tmp_path: Path, graph: str) -> None:
-    """The frozen-KV assistant's other head, which scores some tokens only."""
+    """The frozen-KV assistant has another head, which scores some tokens only."""
     ordered = {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 3}
     make_tiny_assistant(tmp_path, read_model_config(labs["qwen3"].target), **ordered)
     lab = replace(labs["qwen3"], weights={"frozen_kv": tmp_path}, accepted={})

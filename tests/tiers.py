@@ -1,4 +1,4 @@
-"""Which rows of a product of parameters run in the default tier, so that it stays a matter of minutes."""
+"""Helpers that say which rows of a product of parameters run in the default tier, which is a matter of minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tiny random frozen-KV drafters in the Gemma 4 assistant's format, and the slow, obvious model they must equal."""
+"""Helpers that write tiny random frozen-KV drafters in the Gemma 4 assistant's format, and the slow, obvious model that
+they must equal.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,7 @@ def _tensors(config: dict[str, Any], target: ModelConfig, seed: int) -> dict[str
 
 @dataclass
 class SlowAssistant:
-    """Drafts from the whole text, without a paged cache: target and assistant run anew for every draft.
+    """A model that drafts from the whole text, without a paged cache: target and assistant run anew for every draft.
 
     `sources` are the target layers read, `windows` the keys seen; None is all.
     """
@@ -122,7 +124,7 @@ class SlowAssistant:
 
     @torch.inference_mode()
     def draft(self, text: list[int], num_draft_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
-        """Drafts after `text`, whose last token is pending, and the logits of each, -inf where not scored."""
+        """Return the drafts after `text`, whose last token is pending, and the logits of each; -inf is not scored."""
         from transformers import DynamicCache
 
         cache = DynamicCache()

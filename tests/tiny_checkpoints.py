@@ -1,4 +1,4 @@
-"""Tiny random checkpoints in the Hugging Face layout, written into a folder of the test, and `refused` for bad ones.
+"""Helpers that write tiny random checkpoints in the Hugging Face layout into a folder of the test, and break them.
 
 Every parameter is random, norms and biases too: with their usual ones and zeros a misread name would go unseen.
 """
@@ -65,7 +65,9 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
 
 
 def random_weight(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Norms around 1, biases around 0, embeddings of unit size, matrices that keep the size of their input."""
+    """Random values of a sensible size: norms around 1, biases around 0, embeddings of unit size, and matrices that
+    keep the size of their input.
+    """
     values = torch.randn(shape, generator=generator)
     if len(shape) == 1:
         return 0.1 * values if name.endswith("bias") else 1.0 + 0.2 * values
@@ -74,7 +76,7 @@ def random_weight(name: str, shape: tuple[int, ...], generator: torch.Generator)
 
 @contextmanager
 def refused(*fragments: str | Path) -> Iterator[None]:
-    """The block raises a ValueError of one line that holds every fragment."""
+    """Check that the block raises a ValueError of one line that holds every fragment."""
     everything = "".join(f"(?=.*{re.escape(str(fragment))})" for fragment in fragments)
     with pytest.raises(ValueError, match=rf"\A{everything}.*\Z"):
         yield
@@ -200,7 +202,7 @@ def _eagle3_tensors(
 
 
 def _eagle31_norms(hidden: int, options: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
-    """From a generator of their own, so that a head without them has the same other tensors."""
+    """The norms of EAGLE-3.1, from a generator of their own, so that a head without them has the same other tensors."""
     shapes: dict[str, tuple[int, ...]] = {}
     if options.get("norm_before_fc"):
         shapes["input_norm.weight"] = (3 * hidden,)

@@ -1,5 +1,5 @@
-"""Tiny random MTP modules under the names of each family, made of transformers' own layers, which then are the
-reference: every row is recomputed for every draft, without a cache.
+"""Helpers that write tiny random MTP modules under the names of each family. They are made of transformers' own layers,
+which then are the reference: every row is recomputed for every draft, without a cache.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TinyFamily:
     hidden_first: bool = False
 
     def tensor_name(self, name: str, module: int) -> str:
-        """The file's name of a parameter of `TinyMtp`."""
+        """The name in the file of a parameter of `TinyMtp`."""
         numbers = {"module": module, "layer": 8 + module}
         part, _, rest = name.partition(".")
         if part == "layer":
@@ -106,7 +106,7 @@ FAMILIES = {
 
 
 class TinyMtp(nn.Module):
-    """One module of transformers' layers."""
+    """One MTP module made of transformers' layers."""
 
     def __init__(self, family: TinyFamily, config: Any, modeling: Any) -> None:
         super().__init__()
@@ -122,7 +122,9 @@ class TinyMtp(nn.Module):
 
     @torch.inference_mode()
     def forward(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden_size] embeddings of t[p+1] and hidden states h[p], p from 0 on, to what the final norm gets."""
+        """From [rows, hidden_size] embeddings of t[p+1] and hidden states h[p], p from 0 on, to what the final norm
+        gets.
+        """
         parts = [self.embedding_norm(embedded), self.hidden_norm(hidden)]
         stream = self.projection(torch.cat(parts[::-1] if self.hidden_first else parts, dim=-1))[None]
         mask = torch.full((len(hidden), len(hidden)), float("-inf")).triu(1)[None, None]
@@ -158,7 +160,7 @@ def make_tiny_mtp(
 
 
 def _config(family: TinyFamily, target: ModelConfig, modeling: Any, in_targets_folder: bool) -> Any:
-    """Sizes of the modules' own, or the target's where both have one config.json."""
+    """The modules' own sizes, or the target's where both have one config.json."""
     targets = {
         "intermediate_size": target.intermediate_size,
         "num_attention_heads": target.num_heads,
@@ -187,7 +189,7 @@ def _config(family: TinyFamily, target: ModelConfig, modeling: Any, in_targets_f
 
 
 def _center_norms(module: TinyMtp, modeling: Any, family: TinyFamily) -> None:
-    """Norms of weights around 0 where the family adds 1 to them."""
+    """Move the weights of norms to around 0 where the family adds 1 to them."""
     if family.classes == "Qwen3_5":
         with torch.no_grad():
             for part in module.modules():
@@ -211,7 +213,7 @@ def _config_json(family: TinyFamily, config: Any, num_modules: int, overrides: M
 
 
 def _write(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
-    """Beside the trunk's tensors and over its config.json keys, where the folder is a target's."""
+    """Write the modules, beside the trunk's tensors and over its config.json keys where the folder is a target's."""
     folder.mkdir(parents=True, exist_ok=True)
     weights, config_file = folder / "model.safetensors", folder / "config.json"
     if weights.exists():
@@ -225,7 +227,7 @@ def _write(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any
 
 @dataclass
 class SlowMtp:
-    """Drafts of one module, reused: the whole chain is recomputed for every draft."""
+    """A reference that drafts with one module, reused: the whole chain is recomputed for every draft."""
 
     module: TinyMtp
     reference: Reference
@@ -234,7 +236,9 @@ class SlowMtp:
 
     @torch.inference_mode()
     def draft(self, text: list[int], num_draft_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
-        """Drafts after `text` and the logits of each. Row p pairs token t[p+1] with the hidden state of position p."""
+        """Return the drafts after `text` and the logits of each. Row p pairs token t[p+1] with the hidden state of
+        position p.
+        """
         hidden, tokens = target_hidden_states(self.reference, text, self.target_hidden)[:-1], text[1:]
         drafts, all_logits = [], []
         for _ in range(num_draft_tokens):
@@ -249,7 +253,7 @@ class SlowMtp:
 
 @torch.inference_mode()
 def target_hidden_states(reference: Reference, text: list[int], side: NormSide) -> torch.Tensor:
-    """[rows, hidden_size] on a side of the target's final norm."""
+    """The target's hidden states [rows, hidden_size] on one side of its final norm."""
     seen: dict[NormSide, torch.Tensor] = {}
 
     def keep(norm: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:

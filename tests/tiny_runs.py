@@ -1,4 +1,6 @@
-"""What a whole run needs beside a tiny pair: a tokenizer of single characters, prompts, a cheap configuration."""
+"""Helpers that make what a whole run needs beside a tiny pair: a tokenizer of single characters, prompts, and a cheap
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ CHEAP: Mapping[str, Any] = {
 
 
 def write_tokenizer(folder: Path, special: Iterable[str] = SPECIAL_TOKENS) -> None:
-    """A character is a token; 160 ids, the `special` ones at the end."""
+    """Write a tokenizer for which a character is a token: 160 ids, the `special` ones at the end."""
     special = list(special)
     letters = [chr(33 + index) for index in range(160 - len(special))]
     tokenizer = Tokenizer(models.WordLevel({text: index for index, text in enumerate(letters)}, unk_token=letters[0]))
@@ -33,7 +35,7 @@ def write_tokenizer(folder: Path, special: Iterable[str] = SPECIAL_TOKENS) -> No
 
 
 def make_runnable_pair(folder: Path, **overrides: Any) -> tuple[Path, Path]:
-    """A tiny target with a tokenizer, for `target=hf`, and a random head for it."""
+    """Write a tiny target with a tokenizer, for `target=hf`, and a random head for it; return both folders."""
     pair = make_pair(folder, **overrides)
     write_tokenizer(pair[0])
     return pair
@@ -45,7 +47,7 @@ def write_prompts(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 
 
 def make_run_config(pair: tuple[Path, Path], prompts: Path, drafter: str = "eagle3", **changes: Any) -> RunConfig:
-    """A cheap run over a file of `prompts`; `changes` as for `make_config`."""
+    """The configuration of a cheap run over a file of `prompts`; `changes` are as for `make_config`."""
     config = make_config(pair, drafter, **(dict(CHEAP) | changes))
     config.workload = WorkloadConfig(name="jsonl", path=str(prompts))
     return config
