@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.cli.compose import compose_run
 from spec_lab.core.kv_cache import SCRATCH_PAGE
 from spec_lab.core.types import NormSide, Request
 from spec_lab.drafters.recurrent import RecurrentDrafter
@@ -171,11 +172,9 @@ def test_a_target_without_modules_needs_a_path(target: tuple[Path, Reference]) -
 
 
 @pytest.mark.parametrize("knob", ["target_hidden", "recycled_hidden"])
-def test_refuses_another_side(target: tuple[Path, Reference], tmp_path: Path, knob: str) -> None:
-    make_tiny_mtp(tmp_path, "ours", read_model_config(target[0]))
-    config = make_config((target[0], tmp_path), "mtp_eagle", options={knob: "middle"})
+def test_refuses_another_side(knob: str) -> None:
     with refused(f"drafter.{knob}=middle", "auto, pre_norm, post_norm"):
-        make_engine(config, random_requests(1))
+        compose_run(["drafter=mtp_eagle", f"drafter.{knob}=middle"])
 
 
 def test_a_family_may_recycle_on_the_other_side(
