@@ -119,7 +119,9 @@ def _read_points(strict: Run, lossy: Sequence[Run]) -> tuple[list[Point], list[s
     points, left_out = [_point(strict, strict_rows, strict_rows)], []
     for run in lossy:
         try:
-            points.append(_point(run, read_all_request_rows(run.folder, run.summary), strict_rows))
+            rows = read_all_request_rows(run.folder, run.summary)
+            _check_prompts(run, rows, strict, strict_rows)
+            points.append(_point(run, rows, strict_rows))
         except UserError as error:
             left_out.append(f"left out of the comparison of rules: {error}")
     return points, left_out
@@ -191,12 +193,18 @@ def format_study(points: Sequence[Point]) -> str:
     return f"{format_table(header, body, left=('rule',))}\n\n{NOTE}"
 
 
+def _check_prompts(run: Run, rows: Sequence[RequestRow], strict: Run, strict_rows: Sequence[RequestRow]) -> None:
+    prompts, strict_prompts = ({row["id"]: row["prompt_ids"] for row in part} for part in (rows, strict_rows))
+    if prompts != strict_prompts:
+        raise UserError(
+            f"{run.folder}: its prompts are not those of its strict run, {strict.folder}; run the whole sweep again"
+        )
+
+
 def _point(run: Run, rows: Sequence[RequestRow], strict_rows: Sequence[RequestRow]) -> Point:
     summary = run.summary
     rule, family, threshold = _rule(run)
     strict = {row["id"]: row for row in strict_rows}
-    if {row["id"]: row["prompt_ids"] for row in rows} != {key: row["prompt_ids"] for key, row in strict.items()}:
-        raise UserError(f"{run.folder}: its prompts are not those of its strict run; run the whole sweep again")
     correct, strict_correct = ({row["id"]: row["correct"] for row in part} for part in (rows, strict_rows))
     thinking, relaxed = summary["thinking"], summary["relaxed"]
     num_equal = sum(row["output_ids"] == strict[row["id"]]["output_ids"] for row in rows)
