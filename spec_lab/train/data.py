@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from spec_lab.corpus.example import END_OF_TEXT, Example, render_example
+from spec_lab.train.reading import reading
 
 IGNORED_LABEL = -100
 
@@ -133,6 +134,11 @@ def step_generator(step: int, seed: int, device: torch.device) -> torch.Generato
     return torch.Generator(device).manual_seed(seed * 1_000_003 + step)
 
 
+def _load_tokens(file: Path) -> Tensor:
+    with reading(file):
+        return torch.from_numpy(np.load(file, allow_pickle=False).astype(np.int16))
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingTokens:
     """The token files of one run, on the training device.
@@ -149,9 +155,7 @@ class TrainingTokens:
     @classmethod
     def load(cls, folder: Path, natural_fraction: float, end_of_text_id: int, device: torch.device) -> TrainingTokens:
         """From `rows.npy` and `natural.npy`. Tokens are kept as int16: ids stay under 32768."""
-        rows, natural = (
-            torch.from_numpy(np.load(folder / name).astype(np.int16)).to(device) for name in ("rows.npy", "natural.npy")
-        )
+        rows, natural = (_load_tokens(folder / name).to(device) for name in ("rows.npy", "natural.npy"))
         return cls(rows, natural, natural_fraction, end_of_text_id)
 
     def batch(self, step: int, batch_size: int, seed: int) -> Tensor:

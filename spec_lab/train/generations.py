@@ -15,6 +15,7 @@ from spec_lab.errors import UserError
 from spec_lab.train.config import GenerationsConfig
 from spec_lab.train.data import generate_examples, map_in_processes, step_generator
 from spec_lab.train.generate import Continuation, generate
+from spec_lab.train.reading import reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -50,7 +51,13 @@ class Generations:
 
     @classmethod
     def load(cls, file: Path) -> Generations:
-        return cls(**load_file(file))
+        """As saved.
+
+        Raises:
+            UserError: the file holds something else.
+        """
+        with reading(file):
+            return cls(**load_file(file))
 
     def to(self, device: torch.device) -> Generations:
         return Generations(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from spec_lab.errors import Breakdown
 from spec_lab.train.config import OptimisationConfig
+from spec_lab.train.reading import reading
 
 log = logging.getLogger(__name__)
 
@@ -160,8 +161,10 @@ def _resume(
 ) -> tuple[int, list[CurvePoint]]:
     if not checkpoint.exists():
         return 0, []
-    state = torch.load(checkpoint, map_location=device, weights_only=True)
-    module.load_state_dict(state["module"])
-    optimiser.load_state_dict(state["optimiser"])
-    log.info("resumed from %s at step %d", checkpoint, state["step"])
-    return state["step"], [CurvePoint(step, loss) for step, loss in state["curve"]]
+    with reading(checkpoint):
+        state = torch.load(checkpoint, map_location=device, weights_only=True)
+        module.load_state_dict(state["module"])
+        optimiser.load_state_dict(state["optimiser"])
+        first_step, curve = int(state["step"]), [CurvePoint(step, loss) for step, loss in state["curve"]]
+    log.info("resumed from %s at step %d", checkpoint, first_step)
+    return first_step, curve

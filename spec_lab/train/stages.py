@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import torch
 
 from spec_lab.errors import Breakdown, UserError
+from spec_lab.train.reading import read_record
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ def run_stage(
     """Builds `output` with `build(unfinished folder)`, whose result goes into the record, unless `output` exists.
 
     Of several processes that want the same output one builds it, and the others wait for it. A build that is refused
-    leaves nothing; of one that breaks down the record says so, and the next build may be another.
+    leaves nothing of its own; of one that breaks down the record says so, and the next build may be another.
 
     Raises:
         UserError: the folder, or a checkpoint in it, was made with another `recipe`, or `build` refuses.
@@ -107,13 +108,13 @@ def run_stage(
             "torch": torch.__version__,
             "python": platform.python_version(),
         }
+        made_here = [file for file in (folder.record(output), folder.checkpoint(output)) if not file.exists()]
         write_json(folder.record(output), record)
         started = time.perf_counter()
         try:
             _build_stage(folder, output, record, started, build)
         except UserError:
-            folder.record(output).unlink()
-            _drop(unfinished_folder(output), folder.checkpoint(output))
+            _drop(unfinished_folder(output), *made_here)
             raise
         except Breakdown as error:
             write_json(folder.record(output), record | {"seconds": time.perf_counter() - started, FAILURE: str(error)})
@@ -136,9 +137,10 @@ def _build_stage(
     log.info("built %s in %.0f s", output, record["seconds"])
 
 
-def _drop(unfinished: Path, checkpoint: Path) -> None:
+def _drop(unfinished: Path, *files: Path) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
-    checkpoint.unlink(missing_ok=True)
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -171,7 +173,7 @@ def _lies_at(file: Path, opened: TextIO) -> bool:
 def _refuse_another_recipe(record_file: Path, output: Path, recipe: dict[str, Any]) -> None:
     if not record_file.exists():
         return
-    record = json.loads(record_file.read_text())
+    record = read_record(record_file)
     if FAILURE in record and not output.exists():
         return
     before = record["recipe"]
@@ -184,9 +186,11 @@ def _refuse_another_recipe(record_file: Path, output: Path, recipe: dict[str, An
 
 
 def write_json(file: Path, content: Any) -> None:
-    """One file of the records, its folder made where it is missing."""
+    """One file of the records, its folder made where it is missing; a kill leaves the old file or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    unfinished = file.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    unfinished.replace(file)
 
 
 def unfinished_folder(output: Path) -> Path:

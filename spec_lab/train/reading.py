@@ -1,0 +1,47 @@
+"""Reading back what a training wrote, of which a full disk or a kill may have left a part."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from spec_lab.errors import UserError, is_out_of_memory
+from spec_lab.models.json_input import parse_json
+
+BROKEN = (OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, pickle.UnpicklingError, SafetensorError)
+"""What json, numpy, torch and safetensors raise for files that are cut short or hold something else."""
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Turns what a library raises about `file` into a line, without the library's own words: torch's are a page.
+
+    Raises:
+        UserError: the block could not make anything of it.
+    """
+    try:
+        yield
+    except BROKEN as error:
+        if is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"{file} cannot be read ({type(error).__name__}); delete it and what was made with it, and train again"
+        ) from error
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """The record of a stage, whose `recipe` is an object.
+
+    Raises:
+        UserError: it is none.
+    """
+    with reading(file):
+        record = parse_json(file.read_text(encoding="utf-8"))
+        if not isinstance(record, dict) or not isinstance(record.get("recipe"), dict):
+            raise TypeError("no record")
+    return record
