@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spec_lab.core.origins import round_origins
 from spec_lab.core.types import (
     FinishReason,
     GenerationResult,
@@ -60,6 +61,7 @@ def make_request(
         category=category,
         prompt_ids=[1, 2, 3],
         output_ids=list(range(100, 101 + sum(emitted))),
+        token_origins="p" + "".join(("a" * m + "c")[:n] for m, n in zip(accepted, emitted, strict=True)),
         answer="7",
         accepted_per_round=list(accepted),
         judged_per_round=[m + 1 for m in accepted] if judged is None else list(judged),
@@ -137,6 +139,7 @@ class FakeEngine:
             record.judged_per_round.append(accepted + 1)
             record.emitted_per_round.append(emitted)
             record.output_ids += [rng.randrange(1000) for _ in range(emitted)]
+            record.token_origins += round_origins(accepted + 1, self.num_draft_tokens, None)[:emitted]
             stages = {name: slowdown * ms / 1e3 for name, ms in self.stage_ms.items()}
             seconds = sum(stages.values()) + 2e-5 * slowdown
             record.emitted_at.append(record.emitted_at[-1] + seconds)

@@ -67,6 +67,7 @@ def record(prompt_ids: tuple[int, ...], output_ids: list[int]) -> RequestRecord:
         "",
         list(prompt_ids),
         output_ids,
+        "",
         None,
         none,
         none,

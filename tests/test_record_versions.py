@@ -1,4 +1,4 @@
-"""Records of schema version 2: read beside today's, their numbers untouched, and said to be defined otherwise."""
+"""Records of older schema versions: read beside today's, their numbers untouched, and said to be defined otherwise."""
 
 from __future__ import annotations
 
@@ -13,23 +13,51 @@ from spec_lab.record.runs import find_runs, load_configurations, load_requests
 from spec_lab.report.__main__ import main
 from tests.fake_runs import record_run
 
-NOTE = "schema version 2 left the rounds cut short out"
+NOTE = "schema versions 1 and 2 left the rounds cut short out"
+
+
+def write_version_3(folder: Path) -> None:
+    """A run's folder as schema version 3 left it: without what version 4 added."""
+    record_run(folder)
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 3}))
+    drop_from_lines(folder / "requests.jsonl", "token_origins", "text_ends")
+
+
+def write_version_1(folder: Path) -> None:
+    """A run's folder as schema version 1 left it."""
+    write_version_2(folder)
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text()) | {"schema_version": 1}
+    for key in ("launches_per_round", "replays_per_round", "host_syncs_per_round", "gpu_busy_ms_per_round"):
+        del summary[key]
+    del summary["gpu_idle_share"]
+    for speed in (summary, *summary["references"].values()):
+        del speed["launch_ms"], speed["graph"]["nodes"]
+    path.write_text(json.dumps(summary))
+    drop_from_lines(folder / "rounds.jsonl", "launch_seconds")
+
+
+def drop_from_lines(path: Path, *keys: str) -> None:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = [{key: value for key, value in row.items() if key not in keys} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+
+
+WRITERS = {1: write_version_1, 2: lambda folder: write_version_2(folder), 3: write_version_3}
 
 
 def write_version_2(folder: Path) -> None:
     """A run's folder as schema version 2 left it: without what version 3 added."""
-    record_run(folder)
+    write_version_3(folder)
     path = folder / "summary.json"
     summary = json.loads(path.read_text())
     summary["schema_version"] = 2
     for speed in (summary, *summary["references"].values()):
         del speed["stage_ms_per_round"]["readback"]
     path.write_text(json.dumps(summary))
-    for name, key in (("requests.jsonl", "judged_per_round"), ("rounds.jsonl", "num_surplus")):
-        rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
-        for row in rows:
-            del row[key]
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drop_from_lines(folder / "requests.jsonl", "judged_per_round")
+    drop_from_lines(folder / "rounds.jsonl", "num_surplus")
 
 
 def test_an_older_record_is_reported_beside_newer_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,6 +69,25 @@ def test_an_older_record_is_reported_beside_newer_ones(tmp_path: Path, capsys: p
     assert NOTE in " ".join(captured.out.split())
     assert main([str(tmp_path / "new")]) == 0
     assert NOTE not in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("version", WRITERS)
+def test_every_version_is_read_and_what_it_did_not_record_is_unknown(version: int, tmp_path: Path) -> None:
+    WRITERS[version](tmp_path)
+    summary = read_summary(tmp_path)
+    assert summary["schema_version"] == version
+    assert summary["acceptance_length"] is not None
+    [first, *_] = read_all_request_rows(tmp_path, summary)
+    assert first["token_origins"] is None and first["text_ends"] is None
+    assert len(first["judged_per_round"]) == len(first["accepted_per_round"])
+    assert summary["launches_per_round"] is None
+
+
+@pytest.mark.parametrize("version", WRITERS)
+def test_every_version_is_reported(version: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    WRITERS[version](tmp_path)
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_its_own_report_says_how_it_was_defined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +125,11 @@ def test_judged_rounds_follow_from_how_the_last_was_cut(
     [
         ({"judged_per_round": [2]}, "differ in length"),
         ({"judged_per_round": "2"}, "judged_per_round"),
+        ({"token_origins": "pa"}, "token_origins has 2 letters for 24 output_ids"),
+        ({"token_origins": "x" * 24}, "has the letter 'x', which is no origin"),
+        ({"text_ends": [1]}, "text_ends has 1 entries for 24"),
+        ({"text_ends": [*range(24, 0, -1)]}, "text_ends does not rise"),
+        ({"text_ends": [0] * 24}, "text_ends does not rise"),
         ({"accepted_per_round": [4] * 7, "judged_per_round": [5] * 7, "emitted_per_round": [5] * 7}, "more drafts"),
     ],
 )

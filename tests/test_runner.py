@@ -85,6 +85,13 @@ def test_rounds_carry_their_relaxed_hits(execute: Execute) -> None:
     assert all(len(line["relaxed"]) == len(line["request_ids"]) for line in lines)
     assert summary["relaxed"] is not None
     assert sum(sum(line["relaxed"]) for line in lines) == summary["relaxed"]["hits"]
+    rows = read_request_rows(folder)
+    kept = sum((row["token_origins"] or "").count("r") for row in rows)
+    assert 0 < kept <= summary["relaxed"]["hits"], "a limit may cut the last ones"
+    for row in rows:
+        origins, ends = row["token_origins"], row["text_ends"]
+        assert origins is not None and len(origins) == len(row["output_ids"])
+        assert ends is not None and ends[-1] == len(row["text"])
 
 
 def test_a_lossless_run_counts_thinking_too(execute: Execute) -> None:

@@ -93,9 +93,10 @@ def test_a_round_is_cut_at_eos_and_at_the_limit(
     reason: FinishReason | None,
     truncated: bool,
 ) -> None:
-    sequence = make_sequence(**options)
-    emit_round(sequence, tokens, EOS, now=2.5)
+    sequence, origins = make_sequence(**options), "a" * (len(tokens) - 1) + "c"
+    emit_round(sequence, tokens, origins, EOS, now=2.5)
     assert sequence.tokens[3:] == kept
+    assert sequence.origins == origins[: len(kept)]
     assert sequence.finish_reason == reason
     assert sequence.truncated == truncated
     assert sequence.accepted_per_round == [len(tokens) - 1]
@@ -121,7 +122,7 @@ def test_an_imposed_token_ends_no_request(
 ) -> None:
     """All but the last, which is the target's own."""
     sequence = make_sequence(**options)
-    emit_round(sequence, tokens, EOS, now=2.5, num_imposed=len(tokens) - 1)
+    emit_round(sequence, tokens, "a" * len(tokens), EOS, now=2.5, num_imposed=len(tokens) - 1)
     assert sequence.tokens[3:] == kept
     assert sequence.finish_reason == reason
     assert sequence.judged_per_round == [len(tokens)]
@@ -143,9 +144,10 @@ def test_the_prompt_pass_token_can_end_a_request(
     sequence = make_sequence(last=last, **options)
     emit_first(sequence, EOS, now=1.0)
     assert sequence.finish_reason == reason
+    assert sequence.origins == "p"
     assert sequence.emitted_at == [1.0] and sequence.emitted_per_round == []
 
 
 def test_an_active_request_emits_at_least_one_token() -> None:
     with pytest.raises(AssertionError):
-        emit_round(make_sequence(), [], EOS, now=0.0)
+        emit_round(make_sequence(), [], "", EOS, now=0.0)

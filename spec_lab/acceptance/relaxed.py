@@ -82,10 +82,9 @@ class RelaxedThinkingAcceptance:
         last = at_tokens(top_tokens, num_accepted)
         emitted = emit(inputs, num_accepted, last)
         reached = torch.arange(drafts.shape[1], device=drafts.device) < (emitted.num_emitted - 1).unsqueeze(1)
-        num_relaxed = (reached & ~standing.is_top).sum(dim=1)
         num_thinking = self._phase.thinking.count(slot_ids, emitted.tokens, emitted.num_emitted)
         self.advance(slot_ids, emitted.tokens, emitted.num_emitted)
-        return Verification(emitted.tokens, emitted.num_emitted, num_relaxed, num_thinking)
+        return Verification(emitted.tokens, emitted.num_emitted, reached & ~standing.is_top, num_thinking)
 
     def matches(self, standing: DraftStanding, slot_ids: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
         relaxed = self._form.threshold(standing.top)

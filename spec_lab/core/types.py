@@ -36,13 +36,18 @@ class Request:
 
 @dataclass(slots=True)
 class Sequence:
-    """Host state of a running request. Between rounds `len(tokens) == kv_len + 1`: the last token is pending."""
+    """Host state of a running request. Between rounds `len(tokens) == kv_len + 1`: the last token is pending.
+
+    Attributes:
+        origins: a letter of `core.origins` for each output token.
+    """
 
     request: Request
     slot: int
     pages: list[int]
     admitted_at: float
     tokens: list[int]
+    origins: str = ""
     kv_len: int = 0
     num_prefilled: int = 0
     accepted_per_round: list[int] = field(default_factory=list)
@@ -180,13 +185,13 @@ class Verification:
     Attributes:
         tokens: [batch, N] emitted tokens, junk from column n on.
         num_emitted: [batch] n, 0 for inactive rows.
-        num_relaxed: [batch] accepted drafts that are not the target's argmax; None for rules that never relax.
+        relaxed: [batch, K] bool, accepted drafts that are not the target's argmax; None for rules that never relax.
         num_thinking: [batch] emitted tokens inside thinking, markers left out; None likewise.
     """
 
     tokens: torch.Tensor
     num_emitted: torch.Tensor
-    num_relaxed: torch.Tensor | None = None
+    relaxed: torch.Tensor | None = None
     num_thinking: torch.Tensor | None = None
 
     @property
@@ -325,6 +330,7 @@ class RequestRecord:
         accepted_per_round: draft tokens the rule accepted, before any cut by EOS or a limit.
         judged_per_round: tokens the rule emitted up to and including EOS, before any cut by a limit.
         emitted_per_round: tokens really emitted; the prefill's token is not in it.
+        token_origins: a letter of `core.origins` for each of `output_ids`.
         truncated: the last round was cut by EOS or the length limit.
         emitted_at: time of the prefill token, then of each round's tokens.
     """
@@ -333,6 +339,7 @@ class RequestRecord:
     category: str
     prompt_ids: list[int]
     output_ids: list[int]
+    token_origins: str
     answer: str | None
     accepted_per_round: list[int]
     judged_per_round: list[int]

@@ -8,6 +8,7 @@ from time import perf_counter
 
 import torch
 
+from spec_lab.core.origins import round_origins
 from spec_lab.core.protocols import PrunePolicy
 from spec_lab.core.types import (
     GenerationResult,
@@ -191,11 +192,13 @@ class _GenerationRun:
         running = [index for index, (sequence, *_) in enumerate(rows) if sequence.finish_reason is None]
         for index in running:
             sequence, tokens, num_emitted = rows[index]
+            hits = None if result.relaxed is None else result.relaxed[index]
+            origins = round_origins(num_emitted, self._engine.num_draft_tokens, hits)
             num_imposed = num_emitted - 1 if self._accepts_unseen else 0
-            emit_round(sequence, tokens[:num_emitted], self._eos, now, num_imposed)
+            emit_round(sequence, tokens[:num_emitted], origins, self._eos, now, num_imposed)
         seconds = now - max(settled.launched_at, self._settled_at)
         self._settled_at = now
-        relaxed = None if result.num_relaxed is None else [result.num_relaxed[index] for index in running]
+        relaxed = None if result.relaxed is None else [sum(result.relaxed[index]) for index in running]
         self._record(settled, [rows[index][0] for index in running], seconds, relaxed)
         for sequence in settled.sequences:
             self._retire_if_finished(sequence)
@@ -259,6 +262,7 @@ class _GenerationRun:
             category=request.category,
             prompt_ids=list(request.prompt_ids),
             output_ids=sequence.tokens[len(request.prompt_ids) :],
+            token_origins=sequence.origins,
             answer=request.answer,
             accepted_per_round=sequence.accepted_per_round,
             judged_per_round=sequence.judged_per_round,

@@ -11,11 +11,15 @@ from spec_lab.core.types import Verification
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """A round's verification as Python lists, a row a request: tokens, emitted counts, relaxed counts or None."""
+    """A round's verification as Python lists, a row a request.
+
+    Attributes:
+        relaxed: for each draft 1 or 0, whether it was accepted only because the rule relaxed; None for other rules.
+    """
 
     tokens: list[list[int]]
     num_emitted: list[int]
-    num_relaxed: list[int] | None
+    relaxed: list[list[int]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class PendingResult:
     """Results in one tensor, so that the host waits and copies once.
 
     Attributes:
-        packed: [batch, N + 1] tokens and emitted count, and relaxed count as one column more where there is one.
+        packed: [batch, N + 1] tokens and emitted count; K columns more where the rule says which drafts it relaxed for.
         num_tokens: N.
         copied: recorded behind the copy into host memory; None where `packed` is read where it is.
     """
@@ -42,7 +46,7 @@ class PendingResult:
         return RoundResult(
             tokens=[row[:num_tokens] for row in rows],
             num_emitted=[row[num_tokens] for row in rows],
-            num_relaxed=[row[num_tokens + 1] for row in rows] if has_relaxed else None,
+            relaxed=[row[num_tokens + 1 :] for row in rows] if has_relaxed else None,
         )
 
 
@@ -64,6 +68,5 @@ def read_later(verification: Verification) -> PendingResult:
 
 def _pack(verification: Verification) -> torch.Tensor:
     """Copy the results into a tensor of their own, since the next replay rewrites the tensors they come from."""
-    counts = [verification.num_emitted, verification.num_relaxed]
-    columns = [count.unsqueeze(1) for count in counts if count is not None]
-    return torch.cat([verification.tokens, *columns], dim=1)
+    parts = [verification.tokens, verification.num_emitted.unsqueeze(1), verification.relaxed]
+    return torch.cat([part for part in parts if part is not None], dim=1)

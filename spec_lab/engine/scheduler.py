@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from spec_lab.core.origins import TokenOrigin
 from spec_lab.core.types import FinishReason, Request, Sequence
 from spec_lab.engine.pages import PageAllocator
 from spec_lab.errors import UserError
@@ -85,22 +86,28 @@ class Scheduler:
 
 def emit_first(sequence: Sequence, eos_token_ids: frozenset[int], now: float) -> None:
     """Account for the prompt pass's token."""
+    sequence.origins += TokenOrigin.PROMPT_PASS
     sequence.emitted_at.append(now)
     _finish(sequence, eos_token_ids)
 
 
 def emit_round(
-    sequence: Sequence, tokens: list[int], eos_token_ids: frozenset[int], now: float, num_imposed: int = 0
+    sequence: Sequence, tokens: list[int], origins: str, eos_token_ids: frozenset[int], now: float, num_imposed: int = 0
 ) -> None:
     """Account for one round's n = len(tokens) tokens: append up to EOS or the limit, and commit n KV rows.
 
     The first `num_imposed` tokens were accepted unseen, whatever they are: an EOS among them is nobody's decision to
     end, and the request goes on past it.
+
+    Args:
+        origins: a letter of `core.origins` for each of the tokens.
     """
     assert tokens, "an active request emits at least one token"
+    assert len(origins) == len(tokens)
     num_judged = len(tokens) if sequence.request.ignore_eos else _length_to_eos(tokens, eos_token_ids, num_imposed)
     kept = tokens[: min(num_judged, sequence.request.max_new_tokens - sequence.num_output_tokens)]
     sequence.tokens.extend(kept)
+    sequence.origins += origins[: len(kept)]
     sequence.kv_len += len(tokens)
     sequence.accepted_per_round.append(len(tokens) - 1)
     sequence.judged_per_round.append(num_judged)

@@ -44,6 +44,7 @@ from spec_lab.report.run_table import format_run
 from spec_lab.rescore.trajectory import fitting, record_verify_rows
 from spec_lab.rescore.verify_rows import save_verify_rows
 from spec_lab.workloads.checker import is_correct
+from spec_lab.workloads.text_ends import text_ends
 from spec_lab.workloads.tokenizer import Tokenizer
 
 MAIN = THIS_RUN
@@ -273,7 +274,8 @@ def _record_requests(lab: Lab, recorder: Recorder, main: Measured, divergences: 
     for record in main.requests:
         request_id = record.request_id
         text = lab.tokenizer.decode(record.output_ids)
-        recorder.request(record, text, main.correct[request_id], by_request.get(request_id), thinking.get(request_id))
+        found = (main.correct[request_id], by_request.get(request_id), thinking.get(request_id))
+        recorder.request(record, text, *found, text_ends(lab.tokenizer, record.output_ids, text))
 
 
 def _profile(lab: Lab, folder: Path, progress: Progress) -> RoundProfile:

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
+from spec_lab.core.origins import TokenOrigin
 from spec_lab.errors import UserError
 from spec_lab.record.layout import misfit, parse_json
 from spec_lab.record.schema import (
@@ -21,7 +22,7 @@ from spec_lab.record.schema import (
     Summary,
 )
 from spec_lab.record.sinks import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
-from spec_lab.record.versions import READABLE_VERSIONS, upgraded_request, upgraded_summary
+from spec_lab.record.versions import READABLE_VERSIONS, completed_version_1, upgraded_request, upgraded_summary
 
 
 def read_summary(folder: Path) -> Summary:
@@ -39,6 +40,8 @@ def read_summary(folder: Path) -> Summary:
         raise UserError(f"{path}: not the record of a run ({error})") from error
     if not isinstance(value, dict) or "schema_version" not in value:
         raise UserError(f"{path}: not the record of a run (it has no schema_version)")
+    if value["schema_version"] == 1:
+        value = completed_version_1(value)
     summary = cast(Summary, value)
     problem = _version_problem(value["schema_version"]) or misfit(value, Summary) or _disagreement(summary)
     if problem is not None:
@@ -58,6 +61,8 @@ def read_request_rows(folder: Path) -> list[RequestRow]:
         for key in ("emitted_per_round", "judged_per_round"):
             if key in row and len(row["accepted_per_round"]) != len(row[key]):
                 raise UserError(f"{path}, line {number}: accepted_per_round and {key} differ in length")
+        for problem in _token_problems(row):
+            raise UserError(f"{path}, line {number}: {problem}")
     return [upgraded_request(row) for row in rows]
 
 
@@ -79,6 +84,20 @@ def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
                 f"{path}: request {row['id']} accepted more drafts in a round than the {num_draft_tokens} made"
             )
     return rows
+
+
+def _token_problems(row: RequestRow) -> Iterator[str]:
+    """What is said of each output token must be said of each, and in letters that are known."""
+    num_tokens = len(row["output_ids"])
+    origins, ends = row.get("token_origins"), row.get("text_ends")
+    if origins is not None and len(origins) != num_tokens:
+        yield f"token_origins has {len(origins)} letters for {num_tokens} output_ids"
+    if origins is not None and (unknown := set(origins) - set(TokenOrigin)):
+        yield f"token_origins has the letter {min(unknown)!r}, which is no origin"
+    if ends is not None and len(ends) != num_tokens:
+        yield f"text_ends has {len(ends)} entries for {num_tokens} output_ids"
+    if ends and (ends != sorted(ends) or ends[0] < 0 or ends[-1] != len(row["text"])):
+        yield "text_ends does not rise from 0 to the end of text"
 
 
 def read_round_rows(folder: Path) -> list[RoundRow]:

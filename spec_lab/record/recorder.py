@@ -76,9 +76,10 @@ class Recorder:
         correct: bool | None,
         divergence: Divergence | None,
         num_thinking_tokens: int | None = None,
+        text_ends: Sequence[int] | None = None,
     ) -> None:
         """A finished request of the first repeat, with its decoded output and what the checks said of it."""
-        row = request_row(record, text, correct, divergence, num_thinking_tokens)
+        row = request_row(record, text, correct, divergence, num_thinking_tokens, text_ends)
         for sink in self._started:
             sink.request(row)
 
@@ -118,6 +119,7 @@ def request_row(
     correct: bool | None,
     divergence: Divergence | None,
     num_thinking_tokens: int | None = None,
+    text_ends: Sequence[int] | None = None,
 ) -> RequestRow:
     """The line of `requests.jsonl` for a request."""
     return RequestRow(
@@ -139,6 +141,8 @@ def request_row(
         if divergence is None
         else RequestDivergence(index=divergence.index, margin=divergence.margin, kind=divergence.kind),
         num_thinking_tokens=num_thinking_tokens,
+        token_origins=record.token_origins,
+        text_ends=None if text_ends is None else list(text_ends),
     )
 
 

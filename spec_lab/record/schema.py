@@ -1,8 +1,9 @@
-"""The layout of `summary.json` and of the JSON Lines beside it, schema version 3.
+"""The layout of `summary.json` and of the JSON Lines beside it, schema version 4.
 
 Version 1 knew neither launches and graph nodes nor the stages `draft` and `graph`, which its readers could not do
 without. Version 2 left rounds cut short out of the acceptance length and the rates, and surplus rounds out of
 everything; it had no `judged_per_round` and no `num_surplus`, and its stage `commit` held what now is `readback`.
+Version 3 did not say where each token came from.
 `spec_lab/record/versions.py` reads it.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 Status = Literal["finished", "failed", "refused", "interrupted"]
 DivergenceKind = Literal["near_tie", "bug", "lossy"]
@@ -270,7 +271,11 @@ class RequestDivergence(TypedDict):
 
 
 class RequestRow(TypedDict):
-    """A line of `requests.jsonl`, from the first timed repeat. Times in seconds from the start of that repeat."""
+    """A line of `requests.jsonl`, from the first timed repeat. Times in seconds from the start of that repeat.
+
+    `token_origins` has a letter of `core.origins.TokenOrigin` for each of `output_ids`, and `text_ends` how much of
+    `text` stands when it is decoded up to and including each; null where that is unknown, as in older records.
+    """
 
     id: str
     category: str
@@ -288,6 +293,8 @@ class RequestRow(TypedDict):
     correct: bool | None
     divergence: RequestDivergence | None
     num_thinking_tokens: int | None
+    token_origins: NotRequired[str | None]
+    text_ends: NotRequired[list[int] | None]
 
 
 class RoundRow(TypedDict):

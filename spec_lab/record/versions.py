@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 from spec_lab.record.schema import SCHEMA_VERSION, RequestRow, Speed, Summary
 
-READABLE_VERSIONS = (2, SCHEMA_VERSION)
+READABLE_VERSIONS = (1, 2, 3, SCHEMA_VERSION)
 SINCE_JUDGED_ROUNDS = 3
 """The first version whose acceptance length counts rounds cut short."""
+
+
+UNKNOWN_WORK = ("launches_per_round", "replays_per_round", "host_syncs_per_round", "gpu_busy_ms_per_round")
+
+
+def completed_version_1(value: dict[str, Any]) -> dict[str, Any]:
+    """What was read of version 1, before anything of it is checked, with the keys of version 2: nothing known."""
+    references = value.get("references")
+    speeds = [value, *(references.values() if isinstance(references, dict) else [])]
+    for speed in speeds:
+        if isinstance(speed, dict):
+            speed.setdefault("launch_ms", None)
+            if isinstance(speed.get("graph"), dict):
+                speed["graph"].setdefault("nodes", {})
+    return {**dict.fromkeys((*UNKNOWN_WORK, "gpu_idle_share")), **value}
 
 
 def upgraded_summary(summary: Summary) -> Summary:
@@ -21,14 +36,15 @@ def upgraded_summary(summary: Summary) -> Summary:
 
 
 def upgraded_request(row: RequestRow) -> RequestRow:
-    """A line of `requests.jsonl` with `judged_per_round`, which follows from how its last round was cut.
+    """A line of `requests.jsonl` with all keys of today's.
 
-    One thing of version 2 is lost: an end of sequence among the tokens that a limit cut off.
+    `judged_per_round` follows from how its last round was cut. One thing is lost before version 3: an end of sequence
+    among the tokens that a limit cut off. Origins of tokens are unknown before version 4.
     """
     judged = [accepted + 1 for accepted in row["accepted_per_round"]]
     if judged and row["truncated"] and row["finish_reason"] == "eos":
         judged[-1] = row["emitted_per_round"][-1]
-    return cast(RequestRow, {"judged_per_round": judged, **row})
+    return cast(RequestRow, {"judged_per_round": judged, "token_origins": None, "text_ends": None, **row})
 
 
 def old_definition(summaries: Iterable[Summary]) -> str:
@@ -36,6 +52,6 @@ def old_definition(summaries: Iterable[Summary]) -> str:
     if all(summary["schema_version"] >= SINCE_JUDGED_ROUNDS for summary in summaries):
         return ""
     return (
-        "schema version 2 left the rounds cut short out of the acceptance length, which is biased low, most with long "
-        "drafts and short outputs; run again to compare with newer runs"
+        "schema versions 1 and 2 left the rounds cut short out of the acceptance length, which is biased low, most "
+        "with long drafts and short outputs; run again to compare with newer runs"
     )

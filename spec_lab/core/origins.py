@@ -1,0 +1,34 @@
+"""Where each token of an output came from, a letter a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+
+class TokenOrigin(StrEnum):
+    """The letter of each origin, as `requests.jsonl` has them: one string a request, as long as its output."""
+
+    PROMPT_PASS = "p"
+    """The first token: sampled by the prompt pass, before any draft."""
+    ACCEPTED = "a"
+    """A draft that the rule accepted."""
+    RELAXED = "r"
+    """A draft that only a relaxed rule accepts: it is not the target's argmax."""
+    CORRECTED = "c"
+    """The target's own token, in the place of the first draft that was not accepted."""
+    BONUS = "b"
+    """The target's own token behind K accepted drafts; every token of plain decoding, whose K is 0."""
+
+
+def round_origins(num_emitted: int, num_draft_tokens: int, relaxed: Sequence[int] | None) -> str:
+    """Letters of the tokens that one round emitted, before any cut.
+
+    Args:
+        relaxed: an entry a draft, whether it was accepted only because the rule relaxed; None for a rule that never
+            does.
+    """
+    num_accepted = num_emitted - 1
+    drafts = relaxed[:num_accepted] if relaxed is not None else [0] * num_accepted
+    last = TokenOrigin.BONUS if num_accepted == num_draft_tokens else TokenOrigin.CORRECTED
+    return "".join([*(TokenOrigin.RELAXED if hit else TokenOrigin.ACCEPTED for hit in drafts), last])
