@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -195,6 +196,22 @@ def test_report_as_a_module(outputs: Path) -> None:
     command = [sys.executable, "-m", "spec_lab.report", str(outputs)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "times as fast as plain decoding" in done.stdout
+
+
+def test_report_on_an_ascii_console(outputs: Path) -> None:
+    """Names that its encoding has not are escaped, also in the line of a run left out."""
+    path = outputs / "new" / "summary.json"
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    by_category = {"prüfung": summary["by_category"].pop("code"), **summary["by_category"]}
+    write_json(path, summary | {"by_category": by_category, "name": "\u2192"})
+    (outputs / "old").rename(outputs / "ältere")
+    (outputs / "ältere" / "summary.json").write_text("{")
+    command = [sys.executable, "-m", "spec_lab.report", str(outputs)]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, env=environment, check=True)
+    assert b"pr\\xfcfung" in done.stdout
+    assert done.stderr.count(b"\n") == 1
+    assert b"ltere" in done.stderr
 
 
 def test_report_ends_quietly_when_nobody_reads_on(outputs: Path) -> None:

@@ -108,6 +108,7 @@ def test_offline_run_says_the_same_as_the_files(recorded: tuple[Path, Summary]) 
     config = merged(run.config.update)
     assert {key: config[key] for key in DISTINCT_CONFIG} == DISTINCT_CONFIG
     assert config["origin"]["git_revision"] == summary["git_revision"]
+    assert config["origin"]["extensions"] == {}
     assert (run.project, run.run_group, run.job_type) == ("a_project", "a_sweep", "bench")
     assert run.display_name == "run eagle3 catchup"
     assert {"drafter=eagle3", "prune=catchup", "graph=eager"} <= set(run.tags)

@@ -210,8 +210,9 @@ def without_user_paths(value: Any) -> Any:
 def _wandb_config(summary: Summary) -> dict[str, Any]:
     """The resolved config by its own keys, and beside it what identifies the run."""
     config = dict(without_user_paths(summary["config"]))
-    origin = ("choices", "versions", "git_revision", "device", "device_name", "cpu_model", "dtype", "num_threads")
-    return config | {"origin": {key: summary[key] for key in origin}}  # type: ignore[literal-required]
+    keys = ("choices", "versions", "git_revision", "device", "device_name", "cpu_model", "dtype", "num_threads")
+    origin: dict[str, Any] = {key: summary[key] for key in keys}  # type: ignore[literal-required]
+    return config | {"origin": origin | {"extensions": summary.get("extensions", {})}}
 
 
 def _private_settings() -> Any:
