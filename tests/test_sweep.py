@@ -84,7 +84,7 @@ def proposals() -> list[dict[str, Any]]:
 def test_grid_runs_every_combination_and_shows_the_best_first(
     calls: list[dict[str, Any]], write: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([write(GRID), "batch_size=2"]) == 0
+    assert main([write(GRID), "batch_size=2", "logger=wandb", "logger.mode=disabled"]) == 0
     assert [(call["K"], call["seed"]) for call in calls] == [(1, 4), (1, 5), (3, 4), (3, 5)]
     assert {call["config"].batch_size for call in calls} == {2}
     assert {call["config"].profile_rounds for call in calls} == {0}
@@ -113,7 +113,7 @@ def test_finished_sweep_is_shown_and_not_repeated(
     assert capsys.readouterr().out.splitlines()[-6:] == first
     assert main([*command, "--fresh"]) == 0
     assert len(calls) == 4
-    assert main([*command, "logger.group=another"]) == 0
+    assert main([*command, "logger=wandb", "logger.mode=disabled", "logger.group=another"]) == 0
     assert len(calls) == 6, "another override is another sweep"
 
 
