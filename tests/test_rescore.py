@@ -251,7 +251,10 @@ def test_command_prints_a_line_a_rule(tmp_path: Path, capsys: pytest.CaptureFixt
         ([RELAXED, "acceptance.topk=three"], "acceptance.topk takes a whole number, not 'three'"),
         ([RELAXED, "acceptance.topk=0"], "acceptance.topk=0 "),
         ([RELAXED, "acceptance.topk=7"], "run again with record.topk=7"),
-        ([RELAXED, "acceptance.topk=3", "acceptance.delta=nan"], "acceptance.delta=nan "),
+        (
+            [RELAXED, "acceptance.topk=3", "acceptance.delta=nan"],
+            "acceptance.delta=nan: must be a finite number of 64 bits\n",
+        ),
         ([RELAXED, "acceptance.topk=range(0,0)"], "names no value"),
         ([RELAXED, "acceptance.topk=range(1,1000000000)"], "names more than 200 values; name fewer"),
         ([RELAXED, "acceptance.topk=range(0,100)", "acceptance.delta=range(0,100)"], "more than 200 rules"),
