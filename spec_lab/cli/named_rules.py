@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import ValueType
 from spec_lab.assembly import registry
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.overrides import extensions_in
-from spec_lab.compatibility.run import refuse
+from spec_lab.compatibility.run import refusals
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 
@@ -81,7 +81,8 @@ def _expand(argument: str) -> list[str]:
 def _read_rule(overrides: Sequence[str], extensions: Sequence[str]) -> NamedRule:
     config, _ = compose_run([*extensions, *overrides])
     registry.of(config).judge_of(config.acceptance.name)
-    refuse(config)
+    for refusal in refusals(config):
+        raise UserError(refusal)
     return NamedRule(" ".join(_bare(override) for override in overrides), config)
 
 
