@@ -39,7 +39,7 @@ def mixed_requests() -> list[Request]:
     """Requests with prompts of 1 token, shorter than K, and longer than chunks and windows; with limits from 1 up; some
     go on past EOS.
     """
-    requests = random_requests(9, max_new_tokens=15, vocab_size=VOCAB, lengths=(2, 30), seed=4)
+    requests = random_requests(9, max_new_tokens=12, vocab_size=VOCAB, lengths=(2, 30), seed=4)
     requests[0] = replace(requests[0], prompt_ids=(7,))
     requests[1] = replace(requests[1], prompt_ids=(9,), ignore_eos=True)
     requests[2] = replace(requests[2], prompt_ids=(9, 4, 9))

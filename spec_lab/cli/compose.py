@@ -63,7 +63,17 @@ def store_schemas(schemas: Mapping[str, type]) -> None:
     store = ConfigStore.instance()
     for path, schema in schemas.items():
         group, _, name = f"schema/{path}".rpartition("/")
-        store.store(group=group, name=name, node=schema)
+        if _stored_schema(store, group, name) is not schema:  # making a node takes as long as much of composing
+            store.store(group=group, name=name, node=schema)
+
+
+def _stored_schema(store: ConfigStore, group: str, name: str) -> type | None:
+    """What is known to Hydra under a name already; None where nothing is."""
+    folder: Any = store.repo
+    for part in group.split("/"):
+        folder = folder.get(part, {})
+    node = folder.get(f"{name}.yaml")
+    return None if node is None else OmegaConf.get_type(node.node)
 
 
 def search_path(registered: Registry) -> list[str]:
