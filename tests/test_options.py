@@ -72,7 +72,8 @@ def target_overrides(group: str, option: str, pair: tuple[Path, Path], folders: 
         return []
     drafter = option if group == "drafter" else "eagle3"
     weights = [f"drafter.path={folders[drafter]}"] if drafter in folders else []
-    return ["target=hf", f"target.path={pair[0]}", *weights]
+    target = option if group == "target" else "hf"
+    return [f"target={target}", f"target.path={pair[0]}", *weights]
 
 
 @pytest.mark.parametrize(("group", "option"), SHAPES)
