@@ -104,13 +104,23 @@ def test_failed_run_shows_its_traceback_and_keeps_a_record(
         assert (summary["status"], summary["reason"]) == ("failed", "RuntimeError: out of luck")
 
 
-@pytest.mark.parametrize(("begins", "error"), [(True, UserError), (True, ValueError), (False, ValueError)])
-def test_value_error_of_ours_and_any_error_in_the_middle_of_a_run_is_a_failure(
-    begins: bool, error: type[Exception], runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_value_error_of_ours_is_a_failure(
+    begins: bool, runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runner.begins, runner.error = begins, error("too many values to unpack")
+    runner.begins, runner.error = begins, ValueError("too many values to unpack")
     assert main([]) == 1
     assert "Traceback" in capsys.readouterr().err
+    assert summaries(empty_folder)
+
+
+def test_what_cannot_go_on_in_the_middle_of_a_run_is_a_failure_in_a_line(
+    runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is the user's to mend, but a run that has begun is not refused any more."""
+    runner.begins, runner.error = True, UserError("logger.mode=online lost its server; use logger.mode=offline")
+    assert main([]) == 1
+    assert capsys.readouterr().err == "failed: logger.mode=online lost its server; use logger.mode=offline\n"
     assert summaries(empty_folder)
 
 
