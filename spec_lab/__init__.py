@@ -1,3 +1,56 @@
-"""A research lab for speculative decoding: drafter, acceptance, pruning and graph mode as independent factors."""
+"""A research lab for speculative decoding: drafter, acceptance, pruning and graph mode as independent factors.
+
+As a library:
+
+    import spec_lab
+
+    config = spec_lab.compose(["drafter=eagle3", "prune=catchup"])
+    result = spec_lab.run(config)
+    print(result)
+
+Neither import nor `compose` imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from spec_lab.doctor.findings import Finding
+    from spec_lab.library import Composed, Result
 
 __version__ = "0.1.0"
+
+
+def compose(overrides: Sequence[str] = ()) -> Composed:
+    """The run that `python -m spec_lab OVERRIDES...` would run: what it is made of, and what its parts are called.
+
+    Raises:
+        UserError: an override is mistyped, does not fit the options chosen, or asks for several runs.
+    """
+    from spec_lab import library
+
+    return library.compose(overrides)
+
+
+def run(config: Composed) -> Result:
+    """Run what was composed, record it into a folder of its own, and give back what came out.
+
+    Raises:
+        UserError: the run is refused, or the machine cannot do it; its message says what helps.
+    """
+    from spec_lab import library
+
+    return library.run(config)
+
+
+def examine(config: Composed) -> list[Finding]:
+    """What `python -m spec_lab.doctor` finds about a run that was composed; nothing is written.
+
+    Raises:
+        UserError: the run is refused.
+    """
+    from spec_lab import library
+
+    return library.examine(config)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -21,6 +24,8 @@ from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 
 VERSION_BASE = "1.3"
+ONE_AT_A_TIME = threading.Lock()
+"""Hydra composes by what it keeps once a process, so that threads take turns."""
 
 
 def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str]]:
@@ -31,12 +36,21 @@ def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str
     Raises:
         UserError: an override is mistyped or does not fit the options chosen.
     """
-    composed = compose_with_hydra(overrides)
-    choices = chosen_options(composed.hydra.runtime.choices)
+    config, options = to_config_and_options(compose_with_hydra(overrides))
+    return config, name_options(config, options)
+
+
+def to_config_and_options(composed: DictConfig) -> tuple[RunConfig, dict[str, str]]:
+    """The typed form of what `compose_with_hydra` gives, and the option chosen of each group."""
+    options = chosen_options(composed.hydra.runtime.choices)
     with open_dict(composed):
         del composed["hydra"]
-    config = to_run_config(composed)
-    return config, name_groups(config, choices, read_groups(tuple(config.extensions)))
+    return to_run_config(composed), options
+
+
+def name_options(config: RunConfig, options: Mapping[str, str]) -> dict[str, str]:
+    """What each group of a run is called, of the option chosen of each."""
+    return name_groups(config, options, read_groups(tuple(config.extensions)))
 
 
 def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:
@@ -46,11 +60,23 @@ def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:
     registered = registry.load(extensions)
     register_schemas(registered)
     try:
-        with initialize_config_dir(str(conf_folder().absolute()), version_base=VERSION_BASE, job_name="spec_lab"):
-            arguments = [*search_path(registered), *overrides]
+        folder, arguments = str(conf_folder().absolute()), [*search_path(registered), *overrides]
+        with _alone_with_hydra(), initialize_config_dir(folder, version_base=VERSION_BASE, job_name="spec_lab"):
             return compose("config", overrides=arguments, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error)) from error
+
+
+@contextmanager
+def _alone_with_hydra() -> Iterator[None]:
+    """Sets aside what a program that calls this one has initialised, of which there can be one a process."""
+    with ONE_AT_A_TIME:
+        callers = GlobalHydra.instance().hydra
+        GlobalHydra.instance().clear()
+        try:
+            yield
+        finally:
+            GlobalHydra.instance().hydra = callers
 
 
 def register_schemas(registered: Registry) -> None:

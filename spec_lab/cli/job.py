@@ -76,18 +76,30 @@ def _run(job: Job) -> JobOutcome:
     try:
         if job.config.dry_run:
             return _dry_run(job)
-        refuse(job.config)
-        folder = _make_folder(job, "interrupted", LOADING)
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read when torch loads: the profiler's own chatter
+        folder = begin(job)
         from spec_lab.measure.runner import run
 
         run(job.config, job.choices, folder)
     except (Exception, KeyboardInterrupt) as error:
         if is_interruption(error):
-            _close_record(folder, "interrupted", "KeyboardInterrupt")
+            close_record(folder, "interrupted", "KeyboardInterrupt")
             raise KeyboardInterrupt from error
-        return _end(job, folder, error)
+        outcome, trouble = end(job, folder, error)
+        print_ending(error, trouble)
+        return outcome
     return JobOutcome("finished", folder)
+
+
+def begin(job: Job) -> Path:
+    """Check a job and make its folder, with a record in it that says that the job has not ended.
+
+    Raises:
+        UserError: the job is refused, or the folder cannot be made.
+        OSError: the disk is full.
+    """
+    refuse(job.config)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read when torch loads: the profiler's own chatter
+    return _make_folder(job, "interrupted", LOADING)
 
 
 def _dry_run(job: Job) -> JobOutcome:
@@ -96,16 +108,18 @@ def _dry_run(job: Job) -> JobOutcome:
     return JobOutcome("refused" if refused else "finished")
 
 
-def _end(job: Job, folder: Path | None, error: BaseException) -> JobOutcome:
-    """Say what ended the job and record it. A mistake of ours, and all that a run cannot help once it has begun, is a
-    failure; before, what the user can help is a refusal."""
+def end(job: Job, folder: Path | None, error: BaseException) -> tuple[JobOutcome, Trouble | None]:
+    """Record what ended the job, and say it in a line; None is a mistake of ours.
+
+    A mistake of ours, and all that a run cannot help once it has begun, is a failure; before, what the user can help is
+    a refusal.
+    """
     has_begun = folder is not None and (folder / REQUESTS_FILE).exists()
     trouble = _trouble(job, error, has_begun)
-    print_ending(error, trouble)
     if trouble is not None and trouble.status == "refused":
-        return _refused(job, folder, trouble.line)
-    _close_record(folder, "failed", describe_error(error))
-    return JobOutcome("failed", folder)
+        return _refused(job, folder, trouble.line), trouble
+    close_record(folder, "failed", describe_error(error))
+    return JobOutcome("failed", folder), trouble
 
 
 def _trouble(job: Job, error: BaseException, has_begun: bool) -> Trouble | None:
@@ -141,7 +155,7 @@ def _make_folder(job: Job, status: Status, reason: str) -> Path:
     return make_folder(job.base, name, lambda folder: write_status(folder, info, status, reason))
 
 
-def _close_record(folder: Path | None, status: Status, reason: str) -> None:
+def close_record(folder: Path | None, status: Status, reason: str) -> None:
     """Make a record that says the run goes on say how it ended; the recorder has done it, unless it could not."""
     if folder is None:
         return

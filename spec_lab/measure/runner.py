@@ -68,7 +68,14 @@ class Lab:
 
 
 def run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
-    """Run and record into `folder`; print the table and the verdict.
+    """As `record_run`, and print the table and the verdict."""
+    summary = record_run(config, choices, folder)
+    print(format_run(summary))
+    return summary
+
+
+def record_run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
+    """Run and record into `folder`.
 
     Raises:
         UserError: before anything is recorded, when a checkpoint, a prompt set or a size is not what it should be.
@@ -78,7 +85,6 @@ def run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
     with Recorder(folder, info, _sinks(config)) as recorder:
         summary = _measure(lab, info, recorder)
         recorder.finish(summary)
-    print(format_run(summary))
     return summary
 
 

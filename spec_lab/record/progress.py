@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, a line a stage elsewhere, so that logs stay short."""
+"""Progress on stderr: a bar on a terminal and in a notebook, a line a stage elsewhere, so that logs stay short."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ class Progress:
         self._bar: tqdm[None] | None = None
 
     def __enter__(self) -> Progress:
-        if self._stream.isatty():
+        if in_notebook():
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=self._total, unit=self._unit, leave=False)
+        elif self._stream.isatty():
             from tqdm import tqdm
 
             tqdm.monitor_interval = 0
@@ -50,3 +54,10 @@ class Progress:
         self._done += steps
         if self._bar is not None:
             self._bar.update(steps)
+
+
+def in_notebook() -> bool:
+    """Whether a kernel of Jupyter runs this; nothing is imported to find out."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"

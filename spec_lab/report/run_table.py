@@ -98,6 +98,12 @@ def _configurations(summary: Summary) -> dict[str, Speed]:
 
 
 def _speed_table(summary: Summary) -> str:
+    header, body = speed_cells(summary)
+    return format_table(header, body, left=("",))
+
+
+def speed_cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """The header and the cells of the table of speeds: a row for the run, and one for each of its references."""
     header = ["", "acceptance length", "decode tok/s", "end-to-end tok/s", "speedup over plain", "accuracy"]
     accuracies = {name: reference["accuracy"] for name, reference in summary["references"].items()}
     lengths = {name: reference["acceptance_length"] for name, reference in summary["references"].items()}
@@ -112,7 +118,7 @@ def _speed_table(summary: Summary) -> str:
         ]
         for name, speed in _configurations(summary).items()
     ]
-    return format_table(header, body, left=("",))
+    return header, body
 
 
 def _is_imposed(name: str, summary: Summary) -> bool:

@@ -1,0 +1,160 @@
+"""The lab called from another program or a notebook: what `spec_lab.compose` and `spec_lab.run` do.
+
+Composing may be done from several threads. Runs take turns, one a process, since two beside one another would time each
+other. Neither leaves anything behind in Hydra or torch: a program that uses them for itself finds them as they were.
+"""
+
+from __future__ import annotations
+
+import html
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra.types import RunMode
+
+from spec_lab.cli.compose import compose_with_hydra, name_options, to_config_and_options
+from spec_lab.cli.dry_run import describe
+from spec_lab.cli.interrupts import Interrupts
+from spec_lab.cli.job import Job, begin, close_record, end
+from spec_lab.compatibility.run import refusals, refuse
+from spec_lab.config import RunConfig
+from spec_lab.doctor.findings import Finding
+from spec_lab.errors import UserError, is_interruption
+from spec_lab.record.reading import read_all_request_rows
+from spec_lab.record.schema import RequestRow, Summary
+from spec_lab.report.run_table import format_run, speed_cells
+
+ONE_RUN_AT_A_TIME = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A run before it runs. `print` shows what `--dry-run` shows.
+
+    Attributes:
+        config: typed, and free to be changed: it is checked when it runs.
+        options: the option chosen of each group.
+    """
+
+    config: RunConfig
+    options: dict[str, str]
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """What each group is called in records and names of folders, such as `prune: catchup`."""
+        return name_options(self.config, self.options)
+
+    def __str__(self) -> str:
+        return describe(self.config, self.choices, refusals(self.config))
+
+    def _repr_html_(self) -> str:
+        return _preformatted(str(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a finished run left. `print` shows its tables and its verdict, a notebook shows them as HTML.
+
+    Attributes:
+        summary: as in `summary.json`; `python -m spec_lab.report` prints the definition of every number.
+        folder: where all of its files are.
+    """
+
+    summary: Summary
+    folder: Path
+
+    @property
+    def requests(self) -> list[RequestRow]:
+        """A row a request, read from the folder; `spec_lab.record.runs.load_requests` makes a pandas frame of them."""
+        return read_all_request_rows(self.folder, self.summary)
+
+    def __str__(self) -> str:
+        return format_run(self.summary)
+
+    def _repr_html_(self) -> str:
+        header, body = speed_cells(self.summary)
+        verdict, folder = html.escape(self.summary["verdict"]), html.escape(str(self.folder))
+        details = f"<details><summary>stages and categories</summary>{_preformatted(str(self))}</details>"
+        return f"{_table(header, body)}<p>{verdict}</p><p><code>{folder}</code></p>{details}"
+
+
+def compose(overrides: Sequence[str] = ()) -> Composed:
+    """See `spec_lab.compose`."""
+    composed = compose_with_hydra(overrides)
+    if composed.hydra.mode is RunMode.MULTIRUN:
+        experiment = composed.hydra.runtime.choices.get("experiment")
+        cause = f"experiment={experiment}" if experiment else "hydra.mode=MULTIRUN"
+        raise UserError(f"{cause} is several runs; compose one after the other, or python -m spec_lab {cause}")
+    return Composed(*to_config_and_options(composed))
+
+
+def run(composed: Composed) -> Result:
+    """See `spec_lab.run`."""
+    config = composed.config
+    if config.dry_run:
+        raise UserError("dry_run=true runs nothing; leave it out, and print what was composed")
+    job = Job(config, composed.choices, Path(config.output_dir), in_sweep=False)
+    with ONE_RUN_AT_A_TIME, Interrupts() as interrupts:
+        result = _run(job)
+    if interrupts.seen:
+        raise KeyboardInterrupt
+    return result
+
+
+def examine(composed: Composed) -> list[Finding]:
+    """See `spec_lab.examine`."""
+    refuse(composed.config)
+    from spec_lab.doctor.examine import examine
+    from spec_lab.doctor.subject import load_subject
+
+    with ONE_RUN_AT_A_TIME, _torch_as_it_was():
+        return examine(load_subject(composed.config))
+
+
+def _run(job: Job) -> Result:
+    """As `cli.job.run_job`, but what ends the run is raised, and in a line where it is no mistake of ours."""
+    folder = None
+    try:
+        folder = begin(job)
+        from spec_lab.measure.runner import record_run
+
+        with _torch_as_it_was():
+            return Result(record_run(job.config, job.choices, folder), folder)
+    except (Exception, KeyboardInterrupt) as error:
+        if is_interruption(error):
+            if folder is not None:
+                close_record(folder, "interrupted", "KeyboardInterrupt")
+            raise KeyboardInterrupt from error
+        _, trouble = end(job, folder, error)
+        if trouble is None or isinstance(error, UserError):
+            raise
+        raise UserError(trouble.line) from error
+
+
+@contextmanager
+def _torch_as_it_was() -> Iterator[None]:
+    """A run seeds torch and sets its number of threads; whoever called it finds both as they were."""
+    import torch
+
+    num_threads, random_state = torch.get_num_threads(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+        torch.set_rng_state(random_state)
+
+
+def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = [_row("th", header), *(_row("td", row) for row in body)]
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _preformatted(text: str) -> str:
+    return f"<pre>{html.escape(text)}</pre>"

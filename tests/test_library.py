@@ -1,0 +1,252 @@
+"""`spec_lab.compose` and `spec_lab.run`: the lab inside another program."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+import spec_lab
+from spec_lab.errors import UserError
+from spec_lab.record import progress
+from spec_lab.record.progress import Progress
+from tests import recorded_runner
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> ModuleType:
+    """A runner that decodes nothing, in place of the real one."""
+    module = recorded_runner.stand_in()
+    monkeypatch.setitem(sys.modules, "spec_lab.measure.runner", module)
+    return module
+
+
+def records(folder: str = "outputs") -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(Path(folder).rglob("summary.json"))]
+
+
+def test_composed_is_typed_and_says_what_its_parts_are_called() -> None:
+    composed = spec_lab.compose(["drafter=ngram", "prune=catchup", "drafter.num_draft_tokens=5"])
+    assert composed.config.drafter.num_draft_tokens == 5
+    assert (composed.choices["drafter"], composed.choices["prune"]) == ("ngram", "catchup")
+    assert "nothing is refused" in str(composed)
+    assert composed._repr_html_().startswith("<pre>target")
+
+
+def test_names_follow_what_is_changed_after_composing() -> None:
+    composed = spec_lab.compose(["prune=catchup"])
+    composed.config.prune.catchup = "none"
+    composed.config.prune.prefill = "all_rows"
+    assert composed.choices["prune"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["batchsize=3"], "batch_size"),
+        (["drafter=eagle"], "did you mean"),
+        (["batch_size=1,2"], "several values"),
+        (["experiment=graph_modes"], "experiment=graph_modes is several runs"),
+        (["hydra.mode=MULTIRUN"], "hydra.mode=MULTIRUN is several runs"),
+        (["drafter.max_ngram=3"], "not read by the options chosen"),
+    ],
+)
+def test_what_cannot_be_composed_is_a_user_error(overrides: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_lab.compose(overrides)
+
+
+def test_hydra_is_left_as_it_was(tmp_path: Path) -> None:
+    import hydra
+
+    spec_lab.compose()
+    assert not GlobalHydra.instance().is_initialized()
+    (tmp_path / "own.yaml").write_text("mine: 3\n")
+    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
+        spec_lab.compose(["drafter=ngram"])
+        with pytest.raises(UserError):
+            spec_lab.compose(["cache.page_size=${nowhere}"])
+        assert OmegaConf.to_container(hydra.compose("own")) == {"mine": 3}
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_threads_compose_what_each_asked_for() -> None:
+    with ThreadPoolExecutor(3) as pool:
+        composed = list(pool.map(lambda seed: spec_lab.compose([f"seed={seed}", "drafter=ngram"]), range(3)))
+    assert [each.config.seed for each in composed] == [0, 1, 2]
+
+
+def test_several_runs_in_one_process_each_leave_a_folder_and_print_nothing(
+    runner: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = [spec_lab.run(spec_lab.compose(["drafter=ngram", f"seed={seed}"])) for seed in (1, 2, 2)]
+    assert len({result.folder for result in results}) == 3
+    assert [record["status"] for record in records()] == ["finished"] * 3
+    assert [result.summary["config"]["seed"] for result in results] == [1, 2, 2]
+    assert {len(result.requests) for result in results} == {results[0].summary["num_requests"]}
+    assert results[1].requests[0]["output_ids"] == results[2].requests[0]["output_ids"]
+    assert capsys.readouterr().out == ""
+
+
+def test_result_shows_itself_as_text_and_as_html(runner: ModuleType) -> None:
+    result = spec_lab.run(spec_lab.compose(["drafter=ngram"]))
+    assert "acceptance length" in str(result)
+    page = result._repr_html_()
+    assert page.count("<tr>") == 3, "a header, the run, its reference"
+    assert result.folder.name in page
+    result.summary["verdict"] = "a < b & <script>"
+    assert "<script>" not in result._repr_html_()
+    assert "a &lt; b &amp; &lt;script&gt;" in result._repr_html_()
+
+
+def test_refused_run_is_a_user_error_and_leaves_nothing(runner: ModuleType) -> None:
+    composed = spec_lab.compose(["drafter=none", "acceptance=synthetic"])
+    with pytest.raises(UserError):
+        spec_lab.run(composed)
+    assert not Path("outputs").exists()
+    composed = spec_lab.compose()
+    composed.config.batch_size = 0
+    with pytest.raises(UserError, match="batch_size"):
+        spec_lab.run(composed)
+    with pytest.raises(UserError, match="dry_run"):
+        spec_lab.run(spec_lab.compose(["dry_run=true"]))
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "status"),
+    [
+        (RuntimeError("ours"), RuntimeError, "failed"),
+        (MemoryError(), UserError, None),
+        (FileNotFoundError(2, "No such file", "weights"), UserError, None),
+        (UserError("path=x is no checkpoint"), UserError, None),
+        (KeyboardInterrupt(), KeyboardInterrupt, "interrupted"),
+    ],
+    ids=["ours", "memory", "file", "user", "ctrl-c"],
+)
+def test_what_ends_a_run_is_raised_and_on_record(
+    runner: ModuleType, error: BaseException, raised: type[BaseException], status: str | None
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    runner.record_run = fail  # type: ignore[attr-defined]
+    with pytest.raises(raised):
+        spec_lab.run(spec_lab.compose())
+    assert [record["status"] for record in records()] == ([] if status is None else [status])
+    runner.record_run = recorded_runner.run  # type: ignore[attr-defined]
+    assert spec_lab.run(spec_lab.compose()).summary["status"] == "finished", "the next run is not held up"
+
+
+def test_torch_is_left_as_it_was(runner: ModuleType) -> None:
+    def seeding(*arguments: Any) -> Any:
+        torch.manual_seed(1234)
+        torch.set_num_threads(3)
+        return recorded_runner.run(*arguments)
+
+    runner.record_run = seeding  # type: ignore[attr-defined]
+    torch.manual_seed(7)
+    state, num_threads = torch.get_rng_state(), torch.get_num_threads()
+    spec_lab.run(spec_lab.compose())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == num_threads
+
+
+def test_runs_of_two_threads_take_turns(runner: ModuleType) -> None:
+    inside, most, guard = 0, 0, threading.Lock()
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal inside, most
+        with guard:
+            inside += 1
+            most = max(most, inside)
+        threading.Event().wait(0.02)
+        with guard:
+            inside -= 1
+        return recorded_runner.run(*arguments)
+
+    runner.record_run = counted  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(lambda seed: spec_lab.run(spec_lab.compose([f"seed={seed}"])), range(3)))
+    assert most == 1
+    assert [result.summary["config"]["seed"] for result in results] == [0, 1, 2]
+
+
+def test_import_and_compose_need_no_torch() -> None:
+    program = "import sys, spec_lab; spec_lab.compose(['drafter=ngram']); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_notebook_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class ZMQInteractiveShell:
+        pass
+
+    ipython = ModuleType("IPython")
+    shell: Any = None
+    ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    assert not progress.in_notebook()
+    shell = ZMQInteractiveShell()
+    assert progress.in_notebook()
+    made: list[dict[str, Any]] = []
+    auto = ModuleType("tqdm.auto")
+
+    class Bar:
+        def __init__(self, **settings: Any) -> None:
+            made.append(settings)
+
+        def set_description(self, name: str) -> None:
+            made.append({"stage": name})
+
+        def update(self, steps: int) -> None:
+            made.append({"steps": steps})
+
+        def close(self) -> None:
+            made.append({"closed": True})
+
+    auto.tqdm = Bar  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tqdm.auto", auto)
+    with Progress(4, "request") as shown:
+        shown.stage("plain")
+        shown.advance(4)
+    assert made == [{"total": 4, "unit": "request", "leave": False}, {"stage": "plain"}, {"steps": 4}, {"closed": True}]
+    assert capsys.readouterr().err == ""
+
+
+def readme_program() -> str:
+    """The one block of Python in the README."""
+    [program] = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    return str(program)
+
+
+def test_program_in_the_readme_is_five_lines_and_runs_as_it_stands(
+    runner: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = readme_program()
+    assert len([line for line in program.splitlines() if line]) == 5
+    exec(compile(program, "README.md", "exec"), {})
+    assert [record["status"] for record in records()] == ["finished"]
+    assert "acceptance length" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_program_in_the_readme_decodes(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = readme_program().replace('["', '["debug=smoke", "', 1)
+    space: dict[str, Any] = {}
+    exec(compile(program, "README.md", "exec"), space)
+    assert space["result"].summary["status"] == "finished"
+    assert space["result"].requests[0]["output_ids"]
+    assert spec_lab.examine(space["config"])
