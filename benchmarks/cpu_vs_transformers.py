@@ -98,7 +98,7 @@ def measure_speed(batch_size: int, options: argparse.Namespace) -> dict[str, Any
 def load(
     batch_size: int, num_prompts: int, options: argparse.Namespace
 ) -> tuple[RunConfig, dict[str, Engine], list[Request]]:
-    """`plain` and every drafter, the oracle taught, and prompts of all categories in turn."""
+    """Load `plain` and every drafter, with the oracle taught, and prompts of all categories in turn."""
     common = [
         "device=cpu",
         "dtype=float32",
@@ -121,7 +121,7 @@ def load(
 
 
 def transformers_generate(config: RunConfig) -> Callable[[list[Request]], float]:
-    """A function that runs `generate` on requests in batches and returns its tokens/s."""
+    """Return a function that runs `generate` on requests in batches and gives its tokens/s."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -144,7 +144,7 @@ def transformers_generate(config: RunConfig) -> Callable[[list[Request]], float]
 
 
 def left_padded(requests: list[Request]) -> tuple[torch.Tensor, torch.Tensor]:
-    """ids and mask [batch, longest], padding on the left as `generate` wants it."""
+    """Return ids and mask [batch, longest], with padding on the left as `generate` wants it."""
     longest = max(len(request.prompt_ids) for request in requests)
     padding = [longest - len(request.prompt_ids) for request in requests]
     pairs = list(zip(padding, requests, strict=True))
@@ -154,14 +154,15 @@ def left_padded(requests: list[Request]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def count_new_tokens(output: torch.Tensor, eos: int | list[int]) -> int:
-    """Tokens up to and with the first EOS of each row; what follows is padding."""
+    """Count the tokens up to and with the first EOS of each row; what follows is padding."""
     stops = torch.isin(output, torch.tensor(eos))
     after = stops.long().cumsum(1) - stops.long()
     return int((after == 0).sum())
 
 
 def take_turns(contestants: dict[str, Callable[[list[Request]], Any]], requests: list[Request], turn: int) -> Turn:
-    """One pass of each, another one first each turn, so that a machine that slows down does not hurt always the same.
+    """Let each run one pass, another one first each turn, so that a machine that slows down does not always hurt the
+    same.
 
     Args:
         turn: counts from 0.
@@ -197,13 +198,13 @@ def report(batch_size: int, num_prompts: int, turns: list[Turn]) -> dict[str, An
 
 
 def ratios(ours: list[Any], theirs: list[Any]) -> tuple[float, float, float]:
-    """Median, lowest and highest ratio within a turn."""
+    """Return the median, lowest and highest ratio within a turn."""
     paired = [a / b for a, b in zip(ours, theirs, strict=True)]
     return median(paired), min(paired), max(paired)
 
 
 def drafter_row(results: list[GenerationResult], plain: list[GenerationResult]) -> dict[str, Any]:
-    """One drafter's figures from its turns and plain decoding's."""
+    """Compute one drafter's figures from its turns and plain decoding's."""
     rates = [metrics.decode_tokens_per_second(result.rounds) for result in results]
     pairs = zip(results, plain, strict=True)
     even = [metrics.break_even_acceptance_length(result.rounds, other.rounds) for result, other in pairs]

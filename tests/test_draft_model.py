@@ -113,7 +113,9 @@ def always_all(num_draft_tokens: int) -> int:
 
 @pytest.mark.parametrize(("bucket", "draft", "prune"), checkerboard([1, 4], DRAFT_MODELS, PRUNING))
 def test_drafts_equal_the_model_run_on_the_whole_text(pairs: Pairs, draft: str, prune: str, bucket: int) -> None:
-    """After prompts of one token and of several chunks, after rounds of every n, beside padded rows."""
+    """They are compared after prompts of one token and of several chunks, after rounds of every n, and beside padded
+    rows.
+    """
     engine = pairs.engine(draft, prune)
     engine.graph = PaddedGraph(bucket)
     rule = pairs.install(engine, draft)

@@ -166,7 +166,7 @@ def run_against_slow_chain(
 def test_drafts_equal_the_whole_chain_recomputed(
     targets: dict[str, tuple[Path, Reference]], tmp_path: Path, head: str, prune: str
 ) -> None:
-    """After prompts of one token and of several chunks, and after rounds of every n."""
+    """They are compared after prompts of one token and of several chunks, and after rounds of every n."""
     rule = run_against_slow_chain(targets["gqa"], tmp_path, HEADS[head], prune)
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 50
 

@@ -126,7 +126,9 @@ def make_lab(
 
 @pytest.mark.parametrize("case", CASES)
 def test_drafts_equal_the_slow_model(targets: dict[str, tuple[Path, Reference]], tmp_path: Path, case: str) -> None:
-    """After prompts of one token and of several chunks, and after rounds of every n; slots and pages are reused."""
+    """They are compared after prompts of one token and of several chunks, and after rounds of every n; slots and pages
+    are reused.
+    """
     prune = list(PRUNING)[list(CASES).index(case) % len(PRUNING)]
     lab = make_lab(targets, tmp_path, CASES[case], prune=prune)
     lab.generate()

@@ -58,7 +58,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def read(kind: str, folder: Path, target: ModelConfig) -> Any:
-    """What a run reads of the checkpoint before its weights."""
+    """Read what a run reads of the checkpoint before its weights."""
     if kind in ("eagle3", "speculators"):
         return read_eagle3_config(folder, target)
     if kind == "assistant":
@@ -70,7 +70,7 @@ def read(kind: str, folder: Path, target: ModelConfig) -> Any:
 
 
 def all_keys(config: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """The path to every value of a config, nested ones too."""
+    """Yield the path to every value of a config, nested ones too."""
     paths = []
     for key, value in config.items():
         paths.append((*path, key))
@@ -139,7 +139,7 @@ def test_a_whole_surrogate_pair_is_text() -> None:
 
 
 def header(entries: Any, data: bytes = b"\0" * 64) -> bytes:
-    """A safetensors file with this header."""
+    """Write a safetensors file with this header."""
     text = json.dumps(entries).encode()
     return struct.pack("<Q", len(text)) + text + data
 

@@ -47,7 +47,7 @@ class Lane:
     def run(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, starts: list[int], first_slot: int, selection: RowSelection
     ) -> torch.Tensor:
-        """Rows [batch, num_queries] at `starts`, of the slots from `first_slot` on."""
+        """Run rows [batch, num_queries] at `starts`, of the slots from `first_slot` on."""
         attention = self.metadata(token_ids.shape[1], starts, first_slot)
         return self.module.forward(
             token_ids.flatten(), hidden.flatten(0, 1), self.cache.layers[0], attention, selection
@@ -79,7 +79,9 @@ def make_lane(folder: Path, **sides: NormSide) -> Lane:
 
 @dataclass
 class Rows:
-    """Prompts of ragged lengths and a window of N rows after each: token_ids [13], hidden [13, 32] by request."""
+    """The rows of prompts of ragged lengths, and of a window of N rows after each: token_ids [13], hidden [13, 32] by
+    request.
+    """
 
     token_ids: torch.Tensor
     hidden: torch.Tensor
@@ -91,7 +93,7 @@ class Rows:
         return cls(token_ids, 1 + 2 * torch.randn(3, 13, 32, generator=generator))
 
     def expected(self, module: TinyMtp) -> torch.Tensor:
-        """[3, N, 32] output of the windows' rows before the final norm."""
+        """The output [3, N, 32] of the windows' rows before the final norm."""
         ends = [start + NUM_ROWS for start in STARTS]
         outs = [
             module(EMBEDDING[self.token_ids[i, :end]], self.hidden[i, :end])[-NUM_ROWS:] for i, end in enumerate(ends)
@@ -99,7 +101,7 @@ class Rows:
         return torch.stack(outs)
 
     def run(self, lane: Lane, selection: RowSelection) -> torch.Tensor:
-        """Each prompt by itself, KV only; then all windows in one forward."""
+        """Run each prompt by itself, for its KV only; then all windows in one forward."""
         for slot, start in enumerate(STARTS):
             if start:
                 prompt = self.token_ids[slot : slot + 1, :start], self.hidden[slot : slot + 1, :start]
@@ -119,7 +121,7 @@ SELECTIONS: dict[str, Callable[[Lane], RowSelection]] = {
 
 @torch.inference_mode()
 def distance(folder: Path, reference: TinyMtp, selection: str = "all_rows", **sides: NormSide) -> float:
-    """Largest difference of the live rows' recycled output and logits from transformers' layers."""
+    """How far the live rows' recycled output and logits are from those of transformers' layers at most."""
     lane, rows = make_lane(folder, **sides), Rows.random()
     out = rows.run(lane, SELECTIONS[selection](lane))
     assert out.shape == (3, 32)
@@ -167,7 +169,7 @@ def test_every_family_feeds_and_recycles_normed_hidden_states(tmp_path: Path) ->
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_several_modules_come_in_order(tmp_path: Path, family: str) -> None:
-    """Qwen's share their norms and projection. A part of them can be asked for."""
+    """Qwen's modules share their norms and projection. A part of them can be asked for."""
     references = make_tiny_mtp(tmp_path, family, TARGET, num_modules=3)
     config, tensors = load_mtp(tmp_path, TARGET, 2, torch.float32, "cpu")
     assert config.num_modules == 3 and len(tensors) == 2
@@ -286,7 +288,9 @@ def test_refuses_quantized_truncated_and_sliding_ones(tmp_path: Path) -> None:
 
 
 def test_the_config_on_the_hub_may_leave_keys_out(tmp_path: Path) -> None:
-    """MiMo-7B's: no layer_types, rope_theta at the top level. Qwen3.5 turns a quarter of the channels by default."""
+    """MiMo-7B's has no layer_types, and rope_theta at the top level. Qwen3.5 turns a quarter of the channels by
+    default.
+    """
     make_tiny_mtp(tmp_path, "qwen3_5", TARGET, rope_parameters={"rope_type": "default", "rope_theta": 1e7})
     layer = load_mtp(tmp_path, TARGET, 1, torch.float32, "cpu")[0].layer
     assert (layer.rope.partial_rotary_factor, layer.rope.theta, layer.attention_gate) == (0.25, 1e7, True)

@@ -81,7 +81,7 @@ CASES = [
 def test_drafts_equal_the_whole_chain_recomputed(
     target: tuple[Path, Reference], tmp_path: Path, family: str, prune: str
 ) -> None:
-    """After prompts of one token and of several chunks, and after rounds of every n."""
+    """They are compared after prompts of one token and of several chunks, and after rounds of every n."""
     (module,) = make_tiny_mtp(tmp_path, family, read_model_config(target[0]))
     rule = run_against_slow_chain(target, tmp_path, module, prune)
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 40
@@ -138,7 +138,7 @@ def test_rows_past_the_modules_kv_write(target: tuple[Path, Reference], tmp_path
 
 
 def make_tiny_mimo(folder: Path) -> tuple[tuple[Path, Reference], TinyMtp]:
-    """MiMo-7B in small: a Qwen2-style target and its module in one folder; transformers reads it as Qwen2."""
+    """Write MiMo-7B in small: a Qwen2-style target and its module in one folder; transformers reads it as Qwen2."""
     make_tiny_target(folder, "qwen2", attention_bias=True)
     reference = Reference(folder)
     (module,) = make_tiny_mtp(folder, "mimo", read_model_config(folder))
@@ -147,7 +147,7 @@ def make_tiny_mimo(folder: Path) -> tuple[tuple[Path, Reference], TinyMtp]:
 
 
 def test_mimo_brings_its_module_in_the_targets_folder(tmp_path: Path) -> None:
-    """drafter.path=null; the target is loaded past the module's tensors."""
+    """With drafter.path=null the target is loaded past the module's tensors."""
     mimo, module = make_tiny_mimo(tmp_path)
     assert read_model_config(tmp_path).family == "qwen2"
     rule = run_against_slow_chain(mimo, None, module)
@@ -196,7 +196,7 @@ def test_equal_draft_logits_give_the_lowest_id(target: tuple[Path, Reference], t
 
 
 def test_what_training_saves_is_what_the_engine_drafts_with(target: tuple[Path, Reference], tmp_path: Path) -> None:
-    """The module of the training code, as it saves it, over a whole text at once."""
+    """The reference is the module of the training code, as it saves it, run over a whole text at once."""
     torch.manual_seed(0)
     shape = MtpShape(32, 40, num_heads=8, num_kv_heads=4, head_dim=8, rope_theta=10000.0, rms_norm_eps=1e-5)
     trained = MtpDrafter(shape, 1, target[1].model.lm_head.weight).bfloat16().float().requires_grad_(False)

@@ -205,7 +205,7 @@ def test_full_acceptance_leaves_no_hole_and_no_drafted_pair() -> None:
 
 
 class NotingModule(ModuleBase):
-    """Output and draft are any function of the row that tells rows apart."""
+    """A module whose output and draft are any function of the row that tells rows apart."""
 
     def output(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return ((hidden.round() * 3 + tokens.unsqueeze(1) + torch.arange(hidden.shape[1])) % 1009).floor()
@@ -215,7 +215,7 @@ class NotingModule(ModuleBase):
 
 
 def hidden_of(text: Sequence[int]) -> torch.Tensor:
-    """[len(text), 2 * WIDTH] `FakeTarget`'s final hidden states, in plain Python."""
+    """`FakeTarget`'s final hidden states [len(text), 2 * WIDTH], in plain Python."""
     rows = [fake_row(token, position) for position, token in enumerate(text)]
     hidden = []
     for end in range(1, len(text) + 1):
@@ -225,7 +225,7 @@ def hidden_of(text: Sequence[int]) -> torch.Tensor:
 
 
 class CheckingRule(ScriptedAcceptance):
-    """Reads windows and caches of every running request."""
+    """A rule that reads windows and caches of every running request."""
 
     def check(self, sequence: RunningSequence, drafts: list[int], inputs: AcceptanceInputs, row: int) -> None:
         """The caches hold what a run over the whole text would have written: they do not depend on its rounds."""
@@ -256,7 +256,7 @@ class CheckingRule(ScriptedAcceptance):
 def make_checked_engine(
     num_modules: int, prune: str, script: Callable[[int], int], page_size: int, chunk: int, bucket: int
 ) -> tuple[Engine, CheckingRule, list[NotingModule]]:
-    """Three slots, whose windows and caches start as NaN."""
+    """Build an engine of three slots, whose windows and caches start as NaN."""
     num_pages = NUM_RESERVED_PAGES + 3 * 60 // page_size
     modules = [NotingModule() for _ in range(num_modules)]
 
@@ -285,7 +285,7 @@ def make_checked_engine(
 
 
 def requests_of(prompt_lengths: Sequence[int]) -> list[Request]:
-    """The longest reaches the end of the cache."""
+    """Make requests, of which the longest reaches the end of the cache."""
     generator = random.Random(0)
     return [
         Request(
@@ -317,7 +317,9 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_caches_depend_on_the_text_alone(case: tuple[int, str, int, int, int]) -> None:
-    """Ragged batches, slots reused, prompts of 1 token and up in chunks, every n, page borders, the last position."""
+    """Batches are ragged, slots reused, prompts have 1 token and up in chunks; every n, page borders and the last
+    position occur.
+    """
     num_modules, prune, page_size, chunk, bucket = case
     engine, rule, _ = make_checked_engine(num_modules, prune, random_script(), page_size, chunk, bucket)
     engine.generate(requests_of(LENGTHS))

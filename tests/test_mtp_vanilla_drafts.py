@@ -26,7 +26,7 @@ from tests.tiny_mtp import TinyMtp, make_tiny_mtp, target_hidden_states
 
 @dataclass
 class SlowModules:
-    """No cache: every row of every module is computed anew for every draft."""
+    """A reference without a cache: every row of every module is computed anew for every draft."""
 
     modules: list[TinyMtp]
     reference: Reference
@@ -35,7 +35,7 @@ class SlowModules:
 
     @torch.inference_mode()
     def logits(self, text: list[int], drafts: list[int]) -> torch.Tensor:
-        """[num_draft_tokens, vocab] of each draft, after `text` and the drafts before it.
+        """The logits [num_draft_tokens, vocab] of each draft, after `text` and the drafts before it.
 
         Row p pairs token t[p+1] with the hidden state of position p; module i leaves out the first i rows.
         """
@@ -53,7 +53,7 @@ class SlowModules:
 
 @dataclass
 class ComparingRule(ScriptedAcceptance):
-    """Compares what was drafted from with the slow modules."""
+    """A rule that compares what was drafted from with the slow modules."""
 
     slow: SlowModules = field(kw_only=True)
     picker: RecordingPicker = field(default_factory=RecordingPicker)

@@ -92,7 +92,7 @@ def spell(rows: MtpRows) -> tuple[str, str]:
 
 
 def inputs_of(text: str) -> MtpRows:
-    """Tokens of the target's forward; H_A is written A, a module's h_A a."""
+    """The tokens of the target's forward; H_A is written A, a module's h_A a."""
     return MtpRows(letters(text), letters(text).unsqueeze(2).float())
 
 

@@ -46,7 +46,7 @@ def test_mix_has_no_collision() -> None:
 
 
 def keys_along(axis: str, count: int) -> torch.Tensor:
-    """Keys that differ in one part only, by steps of one."""
+    """Make keys that differ in one part only, by steps of one."""
     steps = torch.arange(count)
     fixed = torch.full((count,), 3)
     parts = {"seed": fixed, "length": fixed, "row": fixed, axis: steps}
@@ -85,7 +85,7 @@ def test_extreme_keys_stay_inside_the_open_interval() -> None:
 
 @pytest.mark.parametrize("weights", [[0.5, 0.25, 0.25, 0.0], [1.0, 2.0, 3.0, 4.0], [1e-30, 0.0, 3e-30, 6e-30]])
 def test_race_follows_the_weights(weights: list[float]) -> None:
-    """Also far from one in sum; a weight of zero never wins."""
+    """It does where they are far from one in sum, too; a weight of zero never wins."""
     count = 40_000
     keys = round_key(torch.arange(count), torch.full((count,), 7), 0, Use.EMIT)
     expected = torch.tensor(weights, dtype=torch.float64)

@@ -55,7 +55,7 @@ def test_stored_without_outputs(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_is_thin(path: Path) -> None:
-    """Loads, calls the library, shows: what computes belongs where it can be tested."""
+    """A notebook loads, calls the library and shows: what computes belongs where it can be tested."""
     for cell in code_cells(read_notebook(path)):
         python = "\n".join(line for line in cell.source.splitlines() if not line.startswith("%"))
         computing = (ast.FunctionDef, ast.ClassDef, ast.For, ast.While, ast.comprehension)
@@ -63,7 +63,7 @@ def test_is_thin(path: Path) -> None:
 
 
 def show_first_run(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
-    """Text and number of plots of `first_run.ipynb` on the newest run below `outputs`."""
+    """Run `first_run.ipynb` on the newest run below `outputs`; return its text and the number of its plots."""
     notebook = read_notebook(ROOT / "notebooks" / "first_run.ipynb")
     set_parameters(notebook, outputs=str(outputs))
     execute(notebook, outputs.parent, monkeypatch)

@@ -17,7 +17,7 @@ from tests.tiny_runs import write_prompts, write_tokenizer
 
 
 def make_target(folder: Path, **changes: Any) -> None:
-    """The files of a target that are read before its weights; ids go up to 159."""
+    """Write the files of a target that are read before its weights; its ids go up to 159."""
     config = TINY_SIZES | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | changes
     (folder / "config.json").write_text(json.dumps(config))
     write_tokenizer(folder)
@@ -31,7 +31,7 @@ def make_run(folder: Path, workload: str, **options: Any) -> RunConfig:
 
 @pytest.mark.parametrize(("form", "largest"), [("continue", 154), ("chat", 157)])
 def test_a_token_past_the_vocabulary_is_refused(tmp_path: Path, form: str, largest: int) -> None:
-    """`largest`: of the special tokens that the form puts around a prompt."""
+    """`largest` is that of the special tokens which the form puts around a prompt."""
     prompts = write_prompts(tmp_path / "mine.jsonl", [{"prompt": "abc", "form": form}])
     config = make_run(tmp_path, "jsonl", path=str(prompts))
     make_target(tmp_path, vocab_size=largest + 1)

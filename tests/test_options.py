@@ -51,13 +51,13 @@ QUESTIONS = "\n".join(f'{{"question_id": {i}, "category": "writing", "turns": ["
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Room for the shipped prompts: the tokenizer spends a token a character."""
+    """A pair with room for the shipped prompts, since its tokenizer spends a token a character."""
     return make_runnable_pair(tmp_path_factory.mktemp("pair"), max_position_embeddings=8192)
 
 
 @pytest.fixture(scope="module")
 def drafter_folders(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Weights for the tiny target, by the drafter that reads them."""
+    """Write weights for the tiny target; return their folders by the drafter that reads them."""
     target = read_model_config(pair[0])
     folders = {name: tmp_path_factory.mktemp(name) for name in ("mtp_eagle", "mtp_vanilla", "frozen_kv")}
     make_tiny_mtp(folders["mtp_eagle"], "ours", target)
@@ -67,7 +67,9 @@ def drafter_folders(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
 
 
 def target_overrides(group: str, option: str, pair: tuple[Path, Path], folders: dict[str, Path]) -> list[str]:
-    """The shipped target where that is the option, else the tiny one, with the drafter's weights where it has some."""
+    """Choose the shipped target where that is the option, else the tiny one, with the drafter's weights where it has
+    some.
+    """
     if (group, option) == ("target", "pocket"):
         return []
     drafter = option if group == "drafter" else "eagle3"

@@ -31,13 +31,13 @@ def run(command: list[str], folder: Path, *paths: Path) -> subprocess.CompletedP
 
 
 def ignore_leftovers(folder: str, names: list[str]) -> set[str]:
-    """What copying leaves out. Below the root every folder counts: spec_lab/assembly is a package."""
+    """Name what copying leaves out. Below the root every folder counts: spec_lab/assembly is a package."""
     left_out = LEFTOVERS(folder, names)
     return left_out | NOT_IN_THE_WHEEL(folder, names) if Path(folder) == ROOT else left_out
 
 
 def assert_runs(done: subprocess.CompletedProcess[str], folder: Path) -> None:
-    """The run ended well, and the last line is its folder, relative to where it was started."""
+    """Check that the run ended well, and that the last line is its folder, relative to where it was started."""
     assert done.returncode == 0, done.stderr
     [summary_file] = (folder / "outputs").glob("*/summary.json")
     assert done.stdout.splitlines()[-1] == str(summary_file.parent.relative_to(folder))
@@ -107,7 +107,7 @@ def test_wheel_runs_in_an_empty_folder_and_in_the_repository(installed: Path, tr
 
 @pytest.mark.slow
 def test_first_command_works_from_the_wheel(installed: Path, tmp_path: Path) -> None:
-    """What the README says first, at the size of debug=smoke."""
+    """It is what the README says first, at the size of debug=smoke."""
     assert_runs(run(SMOKE, tmp_path, installed), tmp_path)
     where = run([sys.executable, "-c", "import spec_lab.measure.runner as r; print(r.__file__)"], tmp_path, installed)
     assert Path(where.stdout.strip()).is_relative_to(installed)

@@ -107,7 +107,7 @@ def run_prompt(pair: tuple[Path, Path], prune: str, chunk: int, prompt: tuple[in
 @pytest.mark.parametrize("chunk", [1, 5, 512])
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1], PROMPT[:5]], ids=["23_tokens", "1_token", "5_tokens"])
 def test_last_row_equals_all_rows(pair: tuple[Path, Path], chunk: int, prompt: tuple[int, ...]) -> None:
-    """The same first token, features to the bit, KV of target and drafter to the bit, and drafts."""
+    """The first token and the drafts are the same; features, KV of target and KV of drafter are so to the bit."""
     full, pruned = (run_prompt(pair, prune, chunk, prompt) for prune in ("none", "prefill"))
     assert pruned.sampled == full.sampled
     assert pruned.drafts == full.drafts and len(pruned.drafts) == 3
@@ -145,7 +145,7 @@ FINAL_HIDDEN = DrafterRequirements(FeatureSpec((0,), final_hidden=NormSide.POST_
 
 @dataclass
 class FinalHiddenDrafter(GivenDrafts):
-    """Asks for the target's final hidden state, as an MTP head does, and keeps what it was given."""
+    """A drafter that asks for the target's final hidden state, as an MTP head does, and keeps what it was given."""
 
     num_draft_tokens: int = 2
     requirements: DrafterRequirements = FINAL_HIDDEN

@@ -21,7 +21,7 @@ RANDOM = ["target.weights=random", "drafter.weights=random"]
 
 @pytest.fixture
 def shape(tmp_path: Path) -> Path:
-    """A folder with a config.json and nothing else."""
+    """Make a folder with a config.json and nothing else."""
     make_tiny_target(tmp_path / "whole", "qwen3", num_hidden_layers=7)
     (tmp_path / "shape").mkdir()
     config = json.loads((tmp_path / "whole" / "config.json").read_text())
@@ -53,7 +53,7 @@ def test_more_draft_tokens_than_the_target_has_are_refused(shape: Path, capsys: 
 
 @pytest.mark.parametrize(("name", "billions"), [("llama3_8b", 8.03), ("qwen3_8b", 8.19), ("llama3_70b", 70.55)])
 def test_a_shape_has_the_parameters_of_its_model(name: str, billions: float) -> None:
-    """As their cards count them."""
+    """They are as many as the model's card counts."""
     shapes = decoder_tensor_shapes(read_model_config(SHAPES / name))
     total = 0
     for shape in shapes.values():

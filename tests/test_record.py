@@ -39,7 +39,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def assert_fits(value: Any, layout: Any, where: str = "summary") -> None:
-    """Each TypedDict inside has exactly its keys."""
+    """Check that each TypedDict inside has exactly its keys."""
     options = [part for part in get_args(layout) if part is not type(None)]
     if hasattr(layout, "__total__"):
         hints = get_type_hints(layout)
@@ -342,7 +342,9 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def test_git_revision(tmp_path: Path) -> None:
-    """A commit; `+dirty` once something changes; nothing outside a checkout or for a folder git does not track."""
+    """It is a commit, with `+dirty` once something changes; nothing outside a checkout or for a folder git does not
+    track.
+    """
     package = tmp_path / "repository" / "package"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")

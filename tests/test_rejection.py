@@ -38,7 +38,7 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Logits after every prefix, float64: `target[d]` and `drafter[d]` are [vocab ** d, vocab]."""
+    """The logits after every prefix, in float64: `target[d]` and `drafter[d]` are [vocab ** d, vocab]."""
 
     target: list[torch.Tensor]
     drafter: list[torch.Tensor]
@@ -52,7 +52,7 @@ class Models:
 
 
 def zeros(p: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Every second token outside the draft vocabulary."""
+    """Leave every second token out of the draft vocabulary."""
     q = torch.softmax(noise, dim=-1)
     q[..., ::2] = 0
     return q / q.sum(-1, keepdim=True)
@@ -72,7 +72,7 @@ def nearly_equal(p: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 
 def far(p: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Likeliest where the target is least."""
+    """Make the drafter likeliest where the target is least."""
     q = (1 - p) ** 12
     return q / q.sum(-1, keepdim=True)
 
@@ -97,7 +97,9 @@ def make_models(vocab_size: int, num_drafts: int, sampling: SamplingParams, prop
 
 
 def inputs_after(models: Models, depth: int) -> tuple[AcceptanceInputs, torch.Tensor, torch.Tensor]:
-    """A row for every prefix of `depth` tokens and every draft; the prefix of each row, and the draft's probability."""
+    """Make a row for every prefix of `depth` tokens and every draft; return the prefix of each row, and the draft's
+    probability.
+    """
     vocab_size, num_drafts = models.vocab_size, models.num_drafts
     drafts = torch.cartesian_prod(*[torch.arange(vocab_size)] * num_drafts).view(-1, num_drafts)
     prefixes = torch.arange(vocab_size**depth).repeat_interleave(len(drafts))
@@ -114,7 +116,7 @@ def inputs_after(models: Models, depth: int) -> tuple[AcceptanceInputs, torch.Te
 def one_round(
     mass: list[torch.Tensor], models: Models, method: RejectionMethod, sampling: SamplingParams
 ) -> list[torch.Tensor]:
-    """From the probability of every prefix, by length, to that of every prefix one round later."""
+    """Go from the probability of every prefix, by length, to that of every prefix one round later."""
     after = [torch.zeros_like(m) for m in mass]
     for depth in (d for d, m in enumerate(mass) if m.any()):
         inputs, prefixes, drawn = inputs_after(models, depth)
@@ -137,7 +139,7 @@ def one_round(
 
 
 def continue_by_target(mass: list[torch.Tensor], models: Models, sampling: SamplingParams) -> torch.Tensor:
-    """[vocab ** longest]: every prefix continued by plain sampling to the greatest length."""
+    """Continue every prefix by plain sampling to the greatest length: [vocab ** longest]."""
     joint = mass[0]
     for depth, logits in enumerate(models.target):
         joint = (joint.unsqueeze(1) * probabilities(logits, sampling)).flatten() + mass[depth + 1]
@@ -151,7 +153,7 @@ def empty_prefix(models: Models) -> list[torch.Tensor]:
 
 
 def enumeration_error(models: Models, method: RejectionMethod, sampling: SamplingParams) -> float:
-    """Largest difference between the joint distribution after two rounds and the target's."""
+    """The largest difference between the joint distribution after two rounds and the target's."""
     start = empty_prefix(models)
     mass = one_round(one_round(start, models, method, sampling), models, method, sampling)
     error = continue_by_target(mass, models, sampling) - continue_by_target(start, models, sampling)
@@ -165,7 +167,9 @@ ENUMERATED = {"plain": SAMPLING, "truncated": TRUNCATED}
 @pytest.mark.parametrize("proposal", PROPOSALS)
 @pytest.mark.parametrize("method", METHODS)
 def test_two_rounds_equal_the_target(method: str, proposal: str, sampling: str) -> None:
-    """Joint distribution of all six tokens, vocabulary of 4; one_hot with drafts drawn from any q is lossless too."""
+    """The joint distribution of all six tokens is compared, over a vocabulary of 4; one_hot with drafts drawn from any
+    q is lossless too.
+    """
     models = make_models(4, 2, ENUMERATED[sampling], proposal)
     assert enumeration_error(models, METHODS[method], ENUMERATED[sampling]) < 1e-12
 
@@ -187,7 +191,9 @@ def test_two_rounds_equal_the_target_in_all_sizes(method: str, proposal: str, vo
 
 
 def test_the_enumeration_sees_a_wrong_rule() -> None:
-    """Tests cut at the first failure, but with the thresholds of block verification; and a q that was not sampled."""
+    """One is cut at the first failure, but with the thresholds of block verification; one has a q that was not
+    sampled.
+    """
     models = make_models(4, 2, PLAIN, "other")
     block, standard = METHODS["block"], METHODS["standard"]
     mixed = RejectionMethod(block.proposal, block.decide, leading, reads_draft_logits=True)
@@ -227,7 +233,7 @@ def test_block_never_accepts_less(proposal: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Logits of the next token given the last one, [vocab, vocab]."""
+    """A chain of logits of the next token given the last one, [vocab, vocab]."""
 
     target: torch.Tensor
     drafter: torch.Tensor
@@ -251,7 +257,7 @@ CHAIN = Chain(TARGET.log(), DRAFTER.log())
 def sampled_tokens(
     chain: Chain, rule: RejectionAcceptance, num_requests: int, num_rounds: int, num_drafts: int
 ) -> torch.Tensor:
-    """[num_requests, num_rounds * N] tokens emitted after token 0, valid up to the number of rounds at least."""
+    """Sample [num_requests, num_rounds * N] tokens emitted after token 0, valid up to the number of rounds at least."""
     tokens = torch.zeros(num_requests, num_rounds * (num_drafts + 1) + 1, dtype=torch.int64)
     slot_ids, kv_lens = torch.arange(num_requests), torch.full((num_requests,), 5)
     pending, written = torch.zeros_like(slot_ids), torch.zeros_like(slot_ids)
@@ -275,7 +281,7 @@ def sampled_tokens(
 
 
 def total_variation(tokens: torch.Tensor, joint: torch.Tensor, vocab_size: int) -> float:
-    """Between the rows of `tokens` and `joint` over sequences of that length."""
+    """The total variation between the rows of `tokens` and `joint`, over sequences of that length."""
     code = torch.zeros_like(tokens[:, 0])
     for column in tokens.unbind(1):
         code = code * vocab_size + column
@@ -293,19 +299,19 @@ def variation_bound(joint: torch.Tensor, num_samples: int, failure: float = 1e-9
 
 
 def by_position(seeds: torch.Tensor, kv_lens: torch.Tensor, rows: torch.Tensor | int, use: Use) -> torch.Tensor:
-    """The tempting wrong key: the position a draw is for, without the round."""
+    """The tempting wrong key: the position that a draw is for, without the round."""
     return round_key(seeds, kv_lens + rows, 0, use)
 
 
 def without_use(seeds: torch.Tensor, kv_lens: torch.Tensor, rows: torch.Tensor | int, use: Use) -> torch.Tensor:
-    """Proposal and residual share their noise."""
+    """A wrong key under which proposal and residual share their noise."""
     return round_key(seeds, kv_lens, rows, Use.DRAFT)
 
 
 def variation_over_bound(
     method: str, sampling: SamplingParams, key: NoiseKey = round_key, num_requests: int = 100_000
 ) -> float:
-    """Total variation of the first four tokens after four rounds of three drafts, over its bound."""
+    """The total variation of the first four tokens after four rounds of three drafts, over its bound."""
     num_rounds = 4
     seeds = SlotSeeds(num_requests, 0, CPU)
     seeds.values[:-1] = torch.arange(num_requests)  # neighbouring seeds, the hardest for a hash
@@ -408,7 +414,7 @@ def test_temperature() -> None:
 
 
 def test_total_is_exact_whatever_the_batch() -> None:
-    """Rows summed alone, together and backwards, to the last bit."""
+    """Rows summed alone, together and backwards agree to the last bit."""
     values = torch.rand(7, 100_003, generator=torch.Generator().manual_seed(0)) / 100_003
     together = total(values)
     assert torch.equal(together, torch.cat([total(row.unsqueeze(0)) for row in values]))
@@ -430,7 +436,7 @@ def test_clipped_ratio() -> None:
 
 
 def test_block_thresholds_do_not_depend_on_the_order_of_the_sum() -> None:
-    """The same to the last bit when the vocabulary is shuffled."""
+    """They are the same to the last bit when the vocabulary is shuffled."""
     generator = torch.Generator().manual_seed(0)
     p = torch.softmax(torch.randn(3, 5, 2000, generator=generator), dim=-1)
     q = torch.softmax(p[:, :-1].log() + 0.1 * torch.randn(3, 4, 2000, generator=generator), dim=-1)
@@ -442,7 +448,7 @@ def test_block_thresholds_do_not_depend_on_the_order_of_the_sum() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_draw_has_a_key_of_its_own(method: str) -> None:
-    """Tests and last token: one draw a row each, at L, and none under the key of a proposal."""
+    """Tests and last token take one draw a row each, at L, and none under the key of a proposal."""
     drawn: list[tuple[int, int, Use]] = []
 
     def key(seeds: torch.Tensor, kv_lens: torch.Tensor, rows: torch.Tensor | int, use: Use) -> torch.Tensor:
@@ -456,7 +462,7 @@ def test_every_draw_has_a_key_of_its_own(method: str) -> None:
 
 
 def test_drafts_follow_the_drafter() -> None:
-    """Within the draft vocabulary, at the draft's own temperature, each step with noise of its own."""
+    """They stay within the draft vocabulary, at the draft's own temperature, each step with noise of its own."""
     count, temperature = 20_000, 0.5
     logits = torch.tensor([1.0, -math.inf, 0.0, 0.5]).expand(count, -1)
     seeds, kv_lens = torch.arange(count), torch.full((count,), 4)
@@ -471,7 +477,7 @@ def test_drafts_follow_the_drafter() -> None:
 
 
 def test_draft_logits_are_kept_by_slot_and_step() -> None:
-    """Written by a tensor step for two requests, read in another order with a third one that came in."""
+    """A tensor step writes them for two requests; they are read in another order, with a third one that came in."""
     buffer = DraftLogits(num_slots=4, num_draft_tokens=2, vocab_size=3, device=CPU)
     rows = torch.arange(12.0).view(2, 2, 3)
     for step in range(2):

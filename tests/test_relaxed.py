@@ -109,7 +109,7 @@ DETERMINISTIC = {
 @pytest.mark.parametrize("rule_name", DETERMINISTIC)
 @pytest.mark.parametrize("case", CASES_OF_TENSORRT_LLM)
 def test_accept_cases_of_tensorrt_llm(rule_name: str, case: str) -> None:
-    """Every greedy rule agrees where the target is certain."""
+    """Where the target is certain, every greedy rule agrees."""
     top_tokens, drafts, expected = CASES_OF_TENSORRT_LLM[case]
     rule: Rule = DETERMINISTIC[rule_name]()
     for slot in range(len(drafts)):
@@ -226,7 +226,7 @@ def test_a_reused_slot_forgets(phase: str) -> None:
 
 
 def test_ratio_form() -> None:
-    """p >= ratio * p_top1, with equality; the delta form would take the small ones too."""
+    """It takes p >= ratio * p_top1, with equality; the delta form would take the small ones too."""
     for second, passes in ((0.2, True), (0.19, False)):
         rows = logits_of([{1: 0.4, 2: second, 3: 0.4 - second, 4: 0.2}, {5: 1.0}]).unsqueeze(0)
         rule = relaxed_rule(form=RatioForm(0.5), topk=4)
@@ -273,7 +273,7 @@ def test_softmax_is_float32_of_the_raw_logits() -> None:
 
 @pytest.mark.parametrize("phase", ["token", "round"])
 def test_thinking_tokens_add_up_over_rounds(phase: str) -> None:
-    """Round by round on the device, and over the whole output on the host: the same count."""
+    """Counted round by round on the device, and over the whole output on the host, they are the same."""
     rng = random.Random(3)
     generator = torch.Generator().manual_seed(3)
     num_slots, num_drafts = 5, 3

@@ -48,7 +48,7 @@ FAST, SLOW, UNSURE = (1.0, 1.01, 0.99), (2.0, 2.1, 1.9), (1.59, 1.65, 1.5)
 
 @pytest.fixture
 def outputs(tmp_path: Path) -> Path:
-    """An old finished run, a sweep with a refused and a failed one, and the newest, finished."""
+    """An output folder with an old finished run, a sweep with a refused and a failed one, and the newest, finished."""
     base = tmp_path / "outputs"
     record_run(base / "old", info=make_info(started_at="2026-01-01T00:00:00+00:00"))
     refused = make_info(started_at="2026-01-02T00:00:00+00:00")

@@ -50,7 +50,9 @@ RULES: dict[str, AcceptanceConfig] = {
 
 
 class SpreadTarget(FakeTarget):
-    """Logits in coarse steps, so that ties are common and no token is far ahead; markers are common too."""
+    """A target whose logits come in coarse steps, so that ties are common and no token is far ahead; markers are common
+    too.
+    """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         seeds = super().logits(hidden).argmax(dim=-1, keepdim=True)
@@ -61,7 +63,9 @@ class SpreadTarget(FakeTarget):
 
 
 def make_requests() -> list[Request]:
-    """Some begin inside thinking, some do not; more than there are slots, and longer than a chunk."""
+    """Make requests of which some begin inside thinking; they are more than there are slots, and longer than a
+    chunk.
+    """
     prompts = [(5, 3, 6), (5, 6), (3, 4, 5, 6, 7, 8), (3, 5, 6, 7, 8, 9, 10), (7,), (4, 3), (9, 9, 9, 9, 3)]
     return [Request(f"r{i}", "test", prompt, 50, ignore_eos=True) for i, prompt in enumerate(prompts)]
 
@@ -185,7 +189,7 @@ def test_a_run_without_rows_is_refused(tmp_path: Path) -> None:
 
 
 def write_run(folder: Path, options: AcceptanceConfig, num_draft_tokens: int = 3) -> GenerationResult:
-    """A whole recorded run with verify rows."""
+    """Record a whole run with verify rows."""
     engine = make_engine(options, num_draft_tokens)
     requests = make_requests()
     result = engine.generate(requests)
@@ -208,7 +212,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_folder(recorded: Path, tmp_path: Path) -> Path:
-    """A copy to break."""
+    """Copy a recorded run, to be broken."""
     return shutil.copytree(recorded, tmp_path / "run")
 
 
@@ -280,7 +284,7 @@ def test_command_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def store(folder: Path, origin: object = None, **changes: np.ndarray | None) -> None:
-    """The rows again, with other arrays; None leaves one out."""
+    """Store the rows again, with other arrays; None leaves one out."""
     rows = load_verify_rows(folder)
     arrays = {name: getattr(rows, name) for name in verify_rows.ARRAYS} | changes
     metadata = {"origin": json.dumps(asdict(rows.origin) if origin is None else origin)}

@@ -34,7 +34,9 @@ SCRIPT = [[1, 4], [4, 2], [3, 3], [2, 1], [4, 4]]
 
 @dataclass
 class Call:
-    """One forward: a request a row, [batch, num_queries] tokens, positions and cache slots; [batch] lengths."""
+    """One forward: a request a row, with [batch, num_queries] tokens, positions and cache slots, and [batch]
+    lengths.
+    """
 
     token_ids: list[list[int]]
     positions: list[list[int]]
@@ -53,7 +55,7 @@ def call_of(token_ids: torch.Tensor, attention: AttentionMetadata) -> Call:
 
 @dataclass
 class ForcedRule(StrictAcceptance):
-    """Emits n of the script whatever the target says, drafts first, so that every n comes up."""
+    """A rule that emits n of the script whatever the target says, drafts first, so that every n comes up."""
 
     script: list[list[int]]
     rounds: int = 0
@@ -84,7 +86,7 @@ class Recorded:
 
 
 def record_rounds(pair: tuple[Path, Path], prune: str, bucket: int = 1, **cache: Any) -> tuple[list[Recorded], Engine]:
-    """Two requests through rounds of the script; a prompt of one token among them."""
+    """Run two requests through rounds of the script; a prompt of one token is among them."""
     requests = [Request("a", "x", (17,), 16, ignore_eos=True), Request("b", "x", tuple(range(20, 31)), 14, None, True)]
     options = {"page_size": PAGE_SIZE, "prefill_chunk": 4} | cache
     engine = make_engine(make_config(pair, "eagle3", K, prune, batch_size=2, cache=options), requests)
@@ -240,7 +242,7 @@ def test_padded_rows_write_to_scratch_only(pair: tuple[Path, Path], prune: str) 
 
 
 def test_at_the_maximum_length_positions_are_clamped_and_writes_go_to_scratch(tmp_path: Path) -> None:
-    """A target of 27 positions, a request that fills them: the last rounds reach past every table."""
+    """A request fills a target of 27 positions: the last rounds reach past every table."""
     pair = make_pair(tmp_path, max_position_embeddings=27)
     request = Request("a", "x", tuple(range(20, 31)), 16, ignore_eos=True)
     config = make_config(pair, "eagle3", 5, "catchup", cache={"page_size": PAGE_SIZE})

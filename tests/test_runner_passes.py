@@ -48,7 +48,7 @@ def execute(configure: Callable[..., RunConfig], tmp_path: Path) -> Execute:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    """Engine and request ids of every generation of a run, in order."""
+    """Note engine and request ids of every generation of a run, in order."""
     labs: list[runner.Lab] = []
     seen: list[tuple[str, list[str]]] = []
     load_lab, generate = runner.load_lab, Engine.generate
@@ -80,7 +80,7 @@ def num_stages(folder: Path) -> Counter[str]:
 
 
 def attention_calls(summary: Summary) -> float:
-    """Attention calls a profiled round: one a layer of the target, and one a draft step."""
+    """How many attention calls a profiled round has: one a layer of the target, and one a draft step."""
     [calls] = [k["calls_per_round"] for k in summary["kernels"] if k["name"] == "aten::scaled_dot_product_attention"]
     return calls
 

@@ -13,7 +13,7 @@ VOCAB = 5
 
 
 def accept(logits: torch.Tensor, drafts: torch.Tensor, active: torch.Tensor) -> tuple[list[list[int]], list[int]]:
-    """Emitted tokens of each row."""
+    """Return the emitted tokens of each row."""
     slots = torch.arange(len(active))
     verification = StrictAcceptance().accept(AcceptanceInputs(logits, drafts, active, slots, torch.zeros_like(slots)))
     num_emitted = verification.num_emitted.tolist()
@@ -22,7 +22,7 @@ def accept(logits: torch.Tensor, drafts: torch.Tensor, active: torch.Tensor) -> 
 
 
 def expected(logits: list[list[float]], drafts: list[int]) -> list[int]:
-    """Slow: decode on while the draft is what the target says; ties go to the lowest id."""
+    """Decode on, slowly, while the draft is what the target says; ties go to the lowest id."""
     emitted = []
     for row, scores in enumerate(logits):
         emitted.append(scores.index(max(scores)))
@@ -33,7 +33,7 @@ def expected(logits: list[list[float]], drafts: list[int]) -> list[int]:
 
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Few distinct logits, so that ties and matches are common."""
+    """Draw rounds of few distinct logits, so that ties and matches are common."""
     batch, num_drafts = draw(st.integers(1, 5)), draw(st.integers(0, 4))
     cells = st.integers(0, 2).map(float)
     size = batch * (num_drafts + 1) * VOCAB

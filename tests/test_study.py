@@ -31,7 +31,9 @@ TOP3 = DELTA | {"topk": 3}
 
 @dataclass(frozen=True, slots=True)
 class FakeRun:
-    """Requests that all accept `accepted`; those in `wrong` answer wrongly, those in `other` write another text."""
+    """A made-up run whose requests all accept `accepted`; those in `wrong` answer wrongly, those in `other` write
+    another text.
+    """
 
     options: Mapping[str, Any]
     num_draft_tokens: int
@@ -196,7 +198,7 @@ def test_broken_requests_cost_their_run_and_no_other(
 
 
 def test_a_lost_plot_costs_no_table(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As in a folder that may only be read."""
+    """The folder may only be read, as a shared one."""
     (sweep / "acceptance_against_accuracy.png").mkdir()
     assert main([str(sweep)]) == 0
     output = capsys.readouterr()

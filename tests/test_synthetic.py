@@ -52,7 +52,9 @@ def test_impossible_rates(rates: list[float], message: str) -> None:
 
 
 def simulate(rates: tuple[float, ...], num_requests: int, num_rounds: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[num_rounds, num_requests] emitted, and the tokens of the last round, on rows nothing would be accepted in."""
+    """Return [num_rounds, num_requests] emitted, and the tokens of the last round, on rows nothing would be accepted
+    in.
+    """
     seeds = SlotSeeds(num_requests, 0, CPU)
     rule = SyntheticAcceptance(rates, seeds, CPU)
     for slot in range(num_requests):

@@ -44,7 +44,7 @@ class Buffers:
         )
 
     def fill(self, seed: int) -> None:
-        """New inputs at the old addresses; what the functions write is left alone."""
+        """Put new inputs at the old addresses; what the functions write is left alone."""
         generator = torch.Generator().manual_seed(seed)
         self.x.copy_(torch.randn(ROWS, WIDTH, generator=generator))
         self.ids.copy_(torch.randperm(CAPACITY, generator=generator)[:ROWS])
@@ -58,7 +58,9 @@ Function = Callable[[Buffers], Any]
 
 
 def assert_replays_equal_eager(function: Function, num_replays: int = 3) -> TapeGraph[Any]:
-    """Outputs and all state, bit for bit, after each replay with other inputs; outputs stay where they are."""
+    """Check that outputs and all state are equal bit for bit after each replay with other inputs, and that outputs stay
+    where they are.
+    """
     taped, eager = Buffers.make(), Buffers.make()
     graph = capture(lambda: function(taped))
     with torch.inference_mode():
@@ -79,14 +81,14 @@ def assert_replays_equal_eager(function: Function, num_replays: int = 3) -> Tape
 
 @torch.library.custom_op("spec_lab_test::scale_into", mutates_args={"out"})
 def scale_into(rows: torch.Tensor, factor: float, out: torch.Tensor) -> None:
-    """As a Triton launch comes: its body is free to look at values and addresses."""
+    """Scale in an operator that comes as a Triton launch does: its body is free to look at values and addresses."""
     assert rows.data_ptr() and float(rows.sum()) == float(rows.sum())
     out.copy_(torch.tensor(rows.tolist()) * factor)
 
 
 @torch.library.custom_op("spec_lab_test::halves", mutates_args={"counter"})
 def halves(rows: torch.Tensor, counter: torch.Tensor) -> list[torch.Tensor]:
-    """Writes one argument and returns new tensors."""
+    """Write one argument, and return new tensors."""
     counter += 1
     return [half.clone() for half in rows.chunk(2)]
 
@@ -121,7 +123,7 @@ def aliases_of_inputs(b: Buffers) -> Any:
 
 
 def written_after_a_view(b: Buffers) -> Any:
-    """What reads a view sees what was written to the whole, before and after."""
+    """A function in which what reads a view sees what was written to the whole, before and after."""
     fresh = b.x * 1
     row = fresh[2]
     before = row + 0

@@ -75,7 +75,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def prefilled_engine(pair: tuple[Path, Path], options: dict[str, Any]) -> tuple[Engine, list[int]]:
-    """An engine with three requests behind their prompt pass, and their slots."""
+    """Build an engine with three requests behind their prompt pass, and return their slots with it."""
     options = dict(options)
     acceptance = options.pop("acceptance", None)
     config = make_config(pair, batch_size=3, **options)
@@ -97,14 +97,14 @@ def prefilled_engine(pair: tuple[Path, Path], options: dict[str, Any]) -> tuple[
 
 
 def live_state(engine: Engine) -> list[torch.Tensor]:
-    """Slots and KV, the scratch slot and the reserved pages left out."""
+    """Copy slots and KV, without the scratch slot and the reserved pages."""
     slots, cache = engine.parts.slots, engine.parts.cache
     return [slots.kv_lens[:-1], slots.input_ids[:-1], cache.kv[:, NUM_RESERVED_PAGES * slots.table.page_size :]]
 
 
 @pytest.mark.parametrize("case", ROUNDS)
 def test_a_captured_round_equals_an_eager_one(pair: tuple[Path, Path], case: str) -> None:
-    """Captured on scratch rows, replayed on three requests and on two of them."""
+    """It is captured on scratch rows, and replayed on three requests and on two of them."""
     (taped, slots), (eager, _) = (prefilled_engine(pair, ROUNDS[case]) for _ in range(2))
     slot_ids = taped.parts.slots.ids([], 4)
     before = [tensor.clone() for tensor in live_state(taped)]
@@ -121,7 +121,7 @@ def test_a_captured_round_equals_an_eager_one(pair: tuple[Path, Path], case: str
 
 
 def freeze_step_index(engine: Engine) -> None:
-    """The step's number as Python has it, where the device's is meant."""
+    """Make the mistake of using the step's number as Python has it, where the device's is meant."""
     drafter: Any = engine.parts.drafter
     step = drafter.step
 
@@ -132,7 +132,7 @@ def freeze_step_index(engine: Engine) -> None:
 
 
 def freeze_lengths(engine: Engine) -> None:
-    """Committed lengths as the host knows them."""
+    """Make the mistake of using committed lengths as the host knows them."""
     slots: Any = engine.parts.slots
     batch = slots.batch
 
@@ -145,7 +145,7 @@ def freeze_lengths(engine: Engine) -> None:
 
 
 def replace_buffer(engine: Engine) -> None:
-    """A new tensor of lengths each round, in place of the old one rewritten."""
+    """Make the mistake of putting a new tensor of lengths each round in place of the old one rewritten."""
     slots: Any = engine.parts.slots
     commit = slots.commit
 
@@ -157,7 +157,7 @@ def replace_buffer(engine: Engine) -> None:
 
 
 def ask_for_a_number(engine: Engine) -> None:
-    """A step that looks at its own draft."""
+    """Make the mistake of a step that looks at its own draft."""
     drafter: Any = engine.parts.drafter
     step = drafter.step
 
@@ -185,7 +185,7 @@ FROZEN = [
 
 
 def run_watched(lab: Lab, mode: str | None, inject: Callable[[Engine], None] | None) -> Outcome:
-    """One request, with drafts that are sampled, so that the step index counts."""
+    """Run one request, with drafts that are sampled, so that the step index counts."""
     requests = mixed_requests(1, 16)
     engine = lab.engine(requests, MODES[mode] if mode else None, batch_size=1, rule=RULES["sampled"])
     if inject is not None:

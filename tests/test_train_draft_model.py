@@ -70,7 +70,7 @@ def make_recipe(num_steps: int = 2) -> DraftModelRecipe:
 
 
 def train_on_random_texts(folder: Path, target: Qwen3ForCausalLM, recipe: DraftModelRecipe) -> list[float]:
-    """Loss curve; the weights are in `folder / "draft"`."""
+    """Train, and return the loss curve; the weights are in `folder / "draft"`."""
     tokens = torch.randint(target.config.vocab_size, (4, LENGTH), dtype=torch.int16)
     texts = Generations(tokens, torch.full((4,), 4), torch.full((4,), LENGTH))
     task = TrainingTask(target, texts, [], folder / "checkpoint.pt", 0, CPU)
@@ -97,7 +97,7 @@ def test_checkpoint_is_a_qwen3_model_that_both_loaders_run_alike(tmp_path: Path)
 
 
 def decoder_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
-    """`[length, vocab]` from the lab's own decoder."""
+    """The logits `[length, vocab]` of the lab's own decoder."""
     config = read_model_config(folder)
     backend = TorchAttention(4, config.max_position_embeddings)
     tensors = load_tensors(folder, decoder_tensor_shapes(config), torch.float32, "cpu")

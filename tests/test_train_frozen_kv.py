@@ -58,7 +58,7 @@ def make_recipe(kv_source_layers: list[int], **changes: Any) -> FrozenKVRecipe:
 
 
 def random_drafter(kv_source_layers: list[int], target: Qwen3ForCausalLM) -> TrainableFrozenKVDrafter:
-    """Every weight random, norms and scalars too, and the same before and after it was saved."""
+    """Make a drafter in which every weight is random, norms and scalars too, the same before and after it was saved."""
     torch.manual_seed(0)
     drafter = TrainableFrozenKVDrafter(make_recipe(kv_source_layers).shape(target.config)).requires_grad_(False)
     for name, tensor in drafter.state_dict().items():
@@ -94,7 +94,7 @@ class OneAnchorDrafter:
         self.embedding = target.get_input_embeddings().weight.double()
 
     def step(self, token: int) -> Tensor:
-        """Logits `[vocab]` for the token after this one."""
+        """The logits `[vocab]` for the token after this one."""
         weights = self.tensors
         stream = weights["pre_projection.weight"] @ torch.cat([self.embedding[token], self.hidden])
         for index, source in enumerate(self.sources):
@@ -121,7 +121,7 @@ class OneAnchorDrafter:
 def unrolled_logits(
     drafter: TrainableFrozenKVDrafter, target: Qwen3ForCausalLM, text: Tensor, num_steps: int
 ) -> list[Tensor]:
-    """Of every step `[rows, vocab]`."""
+    """The logits of every step, `[rows, vocab]`."""
     embeddings = target.get_input_embeddings()(text[None, 1:])
     states = drafter.unroll(embeddings, drafter.features(run_target(target, text[None])), num_steps)
     return [drafter.draft_logits(state)[0] for state in states]

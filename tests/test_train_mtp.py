@@ -77,7 +77,7 @@ def random_drafter(model: Qwen3ForCausalLM, num_modules: int) -> MtpDrafter:
 
 
 class OneRowModule:
-    """One module and its cache, a row at a time."""
+    """A reference: one module and its cache, a row at a time."""
 
     def __init__(self, module: TrainableMtpModule) -> None:
         self.module = module
@@ -96,7 +96,8 @@ class OneRowModule:
 def hidden_after(
     drafter: MtpDrafter, embeddings: Tensor, target_hidden: Tensor, chain: list[Tensor], anchor: int
 ) -> Tensor:
-    """What the step leaves that follows the hidden states in `chain`, from `anchor`; nothing is kept between calls.
+    """The hidden states that the step leaves which follows those in `chain`, from `anchor`; nothing is kept between
+    calls.
 
     Row p of the embeddings is that of token p+1. The module sees the true pairs, then those of the chain.
     """

@@ -47,7 +47,7 @@ def fill(
     dtype: torch.dtype = torch.float32,
     garbage: float = float("nan"),
 ) -> Paged:
-    """Pages are dealt in a shuffled order."""
+    """Fill a cache whose pages are dealt in a shuffled order."""
     num_columns = -(-(max(lens) + 8) // page_size)
     num_pages = 2 + num_columns * len(lens)
     kv = torch.full((num_pages * page_size, 2, num_kv_heads, head_dim), garbage, dtype=dtype)
@@ -67,7 +67,7 @@ def fill(
 def attend(
     paged: Paged, queries: torch.Tensor, window: int | None = None, max_seq_len: int | None = None, split: int = SPLIT
 ) -> torch.Tensor:
-    """Into an output that is NaN before."""
+    """Run the kernel, into an output that is NaN before."""
     out = torch.full((queries.shape[0], queries[0].numel()), float("nan"), dtype=queries.dtype, device=DEVICE)
     max_seq_len = max_seq_len or paged.longest
     shape = (paged.page_size, max_seq_len)
@@ -84,7 +84,7 @@ def reference(paged: Paged, queries: torch.Tensor, window: int | None = None) ->
     ("group", "rows"), checkerboard([1, 2, 4, 7], [(1, None), (2, 1), (4, 9), (4, None), (16, 20)])
 )
 def test_equals_the_reference(group: int, rows: tuple[int, int | None]) -> None:
-    """Ragged lengths on and beside page borders, shorter than the rows too; all that is no key is NaN."""
+    """Lengths are ragged, on and beside page borders, and shorter than the rows too; all that is no key is NaN."""
     num_queries, window = rows
     lens = [1, 15, 16, 17, 40]
     paged = fill(lens)
@@ -201,7 +201,7 @@ def test_rows_past_the_table_are_finite_and_leave_the_others_alone() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("group", "window"), [(4, None), (7, 30)])
 def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype, group: int, window: int | None) -> None:
-    """Bit for bit: plain decoding asks for one row at a time, verify for up to 16."""
+    """It does not, bit for bit: plain decoding asks for one row at a time, verify for up to 16."""
     length, num_queries = 84, 16
     paged = fill([length], num_kv_heads=1, dtype=dtype)
     queries = randn(num_queries, group, 16, seed=1, dtype=dtype)

@@ -51,7 +51,7 @@ def padded(lens: tuple[int, ...]) -> torch.Tensor:
 
 @pytest.mark.parametrize(("page_size", "window"), [(1, None), (4, 5), (4, None), (16, 5)])
 def test_after_steps_in_place_it_equals_a_fresh_build_and_the_reference(page_size: int, window: int | None) -> None:
-    """Over page borders and past the cache's end, padded rows included."""
+    """The steps go over page borders and past the cache's end, with padded rows among them."""
     table, num_steps = make_table(page_size), 4
     cache = make_cache(table)
     bound = max(LENS) + num_steps

@@ -53,7 +53,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a `.wandb` file: LevelDB's log format behind a header of seven bytes."""
+    """Read the records of a `.wandb` file: LevelDB's log format behind a header of seven bytes."""
     data, records, part, at = path.read_bytes(), [], b"", HEADER
     assert data.startswith(b":W&B")
     while at + HEADER <= len(data):
@@ -76,7 +76,7 @@ def read_offline(folder: Path) -> list[Record]:
 
 
 def merged(updates: Any) -> dict[str, Any]:
-    """Key and JSON pairs to one nested dict, later ones over earlier ones."""
+    """Merge key and JSON pairs into one nested dict, later ones over earlier ones."""
     values: dict[str, Any] = {}
     for item in updates:
         place = values
@@ -372,7 +372,7 @@ def test_has_key(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key, and a server on a port where nothing listens."""
+    """Set a key, and a server on a port where nothing listens."""
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setattr("spec_lab.record.wandb_sink.INIT_TIMEOUT_SECONDS", 1)

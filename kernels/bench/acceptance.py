@@ -27,7 +27,7 @@ Call = Callable[[int], object]
 
 
 def cases(batch: int, num_rows: int, vocab_size: int) -> Iterator[tuple[str, int, Call, Call]]:
-    """Name, bytes that have to move, kernel, reference."""
+    """Yield the name, the bytes that have to move, the kernel and the reference of each case."""
     num_drafts = num_rows - 1
     logits = torch.randn(batch, num_rows, vocab_size, device="cuda", dtype=torch.bfloat16)
     draft_logits = logits[:, :-1].float() + torch.randn(batch, num_drafts, vocab_size, device="cuda")

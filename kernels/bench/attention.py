@@ -46,13 +46,13 @@ class Shape:
 
     @property
     def kv_bytes(self) -> int:
-        """bfloat16 keys and values that have to be read."""
+        """How many bytes of bfloat16 keys and values have to be read."""
         seen = self.keys if self.window is None else min(self.keys, self.window + self.rows - 1)
         return self.batch * seen * 2 * self.num_kv_heads * self.head_dim * 2
 
 
 def microseconds(launch: Callable[[int], object]) -> float:
-    """Median time of one of LAUNCHES `launch(i)` in one CUDA graph."""
+    """Measure the median time of one of LAUNCHES `launch(i)` in one CUDA graph."""
     launch(0)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -71,7 +71,7 @@ def microseconds(launch: Callable[[int], object]) -> float:
 
 
 def num_copies(shape: Shape) -> int:
-    """Caches to cycle through, so that each is out of L2 when its turn comes again."""
+    """Count the caches to cycle through, so that each is out of L2 when its turn comes again."""
     return min(LAUNCHES, 1 + int(2 * L2_BYTES / shape.kv_bytes))
 
 
@@ -97,7 +97,9 @@ def kernel_time(shape: Shape, split_keys: int) -> float:
 
 
 def sdpa_time(shape: Shape) -> float:
-    """The query heads of a KV head as rows of one product, a causal (windowed) mask, keys and values contiguous."""
+    """Time SDPA: the query heads of a KV head are rows of one product, the mask is causal (windowed), keys and values
+    are contiguous.
+    """
     group = shape.num_heads // shape.num_kv_heads
     kv_shape = (num_copies(shape), 2, shape.batch, shape.num_kv_heads, shape.keys, shape.head_dim)
     kv = torch.randn(kv_shape, device="cuda", dtype=torch.bfloat16)
