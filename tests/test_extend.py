@@ -156,6 +156,22 @@ def test_a_name_that_nothing_builds_is_refused_with_what_to_do(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("group", ["drafter", "acceptance", "graph", "workload"])
+def test_the_yaml_of_an_extension_that_is_not_named_is_refused_with_what_to_do(
+    group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its schema is registered by nothing, so that Hydra cannot compose it."""
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "unnamed.yaml").write_text(f"defaults:\n  - /schema/{group}/unnamed@_here_\n  - _self_\n")
+    for flags in (["--dry-run"], [f"output_dir={tmp_path / 'out'}"], ["-m", f"output_dir={tmp_path / 'out'}"]):
+        assert main(["--config-dir", str(tmp_path), f"{group}=unnamed", *flags]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"refused: {group}=unnamed: nothing registers its schema")
+        assert error.count("\n") == 1
+        assert "extensions=[MODULE]" in error
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(("knob", "value"), [("acceptance", "mine"), ("graph", "mine"), ("workload", "mine")])
 def test_every_kind_of_name_that_nothing_builds_is_refused(knob: str, value: str) -> None:
     config, _ = compose_run()

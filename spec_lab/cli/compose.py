@@ -164,6 +164,12 @@ def explain(error: Exception, menu: Menu | None = None) -> str:
         key = first.split("'")[1]
         if key in menu.keys:
             return not_read(key, menu)
+    if ": Could not load 'schema/" in first:
+        option, schema = first.split("'")[1], first.split("'")[3]
+        return (
+            f"{option.replace('/', '=')}: nothing registers its schema {schema}; name the module that does with "
+            "extensions=[MODULE] (docs/extend.md)"
+        )
     if first.startswith("Ambiguous value for argument"):
         argument = first.split("'")[1]
         return f"{argument} gives several values; add -m to run them all"

@@ -75,7 +75,10 @@ def explained(error: BaseException, menu: Menu | None = None) -> Trouble | None:
     """As `trouble_of`; with the remedy where a configuration does not compose, and past Hydra's wrapping."""
     if not isinstance(error, Exception) or not is_of_composing(error) or type(error).__module__.startswith("yaml"):
         return trouble_of(error)
-    wrapped = next((cause for cause in behind(error) if isinstance(cause, (UserError, OSError))), None)
+    from hydra.errors import HydraException
+
+    others = (cause for cause in behind(error) if not isinstance(cause, HydraException))  # one of Hydra's is an OSError
+    wrapped = next((cause for cause in others if isinstance(cause, (UserError, OSError))), None)
     if wrapped is not None:
         return trouble_of(wrapped)
     from spec_lab.cli.compose import explain

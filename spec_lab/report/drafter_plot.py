@@ -1,4 +1,4 @@
-"""The figures of a comparison of drafters (`record.drafter_table`)."""
+"""The figures of a comparison of drafters (`report.drafter_table`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figure of a study (`record.study`): what lossy rules bring and what they cost."""
+"""The figure of a study (`report.study`): what lossy rules bring and what they cost."""
 
 from __future__ import annotations
 
