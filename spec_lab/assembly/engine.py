@@ -20,6 +20,7 @@ from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.round import Parts
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
+from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.engine.timing import make_timer
 from spec_lab.errors import UserError
 
@@ -63,6 +64,13 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
     scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
     graph = build_graph_mode(config, models, limits)
     return Engine(parts, prune, graph, scheduler, config.cache.prefill_chunk, overlaps(config))
+
+
+def build_teacher(config: RunConfig, models: Models, limits: Limits) -> TeacherForcing:
+    """Make the judge of texts, over a cache that holds one of them at a time."""
+    one_sequence = limits.one_sequence()
+    cache = build_cache(models.target.config, models.target.config.num_layers, one_sequence, models)
+    return TeacherForcing(models.target, models.backend, cache, limits.page_size, config.cache.prefill_chunk)
 
 
 def plain_config(config: RunConfig) -> RunConfig:

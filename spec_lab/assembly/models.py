@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,11 @@ class Limits:
     page_size: int
     num_pages: int
     max_kv_len: int
+
+    def one_sequence(self) -> Limits:
+        """Sizes for one sequence at a time, as long as the longest."""
+        num_pages = _num_pages(self.max_seq_len + self.margin, self.page_size) + NUM_RESERVED_PAGES
+        return dataclasses.replace(self, num_slots=1, num_pages=num_pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: 
     margin = 2 * num_draft_tokens + num_late_rows
     page_size = config.cache.page_size
     num_slots = min(config.batch_size, len(requests))
-    pages_each = -(-(max_seq_len + margin) // page_size)
+    pages_each = _num_pages(max_seq_len + margin, page_size)
     num_pages = config.cache.num_pages or pages_each * num_slots + NUM_RESERVED_PAGES
     return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows)
 
@@ -113,6 +119,10 @@ def overlaps(config: RunConfig) -> bool:
 
 def _num_tokens(request: Request) -> int:
     return len(request.prompt_ids) + request.max_new_tokens
+
+
+def _num_pages(num_positions: int, page_size: int) -> int:
+    return -(-num_positions // page_size)
 
 
 def thinking_markers(tokenizer: Tokenizer) -> ThinkingMarkers | None:

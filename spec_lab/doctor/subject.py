@@ -9,23 +9,14 @@ from typing import Any
 import torch
 
 from spec_lab.assembly.drafters.trained import DraftSampling
-from spec_lab.assembly.engine import build_engine, plain_config
+from spec_lab.assembly.engine import build_engine, build_teacher, plain_config
 from spec_lab.assembly.graphs import EagerGraphConfig
 from spec_lab.assembly.heads import DrafterFactory, load_drafter
-from spec_lab.assembly.models import (
-    Limits,
-    Models,
-    build_cache,
-    engine_limits,
-    load_models,
-    target_folder,
-    thinking_markers,
-)
+from spec_lab.assembly.models import Limits, Models, engine_limits, load_models, target_folder, thinking_markers
 from spec_lab.assembly.rules import StrictAcceptanceConfig
 from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig
-from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request, RequestRecord
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
@@ -74,17 +65,9 @@ class Subject:
         teach(engine.parts.drafter, self.plain)
         return engine
 
-    def one_sequence(self) -> Limits:
-        """Sizes for one of the requests at a time."""
-        limits = self.limits
-        num_pages = -(-(limits.max_seq_len + limits.margin) // limits.page_size) + NUM_RESERVED_PAGES
-        return dataclasses.replace(limits, num_slots=1, num_pages=num_pages)
-
     def greedy_teacher(self) -> TeacherForcing:
-        """The judge of near-ties."""
-        config, target = self.config, self.models.target
-        cache = build_cache(target.config, target.config.num_layers, self.one_sequence(), self.models)
-        return TeacherForcing(target, self.models.backend, cache, config.cache.page_size, config.cache.prefill_chunk)
+        """Make the judge of near-ties."""
+        return build_teacher(self.config, self.models, self.limits)
 
 
 def teach(drafter: Any, plain: list[RequestRecord]) -> None:

@@ -74,7 +74,7 @@ class TeacherForcedDrafts:
     def __init__(self, subject: Subject, rounds: Sequence[LoopRound]) -> None:
         self.rounds = rounds
         self._subject = subject
-        self._limits = subject.one_sequence()
+        self._limits = subject.limits.one_sequence()
         table = PageTable(1, self._limits.max_seq_len + self._limits.margin, self._limits.page_size, self._device)
         table.assign(0, list(range(NUM_RESERVED_PAGES, self._limits.num_pages)))
         self._page_table = table.pages[:1]

@@ -14,21 +14,12 @@ import torch
 
 from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.assembly import registry
-from spec_lab.assembly.engine import UNPRUNED, build_engine, plain_config, unpruned_config
+from spec_lab.assembly.engine import UNPRUNED, build_engine, build_teacher, plain_config, unpruned_config
 from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.models import (
-    Limits,
-    Models,
-    build_cache,
-    engine_limits,
-    load_models,
-    target_folder,
-    thinking_markers,
-)
+from spec_lab.assembly.models import Limits, Models, engine_limits, load_models, target_folder, thinking_markers
 from spec_lab.assembly.option import LoggerOption
 from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.config import PruneConfig, RunConfig
-from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import GenerationResult, GraphCounts, Request, RequestRecord
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
@@ -103,7 +94,7 @@ def load_lab(config: RunConfig) -> Lab:
         engines["unpruned"] = build_engine(unpruned_config(config), models, make_drafter, limits)
     for request in requests:
         engines[MAIN].scheduler.check(request)
-    teacher = _teacher(config, models, limits)
+    teacher = build_teacher(config, models, limits)
     teacher.require_finite(requests[0].prompt_ids)  # where activations overflow at all, most do from the first tokens
     return Lab(config, models, tokenizer, requests, engines, teacher)
 
@@ -125,13 +116,6 @@ def _prunes(prune: PruneConfig, engine: Engine) -> bool:
     if asks_catchup and not catches_up:
         print(f"prune.catchup={prune.catchup} has nothing to prune: this drafter has no catch-up step", file=sys.stderr)
     return prune.prefill != UNPRUNED.prefill or (asks_catchup and catches_up)
-
-
-def _teacher(config: RunConfig, models: Models, limits: Limits) -> TeacherForcing:
-    num_pages = -(-limits.max_seq_len // limits.page_size) + NUM_RESERVED_PAGES
-    one_sequence = dataclasses.replace(limits, num_slots=1, num_pages=num_pages)
-    cache = build_cache(models.target.config, models.target.config.num_layers, one_sequence, models)
-    return TeacherForcing(models.target, models.backend, cache, limits.page_size, config.cache.prefill_chunk)
 
 
 def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
