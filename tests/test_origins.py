@@ -44,7 +44,7 @@ class SaysItRelaxed(StrictAcceptance):
     def accept(self, inputs: AcceptanceInputs) -> Verification:
         strict = super().accept(inputs)
         reached = torch.arange(inputs.draft_tokens.shape[1]) < (strict.num_emitted - 1).unsqueeze(1)
-        return Verification(strict.tokens, strict.num_emitted, reached & (inputs.draft_tokens % 2 == 1))
+        return Verification(strict.tokens, strict.num_emitted, (reached & (inputs.draft_tokens % 2 == 1)).long())
 
 
 def letters(tokens: Sequence[int], num_accepted: int, num_draft_tokens: int, relaxes: bool) -> str:

@@ -84,7 +84,9 @@ class RelaxedThinkingAcceptance:
         reached = torch.arange(drafts.shape[1], device=drafts.device) < (emitted.num_emitted - 1).unsqueeze(1)
         num_thinking = self._phase.thinking.count(slot_ids, emitted.tokens, emitted.num_emitted)
         self.advance(slot_ids, emitted.tokens, emitted.num_emitted)
-        return Verification(emitted.tokens, emitted.num_emitted, reached & ~standing.is_top, num_thinking)
+        # In the tokens' dtype: the host reads both in one tensor, and a GPU needs a launch a part to join dtypes.
+        relaxed = (reached & ~standing.is_top).to(emitted.tokens.dtype)
+        return Verification(emitted.tokens, emitted.num_emitted, relaxed, num_thinking)
 
     def matches(self, standing: DraftStanding, slot_ids: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
         relaxed = self._form.threshold(standing.top)

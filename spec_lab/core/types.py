@@ -185,7 +185,8 @@ class Verification:
     Attributes:
         tokens: [batch, N] emitted tokens, junk from column n on.
         num_emitted: [batch] n, 0 for inactive rows.
-        relaxed: [batch, K] bool, accepted drafts that are not the target's argmax; None for rules that never relax.
+        relaxed: [batch, K], 1 for accepted drafts that are not the target's argmax, else 0; None for rules that never
+            relax.
         num_thinking: [batch] emitted tokens inside thinking, markers left out; None likewise.
     """
 
