@@ -33,7 +33,7 @@ class Bounds:
         )
 
     def in_words(self) -> str:
-        """As help and refusals say it: "at least 1", "above 0 and at most 1"; empty where every number will do."""
+        """Says it as help and refusals do: "at least 1", "above 0 and at most 1"; empty where every number will do."""
         sides = (("at least", self.least), ("above", self.above), ("at most", self.most))
         return " and ".join(f"{side} {bound}" for side, bound in sides if bound is not None)
 

@@ -47,7 +47,7 @@ class Choice(StrEnum):
 
 
 class Dtype(Choice):
-    """What weights and activations are kept in."""
+    """The types that weights and activations can be kept in."""
 
     auto = "auto", "float32 on a CPU, else bfloat16"
     float32 = "float32"
@@ -56,21 +56,21 @@ class Dtype(Choice):
 
 
 class KernelSet(Choice):
-    """What computes the small steps of a round."""
+    """The kinds of kernels that can compute the small steps of a round."""
 
     torch = "torch"
     triton = "triton", "a GPU, or TRITON_INTERPRET=1"
 
 
 class ReferenceChoice(Choice):
-    """What is measured beside a run."""
+    """The references that can be measured beside a run."""
 
     plain = "plain", "no drafter"
     unpruned = "unpruned", "no pruning"
 
 
 class LoggerMode(Choice):
-    """Where W&B's records go."""
+    """The places to which W&B's records can go."""
 
     auto = "auto", "online with a key, else offline"
     online = "online"
@@ -79,7 +79,7 @@ class LoggerMode(Choice):
 
 
 class Weights(Choice):
-    """Where a model's weights come from."""
+    """The places from which a model's weights can come."""
 
     checkpoint = "checkpoint"
     random = "random", "made on the device, for speed studies; config.json is all that is read"
@@ -96,7 +96,7 @@ class TargetConfig:
 
 @dataclass
 class DrafterConfig:
-    """What every drafter has."""
+    """The keys that every drafter has."""
 
     name: str = MISSING
     num_draft_tokens: int = knob(3, "draft tokens a round, K; a round verifies K + 1 rows a request")
@@ -104,7 +104,7 @@ class DrafterConfig:
 
 @dataclass
 class AcceptanceConfig:
-    """What every acceptance rule has."""
+    """The keys that every acceptance rule has."""
 
     name: str = MISSING
 
@@ -119,7 +119,7 @@ class PruneConfig:
 
 @dataclass
 class GraphConfig:
-    """What every graph mode has."""
+    """The keys that every graph mode has."""
 
     name: str = MISSING
 
@@ -143,7 +143,7 @@ class CacheConfig:
 
 @dataclass
 class RecordConfig:
-    """What is recorded besides the measurements."""
+    """These keys say what is recorded besides the measurements."""
 
     topk: int = knob(
         0, "likeliest tokens of each verify row kept for re-scoring, in a pass of its own, 16 say; 0 keeps none"
@@ -175,7 +175,7 @@ class SamplingConfig:
 
 @dataclass
 class LoggerConfig:
-    """What every logger has; logger=jsonl (files only) has nothing besides."""
+    """The keys that every logger has; logger=jsonl (files only) has nothing besides."""
 
     name: str = MISSING
 

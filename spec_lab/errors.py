@@ -28,7 +28,7 @@ class Breakdown(ArithmeticError):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What stands in the way outside this program, in a line.
+    """An obstacle outside this program, in a line.
 
     Attributes:
         status: `refused` where another command helps, `failed` where the machine gave out.
@@ -49,7 +49,7 @@ OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", 
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
-    """What `error` says about the command or the machine; None where it is a mistake of ours, due a traceback.
+    """Says what `error` means for the command or the machine; None where it is a mistake of ours, due a traceback.
 
     No library is imported to recognise its errors, so that a program pays for none that it does not use.
     """

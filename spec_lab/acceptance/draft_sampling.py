@@ -79,7 +79,7 @@ def sample_and_keep(
     column: torch.Tensor,
     temperature: float,
 ) -> torch.Tensor:
-    """See `DraftSampler`."""
+    """Samples one draft token a request and keeps its logits, as `DraftSampler` says."""
     tokens, scaled = sample_draft(logits, temperature, seeds.of(slot_ids), kv_lens, column)
     kept.write(slot_ids, column, scaled)
     return tokens

@@ -1,4 +1,4 @@
-"""From accepted drafts to a `Verification`; shared by the rules."""
+"""Every rule makes its `Verification` here from the drafts that it accepted."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ of every row."""
 
 
 def round_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> tuple[DraftStanding, torch.Tensor]:
-    """See `RoundStanding`."""
+    """Ranks the drafts of a round among the target's logits, as `RoundStanding` says."""
     return draft_standing(logits[:, :-1], draft_tokens), logits.argmax(dim=-1)
 
 

@@ -20,7 +20,7 @@ class StrictAcceptance:
     traits = RuleTraits(lossless=True)
 
     def admit(self, slot: int, request: Request) -> None:
-        """No state."""
+        """The rule has no state to clear."""
 
     def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor:
         return logits.argmax(dim=-1)
@@ -34,4 +34,4 @@ class StrictAcceptance:
         return standing.is_top
 
     def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
-        """No state."""
+        """The rule has no state to move on."""

@@ -28,14 +28,14 @@ def verify_strictly(inputs: AcceptanceInputs) -> Verification:
 
 
 class TritonStrictAcceptance(StrictAcceptance):
-    """See `StrictAcceptance`."""
+    """It accepts what `StrictAcceptance` does, in one kernel."""
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:
         return verify_strictly(inputs)
 
 
 class TritonRejectionAcceptance(RejectionAcceptance):
-    """See `RejectionAcceptance`. Truncation by top-k and top-p sorts, and stays in torch."""
+    """It accepts what `RejectionAcceptance` does, in kernels. Truncation by top-k and top-p sorts, and is torch's."""
 
     def __init__(self, method: str, sampling: SamplingParams, seeds: SlotSeeds, lossless: bool = True) -> None:
         """`method`: standard or one_hot; block verification has no kernel."""
@@ -67,7 +67,7 @@ class TritonRejectionAcceptance(RejectionAcceptance):
 
 
 def triton_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> tuple[DraftStanding, torch.Tensor]:
-    """See `RoundStanding`."""
+    """Ranks the drafts of a round in one kernel, as `RoundStanding` says."""
     shape, device = draft_tokens.shape, logits.device
     standing = DraftStanding(
         is_top=torch.empty(shape, dtype=torch.bool, device=device),

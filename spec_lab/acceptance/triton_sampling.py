@@ -18,7 +18,7 @@ def triton_sample_and_keep(
     column: torch.Tensor,
     temperature: float,
 ) -> torch.Tensor:
-    """See `DraftSampler`."""
+    """Samples one draft token a request in one kernel, as `DraftSampler` says."""
     tokens = torch.empty_like(slot_ids)
     sample_draft(tokens, kept.values, logits, slot_ids, seeds.values, kv_lens, column, temperature)
     return tokens

@@ -1,4 +1,4 @@
-"""From `attention=` to a backend."""
+"""This module makes the backend that `attention=` names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spec_lab.core.protocols import AttentionBackend, RopeWrite
 
 @dataclass(frozen=True, slots=True)
 class BackendContext:
-    """What an attention backend is made from."""
+    """The sizes and the device that an attention backend is made from."""
 
     page_size: int
     max_positions: int

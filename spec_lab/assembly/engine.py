@@ -1,4 +1,4 @@
-"""From a configuration to an engine."""
+"""This module makes the engine of a configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLAIN_PRUNE = PruneConfig(prefill="last_row", catchup="none")
 
 
 def build_prune_policy(config: RunConfig) -> PrunePolicy:
-    """What `prune.prefill` and `prune.catchup` name."""
+    """Makes the policy that `prune.prefill` and `prune.catchup` name."""
     registered = registry.of(config)
     prompt = registered.find(PromptPruningOption, config.prune.prefill)
     catchup = registered.find(CatchupPruningOption, config.prune.catchup)

@@ -1,4 +1,4 @@
-"""From `graph=` to a graph mode."""
+"""This module makes the graph mode that `graph=` names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def build_graph_mode(config: RunConfig, models: Models, limits: Limits) -> Graph
 
 
 def build_mover(config: RunConfig, models: Models) -> MetadataMover:
-    """What moves the metadata between draft steps: the backend, or with graph.metadata=stale one that does it wrong."""
+    """Returns what moves metadata between draft steps: the backend, or with graph.metadata=stale a wrong one."""
     if getattr(config.graph, "metadata", DraftMetadata.in_place) == DraftMetadata.stale:
         return StaleMover(models.backend)
     return models.backend
@@ -57,26 +57,26 @@ def _recorder(models: Models) -> GraphRecorder:
 
 
 def eager(config: RunConfig, options: EagerGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    """graph=eager."""
+    """Makes graph=eager."""
     return EagerGraph()
 
 
 def split_seed(config: RunConfig, options: SplitSeedGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    """graph=split_seed."""
+    """Makes graph=split_seed."""
     return SplitSeed(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify)
 
 
 def step_replay(config: RunConfig, options: StepReplayGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    """graph=step_replay."""
+    """Makes graph=step_replay."""
     carry = _carry(config, models)
     return StepReplay(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify, carry)
 
 
 def full_loop(config: RunConfig, options: FullLoopGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    """graph=full_loop."""
+    """Makes graph=full_loop."""
     return FullLoop(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify)
 
 
 def whole_round(config: RunConfig, options: RoundGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    """graph=round."""
+    """Makes graph=round."""
     return WholeRound(options.name, _recorder(models), limits.num_slots, limits.max_kv_len)

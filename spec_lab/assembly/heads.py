@@ -1,4 +1,4 @@
-"""From `drafter=` to a factory of drafters, and what the loaders of trained ones share."""
+"""This module makes the factory of the drafter that `drafter=` names, and holds what loaders of trained ones share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPic
 
 @dataclass(frozen=True, slots=True)
 class DrafterResources:
-    """What one engine has for its drafter. `target_cache` is for drafters that read the target's KV."""
+    """The parts of one engine that its drafter may use. `target_cache` is for drafters that read the target's KV."""
 
     limits: Limits
     prune: PrunePolicy

@@ -1,4 +1,4 @@
-"""From `kernels=` to what computes the small steps of a round, a field for each part that has a kernel."""
+"""This module makes of `kernels=` what computes the small steps of a round, a field for each part that has a kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What `kernels=` chooses.
+    """The functions and classes that `kernels=` chooses.
 
     Attributes:
         strict: makes the rule of acceptance=strict.

@@ -51,7 +51,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What is loaded once and shared by every engine of a run.
+    """The models and the backend, which are loaded once and shared by every engine of a run.
 
     Attributes:
         kernels: what computes the small steps of a round.

@@ -35,7 +35,7 @@ Refusal = Callable[[RunConfig], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What every option has.
+    """The fields that every option has.
 
     Attributes:
         name: as it is typed behind `GROUP=`, or as the value of its knob.

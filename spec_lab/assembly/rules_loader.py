@@ -1,4 +1,4 @@
-"""From `acceptance=` to a rule."""
+"""This module makes the rule that `acceptance=` names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from spec_lab.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
-    """What a deterministic rule has to know of a run; also the part of it that a record keeps.
+    """The facts of a run that a deterministic rule has to know; a record keeps a part of them.
 
     Attributes:
         markers: of the thinking phase; None when the tokenizer has none.
@@ -51,7 +51,7 @@ class RuleContext:
 
 @dataclass(frozen=True, slots=True)
 class RuleResources:
-    """What one engine has for a rule that draws."""
+    """The parts of one engine that a rule that draws may use."""
 
     models: Models
     limits: Limits
@@ -82,7 +82,7 @@ def build_deterministic_rule(
 
 
 def strict_rule(options: StrictAcceptanceConfig, context: RuleContext) -> DeterministicRule:
-    """acceptance=strict."""
+    """Makes acceptance=strict."""
     return context.kernels.strict()
 
 
@@ -104,14 +104,14 @@ def relaxed_thinking_rule(options: RelaxedThinkingConfig, context: RuleContext) 
 
 
 def rejection_rule(config: RunConfig, options: RejectionConfig, resources: RuleResources) -> AcceptanceRule:
-    """acceptance=rejection."""
+    """Makes acceptance=rejection."""
     sampling = SamplingParams(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)
     kernels = resources.models.kernels
     return kernels.rejection(options.method, sampling, resources.seeds, not options.allow_lossy)
 
 
 def synthetic_rule(config: RunConfig, options: SyntheticConfig, resources: RuleResources) -> AcceptanceRule:
-    """acceptance=synthetic."""
+    """Makes acceptance=synthetic."""
     rates = options.rates
     if rates is None:
         assert options.mean_length is not None

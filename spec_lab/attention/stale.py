@@ -12,7 +12,7 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class StaleMover:
-    """See `MetadataMover`. Positions and slots move, lengths and what follows from them stay."""
+    """A `MetadataMover` that does it wrong: positions and slots move, lengths and what follows from them stay."""
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend

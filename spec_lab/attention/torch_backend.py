@@ -11,7 +11,7 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class TorchAttention:
-    """See `AttentionBackend`. Keys past a sequence's end are read from the null page, never multiplied away."""
+    """An `AttentionBackend` of torch. Keys past a sequence's end are read from the null page, not multiplied away."""
 
     prewrite = True
     supports_in_place_update = True

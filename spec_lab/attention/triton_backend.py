@@ -14,8 +14,8 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class TritonAttention:
-    """See `AttentionBackend`. The kernel derives windows and key positions from `seq_lens` and the page table, so that
-    metadata has no derived tensors. A row's output does not depend on what is computed beside it."""
+    """An `AttentionBackend` of Triton. The kernel derives windows and key positions from `seq_lens` and the page table,
+    so that metadata has no derived tensors. A row's output does not depend on what is computed beside it."""
 
     prewrite = True
     supports_in_place_update = True

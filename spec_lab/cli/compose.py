@@ -1,4 +1,4 @@
-"""From overrides to a `RunConfig`."""
+"""This module makes a `RunConfig` of overrides."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ONE_AT_A_TIME = threading.Lock()
 
 
 def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str]]:
-    """What `python -m spec_lab OVERRIDES...` would run, and what each group is called (`spec_lab.cli.labels`).
+    """Returns what `python -m spec_lab OVERRIDES...` would run, and what each group is called (`spec_lab.cli.labels`).
 
     For tests, notebooks and other programs; a sweep is not expanded and not accepted.
 
@@ -54,7 +54,7 @@ def name_options(config: RunConfig, options: Mapping[str, str]) -> dict[str, str
 
 
 def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:
-    """As `compose_run`, before it is typed: Hydra's own part says whether this is a sweep."""
+    """Composes as `compose_run` does, before it is typed: Hydra's own part says whether this is a sweep."""
     extensions = extensions_in(overrides)
     check_overrides(overrides, menu=run_menu(extensions))
     registered = registry.load(extensions)
@@ -94,7 +94,7 @@ def store_schemas(schemas: Mapping[str, type]) -> None:
 
 
 def _stored_schema(store: ConfigStore, group: str, name: str) -> type | None:
-    """What is known to Hydra under a name already; None where nothing is."""
+    """Returns what is known to Hydra under a name already; None where nothing is."""
     folder: Any = store.repo
     for part in group.split("/"):
         folder = folder.get(part, {})
@@ -153,7 +153,7 @@ def chosen_options(hydra_choices: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def explain(error: Exception, menu: Menu | None = None) -> str:
-    """What Hydra or OmegaConf complains about, in one line with a remedy of ours where we know one.
+    """Says what Hydra or OmegaConf complains about, in one line with a remedy of ours where we know one.
 
     `menu` is what could be chosen; None stands for that of a run.
     """

@@ -72,7 +72,7 @@ def print_refusal(reason: object) -> None:
 
 
 def explained(error: BaseException, menu: Menu | None = None) -> Trouble | None:
-    """As `trouble_of`; with the remedy where a configuration does not compose, and past Hydra's wrapping."""
+    """Says what `trouble_of` does, past Hydra's wrapping, with the remedy where a configuration does not compose."""
     if not isinstance(error, Exception) or not is_of_composing(error) or type(error).__module__.startswith("yaml"):
         return trouble_of(error)
     from hydra.errors import HydraException

@@ -83,7 +83,7 @@ def _make_writable(folder: Path, base: Path, exist_ok: bool = False) -> None:
 
 
 def _obstacle(folder: Path, error: OSError) -> str:
-    """What is in the way of making `folder`: the first thing on the way there that is no folder."""
+    """Finds what is in the way of making `folder`: the first thing on the way there that is no folder."""
     if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ELOOP):
         for place in (*reversed(folder.parents), folder):
             if os.path.lexists(place) and not place.is_dir():

@@ -27,12 +27,12 @@ NAME_WIDTH = 32
 
 
 def help_text(extensions: tuple[str, ...] = ()) -> str:
-    """That of a run."""
+    """Returns the help of `python -m spec_lab`."""
     return f"{INTRODUCTION.rstrip()}\n\n{describe_menu(run_menu(extensions))}"
 
 
 def version_text() -> str:
-    """What `--version` prints."""
+    """Returns what `--version` prints."""
     from importlib import metadata
 
     from spec_lab import __version__
@@ -41,7 +41,7 @@ def version_text() -> str:
 
 
 def describe_menu(menu: Menu) -> str:
-    """What may be typed behind a program's name."""
+    """Lists what may be typed behind a program's name."""
     keys = list(menu.keys.values())
     sections = ["Options, GROUP=OPTION (* is the default), and the keys they read, KEY=VALUE [default]"]
     for group in menu.groups.values():

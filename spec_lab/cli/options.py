@@ -84,7 +84,7 @@ def conf_folder() -> Path:
 
 
 def run_menu(extensions: tuple[str, ...] = ()) -> Menu:
-    """What `python -m spec_lab` lets choose, with the options of `extensions` among those here."""
+    """Reads what `python -m spec_lab` lets choose, with the options of `extensions` among those here."""
     return Menu(read_groups(extensions), read_keys(extensions))
 
 

@@ -54,7 +54,7 @@ class Session:
                 self._sweep.close([outcome.status for outcome in self.outcomes])
 
     def exit_code(self) -> int:
-        """That of the worst job."""
+        """The exit code of the worst job."""
         return worst_exit_code(outcome.status for outcome in self.outcomes)
 
     def report(self) -> None:

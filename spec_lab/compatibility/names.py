@@ -7,7 +7,7 @@ MOST_BYTES = 100
 
 
 def refuse_name(name: str) -> str | None:
-    """What speaks against `name=...`, in a line; None where nothing does."""
+    """Says what speaks against `name=...`, in a line; None where nothing does."""
     if not name or name != name.strip() or name.startswith(".") or "/" in name or not name.isprintable():
         return f"name={name!r} is part of a folder's name; use a plain word such as name=run"
     if len(name.encode()) > MOST_BYTES:

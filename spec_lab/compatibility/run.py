@@ -151,7 +151,7 @@ def device_and_dtype(config: RunConfig) -> str | None:
 
 
 def workload_knobs(config: RunConfig) -> str | None:
-    """What the workload cannot do without is set, and what another one reads is not."""
+    """The keys that the workload cannot do without are set, and those that only another one reads are not."""
     workload, registered = config.workload, registry.of(config)
     chosen, others = registered.workload(config), registered.options(WorkloadOption)
     for knob, value in chosen.reads.items():

@@ -35,7 +35,7 @@ ATTENTION_INPUTS = tuple(f"midlayer.self_attn.{name}_proj.weight" for name in "q
 
 
 def aspects_of(config: RunConfig, models: Models) -> list[Aspect]:
-    """What can be read in other ways; the drafters are built for `models`."""
+    """Lists what can be read in other ways; the drafters are built for `models`."""
     aspects = registry.of(config).drafter(config).aspects
     return [] if aspects is None else aspects(config, config.drafter, models)
 

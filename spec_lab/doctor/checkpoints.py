@@ -54,7 +54,7 @@ def check_tokenizer(subject: Subject) -> Finding:
 
 
 def check_vocabulary(subject: Subject) -> Finding:
-    """Whether the ids that `d2t` maps to are those the target writes, and not their neighbours."""
+    """Checks whether the ids that `d2t` maps to are those the target writes, and not their neighbours."""
     check, vocab_size = "vocabulary map (d2t)", subject.models.target.vocab_size
     stored = stored_tensors(drafter_folder(subject.config))
     d2t = next((tensor for name, tensor in stored.items() if name.removeprefix("model.") == "d2t"), None)
@@ -79,7 +79,7 @@ def check_vocabulary(subject: Subject) -> Finding:
 
 
 def check_dtype(subject: Subject) -> Finding:
-    """What casting the stored weights to the run's dtype does to them; NaN and overflow the loader has refused."""
+    """Measures what the cast to the run's dtype does to the weights; the loader has refused NaN and overflow."""
     check, dtype = "dtype of the weights", subject.models.dtype
     floating = {name: tensor for name, tensor in _own_tensors(subject).items() if tensor.dtype in FLOAT_DTYPES}
     worst_error, worst_name = 0.0, ""
@@ -122,6 +122,6 @@ def _own_tensors(subject: Subject) -> dict[str, StoredTensor]:
 
 
 def _one_by_one(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """In float32; never two of them in memory, which a large draft model needs."""
+    """Yields each tensor in float32; never two of them are in memory, which a large draft model needs."""
     for name, tensor in stored.items():
         yield name, read_tensors({name: tensor}, torch.float32, "cpu")[name]

@@ -1,4 +1,4 @@
-"""What several checks need, made once: the run's own loop, and the same rounds drafted under teacher forcing."""
+"""This module makes once what several checks need: the run's loop, and its rounds drafted under teacher forcing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check found, and which of several faults explains a low acceptance best."""
+"""This module says what a check found, and which of several faults explains a low acceptance best."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def does_not_apply(check: str, reason: str) -> Finding:
 
 
 def faults(findings: Sequence[Finding]) -> list[Finding]:
-    """In the order of the checks, which is that of precedence: what comes first would explain what comes after."""
+    """Returns the faults in the order of the checks: what comes first would explain what comes after."""
     return [finding for finding in findings if finding.verdict is Verdict.FAULT]

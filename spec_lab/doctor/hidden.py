@@ -1,4 +1,4 @@
-"""Whether the target's hidden states reach the drafter, and whether they help."""
+"""This module checks whether the target's hidden states reach the drafter, and whether they help."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_hidden(evidence: Evidence) -> Finding:
 
 
 def _values(evidence: Evidence) -> str | None:
-    """What is wrong with the hidden states themselves."""
+    """Says what is wrong with the hidden states themselves."""
     values = [
         evidence.forced.features(text, evidence.features)
         for text in {loop_round.text for loop_round in evidence.rounds}

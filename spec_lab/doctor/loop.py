@@ -36,12 +36,12 @@ MIN_LATER_AGREEMENT = 0.3
 
 
 def check_bounds(subject: Subject) -> list[Finding]:
-    """drafter=oracle must accept everything, drafter=random nothing, in an engine like the run's."""
+    """Checks that drafter=oracle has everything accepted and drafter=random nothing, in an engine like the run's."""
     return [_check_oracle(subject), _check_random(subject)]
 
 
 def check_output(subject: Subject, loop: list[RequestRecord]) -> Finding:
-    """Whether the run's output is plain decoding's, but for near-ties."""
+    """Checks whether the run's output is plain decoding's, but for near-ties."""
     check = "output against plain decoding"
     num_bugs, num_ties = _divergences(subject, loop)
     measured = f"{len(loop)} requests: {num_bugs} differ, {num_ties} at a near-tie"
@@ -59,8 +59,8 @@ def check_teacher_forcing(evidence: Evidence) -> Finding:
 
 
 def disagreement(drafted: Drafted) -> str | None:
-    """What is wrong with a drafter that drafted this. A later draft is judged after right ones alone: what follows a
-    wrong token is no fault of its own.
+    """Says what is wrong with a drafter that drafted this. A later draft is judged after right ones alone: what follows
+    a wrong token is no fault of its own.
     """
     if drafted.agreement(1) < MIN_AGREEMENT:
         return (

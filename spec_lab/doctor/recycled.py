@@ -1,4 +1,4 @@
-"""Whether what a drafter hands on to its own next step reaches that step, and whether it helps."""
+"""This module checks whether what a drafter hands on to its own next step reaches that step, and whether it helps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHECK = "recycled path"
 
 
 class ZeroedRecycling:
-    """See `Drafter`: another one, with zeros in place of the hidden state that each step finds in `state.hidden`."""
+    """A `Drafter` that wraps another one, whose steps find zeros in place of the hidden state in `state.hidden`."""
 
     def __init__(self, drafter: Drafter[Any]) -> None:
         self.num_draft_tokens = drafter.num_draft_tokens

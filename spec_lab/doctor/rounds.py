@@ -32,7 +32,7 @@ class LoopRound:
 
 
 class DraftRecorder:
-    """See `GraphMode`: an engine's own, with a look at the drafts that the next round will judge.
+    """A `GraphMode` that wraps an engine's own, and keeps the drafts that the next round will judge.
 
     They stand in the slots between rounds, captured or not, so nothing of the loop has to be touched.
     """

@@ -1,4 +1,4 @@
-"""What the checks look at: the run as it was asked for, loaded once, and the target's own text."""
+"""This module holds what the checks look at: the run as it was asked for, loaded once, and the target's own text."""
 
 from __future__ import annotations
 

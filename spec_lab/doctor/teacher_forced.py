@@ -32,7 +32,7 @@ FeatureChange = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What a drafter proposed at the same rounds.
+    """The tokens that a drafter proposed at the same rounds.
 
     Attributes:
         tokens: [rounds, num_draft_tokens].

@@ -128,10 +128,10 @@ class CountedRounds(WatchedRounds):
             self._launches.is_paused = False
 
     def _start(self) -> None:
-        """Nothing to switch on: spans count from here."""
+        """Has nothing to switch on: spans count from here."""
 
     def _stop(self) -> None:
-        """Nothing to switch off either."""
+        """Has nothing to switch off either."""
 
 
 class _Launches(OperatorMode):
@@ -153,7 +153,7 @@ class _Launches(OperatorMode):
 
 
 def _is_launch(func: Any, arguments: Any, result: Any) -> bool:
-    """Whether a GPU would have work: not for views, allocations and answers that depend on shapes alone."""
+    """Tells whether a GPU would have work: not for views, allocations and answers that depend on shapes alone."""
     if func in UPLOADS:
         return result.dim() > 0  # a single number, as in rows[:, 0] = 0, is an argument of the kernel on a GPU
     if func in ALLOCATIONS or torch.Tag.inplace_view in func.tags:

@@ -22,7 +22,7 @@ STAGE_PREFIX = "stage:"
 
 @dataclass(frozen=True, slots=True)
 class RoundProfile:
-    """What profiled rounds took: `kernels` by time, largest first; `work` is None where no round was profiled."""
+    """The times of profiled rounds: `kernels` by time, largest first; `work` is None where no round was profiled."""
 
     kernels: list[Kernel]
     work: RoundWork | None

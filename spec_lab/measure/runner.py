@@ -110,7 +110,7 @@ def _plain_engine(config: RunConfig, models: Models, limits: Limits) -> Engine:
 
 
 def _prunes(prune: PruneConfig, engine: Engine) -> bool:
-    """Whether there is anything to compare with. A drafter without a catch-up step makes `prune.catchup` a no-op."""
+    """Tells whether anything is pruned. A drafter without a catch-up step makes `prune.catchup` a no-op."""
     asks_catchup = prune.catchup != UNPRUNED.catchup
     catches_up = engine.parts.drafter.requirements.catches_up
     if asks_catchup and not catches_up:
@@ -227,7 +227,7 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
 
 
 def _check(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, bool | None]:
-    """Whether each answer is right; None where there is none to check, or none that a model gave."""
+    """Tells whether each answer is right; None where there is none to check, or none that a model gave."""
     is_imposed = lab.engines[name].parts.rule.traits.imposed
     return {
         record.request_id: None

@@ -175,7 +175,7 @@ def read_tensors(
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no value is NaN or infinite: one pass over the tensor on its device, no second tensor of its size."""
+    """Tells whether no value is NaN or infinite, in one pass on the device, without a second tensor of its size."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     least, most = torch.aminmax(tensor)  # NaN goes through

@@ -49,7 +49,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the forward code needs to know of a decoder.
+    """The facts that the forward code needs to know of a decoder.
 
     Attributes:
         layer_windows: keys each layer's query sees, itself included; None is full attention. One entry a layer.

@@ -125,7 +125,7 @@ def build_layer(
 
 
 class DecoderTarget:
-    """See `Target`."""
+    """A `Target` that is a decoder with a language-model head."""
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class TargetLayerKV:
 
 @dataclass(frozen=True, slots=True)
 class AssistantTarget:
-    """What an assistant must know of the target whose KV it reads.
+    """The facts that an assistant must know of the target whose KV it reads.
 
     Attributes:
         embedding_scale: what the target multiplies its embeddings by: sqrt(hidden_size) in Gemma, 1 in Llama and Qwen.
@@ -83,7 +83,7 @@ class AssistantTarget:
 
     @classmethod
     def from_model_config(cls, config: ModelConfig) -> AssistantTarget:
-        """Of a Llama or Qwen target: one head size and one rope for all layers."""
+        """Makes it of a Llama or Qwen target: one head size and one rope for all layers."""
         partial = config.rope.partial_rotary_factor
         # Not Gemma's: here the exponents are those of the rotated channels alone.
         scaling = config.rope.scaling if partial == 1.0 else f"of the first {partial:g} of the channels"

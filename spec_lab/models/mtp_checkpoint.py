@@ -44,7 +44,7 @@ SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 
 @dataclass(frozen=True, slots=True)
 class MtpConfig:
-    """What the modules of a checkpoint have in common.
+    """The sizes that the modules of a checkpoint have in common.
 
     Attributes:
         layer: sizes, rope and options of a module's one decoder layer.

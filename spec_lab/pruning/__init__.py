@@ -1,1 +1,1 @@
-"""Which rows go on past the KV write."""
+"""This package decides which rows go on past the KV write."""

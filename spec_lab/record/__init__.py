@@ -1,1 +1,1 @@
-"""What a run records: metric definitions, provenance, sinks, tables and plots. None of it loads torch."""
+"""This package holds what a run records: metric definitions, provenance and sinks. None of it loads torch."""

@@ -34,7 +34,7 @@ class DraftCounts:
 
     @classmethod
     def of(cls, rounds: Iterable[tuple[int, int]], num_draft_tokens: int) -> DraftCounts:
-        """Of rounds given as (accepted drafts, judged tokens); see `add_round`."""
+        """Counts rounds given as (accepted drafts, judged tokens); see `add_round`."""
         counts = cls.empty(num_draft_tokens)
         for num_accepted, num_judged in rounds:
             counts.add_round(num_accepted, num_judged)

@@ -31,7 +31,7 @@ GIT_TIMEOUT_SECONDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a run stood on. `device_name` is the accelerator's, or the CPU's where the run was on the CPU.
+    """The machine and versions that a run stood on. `device_name` is the accelerator's, or the CPU's of a run there.
 
     Before anything is loaded (a refused run) the device, dtype and threads are unknown: None.
     """

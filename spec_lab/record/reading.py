@@ -67,7 +67,7 @@ def read_request_rows(folder: Path) -> list[RequestRow]:
 
 
 def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
-    """As `read_request_rows`, where none of the run's requests may be missing.
+    """Reads what `read_request_rows` does, where none of the run's requests may be missing.
 
     Raises:
         UserError: the file is missing, broken, or was cut.
@@ -154,7 +154,7 @@ def _version_problem(version: Any) -> str | None:
 
 
 def _disagreement(summary: Summary) -> str | None:
-    """What parts that each fit the layout say against each other."""
+    """Says where parts that each fit the layout contradict each other."""
     problems = chain(_setting_problems(summary["config"]), _repeat_problems(summary), _position_problems(summary))
     return next(problems, None)
 

@@ -52,7 +52,7 @@ def search_runs(folders: Iterable[Path]) -> Found:
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
-    """As `search_runs`, for notebooks: what cannot be read is left out with a warning."""
+    """Finds what `search_runs` does, for notebooks: what cannot be read is left out with a warning."""
     found = search_runs(folders)
     for reason in found.unreadable:
         warnings.warn(f"left out: {reason}", stacklevel=2)

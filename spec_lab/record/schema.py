@@ -105,7 +105,7 @@ class Kernel(TypedDict):
 
 
 class RoundWork(TypedDict):
-    """What a round asks of host and GPU, counted outside the timed part; nulls where no round was profiled."""
+    """The work that a round asks of host and GPU, counted outside the timed part; nulls where no round was profiled."""
 
     launches_per_round: float | None
     replays_per_round: float | None
@@ -133,7 +133,7 @@ class Repeat(TypedDict):
 
 
 class Speed(TypedDict):
-    """What the clock and the row counters say of one configuration."""
+    """The figures that the clock and the row counters give of one configuration."""
 
     decode_tokens_per_second: float | None
     end_to_end_tokens_per_second: float | None
@@ -148,7 +148,7 @@ class Speed(TypedDict):
 
 
 class Outcome(TypedDict):
-    """What some requests of one configuration came to, whatever the time."""
+    """The figures that some requests of one configuration came to, whatever the time."""
 
     num_requests: int
     rounds: int
@@ -175,13 +175,13 @@ class DrafterSettings(TypedDict):
 
 
 class AcceptanceSettings(TypedDict):
-    """What every rule has."""
+    """The settings that every rule has."""
 
     name: str
 
 
 class RelaxedSettings(AcceptanceSettings):
-    """What acceptance=relaxed_thinking has besides."""
+    """The settings that acceptance=relaxed_thinking has besides."""
 
     form: Literal["delta", "ratio"]
     topk: int

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What is known of a run before it starts.
+    """The facts that are known of a run before it starts.
 
     Attributes:
         name: the user's name for it.
@@ -76,12 +76,12 @@ class Measured:
 
     @property
     def requests(self) -> list[RequestRecord]:
-        """Those of the first repeat, from which everything untimed is counted."""
+        """The requests of the first repeat, from which everything untimed is counted."""
         return self.repeats[0].requests if self.repeats else []
 
     @property
     def rounds(self) -> list[RoundRecord]:
-        """Those of the first repeat."""
+        """The rounds of the first repeat."""
         return self.repeats[0].rounds if self.repeats else []
 
     @property
@@ -185,7 +185,7 @@ def _origin(info: RunInfo) -> Origin:
 
 
 def _outcome(measured: Measured, requests: Sequence[RequestRecord], diverged: Collection[str] | None) -> Outcome:
-    """Of some `requests` of a configuration. Acceptance is None without drafts: there is nothing to accept."""
+    """Sums up some `requests` of a configuration. Acceptance is None without drafts: there is nothing to accept."""
     num_draft_tokens, correct = measured.num_draft_tokens, measured.correct
     return Outcome(
         num_requests=len(requests),
@@ -232,7 +232,7 @@ def _repeat(result: GenerationResult) -> Repeat:
 
 
 def _repeats_identical(repeats: Sequence[GenerationResult]) -> bool | None:
-    """Whether every repeat gave the tokens of the first; None with fewer than two."""
+    """Tells whether every repeat gave the tokens of the first; None with fewer than two."""
     if len(repeats) < 2:
         return None
     outputs = [{request.request_id: request.output_ids for request in result.requests} for result in repeats]

@@ -22,7 +22,7 @@ def verdict(summary: Summary) -> str:
 
 
 def is_noise(ratio: Ratio) -> bool:
-    """Whether a change is no larger than what the repeats differ by.
+    """Tells whether a change is no larger than what the repeats differ by.
 
     Stricter than asking whether the range holds 1: of three repeats that differ by chance alone, all lie on one side in
     25 % of cases, and their median is farther off than their range in 9 % (normal noise, simulated).
@@ -98,7 +98,7 @@ def _is_lossy(summary: Summary) -> bool:
 
 
 def _price(summary: Summary) -> str:
-    """What a lossy rule did to the text and to the answers."""
+    """Says what a lossy rule did to the text and to the answers."""
     if not _is_lossy(summary):
         return ""
     rule = summary["choices"].get("acceptance", "the acceptance rule")
@@ -159,7 +159,7 @@ def _saved_rows(summary: Summary) -> str:
 
 
 def _prompt_pass(summary: Summary) -> str:
-    """What `prune.prefill` saves is no part of the decode rate."""
+    """Says what `prune.prefill` saves, which is no part of the decode rate."""
     pruned, unpruned = (speed["prefill_ms_per_request"] for speed in (summary, summary["references"]["unpruned"]))
     if pruned is None or unpruned is None:
         return ""

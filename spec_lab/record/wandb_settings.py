@@ -1,4 +1,4 @@
-"""What W&B can be asked before a run starts: whether names and settings will do, and whether there is a key.
+"""This module finds out before a run starts whether W&B takes its names and settings, and whether there is a key.
 
 W&B is imported only by what needs its own answer. No message of it is passed on that could hold a key.
 """
@@ -40,7 +40,7 @@ def entity_problem(entity: str | None) -> str | None:
 
 
 def settings_problem() -> str | None:
-    """What W&B cannot read of its environment variables and settings files, such as WANDB_MODE=garbage."""
+    """Says what W&B cannot read of its environment variables and settings files, such as WANDB_MODE=garbage."""
     import wandb
 
     try:
@@ -61,14 +61,14 @@ def key_problem(mode: str) -> str | None:
 
 
 def mode_of_run(mode: str) -> str:
-    """What `logger.mode` comes to on this machine: `auto` is what WANDB_MODE says, else online where there is a key."""
+    """Returns what `logger.mode` comes to here: `auto` is what WANDB_MODE says, else online where there is a key."""
     if mode != "auto":
         return mode
     return os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
 
 
 def has_key() -> bool:
-    """Whether credentials for W&B are configured, without asking for them."""
+    """Tells whether credentials for W&B are configured, without asking for them."""
     import wandb
 
     settings = wandb.setup().settings
@@ -82,7 +82,7 @@ def has_key() -> bool:
 
 
 def describe_wandb_error(error: Exception) -> str:
-    """What W&B complains about in a line, with the environment variable where one is at fault, and without a key."""
+    """Says in a line what W&B complains about, with the environment variable at fault, and without a key."""
     details = getattr(error, "errors", None)
     text = ", ".join(map(_describe_setting, details())) if callable(details) else str(error).partition("\n")[0]
     for secret in filter(None, map(os.environ.get, SECRETS)):
@@ -91,7 +91,7 @@ def describe_wandb_error(error: Exception) -> str:
 
 
 def _describe_setting(detail: Mapping[str, Any]) -> str:
-    """Of one setting that does not validate; its value may be a secret and is left out."""
+    """Describes one setting that does not validate; its value may be a secret and is left out."""
     name = ".".join(map(str, detail["loc"]))
     variable = f"WANDB_{name.upper()}"
     return f"{variable if variable in os.environ else name}: {detail['msg']}"

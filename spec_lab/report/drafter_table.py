@@ -78,7 +78,7 @@ class Cell:
 
     @property
     def end_to_end_speedup(self) -> Ratio | None:
-        """Of all output tokens over the whole call, prompt passes included."""
+        """The speedup of all output tokens over the whole call, prompt passes included."""
         plain = self.summary["references"].get("plain")
         if plain is None:
             return None
@@ -236,7 +236,7 @@ def _median(ratio: Ratio | None) -> str:
 
 
 def _title(cells: Sequence[Cell]) -> str:
-    """What all cells share, and where they ran."""
+    """Says what all cells share, and where they ran."""
     summaries = [cell.summary for cell in cells if cell.is_finished]
     choices, config = summaries[0]["choices"], summaries[0]["config"]
     shared = [f"{group}={choices[group]}" for group in ("target", "acceptance", "prune", "graph") if group in choices]

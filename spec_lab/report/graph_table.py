@@ -110,7 +110,7 @@ def _batch_size(run: Run) -> int:
 
 
 def _mode(run: Run) -> str:
-    """In words; a mode of an extension as the run calls it."""
+    """Calls a graph mode by its words; a mode of an extension is called as the run calls it."""
     graph = run.summary["config"]["graph"]
     return describe_mode(graph) if graph["name"] in MODES else run.summary["choices"].get("graph", graph["name"])
 

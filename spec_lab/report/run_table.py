@@ -73,7 +73,7 @@ def format_categories(summary: Summary) -> str:
 
 
 def _lossy_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
-    """What a lossy run shows besides: thinking length, relaxed hits, outputs equal to plain decoding."""
+    """The columns that a lossy run shows besides: thinking length, relaxed hits, outputs equal to plain decoding."""
     if summary["acceptance_lossless"] is not False or summary["acceptance_imposed"]:
         return {}
     return {
@@ -84,7 +84,7 @@ def _lossy_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
 
 
 def format_definitions() -> str:
-    """What every number means, one paragraph each."""
+    """Says what every number means, in one paragraph each."""
     width = max(len(name) for name in DEFINITIONS) + 2
     lines = [
         textwrap.fill(definition, WIDTH, initial_indent=name.ljust(width), subsequent_indent=" " * width)
@@ -169,7 +169,7 @@ def _run_cells(run: Run) -> list[str]:
 
 
 def _rule(summary: Summary) -> str:
-    """As the run calls it; the rules of a study in the words of its table."""
+    """Calls a rule as the run does; the rules of a study are called as in its table."""
     words, _, threshold = describe_rule(summary["config"].get("acceptance", {}))
     return words if threshold is not None else summary["choices"].get("acceptance", words)
 

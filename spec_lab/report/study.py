@@ -111,7 +111,7 @@ def read_studies(runs: Sequence[Run]) -> Studies:
 
 
 def _read_points(strict: Run, lossy: Sequence[Run]) -> tuple[list[Point], list[str]]:
-    """Those of one K, and why some runs have none."""
+    """Reads the points of one K, and says why some runs have none."""
     try:
         strict_rows = read_all_request_rows(strict.folder, strict.summary)
     except UserError as error:

@@ -17,7 +17,7 @@ and for another a comparison, since its own text would part from it."""
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What one rule accepts: the drafts of each round, by request id."""
+    """The drafts that one rule accepts: those of each round, by request id."""
 
     rule: str
     accepted: Mapping[str, Sequence[int]]

@@ -26,7 +26,7 @@ ARRAYS = ("first_ids", "num_rounds", "draft_ids", "accepted", "last_ids", "top_i
 
 @dataclass(frozen=True, slots=True)
 class RowsOrigin:
-    """What a rule has to know of the run besides the rows.
+    """The facts of the run that a rule has to know besides the rows.
 
     Attributes:
         request_ids: in the order of the rows.
@@ -65,7 +65,7 @@ class VerifyRows:
 
 
 def num_bytes_per_round(num_draft_tokens: int, topk: int) -> int:
-    """What one request round takes in the file: 4 bytes an id and a probability."""
+    """Counts what one request round takes in the file: 4 bytes an id and a probability."""
     return 4 * (num_draft_tokens + 2 + 2 * (num_draft_tokens + 1) * topk)
 
 
@@ -110,7 +110,7 @@ class _StoredOrigin(TypedDict):
 
 
 def _read_origin(metadata: Mapping[str, str] | None) -> RowsOrigin:
-    """Of the file's metadata.
+    """Reads the origin of the rows from the file's metadata.
 
     Raises:
         ValueError: it has none that fits.
@@ -128,7 +128,7 @@ def _read_origin(metadata: Mapping[str, str] | None) -> RowsOrigin:
 
 
 def _shape_problem(file: Any, origin: RowsOrigin) -> str | None:
-    """What is wrong with the arrays before any is read; `file` is an open safetensors file."""
+    """Says what is wrong with the arrays before any is read; `file` is an open safetensors file."""
     missing = [name for name in ARRAYS if name not in file.keys()]  # noqa: SIM118
     if missing:
         return f"it has no {missing[0]}"

@@ -1,4 +1,4 @@
-"""From what was typed to a `Sweep` that is ready to run, and what `--dry-run` prints of it."""
+"""This module makes a `Sweep` that is ready to run of what was typed, and prints it for `--dry-run`."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ STATES: dict[Status, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What the search knows of an earlier run. `metric` is None where the run has none."""
+    """The facts that the search knows of an earlier run. `metric` is None where the run has none."""
 
     parameters: dict[str, Any]
     status: Status

@@ -55,7 +55,7 @@ def check_space(file: SweepFile, overrides: Sequence[str]) -> None:
 
 
 def override_key(text: str) -> str:
-    """What an override sets."""
+    """Returns the key that an override sets."""
     return text.partition("=")[0].lstrip("+")
 
 

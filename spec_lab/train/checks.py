@@ -172,7 +172,7 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class TargetSizes:
-    """What a drafter's sizes have to fit."""
+    """The sizes of the target, which a drafter's have to fit."""
 
     hidden_size: int
     num_layers: int
@@ -181,7 +181,7 @@ class TargetSizes:
 
 
 def _target(config: TrainConfig) -> TargetSizes:
-    """Of the target that is to be trained, or of the shipped one."""
+    """Returns the sizes of the target that is to be trained, or of the shipped one."""
     target = config.trained_target
     if target is not None:
         return TargetSizes(target.hidden_size, target.num_layers, target.num_kv_heads, config.tokenizer.vocab_size)

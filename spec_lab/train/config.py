@@ -69,7 +69,7 @@ class OptimisationConfig:
 
 @dataclass
 class TargetChoice:
-    """What every option of `target` has: nothing."""
+    """The keys that every option of `target` has: none."""
 
 
 @dataclass
@@ -91,7 +91,7 @@ class PocketTrainingConfig(LayerConfig, TargetChoice):
 
 @dataclass
 class DrafterChoice:
-    """What every option of `drafter` has."""
+    """The keys that every option of `drafter` has."""
 
     name: str = MISSING
 
@@ -105,14 +105,14 @@ class NoDrafterChoice(DrafterChoice):
 
 @dataclass
 class DrafterTrainingConfig(DrafterChoice):
-    """What every drafter that is trained has."""
+    """The keys that every drafter that is trained has."""
 
     optimisation: OptimisationConfig = field(default_factory=OptimisationConfig, metadata={"help": "how it is trained"})
 
 
 @dataclass
 class UnrolledTrainingConfig(DrafterTrainingConfig):
-    """What a drafter that is unrolled over its steps has: step i counts `step_loss_decay ** i`."""
+    """The keys of a drafter that is unrolled over its steps: step i counts `step_loss_decay ** i`."""
 
     num_unrolled_steps: int = knob(5, "draft steps that training unrolls", least=1, most=64)
     step_loss_decay: float = knob(0.8, "weight of a step's loss beside that of the step before", least=0, most=1)

@@ -61,7 +61,7 @@ def next_token_labels(rows: Tensor, pad_id: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one process generates: examples of every chat category, from seeds of its own."""
+    """The share that one process generates: examples of every chat category, from seeds of its own."""
 
     tokenizer_file: str
     categories: tuple[str, ...]
@@ -154,7 +154,7 @@ class TrainingTokens:
 
     @classmethod
     def load(cls, folder: Path, natural_fraction: float, end_of_text_id: int, device: torch.device) -> TrainingTokens:
-        """From `rows.npy` and `natural.npy`. Tokens are kept as int16: ids stay under 32768."""
+        """Loads `rows.npy` and `natural.npy`. Tokens are kept as int16: ids stay under 32768."""
         rows, natural = (_load_tokens(folder / name).to(device) for name in ("rows.npy", "natural.npy"))
         return cls(rows, natural, natural_fraction, end_of_text_id)
 

@@ -28,7 +28,7 @@ class DraftModelRecipe:
     config: DraftModelTrainingConfig
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
-        """See `DrafterRecipe`."""
+        """Trains the drafter and saves it, as `DrafterRecipe` says."""
         from transformers import Qwen3ForCausalLM
 
         torch.manual_seed(task.seed)
@@ -49,7 +49,7 @@ class DraftModelRecipe:
         return curve
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """See `DrafterRecipe`. Computes in float32."""
+        """Puts the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
         from transformers import Qwen3ForCausalLM
 
         draft_model = (
@@ -64,7 +64,7 @@ class DraftModelRecipe:
         return match
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """See `DrafterRecipe`."""
+        """Says for the card what `DrafterRecipe` asks."""
         config = self.config
         return DrafterDescription(
             kind="a draft model",
@@ -122,7 +122,7 @@ class DistillationLoss(nn.Module):
         self.draft_model = draft_model
 
     def forward(self, tokens: Tensor, probabilities: Tensor, weights: Tensor) -> Tensor:
-        """See `distillation_batch`."""
+        """Computes the loss of a batch that `distillation_batch` made."""
         # The mask as for the target's training: none.
         output = self.draft_model(input_ids=tokens, attention_mask={"full_attention": None}, use_cache=False)
         losses = -(probabilities * output.logits[:, :-1].float().log_softmax(-1)).sum(-1)

@@ -1,4 +1,4 @@
-"""What the pipeline and the evaluation ask of a drafter's recipe."""
+"""This module says what the pipeline and the evaluation ask of a drafter's recipe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ given that the drafts before it were.
 
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
-    """What every recipe gets: the frozen target `model` and its own texts.
+    """The inputs that every recipe gets: the frozen target `model` and its own texts.
 
     `always_drafted`: token ids that must be draftable, however rare. `checkpoint`: the file that an interrupted
     training goes on from.
@@ -59,7 +59,7 @@ class DrafterRecipe(Protocol):
 
     @property
     def config(self) -> DrafterTrainingConfig:
-        """What was chosen. By its `name`, as in `drafter=NAME`, the weights go to `pocket-NAME`."""
+        """The option that was chosen. By its `name`, as in `drafter=NAME`, the weights go to `pocket-NAME`."""
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
         """Trains a drafter and saves it to `folder`; returns the loss curve."""
@@ -68,4 +68,4 @@ class DrafterRecipe(Protocol):
         """The saved drafter beside its target, ready to be asked where it agrees with a text."""
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """What the card says of the drafter saved in `folder`; common to all are data, curve, evaluation and limits."""
+        """Returns what the card says of the drafter in `folder`; all share data, curve, evaluation and limits."""

@@ -64,7 +64,7 @@ class ConfidenceCounts:
 
 @dataclass(slots=True)
 class CategoryCounts:
-    """What is counted for one category, or pooled over several."""
+    """The counts of one category, or pooled over several."""
 
     rounds: RoundCounts
     thinking_rows: ConfidenceCounts = field(default_factory=ConfidenceCounts)
@@ -171,7 +171,7 @@ class EvaluationRecipe:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRows:
-    """Of one text, by position: the top probability and entropy of the next token, and how many drafts agree."""
+    """Measurements of one text, by position: top probability and entropy of the next token, how many drafts agree."""
 
     top_probability: Tensor
     entropy: Tensor

@@ -93,7 +93,7 @@ class FrozenKVLayer(nn.Module):
 
 
 class FrozenKVModel(nn.Module):
-    """What the checkpoint keeps under `model.`; the embedding is the head's, tokens are embedded by the target."""
+    """The part that the checkpoint keeps under `model.`; the embedding is the head's, the target embeds tokens."""
 
     def __init__(self, shape: FrozenKVShape) -> None:
         super().__init__()

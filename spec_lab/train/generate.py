@@ -68,7 +68,7 @@ def _continue_batch(
 
 
 def _cut(prompt: list[int], row: list[int], max_new_tokens: int, stop_ids: list[int]) -> Continuation:
-    """What stands behind the prompt, up to the first stop token."""
+    """Returns what stands behind the prompt, up to the first stop token."""
     written = row[len(prompt) : len(prompt) + max_new_tokens]
     stop = next((index for index, token in enumerate(written) if token in stop_ids), None)
     return Continuation(prompt, written if stop is None else written[: stop + 1], stop is not None)

@@ -51,7 +51,7 @@ class Generations:
 
     @classmethod
     def load(cls, file: Path) -> Generations:
-        """As saved.
+        """Reads the texts as they were saved.
 
         Raises:
             UserError: the file holds something else.

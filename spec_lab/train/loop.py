@@ -106,7 +106,7 @@ class LossReader:
             self.refuse_unless_finite()
 
     def mean(self) -> float:
-        """Of the losses since the call before."""
+        """Returns the mean of the losses since the call before."""
         self.refuse_unless_finite()
         mean = self._sum.item() / self._num_summed
         self._sum, self._num_summed = torch.zeros_like(self._sum), 0

@@ -99,7 +99,7 @@ class MtpDrafter(UnrolledDrafter):
         return F.linear(state, self.head_weight)
 
     def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
-        """See `unroll_chain`."""
+        """Unrolls the modules as `unroll_chain` says."""
         (final_hidden,) = features
         rotation = Rotation.of_rows(embeddings.shape[1], self.shape.head_dim, self.shape.rope_theta, embeddings.device)
         return unroll_chain(self._layers(num_steps), embeddings, final_hidden.float(), rotation)

@@ -64,7 +64,7 @@ def _logging_to(file: Path) -> Iterator[None]:
 
 
 def _remove_bookkeeping(root: Path) -> None:
-    """What is left where no stage has ended: empty folders, and a log that names what was begun."""
+    """Removes what is left where no stage has ended: empty folders, and a log that names what was begun."""
     _remove_empty([root / name for name in BOOKKEEPING])
     if [path.name for path in root.iterdir()] == [LOG_FILE]:
         (root / LOG_FILE).unlink()

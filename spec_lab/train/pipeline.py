@@ -152,7 +152,7 @@ class Pipeline:
         print(format_table(report))
 
     def _measured(self, folder: RunFolder) -> Path:
-        """What the evaluation is of: the drafter beside its target, or the target alone."""
+        """Names what the evaluation is of: the drafter beside its target, or the target alone."""
         return folder.target if self.drafter is None else folder.drafter(self.drafter.config.name)
 
     def _write_cards(self, folder: RunFolder) -> None:
@@ -167,7 +167,7 @@ class Pipeline:
             (folder.target / "README.md").write_text(card, encoding="utf-8")
 
     def command(self) -> str:
-        """What trains this target and drafter, as their cards give it."""
+        """The command that trains this target and drafter, as their cards give it."""
         target = "" if self.target is None else " target=pocket"
         return (
             f"python -m spec_lab.train{target} drafter={'none' if self.drafter is None else self.drafter.config.name}"

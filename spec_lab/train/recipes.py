@@ -1,4 +1,4 @@
-"""From a training's configuration to what carries it out: the only place where an option chooses a class."""
+"""This module makes of a configuration what trains it; it is the only place where an option chooses a class."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class RunFolder:
         return self.records / f"{output.name}-config.json"
 
     def evaluation(self, output: Path) -> Path:
-        """What was measured of the target, or of the drafter in `output` beside it."""
+        """The measurements of the target, or of the drafter in `output` beside it."""
         return self.records / f"{output.name}-evaluation.json"
 
     def samples(self, output: Path) -> Path:
@@ -209,5 +209,5 @@ def finished_folder(output: Path) -> Iterator[Path]:
 
 
 def device_name(device: torch.device) -> str:
-    """As a card names it."""
+    """Returns the name of the device as a card gives it."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

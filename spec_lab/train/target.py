@@ -135,7 +135,7 @@ def tapped_layers(num_layers: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class TargetOutputs:
-    """What one forward over rows `[batch, length]` leaves for drafters to read.
+    """The outputs that one forward over rows `[batch, length]` leaves for drafters to read.
 
     `layer_inputs`: of every layer, `[batch, length, hidden]`. `final_hidden` `[batch, length, hidden]`: after the last
     norm, what the LM head reads. `keys_values`: of every layer, `[batch, num_kv_heads, length, head_dim]` each, the

@@ -27,7 +27,7 @@ class UnrolledDrafter(nn.Module, ABC):
 
     @abstractmethod
     def features(self, outputs: TargetOutputs) -> tuple[Tensor, ...]:
-        """What it reads of the target at positions 0..length-2."""
+        """The states that it reads of the target at positions 0..length-2."""
 
     @abstractmethod
     def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
@@ -76,7 +76,7 @@ def unrolling_batch(model: Qwen3ForCausalLM, drafter: UnrolledDrafter, picked: G
 
 
 def soft_labels(logits: Tensor, draft_token_ids: Tensor, picked: Generations) -> tuple[Tensor, Tensor, Tensor]:
-    """What the rows of a text should draft, and which of them count.
+    """Computes what the rows of a text should draft, and which of them count.
 
     `probabilities` `[batch, rows, draft_vocab_size]`: row p stands for drafting token p+2, so its label is the target's
     distribution at position p+1. `ends_in_text` bool `[batch, rows]`: token p+2 lies before the text's end.
@@ -109,7 +109,7 @@ class UnrolledLoss(nn.Module):
         from_first: Tensor,
         *features: Tensor,
     ) -> Tensor:
-        """See `soft_labels`. A chain counts where its anchor is no earlier than the last prompt position."""
+        """Computes the loss of `soft_labels`. A chain counts from an anchor at the last prompt position on."""
         total = torch.zeros((), device=embeddings.device)
         sum_weights = 0.0
         for step, state in enumerate(self.drafter.unroll(embeddings, features, self.num_steps)):

@@ -39,7 +39,7 @@ def generated_examples(
 
 
 def answer_of(example: Example) -> str:
-    """What the checker expects."""
+    """Returns the answer that the checker expects."""
     return example.answer.removeprefix(ANSWER_MARKER).strip()
 
 

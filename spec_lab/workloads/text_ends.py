@@ -1,4 +1,4 @@
-"""Which stretch of a decoded text each token wrote."""
+"""This module finds which stretch of a decoded text each token wrote."""
 
 from __future__ import annotations
 

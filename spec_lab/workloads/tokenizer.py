@@ -12,7 +12,7 @@ from spec_lab.workloads.chat_template import ChatTemplate, Rendered
 
 
 class Tokenizer(Protocol):
-    """From text to ids and back."""
+    """It turns text into ids and back."""
 
     vocab_size: int
 

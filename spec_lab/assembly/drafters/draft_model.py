@@ -1,4 +1,4 @@
-"""drafter=draft_model."""
+"""This module holds the row of drafter=draft_model: its keys and refusals."""
 
 from __future__ import annotations
 

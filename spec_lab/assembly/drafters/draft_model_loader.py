@@ -1,4 +1,4 @@
-"""drafter=draft_model."""
+"""This module loads drafter=draft_model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""drafter=eagle3."""
+"""This module holds the row of drafter=eagle3: its keys and refusals."""
 
 from __future__ import annotations
 

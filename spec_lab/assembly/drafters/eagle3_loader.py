@@ -1,4 +1,4 @@
-"""drafter=eagle3."""
+"""This module loads drafter=eagle3."""
 
 from __future__ import annotations
 

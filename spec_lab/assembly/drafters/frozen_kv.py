@@ -1,4 +1,4 @@
-"""drafter=frozen_kv."""
+"""This module holds the row of drafter=frozen_kv: its keys and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""drafter=frozen_kv."""
+"""This module loads drafter=frozen_kv."""
 
 from __future__ import annotations
 

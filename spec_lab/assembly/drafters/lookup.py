@@ -66,7 +66,7 @@ def ngram_lengths(config: RunConfig) -> str | None:
 
 
 def oracle_is_greedy(config: RunConfig) -> str | None:
-    """What the oracle replays is followed by strict greedy acceptance alone."""
+    """The oracle replays a text that only strict greedy acceptance follows."""
     if config.acceptance.name != "strict" and config.sampling.temperature <= 0:
         return (
             f"drafter=oracle replays a strict greedy continuation, which acceptance={config.acceptance.name} does not "

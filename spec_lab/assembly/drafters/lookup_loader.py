@@ -1,4 +1,4 @@
-"""drafter=none, ngram, oracle and random."""
+"""This module makes the drafters without weights: none, ngram, oracle and random."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from spec_lab.drafters.random import RandomDrafter
 
 
 def load_none(config: RunConfig, options: DrafterConfig, models: Models) -> DrafterFactory:
-    """drafter=none."""
+    """Makes drafter=none."""
     return lambda resources: NoDrafter()
 
 
 def load_random(config: RunConfig, options: DrafterConfig, models: Models) -> DrafterFactory:
-    """drafter=random."""
+    """Makes drafter=random."""
     vocab_size = models.target.vocab_size
     return lambda resources: RandomDrafter(options.num_draft_tokens, vocab_size, resources.seeds)
 
@@ -30,11 +30,11 @@ def _history(resources: DrafterResources, models: Models) -> TokenHistory:
 
 
 def load_oracle(config: RunConfig, options: DrafterConfig, models: Models) -> DrafterFactory:
-    """drafter=oracle."""
+    """Makes drafter=oracle."""
     return lambda resources: OracleDrafter(options.num_draft_tokens, _history(resources, models))
 
 
 def load_ngram(config: RunConfig, options: NgramDrafterConfig, models: Models) -> DrafterFactory:
-    """drafter=ngram."""
+    """Makes drafter=ngram."""
     sizes = options.max_ngram, options.min_ngram
     return lambda resources: NgramDrafter(options.num_draft_tokens, *sizes, _history(resources, models))

@@ -1,4 +1,4 @@
-"""drafter=mtp_eagle and drafter=mtp_vanilla."""
+"""This module holds the rows of drafter=mtp_eagle and drafter=mtp_vanilla: their keys and refusals."""
 
 from __future__ import annotations
 

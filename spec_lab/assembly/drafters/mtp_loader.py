@@ -1,4 +1,4 @@
-"""drafter=mtp_eagle, and the loading of modules that drafter=mtp_vanilla shares."""
+"""This module loads drafter=mtp_eagle, and the modules of drafter=mtp_vanilla, which are loaded alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""drafter=mtp_vanilla."""
+"""This module loads drafter=mtp_vanilla."""
 
 from __future__ import annotations
 

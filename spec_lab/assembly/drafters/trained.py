@@ -1,4 +1,4 @@
-"""What drafters with weights share: their keys, where their weights lie, and what they refuse."""
+"""This module holds what drafters with weights share: their keys, where their weights lie, and what they refuse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DraftSampling(Choice):
 
 @dataclass
 class TrainedDrafterConfig(DrafterConfig):
-    """What every drafter with weights has."""
+    """The keys that every drafter with weights has."""
 
     path: str | None = knob(None, "folder of the drafter's weights; null is what is shipped for the target")
     draft_sampling: DraftSampling = knob(DraftSampling.greedy, "how drafts are picked")
