@@ -202,6 +202,7 @@ def test_jobs_of_a_sweep_share_its_folder_and_group(runner: FakeRunner, empty_fo
     assert len({folder for _, _, folder in runner.calls}) == 4
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_where_it_was(
     runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

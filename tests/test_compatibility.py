@@ -325,6 +325,7 @@ def test_a_file_of_prompts_is_accepted(empty_folder: Path) -> None:
     assert refusals(compose("workload=jsonl", "workload.path=mine.jsonl")) == []
 
 
+@pytest.mark.slow
 def test_every_check_has_a_forbidden_example(folders: Path) -> None:
     found = set()
     for overrides, _, _ in FORBIDDEN:

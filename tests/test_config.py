@@ -165,6 +165,7 @@ def sweep_params(file: Path) -> dict[str, list[str]]:
     return {key: [value.strip() for value in str(values).split(",")] for key, values in params.items()}
 
 
+@pytest.mark.slow
 def test_experiments_sweep_over_options_that_exist() -> None:
     for option in read_groups()["experiment"].options:
         for key, values in sweep_params(conf_folder() / "experiment" / f"{option}.yaml").items():

@@ -83,6 +83,7 @@ def test_knobs_that_differ_are_named(overrides: list[str], group: str, name: str
     assert name_of(group, *overrides) == name
 
 
+@pytest.mark.slow
 def test_no_two_configurations_of_a_group_have_one_name() -> None:
     """Every value of some knobs with every other, from every option that has them."""
     cases = {

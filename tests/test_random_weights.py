@@ -15,7 +15,15 @@ from spec_lab.record.runs import read_summary
 from tests.tiny_checkpoints import make_tiny_target
 
 IDS = ["workload=random_ids", "workload.prompt_tokens=12", "workload.num_requests=2"]
-CHEAP = ["max_new_tokens=10", "repeats=1", "warmup_requests=0", "profile_rounds=0", "references=[plain]", "device=cpu"]
+CHEAP = [
+    "max_new_tokens=10",
+    "repeats=1",
+    "warmup_requests=0",
+    "profile_rounds=0",
+    "references=[]",
+    "device=cpu",
+    "num_threads=1",
+]
 RANDOM = ["target.weights=random", "drafter.weights=random"]
 
 
@@ -36,7 +44,7 @@ def test_any_config_json_runs_with_random_weights(vocabulary: list[str], shape: 
     assert main([*target, *IDS, *CHEAP, f"output_dir={out}"]) == 0
     [summary] = [read_summary(file.parent) for file in out.rglob("summary.json")]
     assert summary["status"] == "finished"
-    assert summary["divergence"] is not None
+    assert summary["divergence"] is not None  # without a plain reference, the target judges its own text
     assert summary["divergence"]["bugs"] == 0
 
 

@@ -221,6 +221,7 @@ with Recorder(Path(sys.argv[1]), make_info()) as recorder:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_a_valid_record(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
     done = subprocess.run([sys.executable, "-c", KILLED_RUN, str(tmp_path)], env=environment, cwd=ROOT, check=False)
