@@ -215,4 +215,5 @@ class RunConfig:
     num_threads: int | None = knob(None, "CPU threads of torch; null leaves torch's choice")
     extensions: list[str] = knob([], "modules outside this package whose options join those here: docs/extend.md")
     output_dir: str = knob("outputs", "folder in which the run makes its own folder")
+    fresh: bool = knob(False, "repeat a sweep that has ended in a new folder; typed again without it, it is only shown")
     dry_run: bool = knob(False, "print the composed parts and what would be refused, run nothing; also --dry-run")

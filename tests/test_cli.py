@@ -194,7 +194,7 @@ def test_interrupt_ends_a_sweep(runner: FakeRunner, empty_folder: Path) -> None:
 
 def test_jobs_of_a_sweep_share_its_folder_and_group(runner: FakeRunner, empty_folder: Path) -> None:
     assert main(["-m", "seed=1,2", "logger=wandb"]) == 0
-    assert main(["-m", "seed=1,2", "logger=wandb"]) == 0
+    assert main(["-m", "seed=1,2", "logger=wandb", "fresh=true"]) == 0
     sweeps = [folder.parent for _, _, folder in runner.calls]
     assert sweeps[0] == sweeps[1] != sweeps[2] == sweeps[3]
     assert sweeps[2].name == f"{sweeps[0].name}-2"
@@ -220,8 +220,59 @@ def test_a_killed_sweep_goes_on_where_it_was(
     [sweep] = sweeps
     assert json.loads((sweep / "sweep.json").read_text()) == {"jobs": 4, "refused": 2, "finished": 2}
     assert main(command) == 2
-    assert [config.seed for config, _, _ in runner.calls] == [1, 2, 2, 1, 2]
-    assert runner.calls[-1][2].parent.name == f"{sweep.name}-2", "one that ended begins anew"
+    assert [config.seed for config, _, _ in runner.calls] == [1, 2, 2]
+
+
+def test_a_finished_sweep_is_shown_and_not_repeated(
+    runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["-m", "drafter=ngram", "seed=1,2"]
+    assert main(command) == 0
+    first = last_line(capsys.readouterr().out)
+    assert main(["-m", "seed=1,2", "drafter=ngram"]) == 0
+    out = capsys.readouterr().out
+    assert len(runner.calls) == 2
+    assert last_line(out) == first
+    assert out.count(first) == 2 + 2 + 2, "each run before, each in the table, where there is more, the last line"
+    assert "fresh=true runs it all again" in out
+
+
+def test_fresh_repeats_a_finished_sweep_once_and_goes_on_with_a_killed_one(
+    runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["-m", "seed=1,2"]
+    assert main(command) == 0
+    runner.errors = {2: KeyboardInterrupt()}
+    assert main([*command, "fresh=true"]) == 130
+    runner.errors = {}
+    assert main([*command, "fresh=true"]) == 0
+    assert [config.seed for config, _, _ in runner.calls] == [1, 2, 1, 2, 2]
+    assert main(command) == 0
+    assert len(runner.calls) == 5
+    first, second = sorted(path.name for path in (empty_folder / "outputs").iterdir())
+    assert second == f"{first}-2"
+    assert last_line(capsys.readouterr().out).endswith(second), "the newest is shown"
+    once, again = ({run.name for run in (empty_folder / "outputs" / sweep).glob("run-*")} for sweep in (first, second))
+    assert once <= again, "fresh is no part of a run"
+
+
+def test_a_failed_job_of_a_finished_sweep_runs_again(runner: FakeRunner, empty_folder: Path) -> None:
+    runner.errors = {1: RuntimeError("out of luck")}
+    assert main(["-m", "seed=1,2"]) == 1
+    runner.errors = {}
+    assert main(["-m", "seed=1,2"]) == 0
+    assert [config.seed for config, _, _ in runner.calls] == [1, 2, 1]
+
+
+def test_a_sweep_of_another_revision_or_version_has_a_folder_of_its_own(
+    runner: FakeRunner, empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for revision, version in (("1234567", "1"), ("89abcde", "1"), ("1234567", "1"), ("1234567", "2"), (None, "1")):
+        monkeypatch.setattr("spec_lab.record.provenance.git_revision", lambda revision=revision: revision)
+        monkeypatch.setattr("spec_lab.__version__", version)
+        assert main(["-m", "seed=1,2"]) == 0
+    assert len(list((empty_folder / "outputs").iterdir())) == 4
+    assert len(runner.calls) == 8
 
 
 def test_a_failed_job_runs_again_with_the_killed_one(runner: FakeRunner, empty_folder: Path) -> None:

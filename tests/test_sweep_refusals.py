@@ -145,6 +145,7 @@ def test_bayes_needs_a_metric_and_a_choice(empty_folder: Path, capsys: pytest.Ca
         (["drafter=eagle3,ngram"], "one value for all runs"),
         (["batchsize=3"], "did you mean batch_size?"),
         (["dry_run=true"], "--dry-run instead"),
+        (["fresh=true"], "--fresh instead"),
         (["--count", "0"], "--count: 0: use 1 or more"),
         (["--count", "x"], "--count"),
         (["--seed", "-1"], "--seed"),

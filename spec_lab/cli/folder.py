@@ -1,7 +1,7 @@
 """Names of folders: what ran, and a short hash of the resolved configuration. No clock in them.
 
 The same run again gets the same name with a number behind it, so nothing is ever overwritten. The same sweep again
-continues the newest of that name if it was killed.
+goes on in the newest folder of that name, where what has ended is not repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
 MAX_PARTS_LENGTH = 120
 SWEEP_FILE = "sweep.json"
 """How many jobs a sweep had and how they ended, written when the last has: a sweep without it was killed."""
-NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "logger")
+NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "fresh", "logger")
 
 
 def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:
@@ -104,22 +104,42 @@ def _rename(unnamed: Path, folder: Path) -> bool:
     return True
 
 
-def sweep_folder(output_dir: str, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> str:
-    """The folder of a multirun, `outputs/run-sweep-1a2b3c4d`; the resolver behind `hydra.sweep.dir`.
-
-    It may exist: the newest of that name, if it was killed, is continued.
+def multirun_place(
+    output_dir: Path, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any], fresh: bool
+) -> Path:
+    """The folder of a multirun, `outputs/run-sweep-1a2b3c4d`: see `sweep_place`.
 
     Args:
         overrides: what was typed; the order does not matter.
         sweeper: Hydra's sweeper, whose parameters an experiment may set.
     """
-    stem = f"{name}-sweep-{short_hash([sorted(overrides), _plain(sweeper.get('params'))])}"
-    folders = (Path(output_dir) / candidate for candidate in _numbered(stem))
-    return str(next(folder for folder in folders if not (folder / SWEEP_FILE).exists()))
+    typed = sorted(text for text in overrides if text.lstrip("+").partition("=")[0] != "fresh")
+    return sweep_place(output_dir, name, [typed, _plain(sweeper.get("params"))], fresh)
+
+
+def sweep_place(output_dir: Path, name: str, content: Any, fresh: bool) -> Path:
+    """The folder of a sweep, `outputs/NAME-sweep-1a2b3c4d`: the newest of that name, in which the same command
+    goes on.
+
+    Another version or revision of spec_lab gives another name, since its figures are not those of this one.
+
+    Args:
+        content: what runs, in plain values.
+        fresh: whether the newest, if it ended, is left alone and another one begins.
+    """
+    from spec_lab import __version__
+    from spec_lab.record.provenance import git_revision
+
+    stem = f"{name}-sweep-{short_hash([content, __version__, git_revision()])}"
+    places = (output_dir / numbered for numbered in _numbered(stem))
+    newest = free = next(places)
+    while free.exists():
+        newest, free = free, next(places)
+    return free if fresh and (newest / SWEEP_FILE).exists() else newest
 
 
 def close_sweep(folder: Path, statuses: Iterable[Status]) -> None:
-    """Record that all jobs of a sweep have ended, so that the same command begins a new one."""
+    """Record that all jobs of a sweep have ended, so that the same command shows it, or begins a fresh one."""
     counts: Counter[str] = Counter(statuses)
     write_json(folder / SWEEP_FILE, {"jobs": counts.total(), **counts})
 

@@ -35,6 +35,7 @@ class Session:
     def __init__(self) -> None:
         self.outcomes: list[JobOutcome] = []
         self._sweep = Multirun(writes=True)
+        self._has_run = False
 
     def run(self, arguments: Sequence[str]) -> None:
         """Check, compose and run `arguments` as they were typed.
@@ -62,6 +63,9 @@ class Session:
         folders = [outcome.folder for outcome in self.outcomes if outcome.folder is not None]
         if self._sweep.folder is not None and folders:
             counts = Counter(outcome.status for outcome in self.outcomes)
+            if not self._has_run:
+                print(_tables(self._sweep.folder))
+                print("nothing was left to run, so that this is what ran before; fresh=true runs it all again")
             print(f"{len(self.outcomes)} jobs: {', '.join(f'{count} {status}' for status, count in counts.items())}")
             print(display(self._sweep.folder.absolute()))
         elif folders:
@@ -84,10 +88,12 @@ class Session:
             join_sweep(config.logger, base.name)
         groups = read_groups(tuple(config.extensions))
         choices = name_groups(config, chosen_options(settings.runtime.choices), groups)
-        self.outcomes.append(
-            (self._ended_earlier(base, config, choices) if self._sweep.continues and not config.dry_run else None)
-            or run_job(Job(config, choices, base, in_sweep))
-        )
+        earlier = self._sweep.continues and not config.dry_run
+        outcome = self._ended_earlier(base, config, choices) if earlier else None
+        if outcome is None:
+            self._has_run = True
+            outcome = run_job(Job(config, choices, base, in_sweep))
+        self.outcomes.append(outcome)
 
     def _ended_earlier(self, base: Path, config: RunConfig, choices: dict[str, str]) -> JobOutcome | None:
         """How a job of a sweep that is continued ended before the sweep was killed."""
@@ -97,6 +103,15 @@ class Session:
         folder, status = ended
         print(f"{status} before: {display(folder.absolute())}")
         return JobOutcome(status, folder)
+
+
+def _tables(folder: Path) -> str:
+    """A line a run of a sweep, and where there is more."""
+    from spec_lab.record.runs import search_runs
+    from spec_lab.report.run_table import format_runs
+
+    runs = search_runs([folder]).runs
+    return f"{format_runs(runs)}\n\nmore: python -m spec_lab.report {display(folder.absolute())}"
 
 
 def call_hydra(task: Callable[[DictConfig], None], arguments: Sequence[str], conf: Path) -> None:

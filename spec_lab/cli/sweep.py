@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from spec_lab.cli.folder import close_sweep, discard_empty_sweep, make_output_dir, sweep_folder
+from spec_lab.cli.folder import close_sweep, discard_empty_sweep, make_output_dir, multirun_place
 from spec_lab.cli.sweep_lock import SweepLock
 from spec_lab.compatibility.names import refuse_name
 from spec_lab.errors import WORN_OUT, UserError
@@ -26,7 +26,7 @@ class Multirun:
 
     Attributes:
         folder: None until Hydra has asked for it, as it does for a multirun only, and in a dry run.
-        continues: whether an earlier process left the folder behind, with some of the jobs done.
+        continues: whether an earlier process left the folder behind, with some of the jobs done, or all.
     """
 
     def __init__(self, writes: bool) -> None:
@@ -48,7 +48,9 @@ class Multirun:
         if isinstance(error, OSError) and error.errno in WORN_OUT and error.filename is None and self.folder:
             error.filename = str(self.folder)
 
-    def name(self, output_dir: str, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> str:
+    def name(
+        self, output_dir: str, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any], fresh: bool
+    ) -> str:
         """The resolver behind `hydra.sweep.dir`; makes the folder and takes its lock.
 
         Raises:
@@ -59,7 +61,7 @@ class Multirun:
             raise UserError(refused)
         base = Path(output_dir if self._scratch is None else self._scratch.name)
         make_output_dir(base)
-        folder = Path(sweep_folder(str(base), name, overrides, sweeper))
+        folder = multirun_place(base, name, overrides, sweeper, fresh)
         if self._scratch is not None:
             return str(folder)
         self.continues = folder.exists()

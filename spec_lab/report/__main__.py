@@ -1,7 +1,8 @@
 """`python -m spec_lab.report [FOLDER...]`: print the tables of recorded runs, the newest or the named ones.
 
 Of a sweep in which lossy rules have a strict run beside them, also what they cost and bring; of runs that differ in
-their drafter alone, also the drafters side by side; of runs that differ in their graph mode, also those. With one
+their drafter alone, also the drafters side by side; of runs that differ in their graph mode, also those; of the other
+experiments, what their knobs do. With one
 FOLDER, plots of the first two go into it.
 """
 
@@ -18,6 +19,7 @@ from spec_lab.errors import UserError, one_line
 from spec_lab.record.runs import Run, search_runs
 from spec_lab.report.drafter_table import Cell, format_comparison, read_comparisons
 from spec_lab.report.graph_table import format_graph_comparison, read_graph_comparisons
+from spec_lab.report.knob_table import format_knob_study, read_knob_studies
 from spec_lab.report.run_table import format_definitions, format_run, format_runs
 from spec_lab.report.saved_plots import Plot, plots_of
 from spec_lab.report.study import Point, format_study, read_studies
@@ -63,6 +65,7 @@ def _text(
     parts += [format_comparison(cells) for cells in comparisons]
     for cells in read_graph_comparisons(runs):
         parts += ["Graph modes", format_graph_comparison(cells)]
+    parts += [format_knob_study(study, found) for study, found in read_knob_studies(runs)]
     parts += [f"plot: {plot.path}" for plot in plots if plot.problem is None]
     finished = [run for run in runs if run.summary["status"] == "finished"]
     if finished:

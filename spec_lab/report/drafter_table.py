@@ -20,7 +20,7 @@ from spec_lab.report.run_table import WIDTH
 from spec_lab.report.table import format_table
 
 DRAFT_STAGES = ("catchup", "recur", "draft")
-NOT_COMPARED = ("output_dir", "dry_run", "logger", "name", "record", "profile_rounds", "drafter")
+NOT_COMPARED = ("output_dir", "dry_run", "fresh", "logger", "name", "record", "profile_rounds", "drafter")
 COLUMNS_EXPLAINED: Mapping[str, str] = {
     "acceptance length": "Emitted tokens / request rounds, the bonus or correction token included, pooled over the "
     "prompts (all) and by category; rounds cut short by EOS or a limit are left out.",

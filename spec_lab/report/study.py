@@ -31,7 +31,7 @@ NOTE = """\
 95 % intervals: acceptance length by bootstrap over requests, accuracy by Wilson's score, difference in percentage
 points to strict at the same K paired by prompt (answers lost and gained); equal to strict token by token."""
 STRICT = "strict"
-NOT_COMPARED = ("output_dir", "dry_run", "logger", "name", "record", "num_threads", "profile_rounds")
+NOT_COMPARED = ("output_dir", "dry_run", "fresh", "logger", "name", "record", "num_threads", "profile_rounds")
 
 
 @dataclass(frozen=True, slots=True)

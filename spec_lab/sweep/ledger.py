@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_lab.cli.folder import SWEEP_FILE, short_hash
 from spec_lab.errors import UserError
 from spec_lab.record.sinks import write_json
-from spec_lab.sweep.file import SweepFile
 
 LEDGER_FILE = "proposals.json"
 
@@ -35,33 +32,6 @@ class Ledger:
         """Keep the parameters of the next run."""
         self.proposals.append(parameters)
         write_json(self._path, {"sweep": self._sweep, "proposals": self.proposals})
-
-
-def sweep_place(output_dir: Path, file: SweepFile, overrides: Sequence[str], seed: int, fresh: bool) -> Path:
-    """The folder of a sweep, `outputs/drafter_grid-sweep-1a2b3c4d`: the newest of that name, which the same command
-    goes on with.
-
-    How many runs there are is not part of the name, so that a larger number continues the sweep. Another version or
-    revision of spec_lab is.
-
-    Args:
-        fresh: whether the newest, if it ended, is left alone and another one begins.
-    """
-    from spec_lab import __version__
-    from spec_lab.record.provenance import git_revision
-
-    origin = [__version__, git_revision()]
-    stem = f"{file.path.stem}-sweep-{short_hash([file.config, sorted(overrides), seed, origin])}"
-    numbered = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-    places = (output_dir / name for name in numbered)
-    newest = next(places)
-    for place in places:
-        if not place.exists():
-            break
-        newest = place
-    else:
-        raise AssertionError("unreachable: the numbers do not end")
-    return place if fresh and (newest / SWEEP_FILE).exists() else newest
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -10,11 +10,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.ending import EXIT_CODES, print_refusal
+from spec_lab.cli.folder import sweep_place
 from spec_lab.compatibility.run import refuse
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 from spec_lab.sweep.file import RUN_CAP, read_sweep_file
-from spec_lab.sweep.ledger import sweep_place
 from spec_lab.sweep.search import Search, Tried
 from spec_lab.sweep.session import Sweep
 from spec_lab.sweep.space import check_space, override_key
@@ -31,6 +31,8 @@ def plan_sweep(path: Path, overrides: Sequence[str], count: int | None, seed: in
     """
     file = read_sweep_file(path)
     for text in overrides:
+        if override_key(text) == "fresh":
+            raise UserError(f"{text}: a sweep has --fresh instead")
         if override_key(text) == "dry_run":
             raise UserError(f"{text}: a sweep has --dry-run instead")
     check_space(file, overrides)
@@ -40,7 +42,8 @@ def plan_sweep(path: Path, overrides: Sequence[str], count: int | None, seed: in
     search = Search(file, seed)
     search.rehearse()
     typed = tuple(text for text in overrides if override_key(text) != OUTPUT_DIR)
-    folder = sweep_place(_output_dir(overrides), file, typed, seed, fresh)
+    content = [file.config, sorted(typed), seed]  # not how many runs: a larger number goes on with the sweep
+    folder = sweep_place(_output_dir(overrides), file.path.stem, content, fresh)
     return Sweep(file, search, typed, min(caps, default=None), folder)
 
 

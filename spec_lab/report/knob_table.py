@@ -1,0 +1,180 @@
+"""What the knobs of a study do: a line a run, the knobs first, then the numbers that the study is about.
+
+`python -m spec_lab.report FOLDER` shows it for `experiment=pruning`, `prefill_outputs`, `sampling` and `batch_scaling`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Literal
+
+from spec_lab.record.runs import Run
+from spec_lab.record.schema import Ratio, Summary
+from spec_lab.record.wording import ABSENT, number, with_range
+from spec_lab.report.study import NOT_COMPARED
+from spec_lab.report.table import format_table
+
+Columns = Mapping[str, Callable[[Summary], str]]
+
+
+@dataclass(frozen=True, slots=True)
+class KnobStudy:
+    """One `experiment=...`: its question, the dotted keys that it sweeps by what heads their column, and its columns.
+
+    Attributes:
+        keys: a key that names a group shows what the run calls the group.
+    """
+
+    experiment: str
+    question: str
+    keys: Mapping[str, str]
+    columns: Columns
+
+
+def _length(summary: Summary) -> str:
+    return number(summary["acceptance_length"])
+
+
+def _rate(summary: Summary) -> str:
+    return number(summary["decode_tokens_per_second"], 1)
+
+
+def _round(summary: Summary) -> str:
+    return number(summary["round_ms"])
+
+
+def _prompt_pass(summary: Summary) -> str:
+    return number(summary["prefill_ms_per_request"])
+
+
+def _speedup(summary: Summary) -> str:
+    return _ratio(summary["speedup"])
+
+
+def _pruning_speedup(summary: Summary) -> str:
+    return _ratio(summary["pruning_speedup"])
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    return ABSENT if ratio is None else with_range(ratio["value"], ratio["low"], ratio["high"])
+
+
+def _rows(kind: Literal["catchup_computed", "prefill_hidden", "prefill_logits"]) -> Callable[[Summary], str]:
+    return lambda summary: number(summary["rows"][kind], 0)
+
+
+def _unpruned_prompt_pass(summary: Summary) -> str:
+    unpruned = summary["references"].get("unpruned")
+    return number(None if unpruned is None else unpruned["prefill_ms_per_request"])
+
+
+def _first_rate(summary: Summary) -> str:
+    rates = summary["acceptance_rate_by_position"]["unconditional"]
+    return number(100 * rates[0], 0) if rates and rates[0] is not None else ABSENT
+
+
+def _stage(name: str) -> Callable[[Summary], str]:
+    return lambda summary: number(summary["stage_ms_per_round"].get(name))
+
+
+STUDIES = (
+    KnobStudy(
+        "pruning",
+        "What pruning saves: rows of the catch-up step, ms of it, of a round, of a prompt; rate over an unpruned run's",
+        {"K": "drafter.num_draft_tokens", "prune": "prune"},
+        {
+            "length": _length, "rows": _rows("catchup_computed"), "catchup": _stage("catchup"), "round": _round,
+            "prompt": _prompt_pass, "over unpruned": _pruning_speedup,
+        },
+    ),
+    KnobStudy(
+        "prefill_outputs",
+        "What outputs for the last prompt row alone save: rows past the last KV write, and ms a prompt pass",
+        {"prompt tokens": "workload.prompt_tokens", "prefill": "prune.prefill"},
+        {
+            "rows": _rows("prefill_hidden"), "rows to logits": _rows("prefill_logits"),
+            "prompt pass": _prompt_pass, "unpruned beside it": _unpruned_prompt_pass,
+        },
+    ),
+    KnobStudy(
+        "sampling",
+        "How sampling is verified: acceptance by temperature, drafts and rule (@1: percent of first drafts accepted)",
+        {"temperature": "sampling.temperature", "method": "acceptance.method", "drafts": "drafter.draft_sampling"},
+        {"length": _length, "@1": _first_rate, "tok/s": _rate, "speedup": _speedup},
+    ),
+    KnobStudy(
+        "batch_scaling",
+        "Where drafting stops paying: by batch size, ms a round, and the length at which it breaks even",
+        {"K": "drafter.num_draft_tokens", "batch": "batch_size"},
+        {
+            "length": _length,
+            "break-even": lambda summary: number(summary["break_even_acceptance_length"]),
+            "verify": _stage("verify"), "round": _round, "tok/s": _rate, "speedup": _speedup,
+        },
+    ),
+)  # fmt: skip
+
+
+def read_knob_studies(runs: Sequence[Run]) -> list[tuple[KnobStudy, list[Run]]]:
+    """The studies among `runs` with their finished runs, in the order of the knobs; those of a study that differ in
+    anything but its knobs, such as the target or the size, are studies apart. Of equal runs the newest counts."""
+    found: dict[tuple[str, str], dict[str, Run]] = {}
+    by_name = {study.experiment: study for study in STUDIES}
+    for run in runs:
+        study = by_name.get(run.summary["choices"].get("experiment", ""))
+        if study is not None and run.summary["status"] == "finished":
+            cells = found.setdefault((study.experiment, _shared(study, run.summary)), {})
+            cells[str(_values(study, run.summary))] = run
+    return [(by_name[name], _ordered(by_name[name], list(cells.values()))) for (name, _), cells in found.items()]
+
+
+def format_knob_study(study: KnobStudy, runs: Sequence[Run]) -> str:
+    """The question and the table."""
+    header = [*study.keys, *study.columns]
+    body = [
+        [*map(str, _values(study, run.summary)), *(show(run.summary) for show in study.columns.values())]
+        for run in runs
+    ]
+    return f"{study.question}\n\n{format_table(header, body, left=('prune', 'prefill', 'method', 'drafts'))}"
+
+
+def _values(study: KnobStudy, summary: Summary) -> list[Any]:
+    return [_value(summary, key) for key in study.keys.values()]
+
+
+def _value(summary: Summary, key: str) -> Any:
+    if key in summary["choices"]:
+        return summary["choices"][key]
+    *groups, leaf = key.split(".")
+    part: Mapping[str, Any] = reduce(lambda node, group: node.get(group, {}), groups, summary["config"])
+    return part.get(leaf, ABSENT)
+
+
+def _ordered(study: KnobStudy, runs: Sequence[Run]) -> list[Run]:
+    """Numbers by value, words in the order in which they ran."""
+    values = {id(run): _values(study, run.summary) for run in runs}
+    seen = [list(dict.fromkeys(str(row[place]) for row in values.values())) for place in range(len(study.keys))]
+
+    def place_of(run: Run) -> list[float]:
+        return [
+            value if isinstance(value, (int, float)) else order.index(str(value))
+            for value, order in zip(values[id(run)], seen, strict=True)
+        ]
+
+    return sorted(runs, key=place_of)
+
+
+def _shared(study: KnobStudy, summary: Summary) -> str:
+    """The configuration without the knobs of the study."""
+    config = {key: value for key, value in summary["config"].items() if key not in NOT_COMPARED}
+    for key in study.keys.values():
+        *groups, leaf = key.split(".")
+        if groups:
+            [group] = groups
+            config[group] = {name: value for name, value in config.get(group, {}).items() if name != leaf}
+        else:
+            config.pop(leaf, None)
+    return json.dumps(config, sort_keys=True)

@@ -1,0 +1,140 @@
+"""Every study of `conf/experiment`: it composes, its jobs run, and the report has a table for its question."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_lab.__main__ import main
+from spec_lab.cli.options import conf_folder
+from spec_lab.record.runs import Run, find_runs
+from spec_lab.report.__main__ import main as report
+from spec_lab.report.knob_table import STUDIES, format_knob_study, read_knob_studies
+from tests import recorded_runner
+from tests.fake_runs import CHOICES, make_summary
+
+EXPERIMENTS = sorted(path.stem for path in (conf_folder() / "experiment").glob("*.yaml"))
+NUM_JOBS = {"pruning": 12, "prefill_outputs": 6, "sampling": 9, "batch_scaling": 10}
+KNOBS = {
+    "pruning": {"prune": ["none", "prefill", "post_attention", "catchup"], "K": ["1", "3", "5"]},
+    "prefill_outputs": {"prompt tokens": ["64", "256", "768"], "prefill": ["all_rows", "last_row"]},
+    "sampling": {"temperature": ["0.4", "0.7", "1.0"], "method": ["one_hot", "standard", "block"]},
+    "batch_scaling": {"K": ["1", "3"], "batch": ["1", "2", "4", "8", "16"]},
+}
+SMALLEST = ["max_new_tokens=3", "repeats=1", "warmup_requests=0", "profile_rounds=0", "num_threads=1"]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
+    """The configurations that a runner which decodes nothing was given."""
+    configs: list[Any] = []
+
+    def run(config: Any, choices: dict[str, str], folder: Path) -> Any:
+        configs.append(config)
+        return recorded_runner.run(config, choices, folder)
+
+    module = recorded_runner.stand_in()
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "spec_lab.measure.runner", module)
+    return configs
+
+
+@pytest.mark.parametrize(
+    "experiment", [pytest.param(name, marks=[] if count < 9 else pytest.mark.slow) for name, count in NUM_JOBS.items()]
+)
+def test_study_runs_every_cell_and_the_report_has_its_table(
+    experiment: str, ran: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"experiment={experiment}"]) == 0
+    assert len(ran) == NUM_JOBS[experiment]
+    [(study, runs)] = read_knob_studies(find_runs([Path("outputs")]))
+    assert len(runs) == len(ran), "each cell is a line"
+    header, _, *lines = format_knob_study(study, runs).splitlines()[2:]
+    assert max(map(len, [header, *lines])) <= 80
+    rows = [[str(value) for value in _cells(line)] for line in lines]
+    for name, values in KNOBS[experiment].items():
+        place = list(study.keys).index(name)
+        assert list(dict.fromkeys(row[place] for row in rows)) == values
+    capsys.readouterr()
+    assert report(["outputs"]) == 0
+    assert study.question in capsys.readouterr().out
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("  ") if cell]
+
+
+def test_sampling_study_never_divides_by_probabilities_drafts_were_not_drawn_with(ran: list[Any]) -> None:
+    assert main(["experiment=sampling", "sampling.temperature=0.5"]) == 0
+    pairs = [(str(config.acceptance.method), str(config.drafter.draft_sampling)) for config in ran]
+    assert pairs == [("one_hot", "greedy"), ("standard", "distribution"), ("block", "distribution")]
+    assert {config.sampling.temperature for config in ran} == {0.5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", NUM_JOBS)
+def test_full_size_is_larger_and_nothing_of_it_is_refused(
+    experiment: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"experiment={experiment}", "size=full", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("nothing is refused before the weights are read") >= NUM_JOBS[experiment]
+
+
+def _runs(*changes: dict[str, Any], experiment: str = "batch_scaling") -> list[Run]:
+    runs = []
+    for number, change in enumerate(changes):
+        summary = make_summary()
+        summary["choices"] = CHOICES | {"experiment": experiment}
+        config = {"drafter": {"name": "eagle3", "num_draft_tokens": 3}, "batch_size": 1, "output_dir": str(number)}
+        summary["config"] = config | change
+        runs.append(Run(Path(f"run{number}"), summary))
+    return runs
+
+
+def _found(runs: Sequence[Run]) -> list[list[str]]:
+    return [[run.folder.name for run in found] for _, found in read_knob_studies(runs)]
+
+
+def test_lines_are_in_the_order_of_the_knobs_and_the_newest_of_equal_runs_counts() -> None:
+    k1 = {"drafter": {"name": "eagle3", "num_draft_tokens": 1}}
+    runs = _runs({"batch_size": 16}, {"batch_size": 2}, {"batch_size": 2}, k1 | {"batch_size": 4})
+    assert _found(runs) == [["run3", "run2", "run0"]]
+
+
+def test_runs_that_differ_in_more_than_the_knobs_are_studies_apart() -> None:
+    runs = _runs({"batch_size": 1}, {"batch_size": 2}, {"batch_size": 1, "seed": 3})
+    assert _found(runs) == [["run0", "run1"], ["run2"]]
+    other = _runs({"drafter": {"name": "mtp_eagle", "num_draft_tokens": 3}})
+    assert _found([*runs[:1], *other]) == [["run0"], ["run0"]]
+
+
+def test_runs_of_no_study_and_unfinished_ones_have_no_line() -> None:
+    runs = _runs({"batch_size": 1}, {"batch_size": 2})
+    runs[0].summary["status"] = "failed"
+    del runs[1].summary["choices"]["experiment"]
+    assert _found(runs) == []
+    assert _found(_runs({"batch_size": 1}, experiment="drafters")) == []
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.experiment)
+def test_a_number_that_a_record_has_not_is_a_dash(study: Any) -> None:
+    [run] = _runs({}, experiment=study.experiment)
+    run.summary["speedup"] = run.summary["pruning_speedup"] = run.summary["acceptance_length"] = None
+    run.summary["references"] = {}
+    assert "-" in format_knob_study(study, [run]).splitlines()[-1].split()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_study_decodes_at_its_smallest(experiment: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = "workload.per_category=1" if experiment == "relaxed_thinking" else "workload.limit=2"
+    code = main([f"experiment={experiment}", size, *SMALLEST])
+    assert code == (2 if experiment == "drafters" else 0), "drafters: mtp_vanilla has no five modules"
+    statuses = {run.summary["status"] for run in find_runs([Path("outputs")])}
+    assert statuses <= {"finished", "refused"}
+    assert report(["outputs"]) == 0
