@@ -112,8 +112,9 @@ def describe_os_error(error: OSError) -> str:
 
 
 def one_line(message: object) -> str:
-    """A message without its line breaks."""
-    return " ".join(str(message).split())
+    r"""A message without its line breaks, and with `\x1b` for what would steer a terminal instead of being seen."""
+    line = " ".join(str(message).split())
+    return line if line.isprintable() else "".join(map(_visible, line))
 
 
 def without_folders(text: str) -> str:
@@ -132,6 +133,10 @@ def behind(error: BaseException) -> Iterator[BaseException]:
             seen.add(id(current))
             yield current
             pending += [one for one in (current.__context__, current.__cause__) if one is not None]
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
 
 
 def _package(module: str) -> str:

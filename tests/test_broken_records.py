@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,52 +24,12 @@ from spec_lab.record.runs import load_categories, load_positions, load_requests,
 from spec_lab.report.__main__ import main
 from spec_lab.rescore.judge import rescore
 from spec_lab.rescore.verify_rows import ARRAYS, VERIFY_ROWS_FILE, load_verify_rows
+from tests.damage import changed, changed_bytes, written
 from tests.fake_runs import MAIN, make_info, record_run
 from tests.test_rescore import write_run
 from tests.test_study import DELTA, STRICT, FakeRun
 
 RUNS = ("strict", "delta", "eager", "round")
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.sampled_from([0, -1, 2, 3, 10**9, 2**53, 2**64, 10**400]),
-    st.floats(),
-    st.sampled_from([1e308, -1e308, 5e-324]),
-    st.text(max_size=8),
-    st.sampled_from(["finished", "strict", "relaxed_thinking", "\ud800", "\x1b[31m\n", "ü", "a$b$", "-" * 5000]),
-)
-VALUES = st.recursive(
-    SCALARS, lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(), inside), max_leaves=4
-)
-
-
-JUNK = [b"", b"\n", b"{}\n", b"[" * 9999, b'"', b"\xff\xfe", b"NaN"]
-
-
-@st.composite
-def changed(draw: st.DrawFn, value: Any) -> Any:
-    """`value` with one place in it replaced, left out, repeated or moved under a name of its own."""
-    if isinstance(value, dict) and value and draw(st.integers(0, 7)):
-        key = draw(st.sampled_from(sorted(value)))
-        if draw(st.integers(0, 5)) == 0:
-            return {name: item for name, item in value.items() if name != key}
-        return value | {key: draw(changed(value[key]))}
-    if isinstance(value, list) and value and draw(st.integers(0, 3)):
-        index = draw(st.integers(0, len(value) - 1))
-        tail = value[index + 1 :]
-        replaced = draw(st.sampled_from([[], [value[index]] * 2, None]))
-        return value[:index] + ([draw(changed(value[index]))] if replaced is None else replaced) + tail
-    return draw(VALUES)
-
-
-@st.composite
-def changed_bytes(draw: st.DrawFn, data: bytes) -> bytes:
-    """`data` cut, with a stretch replaced, or with something put in."""
-    at = draw(st.integers(0, len(data)))
-    length = draw(st.sampled_from([0, 1, 5, len(data)]))
-    junk = draw(st.one_of(st.binary(max_size=6), st.sampled_from(JUNK)))
-    return data[:at] + junk + data[at + length :]
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +47,6 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record_run(base / mode, info=make_info(config, started_at=f"2026-01-02T03:{minute:02d}:00+00:00"))
     (base / "sweep.json").write_text('{"jobs": 2, "finished": 2}')
     return base
-
-
-@contextmanager
-def written(path: Path, data: bytes) -> Iterator[None]:
-    kept = path.read_bytes()
-    path.write_bytes(data)
-    try:
-        yield
-    finally:
-        path.write_bytes(kept)
 
 
 def report(*folders: Path) -> tuple[int, str, list[str]]:

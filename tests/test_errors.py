@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spec_lab.errors import describe_error, is_interruption, without_folders
+from spec_lab.errors import describe_error, is_interruption, one_line, without_folders
 
 
 def test_an_error_with_a_message_is_its_class_and_message() -> None:
@@ -49,3 +49,17 @@ def test_ctrl_c_is_found_at_the_bottom_of_what_was_raised_in_its_place() -> None
             raise RuntimeError from error
     assert is_interruption(caught.value)
     assert not is_interruption(RuntimeError())
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("two\nlines\r\n\x0b\u2028of it", "two lines of it"),
+        ("\x1b[31mred\x07\x9b2J", "\\x1b[31mred\\x07\\x9b2J"),
+        ("\u202eevil\u200b", "\\u202eevil\\u200b"),
+        ("a byte \udcff, a plane \U000f13dd", "a byte \\udcff, a plane \\U000f13dd"),
+        ("Zürich, 東京, \N{GRINNING FACE}", "Zürich, 東京, \N{GRINNING FACE}"),
+    ],
+)
+def test_a_line_steers_no_terminal(message: str, line: str) -> None:
+    assert one_line(message) == line

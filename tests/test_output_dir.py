@@ -16,6 +16,7 @@ import pytest
 from spec_lab.__main__ import main
 from spec_lab.cli.folder import make_folder
 from spec_lab.cli.sweep_lock import LOCK_FILE, SweepLock
+from spec_lab.errors import UserError
 from spec_lab.record.sinks import SUMMARY_FILE
 from tests.fake_runner import FakeRunner, summaries
 
@@ -102,6 +103,19 @@ def test_a_folder_has_its_record_from_the_first_moment(tmp_path: Path) -> None:
     assert make_folder(tmp_path, "run", write) == tmp_path / "run"
     assert seen == [set()]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("there", "left"), [((), ()), (("one",), ("one",)), (("one/two/mine",), ("one", "one/two", "one/two/mine"))]
+)
+def test_a_run_that_is_refused_leaves_no_folder_that_it_made(
+    there: tuple[str, ...], left: tuple[str, ...], runner: FakeRunner, empty_folder: Path
+) -> None:
+    for folder in there:
+        Path(folder).mkdir(parents=True)
+    runner.begins, runner.error = False, UserError("target.path=x holds no checkpoint; use another")
+    assert main(["output_dir=one/two"]) == 2
+    assert sorted(empty_folder.rglob("*")) == [empty_folder / name for name in left]
 
 
 @pytest.mark.parametrize("taken", ["folder", "empty folder", "file", "dangling link"])

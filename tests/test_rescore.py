@@ -361,6 +361,16 @@ def test_broken_records_are_named_in_a_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("value", ["[1,", "\0", "'", "{a:", "${", "1,2)"])
+def test_a_knob_that_cannot_be_parsed_is_named_in_a_line(
+    value: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run_folder), "acceptance=relaxed_thinking", f"acceptance.topk={value}"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("refused: acceptance.topk=") and "KEY=VALUE" in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_command_as_a_module(recorded: Path) -> None:
     """Also where nobody reads on, and where its help is asked for."""

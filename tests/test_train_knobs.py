@@ -15,24 +15,10 @@ from hypothesis import strategies as st
 from spec_lab.train.__main__ import main
 from spec_lab.train.menu import train_menu
 from spec_lab.train.pipeline import Pipeline
+from tests.damage import TYPED
 
 KEYS = sorted(train_menu().keys)
 OPTIONS = {"drafter": "eagle3", "target": "pocket"}
-
-NUMBERS = st.one_of(
-    st.integers(-3, 3),
-    st.integers(-(10**30), 10**30),
-    st.sampled_from([2**31, 2**63, 10**400, -(10**400), "9" * 6000]),
-    st.floats(),
-    st.sampled_from(["1e-320", "1e999", "-0.0", "0x10", "1_000", "NaN", "-.inf", "1e5"]),
-)
-EMPTY = ["", "null", "???", "[]", "{}", "''", "[null]"]
-NESTED = ["[1,[2,nan]]", "{a:1}", "[{a:1}]", "[1,", "{a:"]
-GRAMMAR = ["${seed}", "${nope}", "${oc.env:HOME}", "1,2", "range(0,3)", "glob(*)", "choice(1,2)", "a=b", "'", "\\"]
-TEXTS = ["true", "\n", "\udcff", "\x1b[31m", "ü", "../../x", "x" * 5000]
-ODD = st.sampled_from([*EMPTY, *NESTED, *GRAMMAR, *TEXTS])
-LISTS = st.lists(st.integers(-(10**20), 10**20), max_size=3).map(lambda numbers: f"[{','.join(map(str, numbers))}]")
-VALUES = st.one_of(NUMBERS, ODD, LISTS, st.text(max_size=8)).map(str)
 
 
 def trained(arguments: list[str]) -> tuple[int, str]:
@@ -47,7 +33,7 @@ def trained(arguments: list[str]) -> tuple[int, str]:
     return code, errors.getvalue()
 
 
-@given(st.sampled_from(KEYS), VALUES)
+@given(st.sampled_from(KEYS), TYPED)
 @settings(max_examples=15, deadline=None)
 @example("seed", str(math.nan))
 @example("num_workers", "9" * 6000)

@@ -62,6 +62,18 @@ def make_folder(base: Path, name: str, write: Callable[[Path], object]) -> Path:
         shutil.rmtree(unnamed, ignore_errors=True)
 
 
+def missing_folders(folder: Path) -> list[Path]:
+    """`folder` and those above it that are not there yet, the deepest first."""
+    return list(itertools.takewhile(lambda place: not os.path.lexists(place), (folder, *folder.parents)))
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, the deepest first, up to one in which there is something."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
 def make_output_dir(folder: Path) -> None:
     """Make `folder` with all above it.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from spec_lab.assembly import registry
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.ending import EXIT_CODES, explained, print_ending
-from spec_lab.cli.folder import folder_name, make_folder
+from spec_lab.cli.folder import folder_name, make_folder, missing_folders, remove_empty
 from spec_lab.cli.interrupts import Interrupts
 from spec_lab.compatibility.names import refuse_name
 from spec_lab.compatibility.run import refusals, refuse
@@ -64,8 +64,11 @@ class Job:
 
 def run_job(job: Job) -> JobOutcome:
     """Check, run and record a job. Its errors end up in the outcome; only Ctrl-C is raised on, to end a sweep too."""
+    missing = missing_folders(job.base)
     with Interrupts() as interrupts:
         outcome = _run(job)
+    if outcome.folder is None:
+        remove_empty(missing)
     if interrupts.seen:
         raise KeyboardInterrupt
     return outcome

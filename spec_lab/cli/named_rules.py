@@ -11,7 +11,8 @@ from hydra.core.override_parser.types import ValueType
 
 from spec_lab.assembly import registry
 from spec_lab.cli.compose import compose_run
-from spec_lab.cli.overrides import extensions_in
+from spec_lab.cli.options import run_menu
+from spec_lab.cli.overrides import extensions_in, parse_override
 from spec_lab.compatibility.run import refusals
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
@@ -66,7 +67,7 @@ def _expand(argument: str) -> list[str]:
     """One `KEY=VALUE` for each value that a sweep such as `acceptance.topk=3,10` names; composing judges them."""
     if "=" not in argument:
         return [argument]
-    override = OverridesParser.create().parse_override(argument)
+    override = parse_override(OverridesParser.create(), argument, run_menu())
     if not override.is_sweep_override():
         return [argument]
     if not override.is_discrete_sweep() or override.value_type is ValueType.GLOB_CHOICE_SWEEP:

@@ -49,7 +49,7 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
     """
     menu = menu or run_menu()
     parser = OverridesParser.create()
-    parsed = [_parse(parser, text, menu) for text in overrides]
+    parsed = [parse_override(parser, text, menu) for text in overrides]
     may_add_options = may_add_options or any(override.key_or_group == "hydra.searchpath" for override in parsed)
     for override in parsed:
         name = override.key_or_group
@@ -80,7 +80,12 @@ def _check_size(overrides: Iterable[Override]) -> None:
         )
 
 
-def _parse(parser: OverridesParser, text: str, menu: Menu) -> Override:
+def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
+    """Read a `KEY=VALUE` text as Hydra does.
+
+    Raises:
+        UserError: it is none.
+    """
     if "=" not in text and not text.startswith("~"):
         owners = [f"{group.name}={text}" for group in menu.groups.values() if text in group.options]
         suggestion = hint(" or ".join(owners) or nearest(text, [*menu.groups, *menu.keys]))
