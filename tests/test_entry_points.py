@@ -230,7 +230,7 @@ TYPED_AT: Mapping[str, Callable[[Path, Path, st.DataObject], None]] = {
 }  # fmt: skip
 
 
-@tiers(6, 300)
+@tiers(3, 300)
 @pytest.mark.parametrize("case", TYPED_AT)
 @pytest.mark.usefixtures("stubbed")
 def test_anything_may_be_typed(case: str, examples: int, lab: Path, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ YAML = {
 }
 
 
-@tiers(6, 200)
+@tiers(3, 200)
 @pytest.mark.parametrize("case", YAML)
 @pytest.mark.usefixtures("stubbed")
 def test_anything_may_stand_in_a_yaml_file(case: str, examples: int, lab: Path, tmp_path: Path) -> None:
@@ -282,17 +282,17 @@ FILES = (
 )
 
 
-@tiers(3, 150)
+@tiers(2, 150)
 @pytest.mark.parametrize("name", FILES)
 def test_anything_may_stand_in_a_file_of_a_run(name: str, examples: int, lab: Path, tmp_path: Path) -> None:
     kind, prompts = ("spec_bench", "bench.jsonl") if name == "bench.jsonl" else ("jsonl", "prompts.jsonl")
     arguments = [*of_models(lab), f"workload={kind}", f"workload.path={lab / prompts}", *CHEAP]
-    judge(ended(run, arguments, tmp_path))
+    programs = [(run, judge), (doctor.main, judge_findings)]
 
     def check(data: st.DataObject) -> None:
         with damaged(lab / name, data):
-            judge(ended(run, arguments, tmp_path))
-            judge_findings(ended(doctor.main, arguments, tmp_path))
+            main, judged = data.draw(st.sampled_from(programs))
+            judged(ended(main, arguments, tmp_path))
 
     throw(check, examples)
 
@@ -300,7 +300,7 @@ def test_anything_may_stand_in_a_file_of_a_run(name: str, examples: int, lab: Pa
 RECORDS = ("study/strict/summary.json", "study/strict/requests.jsonl", "study/delta/rounds.jsonl", "study/sweep.json")
 
 
-@tiers(3, 200)
+@tiers(2, 200)
 @pytest.mark.parametrize("name", RECORDS)
 def test_anything_may_stand_in_a_record(name: str, examples: int, lab: Path, tmp_path: Path) -> None:
     def check(data: st.DataObject) -> None:

@@ -11,9 +11,10 @@ from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.dry_run import describe
-from spec_lab.cli.options import read_groups
+from spec_lab.cli.options import read_groups, read_option
 from spec_lab.compatibility.run import refusals
 from spec_lab.doctor.__main__ import main as examine
+from spec_lab.errors import UserError
 from spec_lab.measure.runner import run
 from spec_lab.models.config import read_model_config
 from spec_lab.workloads.load import PROMPTS_FOLDER
@@ -156,3 +157,32 @@ def test_a_draft_option_that_breaks_losslessness_runs_when_allowed_and_is_record
     config, choices = compose_run([*lossy, *target, *CHEAP])
     assert refusals(config) == []
     assert run(config, choices, tmp_path / "run")["acceptance_lossless"] is False
+
+
+HEADING = b"# python -m spec_lab drafter=mine\n# an option of somebody else\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe", "not YAML"),
+        (b"a: [", "not YAML"),
+        (b"a: " + b"[" * 5000, "not YAML"),
+        (b"a: 2020-13-45", "not YAML"),
+        (b"a: !!timestamp x", "not YAML"),
+        (b"a: !!bool x", "not YAML"),
+        (b"- a", "must hold keys"),
+        (b"5", "must hold keys"),
+        (b"false", "must hold keys"),
+        (b"1: 2", "must hold keys"),
+        (b"defaults: 5", "defaults must be a list"),
+        (b"defaults: x", "defaults must be a list"),
+        (b"defaults: [/schema/drafter/nope]", "names the schema drafter/nope"),
+    ],
+)
+def test_a_file_that_is_no_option_is_named_in_a_line(content: bytes, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(HEADING + content)
+    with pytest.raises(UserError, match=said) as caught:
+        read_option(file, {})
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)

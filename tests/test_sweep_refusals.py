@@ -161,7 +161,23 @@ def test_mistake_behind_the_file_is_one_line(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[", "5", "- a", "a: &x [*x]", "&a [*a]", "{1: 2}", "a: 2020-13-45", "a: !!python/object:os.system x", "\0"],
+    [
+        "",
+        "[",
+        "5",
+        "- a",
+        "a: &x [*x]",
+        "&a [*a]",
+        "{1: 2}",
+        "a: 2020-13-45",
+        "a: !!python/object:os.system x",
+        "\0",
+        "a: !!timestamp x",
+        "a: !!bool x",
+        "a: !!int ''",
+        "a: !!int x",
+        "[" * 5000,
+    ],
 )
 def test_file_that_is_no_sweep_is_one_line(text: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("x.yaml").write_text(text)

@@ -13,12 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import yaml
-
 from spec_lab.assembly import registry
 from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.assembly.registry import KNOBS, Registry
 from spec_lab.bounds import Bounds, bounds_of
+from spec_lab.cli.yaml_file import read_yaml
 from spec_lab.config import CacheConfig, Choice, RecordConfig, RunConfig
 from spec_lab.errors import UserError
 
@@ -124,17 +123,20 @@ def read_option(file: Path, schemas: Mapping[str, type]) -> OptionFile:
     """An option from its YAML, whose opening comment is the command that uses it and, below, what it is.
 
     Raises:
-        UserError: the file does not open so, or names a schema that does not exist.
+        UserError: the file is no YAML, does not open so, or names a schema that does not exist.
     """
+    values = {} if (read := read_yaml(file)) is None else read
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise UserError(f"{file} must hold keys with their values, as those in conf/ do")
+    defaults = values.pop("defaults", [])
+    if not isinstance(defaults, list):
+        raise UserError(f"{file}: defaults must be a list, as in the files in conf/")
     text = file.read_text(encoding="utf-8")
     comments = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
     comments = [line for line in comments if not line.startswith("@package")]
     if len(comments) < 2:
         raise UserError(f"{file} must open with two comment lines: the command that uses it, and what it is")
-    values = yaml.safe_load(text) or {}
-    return OptionFile(
-        file.stem, comments[0], comments[1], _schema_of(file, values.pop("defaults", []), schemas), values
-    )
+    return OptionFile(file.stem, comments[0], comments[1], _schema_of(file, defaults, schemas), values)
 
 
 @cache
@@ -201,7 +203,7 @@ def _field(schema: type, name: str) -> dataclasses.Field[Any]:
 
 def _chosen_by_default(conf: Path) -> dict[str, str | None]:
     """The groups of the defaults list; what starts with a slash, `override` or `optional` is no group of ours."""
-    entries = yaml.safe_load((conf / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    entries = read_yaml(conf / "config.yaml")["defaults"]
     chosen = {}
     for entry in entries:
         if isinstance(entry, dict):

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from spec_lab.cli.nearest import hint, nearest
+from spec_lab.cli.yaml_file import read_yaml
 from spec_lab.errors import UserError
 from spec_lab.record.scalars import scalar_paths
 from spec_lab.sweep.command import fixed_overrides
@@ -81,15 +80,11 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise UserError(f"{path}: larger than {LARGEST_FILE} bytes; is it a sweep file?")
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = read_yaml(path)
     except OSError as error:
         raise UserError(
             f"{path}: cannot be read ({error.strerror}); name a sweep file such as sweeps/*.yaml"
         ) from error
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path}: not YAML ({' '.join(str(error).split())}); mend it") from error
     if not isinstance(config, dict):
         raise UserError(f"{path}: not a sweep file; it needs the keys method and parameters")
     problem = plain_problem(config)

@@ -1,0 +1,23 @@
+"""Reads a YAML file that somebody else wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from spec_lab.errors import UserError, one_line
+
+
+def read_yaml(path: Path) -> Any:
+    """What the file holds, of YAML's plain types.
+
+    Raises:
+        UserError: it is no UTF-8, no YAML, or names a type for what is none of it, as `!!int x`.
+        OSError: it cannot be read.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError, LookupError, AttributeError) as error:
+        raise UserError(f"{path}: not YAML ({one_line(error)}); mend it") from error
