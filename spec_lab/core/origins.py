@@ -29,6 +29,8 @@ def round_origins(num_emitted: int, num_draft_tokens: int, relaxed: Sequence[int
             does.
     """
     num_accepted = num_emitted - 1
-    drafts = relaxed[:num_accepted] if relaxed is not None else [0] * num_accepted
     last = TokenOrigin.BONUS if num_accepted == num_draft_tokens else TokenOrigin.CORRECTED
-    return "".join([*(TokenOrigin.RELAXED if hit else TokenOrigin.ACCEPTED for hit in drafts), last])
+    if relaxed is None:  # asked once a request and round: no loop over the drafts
+        return TokenOrigin.ACCEPTED * num_accepted + last
+    hits = relaxed[:num_accepted]
+    return "".join([*(TokenOrigin.RELAXED if hit else TokenOrigin.ACCEPTED for hit in hits), last])
