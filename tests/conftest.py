@@ -16,6 +16,8 @@ from tests.fake_runner import FakeRunner
 # Tiny operators: a second thread on a busy core costs more than it brings.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Tables in one piece; tests of narrow terminals set their own.
+os.environ["COLUMNS"] = "250"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 

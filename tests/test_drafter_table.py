@@ -19,11 +19,16 @@ from spec_lab.record.summary import Divergence, RunInfo
 from spec_lab.report.__main__ import main
 from spec_lab.report.drafter_plot import acceptance_against_draft_tokens, predicted_against_measured
 from spec_lab.report.drafter_table import Cell, format_comparison, read_comparisons
-from spec_lab.report.run_table import WIDTH
+from spec_lab.report.table import WIDEST_TEXT
 from tests.fake_runs import CHOICES, MAIN, PLAIN, make_info, make_summary, measure
 
 ROOT = Path(__file__).parents[1]
 REFUSAL = "drafter.num_draft_tokens=5: drafter=mtp_vanilla has a module for each draft, and 3 are shipped"
+
+
+@pytest.fixture(autouse=True)
+def usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDEST_TEXT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +209,7 @@ def test_tables_fit_a_terminal(tmp_path: Path) -> None:
     runs.append(FakeCell("mtp_vanilla", 1, minute=2).unfinished(tmp_path, "interrupted", "it was killed"))
     [cells] = read_comparisons(runs)
     text = format_comparison(cells)
-    assert max(map(len, text.splitlines())) <= WIDTH
+    assert max(map(len, text.splitlines())) <= WIDEST_TEXT
     assert rows_of(text)["mtp_vanilla 5"].count("interrupted") == 0
 
 
@@ -217,7 +222,7 @@ def test_wide_acceptance_becomes_two_tables(sweep: list[Run]) -> None:
     [wide] = read_comparisons(sweep)
     text = format_comparison(wide)
     assert text.count("drafter  ") == 3
-    assert max(map(len, text.splitlines())) <= WIDTH
+    assert max(map(len, text.splitlines())) <= WIDEST_TEXT
 
 
 def test_without_references_there_are_costs_but_no_ratios() -> None:
@@ -374,7 +379,7 @@ def test_the_experiment_at_a_tiny_size(tmp_path: Path) -> None:
     [refused] = [cell for cell in cells if not cell.is_finished]
     assert (refused.drafter, refused.num_draft_tokens) == ("mtp_vanilla", 5)
     text = format_comparison(cells)
-    assert max(map(len, text.splitlines())) <= WIDTH
+    assert max(map(len, text.splitlines())) <= WIDEST_TEXT
     assert ", 0 bugs" in text
     for cell in cells:
         if cell.is_finished:

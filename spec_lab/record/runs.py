@@ -39,7 +39,7 @@ def search_runs(folders: Iterable[Path]) -> Found:
     found: dict[Path, Run] = {}
     unreadable: dict[Path, str] = {}
     for folder in folders:
-        inside = list(_run_folders(folder))
+        inside = list(run_folders(folder))
         if not inside:
             raise UserError(f"{folder}: no {SUMMARY_FILE} in it or below; name a run, or a folder that holds some")
         for path in inside:
@@ -154,7 +154,7 @@ def load_configurations(summary: Summary) -> pd.DataFrame:
     )
 
 
-def _run_folders(folder: Path) -> Iterator[Path]:
+def run_folders(folder: Path) -> Iterator[Path]:
     """Folders with a record, nearest first; nothing below one is looked at: its files may hold copies."""
     for place, folders, files in os.walk(folder):
         if SUMMARY_FILE in files:

@@ -93,17 +93,17 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         ValueError: a NaN or an infinity, which JSON has not.
     """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    _replace(path, text + "\n")
+    replace_text(path, text + "\n")
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """Write the resolved config as YAML, as Hydra would read it."""
     from omegaconf import OmegaConf
 
-    _replace(path, OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+    replace_text(path, OmegaConf.to_yaml(OmegaConf.create(dict(config))))
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
     """One process writes a file, so the name is fixed: what a kill left under it is written over by the next write."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:

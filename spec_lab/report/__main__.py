@@ -1,9 +1,15 @@
-"""`python -m spec_lab.report [FOLDER...]`: print the tables of recorded runs, the newest or the named ones.
+"""`python -m spec_lab.report [FOLDER...]`: the tables of recorded runs, the newest or the named ones.
 
 Of a sweep in which lossy rules have a strict run beside them, also what they cost and bring; of runs that differ in
 their drafter alone, also the drafters side by side; of runs that differ in their graph mode, also those; of the other
-experiments, what their knobs do. With one
-FOLDER, plots of the first two go into it.
+experiments, what their knobs do; of any runs, their acceptance lengths and rates against one of them, and what the cost
+of their rounds predicts. With one FOLDER, plots go into it.
+
+Runs with other definitions, prompts or versions are shown and not compared, unless --anyway is given.
+
+  python -m spec_lab.report outputs/drafters-sweep-1a2b3c4d
+  python -m spec_lab.report outputs/RUN outputs/OTHER --base 2 --csv runs.csv --figures figures
+  python -m spec_lab.report --tail outputs/drafters-sweep-1a2b3c4d
 """
 
 from __future__ import annotations
@@ -11,35 +17,73 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from spec_lab.cli.arguments import LineParser
 from spec_lab.cli.ending import EXIT_CODES, guarded
-from spec_lab.errors import UserError, one_line
+from spec_lab.errors import UserError, describe_os_error, one_line
 from spec_lab.record.runs import Run, search_runs
+from spec_lab.record.sinks import replace_text
+from spec_lab.report.comparable import NumberedRun, comparable_sets, numbered, refusals, sets_of_standards
+from spec_lab.report.cost_table import Cost, format_costs, read_costs
 from spec_lab.report.drafter_table import Cell, format_comparison, read_comparisons
+from spec_lab.report.frame import frame_of
 from spec_lab.report.graph_table import format_graph_comparison, read_graph_comparisons
-from spec_lab.report.knob_table import format_knob_study, read_knob_studies
+from spec_lab.report.knob_table import KnobStudy, format_knob_study, read_knob_studies
+from spec_lab.report.paired_table import Compared, compare, format_compared
 from spec_lab.report.run_table import format_definitions, format_run, format_runs
-from spec_lab.report.saved_plots import Plot, plots_of
+from spec_lab.report.saved_plots import Plot, overview_plots_of, plots_of
 from spec_lab.report.study import Point, format_study, read_studies
+from spec_lab.report.tail import follow, format_ended
 
 OUTPUTS = Path("outputs")
 
 
+@dataclass(frozen=True, slots=True)
+class Comparisons:
+    """What there is to compare among runs that may be compared."""
+
+    studies: list[list[Point]]
+    drafters: list[list[Cell]]
+    graphs: list[list[Run]]
+    compared: list[Compared]
+    costs: list[Cost]
+    left_out: list[str]
+    unreadable: list[str]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the report; return the exit code, 2 where there is no run to show."""
-    return guarded(lambda: _report(_parse(arguments)))
+    return guarded(lambda: _run(_parse(arguments)))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = LineParser(prog="python -m spec_lab.report", description=__doc__)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = LineParser(prog="python -m spec_lab.report", description=__doc__, formatter_class=layout)
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="a run, a sweep, or a folder of them")
     parser.add_argument("--last", type=int, default=10, help="without FOLDER, how many of the newest (default: 10)")
+    parser.add_argument("--base", type=int, metavar="NUMBER", help="the run that others are compared with (default: 1)")
+    parser.add_argument("--anyway", action="store_true", help="compare what has other definitions, prompts or versions")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all runs and their references as one table")
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="save all figures there")
+    parser.add_argument("--tail", action="store_true", help="follow the sweep in FOLDER: print its jobs as they end")
     options = parser.parse_args(arguments)
     if options.last < 1:
         raise UserError(f"--last={options.last} shows no run; use --last=1 or more")
+    if options.tail and len(options.folders) != 1:
+        raise UserError("--tail follows one sweep; name its FOLDER")
     return options
+
+
+def _run(options: argparse.Namespace) -> int:
+    return _tail(options.folders[0]) if options.tail else _report(options)
+
+
+def _tail(folder: Path) -> int:
+    for number, run in enumerate(follow(folder), start=1):
+        print(format_ended(run, number), flush=True)
+    return EXIT_CODES["finished"]
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -48,29 +92,93 @@ def _report(options: argparse.Namespace) -> int:
     if not runs:
         return EXIT_CODES["refused"]
     runs = runs if options.folders else runs[-options.last :]
-    studies, left_out = read_studies(runs)
-    comparisons = read_comparisons(runs)
-    plots = plots_of(studies, comparisons, options.folders[0]) if len(options.folders) == 1 else []
-    _say([*left_out, *(plot.problem for plot in plots if plot.problem is not None)])
-    print(_text(runs, studies, comparisons, plots))
+    if options.base is not None and not 1 <= options.base <= len(runs):
+        raise UserError(f"--base={options.base}: there are the runs 1 to {len(runs)}; name one of them")
+    all_runs = numbered(runs)
+    sets = [all_runs] if options.anyway else comparable_sets(all_runs)
+    found = [_compare(part, options.base) for part in sets]
+    plots = _plots(found, options)
+    _say([*refusals(sets), *_left_out(found)])
+    _say(plot.problem for plot in plots if plot.problem is not None)
+    written = _write_csv(runs, options.csv) if options.csv is not None else []
+    knobs = [runs] if options.anyway else [[run.run for run in part] for part in sets_of_standards(all_runs)]
+    studies = [study for part in knobs for study in read_knob_studies(part)]
+    print(_text(runs, found, studies, plots, written))
     return EXIT_CODES["finished"]
 
 
+def _compare(runs: Sequence[NumberedRun], base: int | None) -> Comparisons:
+    plain = [run.run for run in runs]
+    studies, left_out = read_studies(plain)
+    compared, not_compared = compare(runs, base)
+    return Comparisons(
+        studies,
+        read_comparisons(plain),
+        read_graph_comparisons(plain),
+        compared,
+        read_costs(runs),
+        left_out,
+        not_compared,
+    )
+
+
+def _left_out(found: Sequence[Comparisons]) -> list[str]:
+    """A line for each run that a comparison had to do without, whichever says so."""
+    said = list(dict.fromkeys(reason for part in found for reason in part.left_out))
+    others = dict.fromkeys(reason for part in found for reason in part.unreadable)
+    return [*said, *(f"not compared: {reason}" for reason in others if not any(reason in line for line in said))]
+
+
+def _plots(found: Sequence[Comparisons], options: argparse.Namespace) -> list[Plot]:
+    """Those of studies and drafters in the one folder, or all of them where `--figures` says."""
+    studies = [points for part in found for points in part.studies]
+    drafters = [cells for part in found for cells in part.drafters]
+    if options.figures is None:
+        return plots_of(studies, drafters, options.folders[0]) if len(options.folders) == 1 else []
+    try:
+        options.figures.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--figures={options.figures} cannot be made ({describe_os_error(error)})") from error
+    overviews = [(part.compared, part.costs) for part in found]
+    return [*plots_of(studies, drafters, options.figures), *overview_plots_of(overviews, options.figures)]
+
+
+def _write_csv(runs: Sequence[Run], path: Path) -> list[str]:
+    try:
+        replace_text(path, frame_of(runs).to_csv(index=False))
+    except OSError as error:
+        raise UserError(f"--csv={path} cannot be written ({describe_os_error(error)}); name another file") from error
+    return [f"table: {path}"]
+
+
 def _text(
-    runs: Sequence[Run], studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]], plots: Sequence[Plot]
+    runs: Sequence[Run],
+    found: Sequence[Comparisons],
+    knobs: Sequence[tuple[KnobStudy, list[Run]]],
+    plots: Sequence[Plot],
+    written: Sequence[str],
 ) -> str:
     parts = [format_runs(runs)]
-    for points in studies:
-        parts += ["What lossy acceptance costs and brings", format_study(points)]
-    parts += [format_comparison(cells) for cells in comparisons]
-    for cells in read_graph_comparisons(runs):
-        parts += ["Graph modes", format_graph_comparison(cells)]
-    parts += [format_knob_study(study, found) for study, found in read_knob_studies(runs)]
-    parts += [f"plot: {plot.path}" for plot in plots if plot.problem is None]
+    parts += [format_knob_study(study, part) for study, part in knobs]
+    for each in found:
+        parts += _comparisons_text(each)
+    parts += [*(f"plot: {plot.path}" for plot in plots if plot.problem is None), *written]
     finished = [run for run in runs if run.summary["status"] == "finished"]
     if finished:
         parts += [f"The newest finished run, {finished[-1].folder}", format_run(finished[-1].summary)]
     return "\n\n".join([*parts, format_definitions()])
+
+
+def _comparisons_text(found: Comparisons) -> list[str]:
+    parts: list[str] = []
+    for points in found.studies:
+        parts += ["What lossy acceptance costs and brings", format_study(points)]
+    parts += [format_comparison(cells) for cells in found.drafters]
+    for runs in found.graphs:
+        parts += ["Graph modes", format_graph_comparison(runs)]
+    parts += [format_compared(found.compared)] if found.compared else []
+    parts += [format_costs(found.costs)] if found.costs else []
+    return parts
 
 
 def _say(reasons: Iterable[str]) -> None:

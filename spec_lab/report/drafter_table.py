@@ -16,8 +16,7 @@ from spec_lab.record.metrics import paired_ratio
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Ratio, Summary
 from spec_lab.record.wording import ABSENT, number, with_range
-from spec_lab.report.run_table import WIDTH
-from spec_lab.report.table import format_table
+from spec_lab.report.table import format_table, paragraph, table_width, text_width
 
 DRAFT_STAGES = ("catchup", "recur", "draft")
 NOT_COMPARED = ("output_dir", "dry_run", "fresh", "logger", "name", "record", "profile_rounds", "drafter")
@@ -117,14 +116,14 @@ def format_comparison(cells: Sequence[Cell]) -> str:
     }
     lengths, positions = _length_columns(cells), _position_columns(cells)
     together = _table(names | lengths | positions)
-    is_narrow = max(map(len, together.splitlines())) <= WIDTH
+    is_narrow = max(map(len, together.splitlines())) <= table_width()
     parts = [
         _title(cells),
         *([together] if is_narrow else [_table(names | lengths), _table(names | positions)]),
         _table(names | _cost_columns(cells)),
         "\n".join(_notes(cells)),
         _explanations(),
-        HOW_THEY_DIFFER,
+        paragraph(HOW_THEY_DIFFER),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -182,7 +181,7 @@ def _compares(cells: Sequence[Cell]) -> bool:
 
 
 def _table(columns: Mapping[str, Sequence[str]]) -> str:
-    return format_table(list(columns), list(zip(*columns.values(), strict=True)), left=("drafter",))
+    return format_table(list(columns), list(zip(*columns.values(), strict=True)), left=("drafter",), num_keys=2)
 
 
 def _length_columns(cells: Sequence[Cell]) -> dict[str, list[str]]:
@@ -243,7 +242,7 @@ def _title(cells: Sequence[Cell]) -> str:
     places = dict.fromkeys(f"{s['device_name']}, {s['dtype']}, threads {s['num_threads']}" for s in summaries)
     counts = f"batch {config.get('batch_size', ABSENT)}, {summaries[0]['num_requests']} prompts"
     text = f"Drafters side by side: {', '.join([*shared, counts])}; on {' and on '.join(places)}"
-    return textwrap.fill(text, WIDTH)
+    return textwrap.fill(text, text_width())
 
 
 def _notes(cells: Sequence[Cell]) -> list[str]:
@@ -256,7 +255,7 @@ def _notes(cells: Sequence[Cell]) -> list[str]:
         notes.append(f"not run: {', '.join(absent)}")
     if alone := [_name(cell) for cell in finished if "plain" not in cell.summary["references"]]:
         notes.append(f"no ratio to plain decoding, for want of references=[plain]: {', '.join(alone)}")
-    return [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in [*notes, _audit(finished)]]
+    return [textwrap.fill(note, text_width(), subsequent_indent="  ") for note in [*notes, _audit(finished)]]
 
 
 def _name(cell: Cell) -> str:
@@ -284,6 +283,6 @@ def _audit(cells: Sequence[Cell]) -> str:
 def _explanations() -> str:
     width = max(map(len, COLUMNS_EXPLAINED)) + 2
     return "\n".join(
-        textwrap.fill(text, WIDTH, initial_indent=name.ljust(width), subsequent_indent=" " * width)
+        textwrap.fill(text, text_width(), initial_indent=name.ljust(width), subsequent_indent=" " * width)
         for name, text in COLUMNS_EXPLAINED.items()
     )

@@ -12,7 +12,7 @@ from spec_lab.record.runs import Run
 from spec_lab.record.schema import Ratio, Summary
 from spec_lab.record.wording import ABSENT, number, percent, with_range
 from spec_lab.report.study import NOT_COMPARED
-from spec_lab.report.table import format_table
+from spec_lab.report.table import format_table, paragraph
 
 EAGER = "eager"
 MODES = (EAGER, "split_seed", "step_replay", "full_loop", "round")
@@ -62,7 +62,7 @@ def format_graph_comparison(runs: Sequence[Run]) -> str:
     eager = {_batch_size(run): run.summary for run in runs if _mode(run) == EAGER}
     body = [[str(_batch_size(run)), _mode(run), *_cells(run.summary, eager[_batch_size(run)])] for run in runs]
     lengths = "\n".join(_compare_lengths(batch_size, runs) for batch_size in eager)
-    return "\n\n".join([format_table(header, body, left=("graph", "nodes")), lengths, NOTE])
+    return "\n\n".join([format_table(header, body, left=("graph", "nodes"), num_keys=2), lengths, paragraph(NOTE)])
 
 
 def time_to_eager(summary: Summary, eager: Summary) -> Ratio | None:

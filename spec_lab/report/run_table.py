@@ -11,15 +11,14 @@ from spec_lab.record.schema import THIS_RUN, Accuracy, Outcome, Ratio, Speed, Su
 from spec_lab.record.versions import old_definition
 from spec_lab.record.wording import ABSENT, number, percent, with_range
 from spec_lab.report.study import describe_rule
-from spec_lab.report.table import format_table
+from spec_lab.report.table import format_table, text_width
 
-WIDTH = 120
 IMPOSED = "* the acceptance was imposed, not measured"
 
 
 def format_run(summary: Summary) -> str:
     """One run: its configurations, its categories, the verdict. Only the verdict where it did not finish."""
-    parts = [textwrap.fill(summary["verdict"], WIDTH)]
+    parts = [textwrap.fill(summary["verdict"], text_width())]
     if summary["status"] == "finished":
         tables = [_speed_table(summary), _stage_table(_configurations(summary)), format_categories(summary)]
         parts = [*tables, IMPOSED if summary["acceptance_imposed"] else "", old_definition([summary]), *parts]
@@ -87,7 +86,7 @@ def format_definitions() -> str:
     """Says what every number means, in one paragraph each."""
     width = max(len(name) for name in DEFINITIONS) + 2
     lines = [
-        textwrap.fill(definition, WIDTH, initial_indent=name.ljust(width), subsequent_indent=" " * width)
+        textwrap.fill(definition, text_width(), initial_indent=name.ljust(width), subsequent_indent=" " * width)
         for name, definition in DEFINITIONS.items()
     ]
     return "\n".join(["Definitions", *lines])

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from spec_lab.errors import describe_error
+from spec_lab.report.cost_table import Cost
 from spec_lab.report.drafter_table import Cell
+from spec_lab.report.paired_table import Compared
 from spec_lab.report.study import Point
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 STUDY_PLOT = "acceptance_against_accuracy.png"
 ACCEPTANCE_PLOT = "acceptance_against_draft_tokens.png"
 SPEEDUP_PLOT = "predicted_against_measured.png"
+LENGTHS_PLOT = "acceptance_lengths.png"
+COST_PLOT = "cost_model.png"
 
 
 class Plot(NamedTuple):
@@ -29,6 +33,19 @@ class Plot(NamedTuple):
 def plots_of(studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]], folder: Path) -> list[Plot]:
     """Saves the plots of every study and comparison in `folder`."""
     return [_save(draw, folder / _numbered(number, name)) for number, name, draw in _drawings(studies, comparisons)]
+
+
+def overview_plots_of(overviews: Sequence[tuple[list[Compared], list[Cost]]], folder: Path) -> list[Plot]:
+    """Saves the plots of runs against one of them, and of their costs, in `folder`: one of each a set of runs."""
+    from spec_lab.report import overview_plot
+
+    drawings: list[tuple[int, str, Callable[[], Figure]]] = []
+    for number, (compared, costs) in enumerate(overviews, start=1):
+        if compared:
+            drawings.append((number, LENGTHS_PLOT, partial(overview_plot.lengths_and_differences, compared)))
+        if costs:
+            drawings.append((number, COST_PLOT, partial(overview_plot.cost_and_speedup, costs)))
+    return [_save(draw, folder / _numbered(number, name)) for number, name, draw in drawings]
 
 
 def _drawings(

@@ -9,38 +9,22 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from spec_lab.errors import UserError
-from spec_lab.record.draft_counts import DraftCounts
 from spec_lab.record.metrics import accuracy_change
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Accuracy, AccuracyChange, RequestRow
 from spec_lab.record.wording import ABSENT, number, percent, with_range
-from spec_lab.report.table import format_table
+from spec_lab.report.bootstrap import Interval, bootstrap_acceptance_length
+from spec_lab.report.table import format_table, paragraph
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Counts = np.ndarray[Any, Any]
-
-NUM_RESAMPLES = 2000
-SEED = 0
 NOTE = """\
 95 % intervals: acceptance length by bootstrap over requests, accuracy by Wilson's score, difference in percentage
 points to strict at the same K paired by prompt (answers lost and gained); equal to strict token by token."""
 STRICT = "strict"
 NOT_COMPARED = ("output_dir", "dry_run", "fresh", "logger", "name", "record", "num_threads", "profile_rounds")
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A value with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,40 +121,6 @@ def describe_rule(options: Mapping[str, Any]) -> tuple[str, str, float | None]:
     return f"{family} {options[form]:g}{suffix}", family + suffix, options[form]
 
 
-def bootstrap_acceptance_length(rows: Sequence[RequestRow], num_draft_tokens: int) -> Interval | None:
-    """Pooled acceptance length with its 95 % percentile interval over resampled requests (seeded).
-
-    Requests are resampled and not rounds, since the rounds of a text resemble each other.
-    """
-    import numpy as np
-
-    counts = [
-        DraftCounts.of(zip(row["accepted_per_round"], row["judged_per_round"], strict=True), num_draft_tokens)
-        for row in rows
-    ]
-    reached, accepted = np.array([part.reached for part in counts]), np.array([part.accepted for part in counts])
-    [pooled] = _acceptance_lengths(reached.sum(axis=0, keepdims=True), accepted.sum(axis=0, keepdims=True))
-    if np.isnan(pooled):
-        return None
-    picks = np.random.default_rng(SEED).integers(len(rows), size=(NUM_RESAMPLES, len(rows)))
-    times_picked = np.stack([np.bincount(part, minlength=len(rows)) for part in picks])
-    low, high = np.nanpercentile(_acceptance_lengths(times_picked @ reached, times_picked @ accepted), [2.5, 97.5])
-    return Interval(float(pooled), float(low), float(high))
-
-
-def _acceptance_lengths(reached: Counts, accepted: Counts) -> Counts:
-    """`DraftCounts.acceptance_length` of many counts at once, [count, K] each; NaN where too little was judged."""
-    import numpy as np
-
-    rates = np.where(reached > 0, accepted / np.maximum(reached, 1), np.nan)
-    shares = np.ones(len(rates))
-    lengths = np.ones(len(rates))
-    for rate in rates.T:
-        shares = np.where(shares == 0, 0.0, shares * rate)
-        lengths = lengths + shares
-    return lengths
-
-
 def format_study(points: Sequence[Point]) -> str:
     """The table, a line a point."""
     header = [
@@ -190,7 +140,7 @@ def format_study(points: Sequence[Point]) -> str:
         ]
         for point in points
     ]
-    return f"{format_table(header, body, left=('rule',))}\n\n{NOTE}"
+    return f"{format_table(header, body, left=('rule',), num_keys=2)}\n\n{paragraph(NOTE)}"
 
 
 def _check_prompts(run: Run, rows: Sequence[RequestRow], strict: Run, strict_rows: Sequence[RequestRow]) -> None:

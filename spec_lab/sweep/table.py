@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +41,7 @@ def _table(file: SweepFile, trials: Sequence[Trial], names: Sequence[str]) -> st
         ]
         for trial in _ranked(file, trials)
     ]
-    return format_table(["run", *_short_names(names), *metric, "status"], body, left=("status",))
+    return format_table(["run", *_short_names(names), *metric, "status"], body, left=("status",), width=sys.maxsize)
 
 
 def _ranked(file: SweepFile, trials: Sequence[Trial]) -> list[Trial]:

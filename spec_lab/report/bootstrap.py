@@ -1,0 +1,108 @@
+"""Percentile bootstrap of acceptance lengths over prompts, seeded: alone, and of differences between two runs.
+
+Requests are resampled and not rounds, since the rounds of a text resemble each other. Two runs over the same prompts
+are resampled together, so that what makes a prompt easy for both falls out of their difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.record.draft_counts import DraftCounts
+from spec_lab.record.schema import RequestRow
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Counts = np.ndarray[Any, Any]
+
+NUM_RESAMPLES = 2000
+SEED = 0
+PERCENTILES = (2.5, 97.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def holds_zero(self) -> bool:
+        return self.low <= 0 <= self.high
+
+
+def bootstrap_acceptance_length(rows: Sequence[RequestRow], num_draft_tokens: int) -> Interval | None:
+    """Pooled acceptance length with its 95 % percentile interval; None where too little was judged."""
+    if not rows:
+        return None
+    return _interval(*_pooled_and_resampled(rows, num_draft_tokens, _times_picked(len(rows), SEED)))
+
+
+def bootstrap_difference(
+    rows: Sequence[RequestRow],
+    num_draft_tokens: int,
+    base_rows: Sequence[RequestRow],
+    base_num_draft_tokens: int,
+    paired: bool = True,
+) -> Interval | None:
+    """Acceptance length less that of a base run, with its 95 % percentile interval; None where too little was judged.
+
+    Args:
+        paired: the two have the same prompts in the same order, and are resampled together.
+    """
+    assert not paired or [row["id"] for row in rows] == [row["id"] for row in base_rows]
+    if not rows or not base_rows:
+        return None
+    picks = _times_picked(len(rows), SEED)
+    base_picks = picks if paired else _times_picked(len(base_rows), SEED + 1)
+    pooled, resampled = _pooled_and_resampled(rows, num_draft_tokens, picks)
+    base_pooled, base_resampled = _pooled_and_resampled(base_rows, base_num_draft_tokens, base_picks)
+    return _interval(pooled - base_pooled, resampled - base_resampled)
+
+
+def _times_picked(count: int, seed: int) -> Counts:
+    """[resamples, count] how often each request is in each resample."""
+    import numpy as np
+
+    picks = np.random.default_rng(seed).integers(count, size=(NUM_RESAMPLES, count))
+    return np.stack([np.bincount(part, minlength=count) for part in picks])
+
+
+def _pooled_and_resampled(rows: Sequence[RequestRow], num_draft_tokens: int, picks: Counts) -> tuple[float, Counts]:
+    """The pooled acceptance length, and that of each resample; NaN where too little was judged."""
+    import numpy as np
+
+    counts = [
+        DraftCounts.of(zip(row["accepted_per_round"], row["judged_per_round"], strict=True), num_draft_tokens)
+        for row in rows
+    ]
+    reached, accepted = np.array([part.reached for part in counts]), np.array([part.accepted for part in counts])
+    [pooled] = _acceptance_lengths(reached.sum(axis=0, keepdims=True), accepted.sum(axis=0, keepdims=True))
+    return float(pooled), _acceptance_lengths(picks @ reached, picks @ accepted)
+
+
+def _acceptance_lengths(reached: Counts, accepted: Counts) -> Counts:
+    """`DraftCounts.acceptance_length` of many counts at once, [count, K] each; NaN where too little was judged."""
+    import numpy as np
+
+    rates = np.where(reached > 0, accepted / np.maximum(reached, 1), np.nan)
+    shares = np.ones(len(rates))
+    lengths = np.ones(len(rates))
+    for rate in rates.T:
+        shares = np.where(shares == 0, 0.0, shares * rate)
+        lengths = lengths + shares
+    return lengths
+
+
+def _interval(value: float, resampled: Counts) -> Interval | None:
+    import numpy as np
+
+    if np.isnan(value) or np.isnan(resampled).all():
+        return None
+    low, high = np.nanpercentile(resampled, PERCENTILES)
+    return Interval(float(value), float(low), float(high))

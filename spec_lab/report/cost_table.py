@@ -1,0 +1,129 @@
+"""The cost model: from what a round costs to the acceptance length from which drafting pays, and what it predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spec_lab.record.schema import Ratio
+from spec_lab.record.wording import ABSENT, number, with_range
+from spec_lab.report.comparable import NumberedRun
+from spec_lab.report.frame import predicted_speedup
+from spec_lab.report.table import format_table, paragraph
+
+DRAFT_STAGES = ("catchup", "recur", "draft")
+ORACLE = "oracle"
+NOTE = """\
+draft, verify, rest: the stages of a round in steps of plain decoding, each request's share; rest is the host's time
+between stages, accept, commit and readback, and all of it where one graph holds the round. They add up to break-even,
+the acceptance length from which drafting pays. predicted: length / break-even; off: measured over predicted, less 1,
+where rounds cut short count only in measured. oracle's: the acceptance length of drafts that are always right, measured
+where an oracle ran beside at this K (marked m), else K + 1; its speedup is what this drafter's cost leaves to gain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a round of one run costs, in steps of plain decoding.
+
+    Attributes:
+        draft: the drafter's stages; None where they could not be timed apart.
+        verify: the target's forward; None likewise.
+        break_even: all of the round.
+        oracle_length: acceptance length of drafts that are always right.
+        oracle_was_run: it was measured.
+    """
+
+    run: NumberedRun
+    draft: float | None
+    verify: float | None
+    break_even: float
+    length: float | None
+    measured: Ratio | None
+    oracle_length: float
+    oracle_was_run: bool
+
+    @property
+    def rest(self) -> float:
+        """What is neither draft nor verify."""
+        return self.break_even - (self.draft or 0.0) - (self.verify or 0.0)
+
+    @property
+    def predicted(self) -> float | None:
+        """Speedup to expect of the decode rate."""
+        return predicted_speedup(self.run.run.summary)
+
+    @property
+    def off(self) -> float | None:
+        """Measured over predicted speedup, less 1."""
+        return self.measured["value"] / self.predicted - 1 if self.measured is not None and self.predicted else None
+
+    @property
+    def oracle_speedup(self) -> float:
+        """Speedup at the oracle's acceptance length, at this drafter's cost."""
+        return self.oracle_length / self.break_even
+
+
+def read_costs(runs: Sequence[NumberedRun]) -> list[Cost]:
+    """Of every finished run with drafts and plain decoding beside it."""
+    oracles = {
+        run.run.summary["num_draft_tokens"]: length
+        for run in runs
+        if run.run.summary["choices"].get("drafter") == ORACLE
+        and (length := run.run.summary["acceptance_length"]) is not None
+    }
+    return [cost for run in runs if (cost := _cost(run, oracles)) is not None]
+
+
+def format_costs(costs: Sequence[Cost]) -> str:
+    """Title, table and what the columns mean."""
+    header = [
+        "#", "drafter", "K", "draft", "verify", "rest", "break-even", "length", "predicted", "measured", "off",
+        "oracle's", "its speedup",
+    ]  # fmt: skip
+    body = [
+        [
+            cost.run.label,
+            cost.run.run.summary["choices"].get("drafter", ABSENT),
+            str(cost.run.run.summary["num_draft_tokens"]),
+            number(cost.draft),
+            number(cost.verify),
+            number(cost.rest),
+            number(cost.break_even),
+            number(cost.length) + ("*" if cost.run.run.summary["acceptance_imposed"] else ""),
+            number(cost.predicted),
+            ABSENT if (m := cost.measured) is None else with_range(m["value"], m["low"], m["high"]),
+            ABSENT if cost.off is None else f"{100 * cost.off:+.1f}%",
+            number(cost.oracle_length) + ("m" if cost.oracle_was_run else ""),
+            number(cost.oracle_speedup),
+        ]
+        for cost in costs
+    ]
+    return "\n\n".join(
+        [
+            "What a round costs, in steps of plain decoding",
+            format_table(header, body, ("#", "drafter")),
+            paragraph(NOTE),
+        ]
+    )
+
+
+def _cost(run: NumberedRun, oracles: dict[int | None, float]) -> Cost | None:
+    summary = run.run.summary
+    num_draft_tokens, break_even = summary["num_draft_tokens"], summary["break_even_acceptance_length"]
+    if summary["status"] != "finished" or not num_draft_tokens or not break_even:
+        return None
+    stages, round_ms = summary["stage_ms_per_round"], summary["round_ms"]
+    draft = [value for stage in DRAFT_STAGES if (value := stages.get(stage)) is not None]
+    verify = stages.get("verify")
+    # A round serves a batch: its parts share the cost of a request round as they share its time.
+    scale = break_even / round_ms if round_ms else None
+    return Cost(
+        run,
+        sum(draft) * scale if draft and scale is not None else None,
+        verify * scale if verify is not None and scale is not None else None,
+        break_even,
+        summary["acceptance_length"],
+        summary["speedup"],
+        oracles.get(num_draft_tokens, num_draft_tokens + 1.0),
+        num_draft_tokens in oracles,
+    )

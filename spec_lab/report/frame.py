@@ -1,0 +1,243 @@
+"""Any set of runs as one tidy frame, for notebooks and for `python -m spec_lab.report --csv`.
+
+    from spec_lab.report.frame import load_frame
+
+    frame = load_frame(["outputs/drafters-sweep-1a2b3c4d", "outputs/run-pocket-eagle3-strict-catchup-eager-5e6f7a8b"])
+    frame[frame["part"] == "this run"].plot.scatter("break_even_acceptance_length", "acceptance_length")
+
+A row is a part of a run: the run itself, and each reference that was measured beside it (`plain`, `unpruned`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from spec_lab.record.metrics import STAGES, paired_ratio
+from spec_lab.record.runs import Run, find_runs
+from spec_lab.record.schema import THIS_RUN, Outcome, Ratio, Speed, Summary
+from spec_lab.report.prompts import prompts_id
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PLAIN = "plain"
+
+
+class Column(NamedTuple):
+    """The kind of a column's values, any of which may be missing, and what they mean."""
+
+    kind: Literal["text", "number", "count", "flag"]
+    meaning: str
+
+
+COLUMNS: dict[str, Column] = {
+    "folder": Column("text", "of the run"),
+    "part": Column("text", "`this run`, or the name of a reference measured beside it"),
+    "name": Column("text", "the user's name for the run"),
+    "status": Column("text", "finished, failed, refused or interrupted; only a finished run has numbers"),
+    "reason": Column("text", "why it did not finish"),
+    "started_at": Column("text", "UTC, ISO 8601"),
+    "schema_version": Column("count", "of the record; another version may define a number otherwise"),
+    "prompts": Column("text", "the same for runs over the same prompts; missing where the requests cannot be read"),
+    "num_draft_tokens": Column("count", "K; 0 for plain decoding"),
+    "batch_size": Column("count", "requests a round holds at most"),
+    "temperature": Column("number", "of the sampling; 0 is greedy"),
+    "seed": Column("count", "of the run"),
+    "repeats": Column("count", "timed passes, over which rates and times are medians"),
+    "requests": Column("count", "of the workload"),
+    "rounds": Column("count", "request rounds"),
+    "emitted_tokens": Column("count", "emitted in rounds"),
+    "output_tokens": Column("count", "all, the prompt passes' own included"),
+    "acceptance_length": Column("number", "tokens a request round would go on to emit in a text that does not end"),
+    "acceptance_length_all": Column("number", "emitted tokens / request rounds, cut rounds as they were cut"),
+    "acceptance_imposed": Column("flag", "the rule set how much is accepted: acceptance is no result"),
+    "acceptance_lossless": Column("flag", "the rule promises plain decoding's output"),
+    "equal_to_plain": Column("number", "share of outputs that are plain decoding's"),
+    "decode_tokens_per_second": Column("number", "median over repeats"),
+    "decode_tokens_per_second_low": Column("number", "of the slowest repeat"),
+    "decode_tokens_per_second_high": Column("number", "of the fastest repeat"),
+    "end_to_end_tokens_per_second": Column("number", "prompt passes included"),
+    "speedup": Column("number", "decode rate over plain decoding's, paired by repeat: median"),
+    "speedup_low": Column("number", "lowest of the repeats"),
+    "speedup_high": Column("number", "highest of the repeats"),
+    "break_even_acceptance_length": Column("number", "from which drafting pays: time of a request round / of plain's"),
+    "predicted_speedup": Column("number", "acceptance_length / break_even_acceptance_length"),
+    "pruning_speedup": Column("number", "decode rate over that of the run without pruning: median"),
+    "pruning_speedup_low": Column("number", "lowest of the repeats"),
+    "pruning_speedup_high": Column("number", "highest of the repeats"),
+    "round_ms": Column("number", "mean time of a round"),
+    "launch_ms": Column("number", "until the host has launched all of a round"),
+    **{f"{stage}_ms": Column("number", f"mean time of the stage {stage} in a round") for stage in STAGES},
+    "prefill_ms_per_request": Column("number", "mean time of a prompt pass"),
+    "ttft_p50_ms": Column("number", "median time to the first token"),
+    "e2e_p50_ms": Column("number", "median time of a request"),
+    "catchup_computed": Column("count", "rows of the catch-up step carried past the KV write"),
+    "catchup_live": Column("count", "of them rows whose output anybody reads"),
+    "prefill_hidden": Column("count", "prompt rows for which the target handed features on"),
+    "prefill_logits": Column("count", "prompt rows for which the target computed logits"),
+    "launches_per_round": Column("number", "device work that the host submits"),
+    "gpu_idle_share": Column("number", "of a round's time"),
+    "accuracy": Column("number", "share of right answers"),
+    "accuracy_low": Column("number", "of its 95 % interval"),
+    "accuracy_high": Column("number", "of its 95 % interval"),
+    "accuracy_n": Column("count", "answers that were checked"),
+    "relaxed_per_1000_tokens": Column("number", "accepted drafts that were not the argmax"),
+    "thinking_tokens": Column("number", "mean of a request"),
+    "device": Column("text", "cpu or cuda"),
+    "device_name": Column("text", "as the system calls it"),
+    "dtype": Column("text", "of the weights"),
+    "num_threads": Column("count", "of torch on the CPU"),
+    "git_revision": Column("text", "of this package"),
+}
+"""What the frame always has. Besides, with what the runs hold: a text column a label (`drafter`, `target`, ...),
+`accepted_at_1` and so on (share of rounds that accept the draft at a position), and `version_torch` and so on."""
+
+PANDAS_TYPES = {"text": "object", "number": "float64", "count": "Int64", "flag": "boolean"}
+
+
+def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
+    """One row a part of each run in the folders and below them, oldest run first; `COLUMNS` says what each column is.
+
+    Records of any schema version are read. One that cannot be read is left out with a warning.
+
+    Raises:
+        UserError: a folder is missing or has no run.
+    """
+    single = isinstance(folders, (str, os.PathLike))
+    return frame_of(find_runs(map(Path, [folders] if single else folders)))  # type: ignore[arg-type]
+
+
+def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
+    """As `load_frame`, of runs that have been read already."""
+    import pandas as pd
+
+    rows = [row for run in runs for row in _rows(run)]
+    extra = sorted({name for row in rows for name in row} - COLUMNS.keys(), key=_extra_order)
+    frame = pd.DataFrame(rows, columns=[*COLUMNS, *extra])
+    kinds = {name: PANDAS_TYPES[column.kind] for name, column in COLUMNS.items()}
+    kinds |= {name: "float64" if name.startswith("accepted_at_") else "object" for name in extra}
+    return frame.astype(kinds)
+
+
+def _extra_order(name: str) -> tuple[bool, bool, int, str]:
+    """Labels, then positions by their number, then versions."""
+    position = name.removeprefix("accepted_at_")
+    return name.startswith("version_"), position != name, int(position) if position.isdecimal() else 0, name
+
+
+def _rows(run: Run) -> list[dict[str, Any]]:
+    summary = run.summary
+    shared = {**_labels(summary), **_origin(run)}
+    parts: dict[str, Any] = {THIS_RUN: summary, **summary["references"]}
+    return [{**shared, "part": name, **_of_part(name, part, summary)} for name, part in parts.items()]
+
+
+def _labels(summary: Summary) -> dict[str, Any]:
+    versions = {f"version_{package}": version for package, version in summary["versions"].items()}
+    choices = {f"label_{name}" if name in COLUMNS else name: choice for name, choice in summary["choices"].items()}
+    return choices | versions
+
+
+def _origin(run: Run) -> dict[str, Any]:
+    summary = run.summary
+    same: tuple[Any, ...] = (
+        "name", "status", "reason", "started_at", "schema_version", "acceptance_imposed", "acceptance_lossless",
+        "device", "device_name", "dtype", "num_threads", "git_revision",
+    )  # fmt: skip
+    sampling = summary["config"].get("sampling")
+    return {
+        "folder": str(run.folder),
+        **{key: summary[key] for key in same},  # type: ignore[literal-required]
+        "prompts": prompts_id(run),
+        "batch_size": summary["config"].get("batch_size"),
+        "temperature": _number(sampling.get("temperature")) if isinstance(sampling, dict) else None,
+        "seed": _count(summary["config"].get("seed")),
+    }
+
+
+def _of_part(name: str, part: Any, summary: Summary) -> dict[str, Any]:
+    is_main, num_draft_tokens = name == THIS_RUN, summary["num_draft_tokens"]
+    values = {**_outcome(part), **_speed(part), "num_draft_tokens": 0 if name == PLAIN else num_draft_tokens}
+    if name != PLAIN:
+        values |= _ratio("speedup", summary["speedup"] if is_main else _over_plain(part, summary))
+    if is_main:
+        latency = summary["latency_ms"]
+        values |= _ratio("pruning_speedup", summary["pruning_speedup"]) | {
+            "break_even_acceptance_length": summary["break_even_acceptance_length"],
+            "predicted_speedup": predicted_speedup(summary),
+            "launches_per_round": summary["launches_per_round"],
+            "gpu_idle_share": summary["gpu_idle_share"],
+            "ttft_p50_ms": latency["ttft"]["p50"],
+            "e2e_p50_ms": latency["e2e"]["p50"],
+        }
+    return values
+
+
+def predicted_speedup(summary: Summary) -> float | None:
+    """Acceptance length over break-even acceptance length."""
+    length, break_even = summary["acceptance_length"], summary["break_even_acceptance_length"]
+    return length / break_even if length is not None and break_even else None
+
+
+def _outcome(part: Outcome) -> dict[str, Any]:
+    accuracy, relaxed, thinking = part["accuracy"], part["relaxed"], part["thinking"]
+    rates = part["acceptance_rate_by_position"]["unconditional"]
+    return {
+        "requests": part["num_requests"],
+        "rounds": part["rounds"],
+        "emitted_tokens": part["emitted_tokens"],
+        "output_tokens": part["output_tokens"],
+        "acceptance_length": part["acceptance_length"],
+        "acceptance_length_all": part["acceptance_length_all"],
+        "equal_to_plain": part["equal_to_plain"],
+        "accuracy": accuracy["value"],
+        "accuracy_low": accuracy["low"],
+        "accuracy_high": accuracy["high"],
+        "accuracy_n": accuracy["n"],
+        "relaxed_per_1000_tokens": None if relaxed is None else relaxed["per_1000_tokens"],
+        "thinking_tokens": None if thinking is None else thinking["mean_tokens"],
+        **{f"accepted_at_{position}": rate for position, rate in enumerate(rates, start=1)},
+    }
+
+
+def _speed(part: Speed) -> dict[str, Any]:
+    rates = [rate for repeat in part["repeats"] if (rate := repeat["decode_tokens_per_second"]) is not None]
+    stages: Mapping[str, float | None] = part["stage_ms_per_round"]
+    return {
+        "repeats": len(part["repeats"]),
+        "decode_tokens_per_second": part["decode_tokens_per_second"],
+        "decode_tokens_per_second_low": min(rates, default=None),
+        "decode_tokens_per_second_high": max(rates, default=None),
+        "end_to_end_tokens_per_second": part["end_to_end_tokens_per_second"],
+        "round_ms": part["round_ms"],
+        "launch_ms": part["launch_ms"],
+        **{f"{stage}_ms": stages.get(stage) for stage in STAGES},
+        "prefill_ms_per_request": part["prefill_ms_per_request"],
+        **part["rows"],
+    }
+
+
+def _over_plain(part: Speed, summary: Summary) -> Ratio | None:
+    plain = summary["references"].get(PLAIN)
+    if plain is None:
+        return None
+    rates, others = ([repeat["decode_tokens_per_second"] for repeat in speed["repeats"]] for speed in (part, plain))
+    return paired_ratio(rates, others, over=PLAIN)
+
+
+def _ratio(name: str, ratio: Ratio | None) -> dict[str, float | None]:
+    if ratio is None:
+        return {}
+    return {name: ratio["value"], f"{name}_low": ratio["low"], f"{name}_high": ratio["high"]}
+
+
+def _number(value: Any) -> float | None:
+    """What a setting holds that no reader has checked."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None

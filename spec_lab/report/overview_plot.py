@@ -1,0 +1,94 @@
+"""Figures of any runs that may be compared: acceptance lengths with their intervals, and the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.report.bootstrap import Interval
+from spec_lab.report.cost_table import Cost
+from spec_lab.report.paired_table import Compared
+from spec_lab.report.plots import PALETTE, open_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NOISE_COLOUR = "0.55"
+
+
+def lengths_and_differences(compared: Sequence[Compared]) -> Figure:
+    """Left the acceptance length of each run, right its difference to the base; 95 % intervals.
+
+    A grey difference is within noise: its interval holds 0.
+    """
+    import seaborn as sns
+
+    colour, better, _, worse = sns.color_palette(PALETTE, 4)
+    names = [_name(row) for row in compared]
+    with open_figure(height=1.6 + 0.34 * len(compared), width=9.6, columns=2) as (figure, panels):
+        for place, row in enumerate(compared):
+            _interval(panels[0], row.length, place, colour)
+            seen = {"longer": better, "shorter": worse}.get(row.length_verdict, NOISE_COLOUR)
+            _interval(panels[1], row.difference, place, seen)
+        panels[1].axvline(0, color="0.6", linewidth=1, zorder=0)
+        panels[0].set_yticks(range(len(names)), names)
+        panels[0].set_ylim(len(names) - 0.5, -0.5)
+        panels[0].set(xlabel="acceptance length, tokens a round")
+        panels[1].set(xlabel=f"difference to {compared[0].run.label}")
+        panels[0].set_title("Acceptance length, 95 % intervals", loc="left")
+    return figure
+
+
+def cost_and_speedup(costs: Sequence[Cost]) -> Figure:
+    """Left what a round costs in steps of plain decoding, with a mark at its acceptance length: drafting pays where the
+    mark is right of the bar. Right the measured speedup over the predicted one, and the speedup at the oracle's length.
+    """
+    import seaborn as sns
+
+    draft, verify, rest, mark = sns.color_palette(PALETTE, 4)
+    names = [f"{cost.run.label} {cost.run.run.summary['choices'].get('drafter', '')}" for cost in costs]
+    with open_figure(height=1.8 + 0.34 * len(costs), width=9.6, columns=2) as (figure, panels):
+        for place, cost in enumerate(costs):
+            start = 0.0
+            for size, colour in ((cost.verify, verify), (cost.draft, draft), (cost.rest, rest)):
+                panels[0].barh(place, size or 0.0, left=start, color=colour, height=0.6)
+                start += size or 0.0
+            if cost.length is not None:
+                panels[0].plot(cost.length, place, "d", color="black", markersize=6)
+            _speedups(panels[1], cost, place, mark)
+        for label, colour in (("verify", verify), ("draft", draft), ("rest", rest)):
+            panels[0].barh(0, 0, color=colour, label=label)
+        panels[0].plot([], [], "d", color="black", label="acceptance length")
+        panels[1].axvline(1, color="0.6", linewidth=1, zorder=0)
+        panels[0].set_yticks(range(len(names)), names)
+        panels[0].set_ylim(len(names) - 0.5, -0.5)
+        panels[0].set(xlabel="a round, in steps of plain decoding")
+        panels[1].set(xlabel="speedup over plain decoding")
+        panels[1].plot([], [], "o", color=mark, label="measured")
+        panels[1].plot([], [], "|", color="black", markersize=12, label="predicted")
+        panels[1].plot([], [], ">", color="0.7", label="at the oracle's length")
+        figure.legend(loc="outside lower center", ncols=7, frameon=False)
+        panels[0].set_title("What a round costs, and what it brings", loc="left")
+    return figure
+
+
+def _speedups(axes: Axes, cost: Cost, place: int, colour: Any) -> None:
+    axes.plot(cost.oracle_speedup, place, ">", color="0.7")
+    if cost.predicted is not None:
+        axes.plot(cost.predicted, place, "|", color="black", markersize=12)
+    if cost.measured is not None:
+        ratio = cost.measured
+        _interval(axes, Interval(ratio["value"], ratio["low"], ratio["high"]), place, colour)
+
+
+def _interval(axes: Axes, interval: Interval | None, place: int, colour: Any) -> None:
+    if interval is None:
+        return
+    spread = ([interval.value - interval.low], [interval.high - interval.value])
+    axes.errorbar(interval.value, place, xerr=spread, fmt="o", color=colour, elinewidth=1.2, capsize=2)
+
+
+def _name(row: Compared) -> str:
+    summary = row.run.run.summary
+    return f"{row.run.label} {summary['choices'].get('drafter', '')} K={summary['num_draft_tokens']}"

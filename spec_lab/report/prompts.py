@@ -1,0 +1,28 @@
+"""Which prompts a run was given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from hashlib import sha256
+
+from spec_lab.errors import UserError
+from spec_lab.record.reading import read_all_request_rows
+from spec_lab.record.runs import Run
+from spec_lab.record.schema import RequestRow
+
+
+def prompts_id(run: Run) -> str | None:
+    """Eight digits, the same for runs over the same prompts in any order; None where the requests cannot be read."""
+    if run.summary["status"] != "finished":
+        return None
+    try:
+        return digest(read_all_request_rows(run.folder, run.summary))
+    except UserError:
+        return None
+
+
+def digest(rows: Iterable[RequestRow]) -> str:
+    """Of the ids of the requests and their prompts' tokens."""
+    prompts = sorted((row["id"], row["prompt_ids"]) for row in rows)
+    return sha256(json.dumps(prompts).encode()).hexdigest()[:8]

@@ -1,0 +1,64 @@
+"""Follows a study that runs: a paragraph for each of its jobs as it ends."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from spec_lab.cli.folder import SWEEP_FILE
+from spec_lab.errors import UserError
+from spec_lab.record.reading import read_summary
+from spec_lab.record.recorder import STILL_RUNNING
+from spec_lab.record.runs import Run, run_folders
+from spec_lab.record.sinks import SUMMARY_FILE
+from spec_lab.report.table import text_width
+
+SECONDS_BETWEEN_LOOKS = 0.5
+
+
+def follow(folder: Path, seconds: float = SECONDS_BETWEEN_LOOKS) -> Iterator[Run]:
+    """The runs of a sweep, or of any folder of runs, as they end; first those that have.
+
+    It ends with the sweep, or with the run where the folder is that of one.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; name that of a sweep, which it prints when it begins")
+    ended: set[Path] = set()
+    while True:
+        # Asked before the look round: what ends in between is found by the next one.
+        is_closed = (folder / SWEEP_FILE).exists()
+        for run in list(_newly_ended(folder, ended)):
+            ended.add(run.folder)
+            yield run
+        if is_closed or ((folder / SUMMARY_FILE).exists() and folder in ended):
+            return
+        time.sleep(seconds)
+
+
+def format_ended(run: Run, number: int) -> str:
+    """How a job ended, what it came to, and where it lies."""
+    summary = run.summary
+    lines = [f"[{number}] {summary['status']}: {summary['name']}, {', '.join(_labels(run))}", summary["verdict"]]
+    filled = [textwrap.fill(line, text_width(), subsequent_indent="    ") for line in lines]
+    return "\n    ".join([*filled, str(run.folder)])
+
+
+def _labels(run: Run) -> list[str]:
+    return [f"{group}={choice}" for group, choice in run.summary["choices"].items()]
+
+
+def _newly_ended(folder: Path, known: set[Path]) -> Iterator[Run]:
+    for path in run_folders(folder):
+        if path in known:
+            continue
+        try:
+            summary = read_summary(path)
+        except UserError:
+            continue  # half a folder, which another look finds whole
+        if summary["reason"] != STILL_RUNNING:
+            yield Run(path, summary)
