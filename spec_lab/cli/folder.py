@@ -23,12 +23,10 @@ from spec_lab.config import RunConfig
 from spec_lab.errors import WORN_OUT, UserError
 from spec_lab.record.reading import read_summary
 from spec_lab.record.schema import Status
-from spec_lab.record.sinks import write_json
+from spec_lab.record.sinks import SWEEP_FILE, write_json
 
 NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
 MAX_PARTS_LENGTH = 120
-SWEEP_FILE = "sweep.json"
-"""How many jobs a sweep had and how they ended, written when the last has: a sweep without it was killed."""
 NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "fresh", "logger")
 
 

@@ -14,6 +14,8 @@ SUMMARY_FILE = "summary.json"
 CONFIG_FILE = "config.yaml"
 REQUESTS_FILE = "requests.jsonl"
 ROUNDS_FILE = "rounds.jsonl"
+SWEEP_FILE = "sweep.json"
+"""How many jobs a sweep had and how they ended, written when the last has: a sweep without it was killed."""
 
 
 class Sink(Protocol):

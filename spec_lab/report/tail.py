@@ -7,12 +7,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from spec_lab.cli.folder import SWEEP_FILE
 from spec_lab.errors import UserError
 from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import STILL_RUNNING
 from spec_lab.record.runs import Run, run_folders
-from spec_lab.record.sinks import SUMMARY_FILE
+from spec_lab.record.sinks import SUMMARY_FILE, SWEEP_FILE
 from spec_lab.report.table import text_width
 
 SECONDS_BETWEEN_LOOKS = 0.5
