@@ -211,5 +211,7 @@ def test_the_size_of_an_experiment_sets_its_grid() -> None:
     drafters = [compose_run(["experiment=drafters", f"size={size}"])[0] for size in ("small", "full")]
     assert [config.workload.limit for config in drafters] == [18, 180]
     for overrides in (["size=full"], ["experiment=drafters_quick", "size=full"]):
-        with pytest.raises(ValueError, match=r"size=full: only experiments .*; add experiment=drafters\|relaxed_th"):
+        with pytest.raises(
+            ValueError, match=r"size=full: only experiments .*; add experiment=batch_scaling\|drafters\|prefill_outputs"
+        ):
             compose_run(overrides)
