@@ -150,6 +150,7 @@ def test_a_sweep_without_a_job_is_refused_in_a_line(
     [line] = capsys.readouterr().err.splitlines()
     assert line == f"refused: {sweep} comes to no job; give every key at least one value"
     assert not [path for path in empty_folder.rglob("*") if path.is_file() and path.parent.name != "x"]
+    assert not (empty_folder / "outputs").exists()
 
 
 def test_the_same_sweep_twice_at_once_is_refused_the_second_time(

@@ -8,7 +8,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from spec_lab.cli.folder import close_sweep, discard_empty_sweep, make_output_dir, multirun_place
+from spec_lab.cli.folder import (
+    close_sweep,
+    discard_empty_sweep,
+    make_output_dir,
+    missing_folders,
+    multirun_place,
+    remove_empty,
+)
 from spec_lab.cli.sweep_lock import SweepLock
 from spec_lab.compatibility.names import refuse_name
 from spec_lab.errors import WORN_OUT, UserError
@@ -34,6 +41,7 @@ class Multirun:
         self.continues = False
         self._writes = writes
         self._lock: SweepLock | None = None
+        self._made: list[Path] = []
         self._scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True) if not writes else None
 
     def __enter__(self) -> Multirun:
@@ -43,6 +51,7 @@ class Multirun:
         if self._lock is not None and self.folder is not None:
             self._lock.release()
             discard_empty_sweep(self.folder)
+        remove_empty(self._made)
         if self._scratch is not None:
             self._scratch.cleanup()
         if isinstance(error, OSError) and error.errno in WORN_OUT and error.filename is None and self.folder:
@@ -60,6 +69,7 @@ class Multirun:
         if refused is not None:
             raise UserError(refused)
         base = Path(output_dir if self._scratch is None else self._scratch.name)
+        self._made = missing_folders(base)
         make_output_dir(base)
         folder = multirun_place(base, name, overrides, sweeper, fresh)
         if self._scratch is not None:
