@@ -1,0 +1,85 @@
+"""`python -m spec_lab.show RUN [ID]`: one request of a run, round by round, its tokens coloured by their origin.
+
+accepted: a draft; relaxed: a draft that only a relaxed rule accepts; corrected: the target's token in the place of the
+first draft that was not accepted; bonus: the target's token behind K accepted drafts. Without ID the requests are
+listed. Where there is no colour (NO_COLOR, no terminal), marks stand in front of the tokens.
+
+  python -m spec_lab.show outputs/RUN
+  python -m spec_lab.show outputs/RUN code-3
+  python -m spec_lab.show outputs/RUN code-3 --html code-3.html
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from spec_lab.cli.arguments import LineParser
+from spec_lab.cli.ending import EXIT_CODES, guarded
+from spec_lab.errors import UserError, describe_os_error
+from spec_lab.record.reading import read_request_rows, read_summary
+from spec_lab.record.sinks import replace_text
+from spec_lab.record.wording import number
+from spec_lab.report.table import format_table
+from spec_lab.show.html import page
+from spec_lab.show.rounds import load_request
+from spec_lab.show.terminal import format_request, wants_colour
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the request; return the exit code, 2 where there is no such run or request."""
+    return guarded(lambda: _show(_parse(arguments)))
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = LineParser(prog="python -m spec_lab.show", description=__doc__, formatter_class=layout)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
+    parser.add_argument("id", nargs="?", metavar="ID", help="of a request; without it, the requests are listed")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page instead")
+    options = parser.parse_args(arguments)
+    if options.html is not None and options.id is None:
+        raise UserError("--html shows one request; name its ID")
+    return options
+
+
+def _show(options: argparse.Namespace) -> int:
+    if options.id is None:
+        print(_list(options.run))
+        return EXIT_CODES["finished"]
+    request = load_request(options.run, options.id)
+    if options.html is None:
+        print(format_request(request, wants_colour(sys.stdout)))
+        return EXIT_CODES["finished"]
+    try:
+        replace_text(options.html, page(request))
+    except OSError as error:
+        raise UserError(f"--html={options.html} cannot be written ({describe_os_error(error)})") from error
+    print(options.html)
+    return EXIT_CODES["finished"]
+
+
+def _list(folder: Path) -> str:
+    read_summary(folder)
+    rows = read_request_rows(folder)
+    if not rows:
+        raise UserError(f"{folder}: no request was recorded")
+    body = [
+        [
+            row["id"],
+            row["category"],
+            str(len(row["output_ids"])),
+            str(len(row["emitted_per_round"])),
+            number(sum(row["emitted_per_round"]) / len(row["emitted_per_round"]) if row["emitted_per_round"] else None),
+            row["finish_reason"],
+        ]
+        for row in rows
+    ]
+    header = ["id", "category", "output tokens", "rounds", "tokens a round", "ended by"]
+    return format_table(header, body, left=("id", "category"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

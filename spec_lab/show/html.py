@@ -1,0 +1,54 @@
+"""One request as HTML: a fragment for notebooks, or a page of its own. Everything recorded is escaped."""
+
+from __future__ import annotations
+
+import os
+from html import escape
+from pathlib import Path
+
+from spec_lab.show.looks import LOOKS, OriginLook, counts
+from spec_lab.show.rounds import ShownRequest, Token, load_request
+
+CELL = "padding:1px 8px;vertical-align:top;white-space:nowrap;color:#555;text-align:left"
+TOKENS = "padding:1px 0;text-align:left;font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere"
+
+
+def request_html(run: str | os.PathLike[str], request_id: str) -> str:
+    """A fragment that shows one request of the run in the folder `run`, for `IPython.display.HTML`.
+
+    Raises:
+        UserError: there is no such run or request, or its record is broken.
+    """
+    return fragment(load_request(Path(run), request_id))
+
+
+def page(request: ShownRequest) -> str:
+    """A whole page."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(request.row['id'])}</title></head>\n<body>{fragment(request)}</body></html>\n"
+    )
+
+
+def fragment(request: ShownRequest) -> str:
+    """Heading, legend with counts, and a row a round; styles stand in the elements, as notebooks drop others."""
+    legend = " ".join(f"{_mark(look, look.word)} {count}" for look, count in counts(request.tokens))
+    rows = "".join(
+        f'<tr><td style="{CELL}">{escape(request.describe_round(part))}</td>'
+        f'<td style="{TOKENS}">{"".join(map(_token, part.tokens))}</td></tr>\n'
+        for part in request.rounds
+    )
+    text = ""
+    if any(token.text is None for token in request.tokens):
+        text = f'<pre style="white-space:pre-wrap">{escape(request.row["text"])}</pre>'
+    return f"<div><p>{escape(request.heading)}</p><p>{legend}</p>\n<table>{rows}</table>{text}</div>"
+
+
+def _token(token: Token) -> str:
+    return _mark(LOOKS[token.origin], token.shown, f"{token.token_id}, {LOOKS[token.origin].word}")
+
+
+def _mark(look: OriginLook, text: str, title: str = "") -> str:
+    about = f' title="{escape(title)}"' if title else ""
+    style = f"background:{look.background};color:#000;border-radius:2px;margin-right:1px"
+    return f'<span style="{style}"{about}>{escape(text)}</span>'

@@ -1,0 +1,125 @@
+"""A recorded request cut into its rounds, and those into tokens with their text and origin."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spec_lab.core.origins import TokenOrigin
+from spec_lab.errors import UserError
+from spec_lab.record.reading import read_request_rows, read_summary
+from spec_lab.record.schema import RequestRow
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One output token.
+
+    Attributes:
+        text: what it added; None where that is unknown. Empty where a later token completes its character.
+        origin: None where it is unknown, as in records before schema version 4.
+    """
+
+    token_id: int
+    text: str | None
+    origin: TokenOrigin | None
+
+    @property
+    def shown(self) -> str:
+        """Its text in printable characters, or its id where it has none."""
+        if not self.text:
+            return f"<{self.token_id}>"
+        return "".join(letter if letter.isprintable() else escaped(letter) for letter in self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRound:
+    """What one round emitted; round 0 is the prompt pass.
+
+    Attributes:
+        num_accepted: drafts that the rule accepted, before any cut; None for the prompt pass.
+    """
+
+    number: int
+    num_accepted: int | None
+    tokens: list[Token]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRequest:
+    """A request to show.
+
+    Attributes:
+        num_draft_tokens: K; None where the run does not say.
+    """
+
+    row: RequestRow
+    num_draft_tokens: int | None
+    rounds: list[ShownRound]
+
+    @property
+    def tokens(self) -> list[Token]:
+        """All of the output."""
+        return [token for part in self.rounds for token in part.tokens]
+
+    @property
+    def heading(self) -> str:
+        """Which request it is, and what it came to."""
+        row, emitted = self.row, self.row["emitted_per_round"]
+        length = f", {sum(emitted) / len(emitted):.2f} tokens a round" if emitted else ""
+        return (
+            f"{row['id']} ({row['category']}): {len(row['prompt_ids'])} prompt tokens, {len(row['output_ids'])} output "
+            f"tokens in {len(emitted)} rounds{length}, ended by {row['finish_reason']}"
+        )
+
+    def describe_round(self, part: ShownRound) -> str:
+        """`prompt pass`, or how many drafts were accepted."""
+        if part.num_accepted is None:
+            return "prompt pass"
+        of = "" if self.num_draft_tokens is None else f" of {self.num_draft_tokens}"
+        cut = ", cut" if len(part.tokens) < part.num_accepted + 1 else ""
+        return f"round {part.number}: {part.num_accepted}{of}{cut}"
+
+
+def escaped(letter: str) -> str:
+    r"""`\n`, `\x1b` and the like."""
+    return letter.encode("unicode_escape").decode("ascii")
+
+
+def load_request(folder: Path, request_id: str) -> ShownRequest:
+    """The request of that id of the run in `folder`.
+
+    Raises:
+        UserError: there is no such run or request, or its record is broken.
+    """
+    num_draft_tokens = read_summary(folder)["num_draft_tokens"]
+    rows = read_request_rows(folder)
+    row = next((row for row in rows if row["id"] == request_id), None)
+    if row is None:
+        raise UserError(f"{folder}: no request {request_id!r}{_hint(request_id, [row['id'] for row in rows])}")
+    return ShownRequest(row, num_draft_tokens, list(_rounds(row)))
+
+
+def _hint(request_id: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(request_id, known, n=3) or list(known[:3])
+    return f"; it has {len(known)}, such as {', '.join(near)}" if known else "; it has none"
+
+
+def _rounds(row: RequestRow) -> Iterator[ShownRound]:
+    tokens = list(_tokens(row))
+    yield ShownRound(0, None, tokens[:1])
+    at = 1
+    counts = zip(row["accepted_per_round"], row["emitted_per_round"], strict=True)
+    for number, (num_accepted, num_emitted) in enumerate(counts, start=1):
+        yield ShownRound(number, num_accepted, tokens[at : at + num_emitted])
+        at += num_emitted
+
+
+def _tokens(row: RequestRow) -> Iterator[Token]:
+    ids, ends, origins = row["output_ids"], row.get("text_ends"), row.get("token_origins")
+    starts = None if ends is None else [0, *ends[:-1]]
+    for index, token_id in enumerate(ids):
+        text = None if ends is None or starts is None else row["text"][starts[index] : ends[index]]
+        yield Token(token_id, text, None if origins is None else TokenOrigin(origins[index]))
