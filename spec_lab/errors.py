@@ -45,6 +45,8 @@ COMPOSERS = ("hydra", "omegaconf", "antlr4", "yaml")
 """Packages that read the command line and the files of options: what they raise is about what was typed."""
 QUOTED_PATH = re.compile(r"(?P<before>['\"])/[^'\"\n]*/(?P<name>[^'\"/\n]+)(?=['\"])")
 BARE_PATH = re.compile(r"(?P<before>(?<![\w./:~-]))/(?:[^\s/'\",:;()\[\]]+/)+(?P<name>[^\s/'\",:;()\[\]]*)")
+NULL_IN_A_PATH = "embedded null "
+"""How Python's ValueError begins, whose only mark it is."""
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "failed to allocate")
 
 
@@ -62,6 +64,8 @@ def trouble_of(error: BaseException) -> Trouble | None:
     if is_out_of_memory(error):
         reason = one_line(error) or "nothing is left"
         return Trouble(f"there is not enough memory ({reason}); lower the sizes, such as batch_size", "refused")
+    if isinstance(error, ValueError) and str(error).startswith(NULL_IN_A_PATH):
+        return Trouble("a path holds the null character, which no file's name has; leave it out", "refused")
     if isinstance(error, OverflowError):
         return Trouble(f"a number is too large ({one_line(error)}); use a smaller one", "refused")
     if is_of_composing(error):

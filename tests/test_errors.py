@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from spec_lab.errors import describe_error, is_interruption, one_line, without_folders
+from spec_lab.errors import describe_error, is_interruption, one_line, trouble_of, without_folders
 
 
 def test_an_error_with_a_message_is_its_class_and_message() -> None:
@@ -63,3 +67,12 @@ def test_ctrl_c_is_found_at_the_bottom_of_what_was_raised_in_its_place() -> None
 )
 def test_a_line_steers_no_terminal(message: str, line: str) -> None:
     assert one_line(message) == line
+
+
+@pytest.mark.parametrize("use", [open, os.mkdir, os.stat, lambda path: list(Path(path).iterdir())])
+def test_a_null_character_in_a_path_is_a_line(use: Callable[[str], object], tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as caught:
+        use(str(tmp_path / "a\0b"))
+    trouble = trouble_of(caught.value)
+    assert trouble is not None and trouble.status == "refused" and trouble.line.startswith("a path holds the null")
+    assert trouble_of(ValueError("math domain error")) is None
