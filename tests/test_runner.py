@@ -11,12 +11,15 @@ import pytest
 
 from spec_lab.assembly.rules import RelaxedThinkingConfig, SyntheticConfig
 from spec_lab.config import AcceptanceConfig, RecordConfig
+from spec_lab.core.origins import TokenOrigin
 from spec_lab.corpus.example import THINK_START
 from spec_lab.measure.runner import run
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.schema import Summary
+from spec_lab.report.frame import load_frame
 from spec_lab.rescore.judge import rescore
 from spec_lab.rescore.verify_rows import VERIFY_ROWS_FILE, load_verify_rows
+from spec_lab.show.rounds import load_request
 from tests.fake_runs import CHOICES
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts, write_tokenizer
 
@@ -92,6 +95,21 @@ def test_rounds_carry_their_relaxed_hits(execute: Execute) -> None:
         origins, ends = row["token_origins"], row["text_ends"]
         assert origins is not None and len(origins) == len(row["output_ids"])
         assert ends is not None and ends[-1] == len(row["text"])
+
+
+def test_a_run_can_be_shown_and_framed(execute: Execute) -> None:
+    """Of a real run: each token has its text and origin, and the frame a row a part."""
+    summary, folder = execute(LOOSE)
+    request = load_request(folder, "open")
+    assert "".join(token.text or "" for token in request.tokens) == request.row["text"]
+    assert TokenOrigin.RELAXED in {token.origin for token in request.tokens}
+    for part in request.rounds[1:-1]:
+        own = part.tokens[-1].origin
+        is_full = part.num_accepted == request.num_draft_tokens
+        assert own == (TokenOrigin.BONUS if is_full else TokenOrigin.CORRECTED)
+    frame = load_frame(folder)
+    assert list(frame["part"]) == ["this run", "plain"]
+    assert frame["emitted_tokens"][0] == summary["emitted_tokens"]
 
 
 def test_a_lossless_run_counts_thinking_too(execute: Execute) -> None:
