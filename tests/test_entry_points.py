@@ -41,7 +41,7 @@ CHEAP = (
     *("max_new_tokens=3", "repeats=1", "warmup_requests=0", "profile_rounds=0", "num_threads=1", "device=cpu"),
     *("references=[]", "workload.limit=1", "record.topk=2", "cache.prefill_chunk=16"),
 )
-OF_A_REPORT = ("left out", "nothing is compared", "plot not")
+OF_A_REPORT = ("left out", "nothing is compared", "not compared", "plot not")
 OPTION = """\
 # python -m spec_lab drafter=mine
 # an option in a folder of its own
