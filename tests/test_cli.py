@@ -192,6 +192,7 @@ def test_interrupt_ends_a_sweep(runner: FakeRunner, empty_folder: Path) -> None:
     assert len(runner.calls) == 1
 
 
+@pytest.mark.slow
 def test_jobs_of_a_sweep_share_its_folder_and_group(runner: FakeRunner, empty_folder: Path) -> None:
     assert main(["-m", "seed=1,2", "logger=wandb"]) == 0
     assert main(["-m", "seed=1,2", "logger=wandb", "fresh=true"]) == 0
@@ -237,6 +238,7 @@ def test_a_finished_sweep_is_shown_and_not_repeated(
     assert "fresh=true runs it all again" in out
 
 
+@pytest.mark.slow
 def test_fresh_repeats_a_finished_sweep_once_and_goes_on_with_a_killed_one(
     runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +258,7 @@ def test_fresh_repeats_a_finished_sweep_once_and_goes_on_with_a_killed_one(
     assert once <= again, "fresh is no part of a run"
 
 
+@pytest.mark.slow
 def test_a_failed_job_of_a_finished_sweep_runs_again(runner: FakeRunner, empty_folder: Path) -> None:
     runner.errors = {1: RuntimeError("out of luck")}
     assert main(["-m", "seed=1,2"]) == 1
@@ -264,6 +267,7 @@ def test_a_failed_job_of_a_finished_sweep_runs_again(runner: FakeRunner, empty_f
     assert [config.seed for config, _, _ in runner.calls] == [1, 2, 1]
 
 
+@pytest.mark.slow
 def test_a_sweep_of_another_revision_or_version_has_a_folder_of_its_own(
     runner: FakeRunner, empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +279,7 @@ def test_a_sweep_of_another_revision_or_version_has_a_folder_of_its_own(
     assert len(runner.calls) == 8
 
 
+@pytest.mark.slow
 def test_a_failed_job_runs_again_with_the_killed_one(runner: FakeRunner, empty_folder: Path) -> None:
     runner.errors = {1: RuntimeError("out of luck"), 2: KeyboardInterrupt()}
     assert main(["-m", "seed=1,2,3"]) == 130
@@ -283,6 +288,7 @@ def test_a_failed_job_runs_again_with_the_killed_one(runner: FakeRunner, empty_f
     assert [config.seed for config, _, _ in runner.calls] == [1, 2, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_experiment_is_a_sweep_of_its_own(runner: FakeRunner, empty_folder: Path) -> None:
     assert main(["experiment=drafters_quick"]) == 0
     drafters = [choices["drafter"] for _, choices, _ in runner.calls]

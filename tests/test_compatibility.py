@@ -357,6 +357,7 @@ def test_remedies_of_one_override_are_themselves_valid() -> None:
                 check_overrides([message.rpartition("use ")[2]])
 
 
+@pytest.mark.slow
 def test_what_can_be_chosen_can_be_built() -> None:
     """The rows of the registry are exactly the options of `conf/`."""
     for kind, group in KNOBS.items():

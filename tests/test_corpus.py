@@ -42,6 +42,7 @@ def final_answer(example: Example) -> str:
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
+@pytest.mark.slow
 def test_same_seed_same_text(category: str) -> None:
     again = tuple(itertools.islice(generate(category, "train", seed=3), 300))
     other = tuple(itertools.islice(generate(category, "train", seed=4), 300))

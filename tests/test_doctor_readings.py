@@ -168,6 +168,7 @@ def test_the_reading_that_wrote_the_text_is_named(target: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv"])
+@pytest.mark.slow
 def test_no_other_reading_beats_the_right_one(target: Path, tmp_path: Path, drafter: str) -> None:
     make_head(drafter, tmp_path, target)
     config = make_config((target, tmp_path), drafter, NUM_DRAFT_TOKENS)

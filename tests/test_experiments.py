@@ -68,6 +68,7 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("  ") if cell]
 
 
+@pytest.mark.slow
 def test_sampling_study_never_divides_by_probabilities_drafts_were_not_drawn_with(ran: list[Any]) -> None:
     assert main(["experiment=sampling", "sampling.temperature=0.5"]) == 0
     pairs = [(str(config.acceptance.method), str(config.drafter.draft_sampling)) for config in ran]

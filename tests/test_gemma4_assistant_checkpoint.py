@@ -205,13 +205,7 @@ def test_refuses_missing_and_truncated_files(tmp_path: Path, target: ModelConfig
         load(tmp_path, target)
 
 
-@pytest.mark.parametrize(
-    ("options", "fragments"),
-    [
-        ({"topk": 2}, ["drafter.topk=2", "use drafter.topk=1"]),
-        ({"position": "middle"}, ["drafter.position=middle", "last, bonus"]),
-    ],
-)
+@pytest.mark.parametrize(("options", "fragments"), [({"topk": 2}, ["drafter.topk=2", "use drafter.topk=1"])])
 def test_refuses_options_before_and_in_the_loader(
     tmp_path: Path, targets: dict[str, Path], target: ModelConfig, options: dict[str, Any], fragments: list[str]
 ) -> None:

@@ -73,6 +73,7 @@ def show_first_run(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str,
     return text, len(images)
 
 
+@pytest.mark.slow
 def test_first_run_shows_a_fabricated_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "outputs" / "a-run"
     record_run(folder)

@@ -25,6 +25,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer([render_example(example) for example in examples], VOCAB_SIZE)
 
 
+@pytest.mark.slow
 def test_tokenizer_gives_any_text_back(tokenizer: PreTrainedTokenizerFast) -> None:
     example = next(iter(generate("lists", "train", 1)))
     for text in (render_example(example), "tab\tnew\n\n  ünïcode 測試 🙂", "<|user|>\nx<|end|>"):

@@ -96,6 +96,7 @@ def test_a_refused_name_makes_no_folder_anywhere(
     assert line.startswith("refused: name=")
 
 
+@pytest.mark.slow
 def test_a_swept_name_is_refused_without_a_folder_and_the_others_run(
     empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ recorded, so that buffers are mutated, never replaced; recording itself executes
 from __future__ import annotations
 
 import ctypes
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,7 +116,11 @@ class CudaGraphRecorder:
     def _record(self, graph: torch.cuda.CUDAGraph, function: Callable[[], Result]) -> Result:
         try:
             # thread_local: what other threads do to the device, a logger's for instance, is no business of this graph.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            # Garbage may hold graphs and pools, and freeing one in the middle of a capture breaks the capture off.
+            with (
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+                garbage_waits(),
+            ):
                 return function()
         except BaseException as error:
             # A capture that broke off leaves its pool closed to the next (torch 2.11: "already recording").
@@ -123,6 +128,18 @@ class CudaGraphRecorder:
             if not isinstance(error, RuntimeError):
                 raise
             raise CaptureError(explain_capture_error(error)) from error
+
+
+@contextmanager
+def garbage_waits() -> Iterator[None]:
+    """Keep Python from collecting garbage inside; collecting goes on behind, where it was on before."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def explain_capture_error(error: BaseException) -> str:
