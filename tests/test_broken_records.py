@@ -76,7 +76,7 @@ def check_report(records: Path, path: Path, data: bytes) -> None:
 
 
 def check_error(folder: Path, read: Callable[[], object]) -> None:
-    """What is read is whole, or there is one line that names the file, or the rule that its target has no markers for."""
+    """What is read is whole, or there is one line that names the file, or the rule that wants thinking markers."""
     try:
         read()
     except UserError as error:
