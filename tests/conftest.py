@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +32,9 @@ def has_cuda() -> bool:
 # Read when triton is imported, which any test may do first: it must be set before a test module is imported.
 if not has_cuda():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# A shell ignores Ctrl-C for what it starts in the background, and processes inherit that: the tests of Ctrl-C need it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("spec_lab", deadline=None)
 settings.load_profile("spec_lab")

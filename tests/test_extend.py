@@ -126,6 +126,7 @@ def test_the_doctor_examines_a_drafter_that_was_added(lab: Path, capsys: pytest.
 
 
 @needs_weights
+@pytest.mark.slow
 def test_a_rule_that_was_added_judges_a_recorded_run_again(lab: Path, tmp_path: Path) -> None:
     recorded = [LAB, "drafter=eagle3", "acceptance=near", "record.topk=4", *CHEAP, f"output_dir={tmp_path}"]
     assert main(recorded) == 0
