@@ -12,7 +12,7 @@ from typing import Literal
 
 
 class UserError(ValueError):
-    """What was asked for cannot be done. The message names the knob or the file, and the remedy.
+    """Says that what was asked for cannot be done. The message names the knob or the file, and the remedy.
 
     The command line answers it with one line and exit code 2; any other exception is a failure of ours, with its
     traceback, unless `trouble_of` knows it.

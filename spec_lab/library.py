@@ -44,7 +44,7 @@ class Composed:
 
     @property
     def choices(self) -> dict[str, str]:
-        """What each group is called in records and names of folders, such as `prune: catchup`."""
+        """Returns what each group is called in records and names of folders, such as `prune: catchup`."""
         return name_options(self.config, self.options)
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Composed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a finished run left. `print` shows its tables and its verdict, a notebook shows them as HTML.
+    """Holds what a finished run left. `print` shows its tables and its verdict, a notebook shows them as HTML.
 
     Attributes:
         summary: as in `summary.json`; `python -m spec_lab.report` prints the definition of every number.
@@ -82,7 +82,7 @@ class Result:
 
 
 def compose(overrides: Sequence[str] = ()) -> Composed:
-    """See `spec_lab.compose`."""
+    """Does what `spec_lab.compose` says."""
     composed = compose_with_hydra(overrides)
     if composed.hydra.mode is RunMode.MULTIRUN:
         experiment = composed.hydra.runtime.choices.get("experiment")
@@ -92,7 +92,7 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
 
 
 def run(composed: Composed) -> Result:
-    """See `spec_lab.run`."""
+    """Does what `spec_lab.run` says."""
     config = composed.config
     if config.dry_run:
         raise UserError("dry_run=true runs nothing; leave it out, and print what was composed")
@@ -105,7 +105,7 @@ def run(composed: Composed) -> Result:
 
 
 def examine(composed: Composed) -> list[Finding]:
-    """See `spec_lab.examine`."""
+    """Does what `spec_lab.examine` says."""
     refuse(composed.config)
     from spec_lab.doctor.examine import examine
     from spec_lab.doctor.subject import load_subject

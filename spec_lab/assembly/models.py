@@ -1,4 +1,4 @@
-"""What a run loads once, and the sizes of its caches."""
+"""This module holds what a run loads once, and the sizes of its caches."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ KNOBS: Mapping[type[Option], str] = {
     WorkloadOption: "workload",
     LoggerOption: "logger",
 }
-"""What is typed to choose an option of a kind: a group, or a knob of one."""
+"""This says what is typed to choose an option of a kind: a group, or a knob of one."""
 
 GROUP_SCHEMAS: Mapping[str, type] = {
     "run": RunConfig,

@@ -49,7 +49,7 @@ def to_config_and_options(composed: DictConfig) -> tuple[RunConfig, dict[str, st
 
 
 def name_options(config: RunConfig, options: Mapping[str, str]) -> dict[str, str]:
-    """What each group of a run is called, of the option chosen of each."""
+    """Returns what each group of a run is called, of the option chosen of each."""
     return name_groups(config, options, read_groups(tuple(config.extensions)))
 
 

@@ -1,4 +1,4 @@
-"""What there is to choose: the groups of `conf/` with their options, and every key of the schema.
+"""This module holds what there is to choose: the groups of `conf/` with their options, and every key of the schema.
 
 Read from the files themselves, without Hydra and without torch, so that help and typo checks are instant.
 """

@@ -1,1 +1,1 @@
-"""What cannot work together, found before anything is loaded, a module for each kind of part."""
+"""This module says what cannot work together, found before anything is loaded, a module for each kind of part."""

@@ -1,4 +1,4 @@
-"""What cannot work, found before anything is loaded.
+"""This module says what cannot work, found before anything is loaded.
 
 Each check looks at a composed `RunConfig` and returns None, or one line that names the knob and the remedy. A pair that
 is pointless but harmless passes: `prune=catchup` with a drafter that has no catch-up step is a logged no-op, so that

@@ -19,7 +19,7 @@ MIN_ROUNDS = 24
 
 @dataclass(frozen=True, slots=True)
 class LoopRun:
-    """What the run's engine made of the requests, and what its drafter reads of the target."""
+    """Holds what the run's engine made of the requests, and what its drafter reads of the target."""
 
     records: list[RequestRecord]
     drafts: DraftsByRound

@@ -21,7 +21,7 @@ from spec_lab.pruning.selection import AllRows
 
 @dataclass(frozen=True, slots=True)
 class LanguageModelHead:
-    """See `DraftHead`: the model's own head, over the target's vocabulary."""
+    """Keeps the protocol `DraftHead` with the model's own head, over the target's vocabulary."""
 
     model: Target
 
@@ -42,7 +42,7 @@ class DraftModelState:
 
 
 class DraftModelDrafter:
-    """See `Drafter`. Its KV cache has the target's slot numbering: a row writes its position's slot."""
+    """Keeps the protocol `Drafter`. Its KV cache has the target's slot numbering: a row writes its position's slot."""
 
     def __init__(
         self,

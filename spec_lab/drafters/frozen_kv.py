@@ -81,7 +81,7 @@ class FrozenState:
 
 
 class FrozenKVDrafter:
-    """See `Drafter`. `caches` are the target's: for each layer of the head the one it reads."""
+    """Keeps the protocol `Drafter`. `caches` are the target's: for each layer of the head the one it reads."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ class NoDraftState:
 
 
 class NoDrafter(GivenDrafts):
-    """See `Drafter`."""
+    """Keeps the protocol `Drafter`."""
 
     num_draft_tokens = 0
     requirements = DrafterRequirements()

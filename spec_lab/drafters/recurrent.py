@@ -48,7 +48,7 @@ class RecurrentState:
 
 
 class RecurrentDrafter:
-    """See `Drafter`. Its KV cache has the target's slot numbering: a row writes its position's slot."""
+    """Keeps the protocol `Drafter`. Its KV cache has the target's slot numbering: a row writes its position's slot."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from spec_lab.drafters.mtp_window import MtpRows, MtpWindow
 
 
 class TritonMtpWindow(MtpWindow):
-    """See `MtpWindow`. No copy of the windows is made."""
+    """Does what `MtpWindow` does. No copy of the windows is made."""
 
     def slide(self, slot_ids: torch.Tensor, inputs: MtpRows, num_valid: torch.Tensor) -> None:
         slide_windows(self.tokens, self.hidden, inputs.tokens, inputs.hidden, slot_ids, num_valid)

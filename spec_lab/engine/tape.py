@@ -47,7 +47,7 @@ _FACTORY_OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 
 @dataclass(slots=True)
 class TapeGraph(Generic[Result]):
-    """See `CapturedGraph`.
+    """Keeps the protocol `CapturedGraph`.
 
     Attributes:
         inputs: the tensors from before the capture that it reads or writes, one for each storage, in order of use.

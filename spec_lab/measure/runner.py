@@ -59,7 +59,7 @@ class Lab:
 
 
 def run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
-    """As `record_run`, and print the table and the verdict."""
+    """Does the same as `record_run`, and prints the table and the verdict."""
     summary = record_run(config, choices, folder)
     print(format_run(summary))
     return summary
@@ -100,7 +100,7 @@ def load_lab(config: RunConfig) -> Lab:
 
 
 def default_num_threads(config: RunConfig) -> int:
-    """What the target's option says; all cores where it says nothing."""
+    """Returns what the target's option says; all cores where it says nothing."""
     return registry.of(config).target(config).num_threads or os.cpu_count() or 1
 
 

@@ -396,4 +396,4 @@ DEFINITIONS: dict[str, str] = {
     "num_threads": "Threads torch used on the CPU.",
     "schema_version": "Version of this record's layout.",
 }
-"""What each number of `summary.json` means, by its key; a longer key is the more exact one."""
+"""This says what each number of `summary.json` means, by its key; a longer key is the more exact one."""

@@ -17,7 +17,7 @@ Status = Literal["finished", "failed", "refused", "interrupted"]
 DivergenceKind = Literal["near_tie", "bug", "lossy"]
 
 THIS_RUN = "this run"
-"""What the main configuration is called beside its references."""
+"""This says what the main configuration is called beside its references."""
 
 
 class PositionRates(TypedDict):

@@ -42,7 +42,7 @@ OUTPUTS = Path("outputs")
 
 @dataclass(frozen=True, slots=True)
 class Comparisons:
-    """What there is to compare among runs that may be compared."""
+    """Holds what there is to compare among runs that may be compared."""
 
     studies: list[list[Point]]
     drafters: list[list[Cell]]

@@ -23,7 +23,7 @@ where an oracle ran beside at this K (marked m), else K + 1; its speedup is what
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a round of one run costs, in steps of plain decoding.
+    """Holds what a round of one run costs, in steps of plain decoding.
 
     Attributes:
         draft: the drafter's stages; None where they could not be timed apart.
@@ -44,7 +44,7 @@ class Cost:
 
     @property
     def rest(self) -> float:
-        """What is neither draft nor verify."""
+        """Returns what is neither draft nor verify."""
         return self.break_even - (self.draft or 0.0) - (self.verify or 0.0)
 
     @property

@@ -155,7 +155,7 @@ def _finished(run: Run) -> bool:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """What each run calls its drafter, and `knob=value` for every knob in which drafters called so differ.
+    """Returns what each run calls its drafter, and `knob=value` for every knob in which drafters called so differ.
 
     Records of before a name told of knobs call `eagle3` what has a window too.
     """

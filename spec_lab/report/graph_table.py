@@ -127,6 +127,6 @@ def _order(cell: tuple[int, str]) -> tuple[int, int, str]:
 
 
 def _shared_key(config: Mapping[str, Any]) -> str:
-    """What runs that differ by graph mode and batch size have in common."""
+    """Returns what runs that differ by graph mode and batch size have in common."""
     without = (*NOT_COMPARED, "graph", "batch_size")
     return json.dumps({key: value for key, value in config.items() if key not in without}, sort_keys=True)

@@ -187,7 +187,7 @@ def _at_one_k(run: Run) -> str:
 
 
 def _key(run: Run, without: Collection[str]) -> str:
-    """What two runs have in common whose configurations differ in nothing but the keys `without`."""
+    """Returns what two runs have in common whose configurations differ in nothing but the keys `without`."""
     config = dict(run.summary["config"])
     config["drafter"] = {key: value for key, value in config.get("drafter", {}).items() if key not in without}
     return json.dumps({key: value for key, value in config.items() if key not in without}, sort_keys=True)

@@ -35,7 +35,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What runs, how often and where.
+    """Holds what runs, how often and where.
 
     Attributes:
         overrides: typed behind the file, for every run; they go before those of the file's command.

@@ -1,4 +1,4 @@
-"""What cannot be trained, found before anything is made or loaded, and without torch.
+"""This module says what cannot be trained, found before anything is made or loaded, and without torch.
 
 Each check looks at a whole configuration and returns None, or one line that names the knob and the remedy. What a
 single knob takes stands in its schema.

@@ -185,7 +185,7 @@ class TokenizerConfig:
 
 @dataclass
 class CorpusConfig:
-    """What a new target learns from: generated examples of each checkable category, and natural text."""
+    """Holds what a new target learns from: generated examples of each checkable category, and natural text."""
 
     num_examples_per_category: int = knob(90000, "generated examples for a new target", least=1, most=MAX_TEXTS)
     num_shards: int = knob(
@@ -221,7 +221,7 @@ class GenerationsConfig:
 
 @dataclass
 class EvaluationConfig:
-    """What the card's figures are measured on: the shipped prompts."""
+    """Holds what the card's figures are measured on: the shipped prompts."""
 
     num_draft_tokens: int = knob(3, "K of the acceptance length on the card", least=1, most=16)
     max_new_tokens: int = knob(256, "tokens after each prompt", least=1, most=MAX_LENGTH)

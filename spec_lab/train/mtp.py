@@ -68,7 +68,7 @@ class TrainableMtpModule(nn.Module):
         return joined, self.input_layernorm(joined)
 
     def leave(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """What the head reads is recycled: the state after the norm."""
+        """Returns what the head reads is recycled: the state after the norm."""
         hidden = residual + attended
         hidden = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return self.shared_head.norm(hidden)

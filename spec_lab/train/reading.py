@@ -14,7 +14,7 @@ from spec_lab.errors import UserError, is_out_of_memory
 from spec_lab.models.json_input import parse_json
 
 BROKEN = (OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, pickle.UnpicklingError, SafetensorError)
-"""What json, numpy, torch and safetensors raise for files that are cut short or hold something else."""
+"""This says what json, numpy, torch and safetensors raise for files that are cut short or hold something else."""
 
 
 @contextmanager

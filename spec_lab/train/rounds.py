@@ -1,4 +1,4 @@
-"""What greedy speculation would have done with a text, counted round by round without running it."""
+"""This module holds what greedy speculation would have done with a text, counted round by round without running it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from spec_lab.workloads.tokenizer import Tokenizer
 
 UNFINISHED = "\ufffd"
-"""What a decoder writes for the first bytes of a character whose last ones stand in the next token."""
+"""This says what a decoder writes for the first bytes of a character whose last ones stand in the next token."""
 
 
 def text_ends(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int] | None:

@@ -94,7 +94,7 @@ class DraftCarry(Protocol):
 
 
 def carry_every_tensor(drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
-    """See `DraftCarry`. For a state with any tensors."""
+    """Keeps the protocol `DraftCarry`. For a state with any tensors."""
     drafts.index_copy_(1, column, after.tokens.unsqueeze(1))
     for part in dataclasses.fields(after):
         old, new = getattr(before, part.name), getattr(after, part.name)

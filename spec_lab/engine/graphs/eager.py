@@ -7,7 +7,7 @@ from spec_lab.engine.round import DecodeRound
 
 
 class EagerGraph:
-    """See `GraphMode`. Batches are not padded."""
+    """Keeps the protocol `GraphMode`. Batches are not padded."""
 
     def __init__(self) -> None:
         self.counts = GraphCounts(mode="eager")
