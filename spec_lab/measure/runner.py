@@ -183,11 +183,17 @@ def _teach(lab: Lab, progress: Progress) -> None:
 
 
 def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
-    """Outputs of plain decoding, from the reference or an engine made for it."""
-    engine = lab.engines.get("plain")
-    if engine is None:
-        engine = _plain_engine(lab.config, lab.models, engine_limits(lab.config, lab.requests, 0))
-    return _outputs(engine.generate(lab.requests).requests)
+    """Outputs of plain decoding, longer by K tokens: the last round of an output drafts past its limit, and is judged."""
+    num_more = lab.config.drafter.num_draft_tokens
+    limits = engine_limits(lab.config, lab.requests, num_more)
+    longer = dataclasses.replace(
+        limits,
+        max_seq_len=limits.max_seq_len + num_more,
+        margin=limits.margin - num_more,
+        max_kv_len=limits.max_kv_len + num_more,
+    )
+    requests = [dataclasses.replace(r, max_new_tokens=r.max_new_tokens + num_more) for r in lab.requests]
+    return _outputs(_plain_engine(lab.config, lab.models, longer).generate(requests).requests)
 
 
 def _rotated(names: list[str], by: int) -> list[str]:
