@@ -183,7 +183,7 @@ def _teach(lab: Lab, progress: Progress) -> None:
 
 
 def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
-    """Outputs of plain decoding, longer by K tokens: the last round of an output drafts past its limit, and is judged."""
+    """Outputs of plain decoding, K tokens longer: the last round drafts past the limit, and is judged whole."""
     num_more = lab.config.drafter.num_draft_tokens
     limits = engine_limits(lab.config, lab.requests, num_more)
     longer = dataclasses.replace(
