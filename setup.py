@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: conf/ is installed as spec_lab.conf, and kernels/spec_kernels/ as spec_kernels."""
+"""Says what pyproject.toml cannot: conf/ is installed as spec_lab.conf, and kernels/spec_kernels/ as spec_kernels."""
 
 from setuptools import find_packages, setup
 

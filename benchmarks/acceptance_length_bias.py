@@ -1,4 +1,4 @@
-"""What becomes of the acceptance length when outputs are short, by four ways of counting the rounds that are cut short.
+"""Shows the acceptance length of short outputs, by four ways of counting the rounds that are cut short.
 
     python benchmarks/acceptance_length_bias.py                     # about a minute
 
@@ -109,7 +109,7 @@ def has_end_inside(record: RequestRecord) -> bool:
 
 
 def describe_behind_the_end(records: Sequence[RequestRecord], num_draft_tokens: int) -> str:
-    """How the rule judges drafts behind an end of sequence, beside all others."""
+    """Measures how the rule judges drafts behind an end of sequence, beside all others."""
     ended = [record for record in records if record.accepted_per_round and has_end_inside(record)]
     rounds = [(record.accepted_per_round[-1], record.judged_per_round[-1]) for record in ended]
     reached = sum(min(accepted + 1, num_draft_tokens) - judged for accepted, judged in rounds)

@@ -1,4 +1,4 @@
-"""What verifying N rows costs beside one: the target's forward alone, on a CPU, the two taking turns.
+"""Measures what verifying N rows costs beside one: the target's forward alone, on a CPU, the two taking turns.
 
     python benchmarks/verify_rows.py
 

@@ -1,4 +1,4 @@
-"""Which numbers a knob takes: the bounds that stand in its field, and the one check that reads them.
+"""Says which numbers a knob takes: the bounds that stand in its field, and the one check that reads them.
 
 The check walks any configuration made of dataclasses, so that a run and a training are held to their schemas alike.
 """
@@ -24,7 +24,7 @@ class Bounds:
     above: float | None = None
 
     def admits(self, number: float) -> bool:
-        """Whether `number` is one that can be computed with, and within the bounds."""
+        """Tells whether `number` is one that can be computed with, and within the bounds."""
         return (
             _is_ordinary(number)
             and (self.least is None or number >= self.least)

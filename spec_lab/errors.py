@@ -1,4 +1,4 @@
-"""Whose mistake an error is, and how one is put in a line."""
+"""Decides whose mistake an error is, and puts one in a line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COMPOSERS = ("hydra", "omegaconf", "antlr4", "yaml")
 QUOTED_PATH = re.compile(r"(?P<before>['\"])/[^'\"\n]*/(?P<name>[^'\"/\n]+)(?=['\"])")
 BARE_PATH = re.compile(r"(?P<before>(?<![\w./:~-]))/(?:[^\s/'\",:;()\[\]]+/)+(?P<name>[^\s/'\",:;()\[\]]*)")
 NULL_IN_A_PATH = "embedded null "
-"""How Python's ValueError begins, whose only mark it is."""
+"""Python's ValueError begins so, and has no other mark."""
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "failed to allocate")
 
 
@@ -74,14 +74,14 @@ def trouble_of(error: BaseException) -> Trouble | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on the host or on a GPU; torch raises a RuntimeError for either."""
+    """Tells whether an allocation failed, on the host or on a GPU; torch raises a RuntimeError for either."""
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in OUT_OF_MEMORY)
 
 
 def is_of_composing(error: BaseException) -> bool:
-    """Whether Hydra or OmegaConf raised `error`, or what they called: nothing of ours was between them and it.
+    """Tells whether Hydra or OmegaConf raised `error`, or what they called: nothing of ours was between them and it.
 
     They raise ValueError, AssertionError and the like for what was typed, beside exceptions of their own.
     """
@@ -93,7 +93,7 @@ def is_of_composing(error: BaseException) -> bool:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether Ctrl-C is at the bottom of `error`, which cleaning up behind it may have raised in its place."""
+    """Tells whether Ctrl-C is at the bottom of `error`, which cleaning up behind it may have raised in its place."""
     return any(isinstance(one, KeyboardInterrupt) for one in behind(error))
 
 

@@ -115,7 +115,7 @@ def examine(composed: Composed) -> list[Finding]:
 
 
 def _run(job: Job) -> Result:
-    """As `cli.job.run_job`, but what ends the run is raised, and in a line where it is no mistake of ours."""
+    """Runs as `cli.job.run_job` does, but raises what ends the run, and in a line where it is no mistake of ours."""
     folder = None
     try:
         folder = begin(job)

@@ -46,7 +46,7 @@ class Shape:
 
     @property
     def kv_bytes(self) -> int:
-        """How many bytes of bfloat16 keys and values have to be read."""
+        """Counts how many bytes of bfloat16 keys and values have to be read."""
         seen = self.keys if self.window is None else min(self.keys, self.window + self.rows - 1)
         return self.batch * seen * 2 * self.num_kv_heads * self.head_dim * 2
 

@@ -74,7 +74,7 @@ def advance_metadata_reference(
     page_size: int,
     max_positions: int,
 ) -> None:
-    """What `advance_metadata` does."""
+    """Does what `advance_metadata` does, in torch."""
     columns = (seq_lens // page_size).clamp(max=page_table.shape[1] - 1)
     pages = page_table.gather(1, columns.unsqueeze(1)).squeeze(1)
     slot_mapping.copy_(pages * page_size + seq_lens % page_size)

@@ -8,7 +8,7 @@ import torch
 import triton
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""Whether the kernels of this process run in Triton's interpreter: TRITON_INTERPRET=1 before triton is imported."""
+"""Says whether this process's kernels run in Triton's interpreter: TRITON_INTERPRET=1 before triton is imported."""
 
 
 def launch_on(tensor: torch.Tensor) -> AbstractContextManager[object]:

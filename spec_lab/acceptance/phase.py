@@ -22,7 +22,7 @@ class ThinkingMarkers:
     end: int
 
     def leave_open(self, token_ids: Sequence[int]) -> bool:
-        """Whether the last marker of a text is a begin marker."""
+        """Tells whether the last marker of a text is a begin marker."""
         last = next((token for token in reversed(token_ids) if token in (self.begin, self.end)), self.end)
         return last == self.begin
 
@@ -47,7 +47,7 @@ def thinking_mask(prompt_ids: Sequence[int], output_ids: Sequence[int], markers:
 
 
 class PhaseState:
-    """Per slot, whether the text so far leaves thinking open: [num_slots + 1] bool, the last one the scratch slot's."""
+    """Keeps by slot whether the text leaves thinking open: [num_slots + 1] bool, the last one the scratch slot's."""
 
     def __init__(self, num_slots: int, markers: ThinkingMarkers, device: torch.device) -> None:
         self._markers = markers
@@ -89,7 +89,7 @@ class PhaseState:
 
 
 class RelaxationPhase(Protocol):
-    """When a rule may relax. `thinking` is the phase of the text, `least` what the rule makes of it."""
+    """Decides when a rule may relax. `thinking` is the phase of the text, `least` what the rule makes of it."""
 
     thinking: PhaseState
 

@@ -28,8 +28,8 @@ class DraftStanding:
 
 
 RoundStanding = Callable[[torch.Tensor, torch.Tensor], tuple[DraftStanding, torch.Tensor]]
-"""From logits [batch, N, vocab] and drafts [batch, K] to how the first K rows see the drafts, and the argmax [batch, N]
-of every row."""
+"""Turns logits [batch, N, vocab] and drafts [batch, K] into how the first K rows see the drafts, and the argmax
+[batch, N] of every row."""
 
 
 def round_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> tuple[DraftStanding, torch.Tensor]:

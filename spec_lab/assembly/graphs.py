@@ -12,7 +12,7 @@ LOADER = "spec_lab.assembly.graphs_loader"
 
 
 class DraftMetadata(Choice):
-    """How attention metadata moves between the draft steps of a graph."""
+    """The ways in which attention metadata moves between the draft steps of a graph."""
 
     in_place = "in_place"
     stale = "stale", "wrong on purpose"

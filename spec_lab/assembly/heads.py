@@ -38,7 +38,7 @@ def load_drafter(config: RunConfig, models: Models) -> DrafterFactory:
 def make_picker(
     config: RunConfig, options: TrainedDrafterConfig, models: Models, resources: DrafterResources
 ) -> DraftPicker:
-    """How the drafter picks its tokens: `drafter.draft_sampling`, and `acceptance.allow_lossy`."""
+    """Decides how the drafter picks its tokens: `drafter.draft_sampling`, and `acceptance.allow_lossy`."""
     biased = getattr(config.acceptance, "allow_lossy", False)
     is_greedy = options.draft_sampling == DraftSampling.greedy
     if is_greedy and not biased:

@@ -1,4 +1,4 @@
-"""Where records go beside the files: a row for each, its keys and what it refuses."""
+"""The places where records go beside the files: a row for each, its keys and what it refuses."""
 
 from __future__ import annotations
 

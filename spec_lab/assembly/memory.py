@@ -1,4 +1,4 @@
-"""Whether a cache fits, asked before it is made: a CPU hands out memory it does not have and kills who touches it."""
+"""Asks whether a cache fits before it is made: a CPU hands out memory it does not have and kills who touches it."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Models:
 
 
 def target_folder(config: RunConfig) -> Path:
-    """Where the target's checkpoint lies."""
+    """Finds the folder of the target's checkpoint."""
     return registry.of(config).target(config).folder(config.target)
 
 
@@ -113,7 +113,7 @@ def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: 
 
 
 def overlaps(config: RunConfig) -> bool:
-    """Whether the host runs a round behind; only some graph modes can."""
+    """Tells whether the host runs a round behind; only some graph modes can."""
     return bool(getattr(config.graph, "overlap", False))
 
 

@@ -133,7 +133,7 @@ class GraphOption(Option):
 
     @property
     def captures(self) -> bool:
-        """Whether anything is captured."""
+        """Tells whether anything is captured."""
         return self.num_launched is not None
 
 

@@ -1,4 +1,4 @@
-"""Which options there are: those of this package, and those of the extensions a run names.
+"""Lists the options that there are: those of this package, and those of the extensions a run names.
 
 A registry is a function of the names of the extensions alone, so nothing has to carry it: `of(config)` is that of a
 run wherever its configuration is.

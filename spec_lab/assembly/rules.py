@@ -16,21 +16,21 @@ LOADER = "spec_lab.assembly.rules_loader"
 
 
 class RelaxedFormChoice(Choice):
-    """How near a draft must be to the likeliest token."""
+    """The ways to say how near a draft must be to the likeliest token."""
 
     delta = "delta", "p >= p_top1 - delta"
     ratio = "ratio", "p >= p_top1 * ratio"
 
 
 class RelaxedPhase(Choice):
-    """When relaxed acceptance is on."""
+    """The parts of a text in which relaxed acceptance is on."""
 
     token = "token", "by the markers before each token"
     round = "round", "by those before the round, as TensorRT-LLM"
 
 
 class RejectionMethodChoice(Choice):
-    """How sampled drafts are judged."""
+    """The ways to judge sampled drafts."""
 
     standard = "standard", "reads the draft distribution"
     one_hot = "one_hot", "greedy drafts"

@@ -1,4 +1,4 @@
-"""Whether Triton kernels can run here: shared by every knob that asks for them."""
+"""Tells whether Triton kernels can run here: shared by every knob that asks for them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def load_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
 
 
 def _refuse_too_long(config: RunConfig, target: ModelConfig) -> None:
-    """Before anything of that length is made."""
+    """Refuses before anything of that length is made."""
     prompt_tokens = config.workload.prompt_tokens
     if prompt_tokens is not None and prompt_tokens + config.max_new_tokens > target.max_position_embeddings:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What `--dry-run` prints: the composed parts, a line a group, and everything that would be refused."""
+"""Prints what `--dry-run` shows: the composed parts, a line a group, and everything that would be refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How every program of the lab ends: an exit code, and one line where what went wrong is not ours.
+"""Ends every program of the lab: an exit code, and one line where what went wrong is not ours.
 
     def main(arguments: Sequence[str] | None = None) -> int:
         return guarded(lambda: _run(sys.argv[1:] if arguments is None else arguments))

@@ -27,7 +27,7 @@ FLAGS_THAT_ADD_OPTIONS = ("--config-path", "-cp", "--config-dir", "-cd")
 FLAGS_THAT_SHOW = (
     *("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"),
 )
-"""With one of these nothing runs."""
+"""Nothing runs with one of these."""
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -102,7 +102,7 @@ def _obstacle(folder: Path, error: OSError) -> str:
 
 
 def _rename(unnamed: Path, folder: Path) -> bool:
-    """Whether `unnamed` is `folder` now, and not another one that has that name."""
+    """Tells whether `unnamed` is `folder` now, and not another one that has that name."""
     if os.path.lexists(folder):
         return False
     try:

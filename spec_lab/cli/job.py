@@ -40,7 +40,7 @@ def worst_exit_code(statuses: Iterable[Status]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How a job ended. `folder` is None where nothing was written: a dry run, or a run refused on its own."""
+    """The end of a job. `folder` is None where nothing was written: a dry run, or a run refused on its own."""
 
     status: Status
     folder: Path | None = None

@@ -1,4 +1,4 @@
-"""What a run is called: each group by the option whose knobs all stand as they do, else by the knobs that differ.
+"""Says what a run is called: each group by the option whose knobs all stand as they do, else by the knobs that differ.
 
 | typed | name |
 |---|---|

@@ -96,7 +96,7 @@ class Session:
         self.outcomes.append(outcome)
 
     def _ended_earlier(self, base: Path, config: RunConfig, choices: dict[str, str]) -> JobOutcome | None:
-        """How a job of a sweep that is continued ended before the sweep was killed."""
+        """Tells how a job of a sweep that is continued ended before the sweep was killed."""
         ended = find_ended(base, folder_name(config, choices))
         if ended is None:
             return None

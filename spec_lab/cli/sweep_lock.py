@@ -30,7 +30,7 @@ class SweepLock:
             pass
 
     def _is_taken(self) -> bool:
-        """Whether the file that was locked is the one that stands there: its last holder may just have removed it."""
+        """Tells whether the locked file is the one that stands there: its last holder may just have removed it."""
         file = self._path.open("w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What no drafter, and no pair of a drafter with a rule, can do. Functions like those of `compatibility.run`."""
+"""Refuses what no drafter, or no drafter with a rule, can do. Functions like those of `compatibility.run`."""
 
 from __future__ import annotations
 

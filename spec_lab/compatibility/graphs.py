@@ -1,4 +1,4 @@
-"""What cannot work together, for graph modes. Pure functions like those of `compatibility.run`; imports no torch."""
+"""Refuses what a graph mode cannot work with. Pure functions like those of `compatibility.run`; imports no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def captured_drafter(config: RunConfig) -> str | None:
 
 
 def stale_metadata_shows(config: RunConfig) -> str | None:
-    """Where nothing moves between draft steps, nothing can be left behind."""
+    """Nothing can be left behind where nothing moves between draft steps."""
     if getattr(config.graph, "metadata", None) != DraftMetadata.stale:
         return None
     reason = registry.of(config).drafter(config).no_moves
@@ -36,7 +36,7 @@ def stale_metadata_shows(config: RunConfig) -> str | None:
 
 
 def something_is_captured(config: RunConfig) -> str | None:
-    """Without verify there must be draft steps in a graph, more than the mode launches from Python."""
+    """There must be draft steps in a graph without verify, more than the mode launches from Python."""
     graph, num_draft_tokens = config.graph, config.drafter.num_draft_tokens
     num_launched = registry.of(config).graph(config).num_launched
     if num_launched is None or getattr(graph, "verify", True) or num_draft_tokens > num_launched:

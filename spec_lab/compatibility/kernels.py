@@ -1,4 +1,4 @@
-"""What cannot work together, for Triton kernels. Functions like those of `compatibility.run`; imports no torch.
+"""Refuses what Triton kernels cannot work with. Functions like those of `compatibility.run`; imports no torch.
 
 What only the machine at hand can tell, as with device=auto, is refused by `assembly.triton`.
 """
@@ -13,7 +13,7 @@ from spec_lab.config import Dtype, KernelSet, RunConfig
 
 
 def interpreted_dtype(config: RunConfig) -> str | None:
-    """On a CPU the kernels run in Triton's interpreter, whose bfloat16 products are silently wrong."""
+    """The kernels run in Triton's interpreter on a CPU, whose bfloat16 products are silently wrong."""
     knob = _triton_knob(config)
     if knob is None or config.device != "cpu" or config.dtype != Dtype.bfloat16:
         return None

@@ -1,4 +1,4 @@
-"""Which names a run may have: each becomes part of a folder's name."""
+"""Says which names a run may have: each becomes part of a folder's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each token of an output came from, a letter a token."""
+"""Says where each token of an output came from, a letter a token."""
 
 from __future__ import annotations
 

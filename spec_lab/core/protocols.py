@@ -75,7 +75,7 @@ class AttentionBackend(MetadataMover, Protocol):
 
 
 class RowSelection(Protocol):
-    """Which rows of a layer go on past its KV write, and where the others are dropped.
+    """Chooses which rows of a layer go on past its KV write, and where the others are dropped.
 
     Attributes:
         is_empty: no row goes on; the layer only writes KV.
@@ -214,7 +214,7 @@ class RuleTraits:
 
 
 class AcceptanceRule(Protocol):
-    """From logits and drafts to emitted tokens; no model in it. State, if any, is a tensor row a slot."""
+    """Turns logits and drafts into emitted tokens; no model in it. State, if any, is a tensor row a slot."""
 
     traits: RuleTraits
 
@@ -232,7 +232,7 @@ class AcceptanceRule(Protocol):
 
 
 class PromptPruning(Protocol):
-    """Which rows of the prompt pass go on (`prune.prefill`).
+    """Chooses which rows of the prompt pass go on (`prune.prefill`).
 
     `live_attention` is metadata of one query at the prompt's last position, None in the middle of a chunked prompt.
     """
@@ -255,7 +255,7 @@ class PromptPruning(Protocol):
 
 
 class CatchupPruning(Protocol):
-    """Which rows of the drafter's catch-up step go on (`prune.catchup`)."""
+    """Chooses which rows of the drafter's catch-up step go on (`prune.catchup`)."""
 
     needs_prewrite: ClassVar[bool]
 

@@ -16,7 +16,7 @@ import torch
 
 
 class FinishReason(StrEnum):
-    """Why a request ended."""
+    """The reason for which a request ended."""
 
     EOS = "eos"
     LENGTH = "length"
@@ -67,7 +67,7 @@ class Sequence:
 
 
 class NormSide(StrEnum):
-    """On which side of a final norm a hidden state is taken."""
+    """The side of a final norm on which a hidden state is taken."""
 
     PRE_NORM = "pre_norm"
     POST_NORM = "post_norm"
@@ -75,7 +75,7 @@ class NormSide(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """Which hidden states of the target a drafter reads, concatenated in this order.
+    """The hidden states of the target that a drafter reads, concatenated in this order.
 
     Attributes:
         layer_inputs: residual stream entering these layers (0-based, before any norm), ascending. EAGLE-3's taps.

@@ -1,4 +1,4 @@
-"""Which side of the train / eval border a problem or a file is on, decided by its key alone."""
+"""Decides which side of the train / eval border a problem or a file is on, by its key alone."""
 
 from __future__ import annotations
 

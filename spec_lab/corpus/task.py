@@ -1,4 +1,4 @@
-"""What a checkable category gives: a problem that can name itself, ask itself, and solve itself aloud."""
+"""A checkable category gives a problem that can name itself, ask itself, and solve itself aloud."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For each drafter, the choices its checkpoint leaves open and the ways to make them."""
+"""Lists for each drafter the choices its checkpoint leaves open and the ways to make them."""
 
 from __future__ import annotations
 

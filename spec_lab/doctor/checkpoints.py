@@ -25,7 +25,7 @@ MIN_STANDARD_ERRORS = 4.0
 
 
 def drafter_folder(config: RunConfig) -> Path:
-    """Where the weights of a drafter that has some lie."""
+    """Finds where the weights of a drafter that has some lie."""
     folder = registry.of(config).drafter(config).folder
     assert folder is not None, "only drafters with weights are asked"
     return folder(config, config.drafter)
@@ -108,7 +108,7 @@ def _vocabulary(folder: Path) -> dict[str, int]:
 
 
 def _shift_gain(words: torch.Tensor, target_ids: torch.Tensor, shift: int) -> float:
-    """How many more of the different tokens `words` the shifted map covers, in standard errors."""
+    """Counts how many more of the different tokens `words` the shifted map covers, in standard errors."""
     as_it_is, shifted = torch.isin(words, target_ids), torch.isin(words, target_ids + shift)
     gained, lost = int((shifted & ~as_it_is).sum()), int((as_it_is & ~shifted).sum())
     return (gained - lost) / max(gained + lost, 1) ** 0.5

@@ -55,6 +55,6 @@ def _values(evidence: Evidence) -> str | None:
 
 
 def _does_not_help(as_it_is: Drafted, zeroed: Drafted) -> bool:
-    """Where nothing agrees anyway, there is nothing to lose."""
+    """There is nothing to lose where nothing agrees anyway."""
     drop = as_it_is.agreement(1) - zeroed.agreement(1)
     return as_it_is.agreement(1) >= MIN_AGREEMENT and drop < MIN_DROP

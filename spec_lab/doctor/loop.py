@@ -51,7 +51,7 @@ def check_output(subject: Subject, loop: list[RequestRecord]) -> Finding:
 
 
 def check_teacher_forcing(evidence: Evidence) -> Finding:
-    """How much a drafter agrees with the target when nothing but itself and its inputs can be wrong."""
+    """Measures how much a drafter agrees with the target when nothing but itself and its inputs can be wrong."""
     drafted = evidence.as_configured
     measured = f"{_rates(drafted)}, after right drafts {_conditionals(drafted)}, over {len(evidence.rounds)} rounds"
     cause = disagreement(drafted)

@@ -78,6 +78,6 @@ def _zeroed(evidence: Evidence) -> DrafterFactory:
 
 
 def _does_not_help(as_it_is: Drafted, zeroed: Drafted) -> bool:
-    """Where nothing agrees anyway, there is nothing to lose."""
+    """There is nothing to lose where nothing agrees anyway."""
     drop = as_it_is.conditional(2) - zeroed.conditional(2)
     return as_it_is.conditional(2) >= MIN_LATER_AGREEMENT and drop < MIN_DROP

@@ -11,7 +11,7 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.round import DecodeRound
 
 DraftsByRound = Mapping[tuple[str, int], tuple[int, ...]]
-"""By request id and L at the round's start."""
+"""Keyed by request id and L at the round's start."""
 
 
 @dataclass(frozen=True, slots=True)

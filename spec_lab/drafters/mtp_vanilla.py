@@ -48,7 +48,7 @@ class DraftModule(DraftHead, Protocol):
 
 
 RowPruning = Callable[[int, AttentionMetadata], RowSelection]
-"""From the rows a request, and metadata of its last one, to the rows that go on."""
+"""Chooses, from the rows a request and metadata of its last one, the rows that go on."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class MtpVanillaState:
 
 
 class MtpVanillaDrafter:
-    """See `Drafter`. Drafts a token with each of `modules`; `caches` has the KV of each, in the target's slots."""
+    """Drafts a token with each of `modules`; `caches` has the KV of each, in the target's slots."""
 
     def __init__(
         self,

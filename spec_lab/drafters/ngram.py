@@ -15,7 +15,7 @@ from spec_lab.drafters.picking import GivenDrafts
 
 
 class NgramDrafter(GivenDrafts):
-    """See `Drafter`. Where nothing matches, or a match runs into the end, it drafts token 0: almost surely rejected."""
+    """Looks drafts up. Where nothing matches, or a match runs into the end, it drafts token 0: hardly ever accepted."""
 
     requirements = DrafterRequirements()
 

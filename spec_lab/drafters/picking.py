@@ -13,7 +13,7 @@ from spec_lab.core.types import PromptChunk
 
 
 class DraftHead(Protocol):
-    """From a draft model's output [batch, hidden_size] to tokens or logits in target ids."""
+    """Turns a draft model's output [batch, hidden_size] into tokens or logits in target ids."""
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the [batch] likeliest tokens."""
@@ -26,7 +26,7 @@ class DraftHead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftedRows:
-    """Which requests draft: slot_ids [batch], and kv_lens [batch], L of the round that will verify the drafts."""
+    """The requests that draft: slot_ids [batch], and kv_lens [batch], L of the round that will verify the drafts."""
 
     slot_ids: torch.Tensor
     kv_lens: torch.Tensor

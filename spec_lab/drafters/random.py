@@ -21,7 +21,7 @@ class RandomState:
 
 
 class RandomDrafter(GivenDrafts):
-    """See `Drafter`. Its noise is keyed by request and position, so a draft does not depend on the neighbours."""
+    """Draws its drafts with noise keyed by request and position, so a draft does not depend on the neighbours."""
 
     requirements = DrafterRequirements()
 

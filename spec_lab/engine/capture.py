@@ -163,7 +163,7 @@ def explain_capture_error(error: BaseException) -> str:
 
 
 def is_torch_file(path: str) -> bool:
-    """Whether a source file is torch's own, so that an error's place is looked for further out."""
+    """Tells whether a source file is torch's own, so that an error's place is looked for further out."""
     return path.startswith((_TORCH_FOLDER, "<"))
 
 

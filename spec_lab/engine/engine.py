@@ -248,7 +248,7 @@ class _GenerationRun:
         return {name: seconds for name, seconds in stages.items() if name not in absent}
 
     def _is_in_flight(self, sequence: Sequence) -> bool:
-        """Whether a round that is still running may write this sequence's pages."""
+        """Tells whether a round that is still running may write this sequence's pages."""
         return self._in_flight is not None and sequence in self._in_flight.sequences
 
     def _retire_if_finished(self, sequence: Sequence) -> None:

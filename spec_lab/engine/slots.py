@@ -9,7 +9,7 @@ from spec_lab.engine.pages import PageTable
 
 
 class SlotState:
-    """Per-slot tensors at fixed addresses; the last row belongs to the scratch slot of padded rows.
+    """The tensors of slots at fixed addresses; the last row belongs to the scratch slot of padded rows.
 
     Attributes:
         kv_lens: [num_slots + 1] committed KV length L.

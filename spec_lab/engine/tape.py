@@ -69,12 +69,12 @@ class TapeGraph(Generic[Result]):
                 step()
 
     def uses(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` lies in memory the graph reads or writes: no longer true of a buffer that was replaced."""
+        """Tells whether `tensor` lies in memory the graph reads or writes: not so of a buffer that was replaced."""
         return any(storage_id(tensor) == storage_id(known) for known in self.inputs)
 
 
 class TapeRecorder:
-    """See `GraphRecorder`. The recording does execute, and is undone: buffers are restored, results poisoned."""
+    """Records by executing, and undoes that: buffers are restored, results poisoned."""
 
     def __init__(self, num_warmups: int = 1) -> None:
         """Set the number of warm-ups: one, as on a GPU, derives outside the tape what a function derives once and

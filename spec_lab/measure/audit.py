@@ -15,7 +15,7 @@ FLOAT32_TIE = 1e-4
 
 
 def near_tie_tolerance(dtype: torch.dtype, top_logit: float) -> float:
-    """How far under the largest logit a token may lie that rounding alone can put first.
+    """Says how far under the largest logit a token may lie that rounding alone can put first.
 
     1e-4 in float32: a product of four rows and of one row differ by some 1e-6. In 16-bit types the logits themselves
     are rounded, to eps * |logit|, which is coarse: two such steps, and the audit there is a weak one.

@@ -252,7 +252,7 @@ def _count_thinking(lab: Lab, records: Iterable[RequestRecord]) -> dict[str, int
 
 
 def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]]) -> list[Divergence] | None:
-    """Against plain decoding; None where sampling gives the two nothing to agree on."""
+    """Compares with plain decoding; None where sampling gives the two nothing to agree on."""
     if lab.config.sampling.temperature > 0:
         return None
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None

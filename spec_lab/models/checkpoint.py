@@ -20,7 +20,7 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies on disk; `dtype` is the safetensors code, as BF16."""
+    """The place of a tensor on disk; `dtype` is the safetensors code, as BF16."""
 
     file: Path
     name: str

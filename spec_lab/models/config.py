@@ -167,7 +167,7 @@ def text_part(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
 
 
 def num_mtp_modules(config: Mapping[str, Any], source: str = "config.json") -> int:
-    """How many multi-token prediction modules a config.json names; 0 when it names none."""
+    """Counts the multi-token prediction modules that a config.json names; 0 when it names none."""
     fields = ConfigFields(text_part(config, source), source)
     named = (fields.integer(key, least=0, most=MAX_LAYERS) for key in MTP_COUNT_KEYS if fields.has(key))
     return next(named, 0)

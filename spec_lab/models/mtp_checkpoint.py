@@ -110,7 +110,7 @@ def mtp_tensor_shapes(layer: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Prefixes:
-    """Where one module's tensors stand in the file."""
+    """The place of one module's tensors in the file."""
 
     module: str
     layer: str

@@ -21,7 +21,7 @@ FINAL_NORM = "shared_head.norm.weight"
 
 @dataclass(frozen=True, slots=True)
 class MtpLayout:
-    """How a family stores its modules. In prefixes, {module} is the module's number, {layer} num_hidden_layers + it.
+    """The layout of a family's modules. In prefixes, {module} is the module's number, {layer} num_hidden_layers + it.
 
     Attributes:
         module_prefix: before the two input norms, the projection and the final norm.

@@ -10,7 +10,7 @@ from spec_lab.record.schema import Status
 from spec_lab.record.sinks import SUMMARY_FILE, write_json
 
 BYTES_PER_BLOCK = 512
-"""Of `st_blocks`, whatever the file system's own are."""
+"""The unit of `st_blocks`, whatever the file system's own is."""
 
 
 def amend_status(folder: Path, status: Status, reason: str) -> None:

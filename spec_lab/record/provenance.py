@@ -1,4 +1,4 @@
-"""Where a number comes from: versions, revision, machine.
+"""Records where a number comes from: versions, revision, machine.
 
 Nothing secret is taken, so nothing needs redacting: no environment, no host or user name, no command line, no path.
 """

@@ -87,7 +87,7 @@ def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
 
 
 def _token_problems(row: RequestRow) -> Iterator[str]:
-    """What is said of each output token must be said of each, and in letters that are known."""
+    """Whatever is said of each output token must be said of each, and in letters that are known."""
     num_tokens = len(row["output_ids"])
     origins, ends = row.get("token_origins"), row.get("text_ends")
     if origins is not None and len(origins) != num_tokens:

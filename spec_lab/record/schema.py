@@ -207,14 +207,14 @@ class Settings(TypedDict):
 
 
 class ExtensionOrigin(TypedDict):
-    """Where a module outside this package came from: its version and the commit of its checkout, null where unknown."""
+    """The origin of a module outside this package: its version and the commit of its checkout, null where unknown."""
 
     version: str | None
     revision: str | None
 
 
 class Origin(TypedDict):
-    """Which run this is and what it stood on."""
+    """Names the run and what it stood on."""
 
     name: str
     choices: dict[str, str]
@@ -263,7 +263,7 @@ class Summary(Origin, Outcome, Speed, Comparison, RoundWork):
 
 
 class RequestDivergence(TypedDict):
-    """Where a request first differs from plain decoding: index into `output_ids`, and plain's top-2 logit margin."""
+    """The place of the first divergence from plain decoding: index in `output_ids`, and plain's top-2 logit margin."""
 
     index: int
     margin: float | None

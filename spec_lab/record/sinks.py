@@ -1,4 +1,4 @@
-"""Where records go. Files always; other sinks beside them, fed the same rows."""
+"""Writes records where they go. Files always; other sinks beside them, fed the same rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFIG_FILE = "config.yaml"
 REQUESTS_FILE = "requests.jsonl"
 ROUNDS_FILE = "rounds.jsonl"
 SWEEP_FILE = "sweep.json"
-"""How many jobs a sweep had and how they ended, written when the last has: a sweep without it was killed."""
+"""Says how many jobs a sweep had and how they ended, written when the last has: a sweep without it was killed."""
 
 
 class Sink(Protocol):

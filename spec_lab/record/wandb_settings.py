@@ -21,7 +21,7 @@ SECRETS = ("WANDB_API_KEY",)
 
 
 def project_problem(project: str) -> str | None:
-    """Why W&B would not take the name of a project."""
+    """Says why W&B would not take the name of a project."""
     unfit = sorted(set(UNFIT_FOR_A_PROJECT) & set(project))
     if project.strip() and project.isprintable() and not unfit and len(project) <= LONGEST_PROJECT:
         return None
@@ -30,7 +30,7 @@ def project_problem(project: str) -> str | None:
 
 
 def entity_problem(entity: str | None) -> str | None:
-    """Why there is no W&B user or team of that name."""
+    """Says why there is no W&B user or team of that name."""
     if entity is None or ENTITY.fullmatch(entity):
         return None
     return (
@@ -51,7 +51,7 @@ def settings_problem() -> str | None:
 
 
 def key_problem(mode: str) -> str | None:
-    """Why a run cannot go online as `logger.mode` or, where that is auto, WANDB_MODE insists."""
+    """Says why a run cannot go online as `logger.mode` or, where that is auto, WANDB_MODE insists."""
     insists = "logger.mode=online" if mode == "online" else "WANDB_MODE=online"
     if mode_of_run(mode) != "online" or has_key():
         return None

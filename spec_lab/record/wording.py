@@ -1,4 +1,4 @@
-"""How numbers are written in tables and sentences."""
+"""Writes numbers as they stand in tables and sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs may be compared: those with the same definitions, over the same prompts, with the same versions.
+"""Decides which runs may be compared: those with the same definitions, over the same prompts, with the same versions.
 
 A difference between other runs says as much of what else differs as of what one has changed on purpose.
 """
@@ -74,7 +74,7 @@ def sets_of_standards(runs: Sequence[NumberedRun]) -> list[list[NumberedRun]]:
 
 
 def differences(base: NumberedRun, other: NumberedRun) -> Iterator[str]:
-    """Why two runs must not be compared, a few words each; nothing where they may be."""
+    """Says why two runs must not be compared, a few words each; nothing where they may be."""
     yield from _other_standards(base.run, other.run)
     if base.prompts != other.prompts:
         yield "other prompts"

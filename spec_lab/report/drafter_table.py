@@ -270,7 +270,7 @@ def _absent(cells: Iterable[Cell]) -> list[str]:
 
 
 def _audit(cells: Sequence[Cell]) -> str:
-    """Whether the outputs were plain decoding's, over all cells."""
+    """Tells whether the outputs were plain decoding's, over all cells."""
     counts = [count for cell in cells if (count := cell.summary["divergence"]) is not None]
     if not counts:
         return "audit: no output was compared with plain decoding"

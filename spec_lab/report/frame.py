@@ -92,7 +92,7 @@ COLUMNS: dict[str, Column] = {
     "num_threads": Column("count", "of torch on the CPU"),
     "git_revision": Column("text", "of this package"),
 }
-"""What the frame always has. Besides, with what the runs hold: a text column a label (`drafter`, `target`, ...),
+"""The frame always has these. Besides, with what the runs hold: a text column a label (`drafter`, `target`, ...),
 `accepted_at_1` and so on (share of rounds that accept the draft at a position), and `version_torch` and so on."""
 
 PANDAS_TYPES = {"text": "object", "number": "float64", "count": "Int64", "flag": "boolean"}

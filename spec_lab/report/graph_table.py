@@ -16,7 +16,7 @@ from spec_lab.report.table import format_table, paragraph
 
 EAGER = "eager"
 MODES = (EAGER, "split_seed", "step_replay", "full_loop", "round")
-"""In the order of what they capture; one of an extension comes last."""
+"""They stand in the order of what they capture; one of an extension comes last."""
 
 NOTE = """\
 round: median over repeats of the mean time of a round; to eager: that over eager's at the same batch, in brackets from

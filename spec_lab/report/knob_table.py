@@ -1,4 +1,4 @@
-"""What the knobs of a study do: a line a run, the knobs first, then the numbers that the study is about.
+"""Shows what the knobs of a study do: a line a run, the knobs first, then the numbers that the study is about.
 
 `python -m spec_lab.report FOLDER` shows it for `experiment=pruning`, `prefill_outputs`, `sampling` and `batch_scaling`.
 """

@@ -47,7 +47,7 @@ class Compared:
 
     @property
     def length_verdict(self) -> str:
-        """In a word or two."""
+        """Says it in a word or two."""
         if self.difference is None:
             return ABSENT
         if self.difference.holds_zero:
@@ -56,7 +56,7 @@ class Compared:
 
     @property
     def rate_verdict(self) -> str:
-        """In a word or two."""
+        """Says it in a word or two."""
         if self.rate is None:
             return ABSENT
         if len(self.run.run.summary["repeats"]) < JUDGED_REPEATS:
@@ -67,7 +67,7 @@ class Compared:
 
 
 def is_measured(run: NumberedRun) -> bool:
-    """Whether there is an acceptance length to compare."""
+    """Tells whether there is an acceptance length to compare."""
     summary = run.run.summary
     return summary["status"] == "finished" and bool(summary["num_draft_tokens"]) and bool(summary["num_requests"])
 

@@ -1,4 +1,4 @@
-"""Which prompts a run was given."""
+"""Finds which prompts a run was given."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def prompts_id(run: Run) -> str | None:
 
 
 def digest(rows: Iterable[RequestRow]) -> str:
-    """Of the ids of the requests and their prompts' tokens."""
+    """Hashes the ids of the requests and their prompts' tokens."""
     prompts = sorted((row["id"], row["prompt_ids"]) for row in rows)
     return sha256(json.dumps(prompts).encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""What a lossy rule costs and brings: runs over the same prompts, each beside the strict run of the same K.
+"""Shows what a lossy rule costs and brings: runs over the same prompts, each beside the strict run of the same K.
 
 `python -m spec_lab.report FOLDER` shows it for a sweep that has both, such as `experiment=relaxed_thinking`.
 """
@@ -177,7 +177,7 @@ def _rule(run: Run) -> tuple[str, str, float | None]:
 
 
 def _order(point: Point) -> tuple[int, bool, str, float]:
-    """By K, strict first, then by family and threshold; the family's top-k as a number (`top 3` before `top 10`)."""
+    """Orders by K, strict first, then family and threshold; a family's top-k as a number (`top 3` before `top 10`)."""
     family = re.sub(r"\d+", lambda digits: digits.group().zfill(4), point.family)
     return point.num_draft_tokens, not point.is_strict, family, point.threshold or 0.0
 

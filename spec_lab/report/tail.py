@@ -40,7 +40,7 @@ def follow(folder: Path, seconds: float = SECONDS_BETWEEN_LOOKS) -> Iterator[Run
 
 
 def format_ended(run: Run, number: int) -> str:
-    """How a job ended, what it came to, and where it lies."""
+    """Tells how a job ended, what it came to, and where it lies."""
     summary = run.summary
     lines = [f"[{number}] {summary['status']}: {summary['name']}, {', '.join(_labels(run))}", summary["verdict"]]
     filled = [textwrap.fill(line, text_width(), subsequent_indent="    ") for line in lines]

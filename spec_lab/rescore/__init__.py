@@ -1,1 +1,1 @@
-"""What another deterministic rule would have accepted in a recorded run: verify rows, kept and judged again."""
+"""Computes what another rule that does not draw would have accepted in a run: verify rows, kept and judged again."""

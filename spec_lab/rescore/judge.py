@@ -1,4 +1,4 @@
-"""What another deterministic rule would have accepted on the trajectory of a run, without running a model.
+"""Computes what another deterministic rule would have accepted on the trajectory of a run, without running a model.
 
 Each recorded round is judged as it stands: its drafts, and the thinking phase of the text that the run itself wrote
 before it. So it is exact for the rule that ran. For another rule it says what it makes of the same drafts in the same

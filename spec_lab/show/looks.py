@@ -1,4 +1,4 @@
-"""How each origin is shown: a word, a mark where there is no colour, and the colours of terminals and of pages."""
+"""Says how each origin is shown: a word, a mark where there is no colour, and the colours of terminals and of pages."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class ShownRequest:
 
     @property
     def heading(self) -> str:
-        """Which request it is, and what it came to."""
+        """Says which request it is, and what it came to."""
         row, emitted = self.row, self.row["emitted_per_round"]
         length = f", {sum(emitted) / len(emitted):.2f} tokens a round" if emitted else ""
         return (

@@ -9,7 +9,7 @@ MOST_VALUES = 10_000
 
 
 def plain_problem(content: Any) -> str | None:
-    """Why a YAML's content cannot be a sweep, naming the key, or None.
+    """Says why a YAML's content cannot be a sweep, naming the key, or None.
 
     Aliases may make the content endless, so its values are counted.
     """

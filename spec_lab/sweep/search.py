@@ -20,7 +20,7 @@ STATES: dict[Status, str] = {
     "refused": "failed",
     "interrupted": "killed",
 }
-"""How W&B's search calls the ends of our runs; of those that have no metric it thinks as the file's `impute` says."""
+"""W&B's search knows the ends of our runs by these words; of one without a metric it thinks as `impute` says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _scratch_folder() -> Iterator[None]:
-    """Where Hydra writes of a multirun what nobody reads: a folder that goes again; each job makes its `output_dir`."""
+    """Hydra writes of a multirun what nobody reads: into a folder that goes again; each job makes its `output_dir`."""
     from omegaconf import OmegaConf
 
     with tempfile.TemporaryDirectory() as folder:

@@ -153,7 +153,7 @@ def kv_sources(config: TrainConfig) -> str | None:
 
 
 MIN_TAPPED_LAYERS = 7
-"""Of layers 2, L // 2 and L - 3, from here on all three differ."""
+"""Layers 2, L // 2 and L - 3 all differ from here on."""
 
 CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
     nothing_to_train,

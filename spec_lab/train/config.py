@@ -51,7 +51,7 @@ class LayerConfig:
 
 @dataclass
 class OptimisationConfig:
-    """How a module is trained, with AdamW.
+    """The way in which AdamW trains a module.
 
     The learning rate rises linearly over `num_warmup_steps` and falls linearly to zero at `num_steps`: for a fixed
     number of tokens, decay to zero beats decay to a tenth (Bergsma et al., 2025, "Straight to Zero").
@@ -177,7 +177,7 @@ class DraftModelTrainingConfig(LayerConfig, DrafterTrainingConfig):
 
 @dataclass
 class TokenizerConfig:
-    """What a new target's vocabulary is learnt from: examples of each checkable category, and the natural text."""
+    """Holds what a new vocabulary is learnt from: examples of each checkable category, and the natural text."""
 
     vocab_size: int = knob(4096, "tokens, markers included", least=256 + len(SPECIAL_TOKENS), most=MAX_VOCAB_SIZE)
     num_examples_per_category: int = knob(1500, "generated examples it is learnt from", least=1, most=MAX_TEXTS)

@@ -130,7 +130,7 @@ def tokenise_natural_text(tokenizer_file: str, documents: list[str]) -> np.ndarr
 
 
 def step_generator(step: int, seed: int, device: torch.device) -> torch.Generator:
-    """For the random choices of one training step, on the device: indices drawn on the host would make it wait."""
+    """Makes the generator of one training step, on the device: indices drawn on the host would make it wait."""
     return torch.Generator(device).manual_seed(seed * 1_000_003 + step)
 
 

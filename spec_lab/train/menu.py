@@ -1,4 +1,4 @@
-"""What `python -m spec_lab.train` lets choose: the groups of `conf/train`, and every key of its schema.
+"""Lists what `python -m spec_lab.train` lets choose: the groups of `conf/train`, and every key of its schema.
 
 Read without torch, so that help and typo checks are instant.
 """

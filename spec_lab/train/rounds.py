@@ -26,7 +26,7 @@ class RoundCounts:
 
     @property
     def acceptance_length(self) -> float | None:
-        """As `spec_lab.record.metrics.acceptance_length` defines it; None where too little was judged to know."""
+        """Counts as `spec_lab.record.metrics.acceptance_length`; None where too little was judged to know."""
         return self.drafts.acceptance_length
 
     @property

@@ -28,7 +28,7 @@ FAILURE = "failure"
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where a run keeps what; several runs that train drafters for one target may share it, also at the same time.
+    """The paths of a run's outputs; several runs that train drafters for one target may share it, even at once.
 
     `shipped_target`: a target that is used as it lies, None where the run trains its own.
     """
@@ -194,7 +194,7 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def unfinished_folder(output: Path) -> Path:
-    """Where `output` is built."""
+    """The folder where `output` is built."""
     return output.with_name(output.name + ".unfinished")
 
 

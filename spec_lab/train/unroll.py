@@ -1,4 +1,4 @@
-"""What every drafter that is unrolled over its steps shares: the batch, the loss, and where it agrees with a text."""
+"""Holds what drafters that are unrolled over their steps share: the batch, the loss, and the agreement with a text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def train_unrolled(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, tas
 
 
 def unrolled_loss_words(config: UnrolledTrainingConfig) -> str:
-    """How a card names `UnrolledLoss`."""
+    """Says how a card names `UnrolledLoss`."""
     decay = config.step_loss_decay
     return f"over {config.num_unrolled_steps} steps of EAGLE-3's training-time test, step i counting {decay:g}^i"
 
@@ -130,7 +130,7 @@ def soft_label_loss(draft_logits: Tensor, probabilities: Tensor, counts: Tensor)
 
 
 def unrolled_matcher(drafter: UnrolledDrafter, model: Qwen3ForCausalLM) -> DraftMatcher:
-    """Where the drafter agrees with a text, in the dtype of its weights."""
+    """Tells where the drafter agrees with a text, in the dtype of its weights."""
     target_ids = drafter.draft_token_ids()
 
     @torch.no_grad()

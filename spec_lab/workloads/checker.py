@@ -27,5 +27,5 @@ def extract_answer(text: str) -> str | None:
 
 
 def is_correct(expected: str, text: str) -> bool:
-    """Whether `text` (what the model wrote after the prompt) answers `expected`."""
+    """Tells whether `text` (what the model wrote after the prompt) answers `expected`."""
     return extract_answer(text) == normalise(expected)

@@ -12,7 +12,7 @@ from spec_lab.config import Choice, RunConfig, knob
 
 
 class FrozenKvPosition(Choice):
-    """Where every draft step of a frozen-KV drafter stands."""
+    """The position at which every draft step of a frozen-KV drafter stands."""
 
     last = "last", "SGLang, vLLM"
     bonus = "bonus", "transformers; its sliding windows are a key wider"

@@ -14,7 +14,7 @@ ZOO = Path(__file__).parents[2] / "zoo"
 
 
 class DraftSampling(Choice):
-    """How drafts are picked."""
+    """The ways to pick drafts."""
 
     greedy = "greedy"
     distribution = "distribution", "at sampling.temperature"

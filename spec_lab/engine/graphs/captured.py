@@ -28,7 +28,7 @@ class Bucket:
 
 
 class CapturedMode(ABC):
-    """See `GraphMode`. A batch is padded with the scratch slot to the next bucket: powers of two, and the slot count.
+    """Pads a batch with the scratch slot to the next bucket: powers of two, and the slot count.
 
     A bucket is captured by running a round of scratch rows only: they emit nothing, and write the scratch page and the
     scratch rows of per-slot state alone.
