@@ -139,6 +139,68 @@ def test_a_rule_that_was_added_judges_a_recorded_run_again(lab: Path, tmp_path: 
         rescore(only_run(tmp_path), config.acceptance)
 
 
+TRAITS = """
+from dataclasses import dataclass
+from spec_lab.assembly.deferred import Deferred
+from spec_lab.assembly.option import DrafterOption, RuleOption
+from spec_lab.config import AcceptanceConfig, DrafterConfig
+
+@dataclass
+class ReplayConfig(DrafterConfig):
+    name: str = "replay"
+
+@dataclass
+class SilentConfig(DrafterConfig):
+    name: str = "silent"
+
+@dataclass
+class ExactConfig(AcceptanceConfig):
+    name: str = "exact"
+
+def register(registry):
+    nowhere = Deferred("nowhere", "nothing")
+    registry.add(
+        DrafterOption(name="replay", schema=ReplayConfig, load=nowhere, follows_greedy_text="replays a text"),
+        DrafterOption(name="silent", schema=SilentConfig, load=nowhere, drafts=False),
+        RuleOption(name="exact", schema=ExactConfig, judge=nowhere, keeps_greedy_text=True),
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("drafter", "num_draft_tokens", "rule", "overrides", "said"),
+    [
+        ("oracle", 3, "exact", [], []),
+        ("replay", 3, "strict", [], []),
+        ("replay", 3, "exact", [], []),
+        ("replay", 3, "relaxed_thinking", [], ["drafter=replay replays a text, which acceptance=relaxed_thinking"]),
+        ("replay", 3, "exact", ["sampling.temperature=1"], ["drafter=replay replays a text, which sampling.temp"]),
+        ("silent", 0, "exact", [], []),
+        ("replay", 0, "exact", [], ["drafter=replay with drafter.num_draft_tokens=0 drafts nothing"]),
+    ],
+)
+def test_traits_of_an_added_row_are_asked_as_those_of_any(
+    drafter: str,
+    num_draft_tokens: int,
+    rule: str,
+    overrides: list[str],
+    said: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No drafter and no rule is asked for by its name."""
+    (tmp_path / "traits_lab.py").write_text(TRAITS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config, _ = compose_run([f"acceptance={rule}" if rule != "exact" else "acceptance=strict", *overrides])
+    config.extensions = ["traits_lab"]
+    rows = registry.of(config)
+    config.drafter = rows.find(DrafterOption, drafter).schema(num_draft_tokens=num_draft_tokens)
+    config.acceptance = rows.find(RuleOption, rule).schema()
+    found = refusals(config)
+    assert len(found) == len(said)
+    assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
+
+
 def test_a_name_that_nothing_builds_is_refused_with_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

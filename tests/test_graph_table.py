@@ -15,12 +15,11 @@ from spec_lab.record.runs import Run
 from spec_lab.record.schema import RoundWork
 from spec_lab.record.summary import Measured, build_summary
 from spec_lab.report.graph_table import (
-    MODES,
-    describe_mode,
     format_graph_comparison,
     read_graph_comparisons,
     time_to_eager,
 )
+from spec_lab.report.known_options import GRAPH_MODES, describe_mode
 from tests.fake_runs import make_info, make_request, make_round
 
 ROUND = {"name": "round", "overlap": False, "metadata": "in_place"}
@@ -58,7 +57,7 @@ def test_modes_stand_by_batch_size_in_the_order_of_what_they_capture() -> None:
     ]
     comparisons = read_graph_comparisons(runs)
     assert len(comparisons) == 2
-    cells = [(r.summary["config"]["batch_size"], describe_mode(r.summary["config"]["graph"])) for r in comparisons[0]]
+    cells = [(r.summary["config"]["batch_size"], describe_mode(r.summary)) for r in comparisons[0]]
     modes = ["eager", "full_loop", "round", "round, overlap"]
     assert cells == [(batch_size, mode) for batch_size in (1, 16) for mode in modes]
 
@@ -104,7 +103,7 @@ def test_without_a_gpu_nothing_is_idle() -> None:
 
 def test_every_graph_option_has_a_place_in_the_table(empty_folder: Path) -> None:
     names = {compose_run([f"graph={option}"])[0].graph.name for option in read_groups()["graph"].options}
-    assert names == set(MODES)
+    assert names == set(GRAPH_MODES)
 
 
 @pytest.mark.parametrize("cell", [["graph=eager", "batch_size=1"], ["graph=round_overlap", "batch_size=16"]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from spec_lab.record.runs import find_runs
 from spec_lab.record.schema import RequestRow, Summary
 from spec_lab.record.summary import Measured, build_summary
 from spec_lab.report.__main__ import main
-from spec_lab.report.study import bootstrap_acceptance_length, describe_rule, format_study, read_studies
+from spec_lab.report.known_options import describe_rule
+from spec_lab.report.study import bootstrap_acceptance_length, format_study, read_studies
 from spec_lab.report.study_plot import acceptance_against_accuracy
 from tests.fake_runs import make_info, make_request, make_round
 
@@ -44,6 +45,7 @@ class FakeRun:
     seed: int = 0
     imposed: bool = False
     minute: int = 0
+    label: str | None = None
 
     def record(self, folder: Path) -> Summary:
         config = {
@@ -63,6 +65,8 @@ class FakeRun:
         correct = {f"r{i}": None if self.imposed else i not in self.wrong for i in range(self.num_requests)}
         thinking = {f"r{i}": 4 for i in range(self.num_requests)}
         info = make_info(config, started_at=f"2026-01-02T03:{self.minute:02d}:00+00:00")
+        if self.label is not None:
+            info = replace(info, choices=info.choices | {"acceptance": self.label})
         summary = build_summary(
             info,
             Measured([result], correct, thinking),
@@ -210,10 +214,27 @@ def test_a_lost_plot_costs_no_table(sweep: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_rules_in_words() -> None:
-    assert describe_rule(STRICT) == ("strict", "strict", None)
-    assert describe_rule(RATIO) == ("top 10, ratio 0.3", "top 10, ratio", 0.3)
-    assert describe_rule(DELTA | {"phase": "round"})[0] == "top 10, delta 0.6, phase=round"
-    assert describe_rule({})[0] == "-"
+    def words(options: Mapping[str, Any], label: str | None = None) -> tuple[str, str, float | None]:
+        choices = {} if label is None else {"acceptance": label}
+        info = replace(make_info({"acceptance": dict(options)}), choices=choices)
+        return describe_rule(build_summary(info, Measured([]), seconds=1.0))
+
+    assert words(STRICT, "strict") == ("strict", "strict", None)
+    assert words(RATIO, "relaxed_thinking+formratio") == ("top 10, ratio 0.3", "top 10, ratio", 0.3)
+    assert words(DELTA | {"phase": "round"})[0] == "top 10, delta 0.6, phase=round"
+    assert words({})[0] == "-"
+    assert words({"name": "near", "topk": 3}, "near+topk3") == ("near+topk3", "near", None)
+
+
+def test_rules_of_an_extension_are_points_of_their_own(tmp_path: Path) -> None:
+    """The report knows nothing of them but what their runs are called."""
+    FakeRun(STRICT, 3, [1, 2, 1]).record(tmp_path / "strict")
+    for topk in (4, 2):
+        rule = {"name": "near", "topk": topk}
+        FakeRun(rule, 3, [3, 3, 2], label=f"near+topk{topk}").record(tmp_path / f"near{topk}")
+    [points] = read_studies(find_runs([tmp_path])).studies
+    assert [point.rule for point in points] == ["strict", "near+topk2", "near+topk4"]
+    acceptance_against_accuracy(points)
 
 
 def make_rows(rounds: Sequence[Sequence[int]]) -> list[RequestRow]:

@@ -70,6 +70,9 @@ class DrafterOption(Option):
         folder: takes (config, its `drafter` part) and returns the folder of the weights; None where there are none.
         aspects: takes (config, its `drafter` part, models) and returns what the doctor reads in other ways, a list of
             `doctor.readings.Aspect`; None where weights have one reading.
+        drafts: it proposes tokens; False is plain decoding, with no draft tokens to count.
+        follows_greedy_text: why its drafts fit only an output that is plain greedy decoding's, as in "replays a greedy
+            continuation"; None where they fit any.
         hands_hidden_on: a draft step replaces tokens and a hidden state, and nothing else of the drafter's state.
         no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None where there is one.
         no_moves: why no metadata moves between draft steps; None where it does.
@@ -80,6 +83,8 @@ class DrafterOption(Option):
     shipped: Mapping[str, Path] = field(default_factory=dict)
     folder: Callable[..., Path] | None = None
     aspects: Callable[..., list[Any]] | None = None
+    drafts: bool = True
+    follows_greedy_text: str | None = None
     hands_hidden_on: bool = False
     no_loop: str | None = None
     no_moves: str | None = None
@@ -94,12 +99,14 @@ class RuleOption(Option):
             a rule can also judge a recorded run again.
         build: takes (config, its `acceptance` part, `RuleResources`) and makes a rule that draws.
         greedy_only: why it needs sampling.temperature=0, as in "compares with the argmax"; None where it does not.
+        keeps_greedy_text: its output is plain greedy decoding's, token for token, whatever is drafted.
     """
 
     schema: type[AcceptanceConfig]
     judge: Callable[[Any, RuleContext], DeterministicRule] | None = None
     build: Callable[[RunConfig, Any, RuleResources], AcceptanceRule] | None = None
     greedy_only: str | None = None
+    keeps_greedy_text: bool = False
 
     def __post_init__(self) -> None:
         assert (self.judge is None) != (self.build is None), "one of judge and build makes the rule"

@@ -175,6 +175,7 @@ OPTIONS = (
         schema=StrictAcceptanceConfig,
         judge=Deferred(LOADER, "strict_rule"),
         greedy_only="compares with the argmax",
+        keeps_greedy_text=True,
     ),
     RuleOption(
         name="relaxed_thinking",

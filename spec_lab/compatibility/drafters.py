@@ -12,9 +12,9 @@ MAX_DRAFT_TOKENS = 16
 
 
 def drafting_needs_tokens(config: RunConfig) -> str | None:
-    """Every drafter but drafter=none, which says so itself, drafts between one token and the most there can be."""
+    """Every drafter that drafts at all drafts between one token and the most there can be."""
     drafter = config.drafter
-    if drafter.name == "none" or 1 <= drafter.num_draft_tokens <= MAX_DRAFT_TOKENS:
+    if not registry.of(config).drafter(config).drafts or 1 <= drafter.num_draft_tokens <= MAX_DRAFT_TOKENS:
         return None
     if drafter.num_draft_tokens == 0:
         return (
@@ -38,8 +38,28 @@ def rule_is_greedy(config: RunConfig) -> str | None:
     )
 
 
+def greedy_text_is_followed(config: RunConfig) -> str | None:
+    """Some drafters need an output that is plain greedy decoding's; their rows say why."""
+    options = registry.of(config)
+    why = options.drafter(config).follows_greedy_text
+    if why is None:
+        return None
+    if config.sampling.temperature > 0:
+        return (
+            f"drafter={config.drafter.name} {why}, which sampling.temperature={config.sampling.temperature} does not "
+            "follow; use sampling.temperature=0"
+        )
+    if options.rule(config).keeps_greedy_text:
+        return None
+    return (
+        f"drafter={config.drafter.name} {why}, which acceptance={config.acceptance.name} does not follow; "
+        "use acceptance=strict"
+    )
+
+
 DRAFTER_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (
     drafting_needs_tokens,
     rule_is_greedy,
+    greedy_text_is_followed,
     sampled_drafts_need_a_temperature,
 )

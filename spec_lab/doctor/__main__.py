@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from hydra.types import RunMode
 
+from spec_lab.assembly import registry
 from spec_lab.cli.compose import compose_run, compose_with_hydra
 from spec_lab.cli.ending import guarded
 from spec_lab.cli.flags import split_flags
@@ -72,7 +73,7 @@ def _examine(config: RunConfig) -> int:
     from spec_lab.doctor.subject import load_subject
     from spec_lab.measure.runner import default_num_threads
 
-    if config.acceptance.name != "strict" or config.sampling.temperature > 0:
+    if not registry.of(config).rule(config).keeps_greedy_text or config.sampling.temperature > 0:
         print("examined with strict greedy acceptance, where a draft is right or wrong", file=sys.stderr)
     torch.set_num_threads(config.num_threads or default_num_threads(config))
     findings = examine(load_subject(config))

@@ -208,7 +208,7 @@ def _timed_pass(lab: Lab, name: str, repeat: int, progress: Progress) -> Generat
     engine = lab.engines[name]
     before = dataclasses.replace(engine.graph.counts)
     result = engine.generate(lab.requests, on_finish=lambda _: progress.advance())
-    check_replayed(before, result, must_replay=name == MAIN)
+    check_replayed(before, result, must_replay=name == MAIN and registry.of(lab.config).graph(lab.config).captures)
     return result
 
 
@@ -226,7 +226,7 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
     if graph.captures > before.captures:
         raise RuntimeError(f"graph={graph.mode} captured in a timed pass what warm-up should have")
     num_replays = graph.replays - before.replays
-    if must_replay and graph.mode != "eager" and num_replays < len(result.rounds):
+    if must_replay and num_replays < len(result.rounds):
         raise RuntimeError(
             f"graph={graph.mode} replayed {num_replays} times in {len(result.rounds)} rounds; use graph=eager"
         )

@@ -7,12 +7,13 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.report.drafter_table import Cell
+from spec_lab.report.known_options import BOUNDS
 from spec_lab.report.plots import PALETTE, open_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BOUNDS = {"oracle": "--", "random": ":"}
+BOUND_STYLES = dict(zip(BOUNDS, ("--", ":"), strict=True))
 BOUND_COLOUR = "0.45"
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 
@@ -27,7 +28,7 @@ def acceptance_against_draft_tokens(cells: Sequence[Cell]) -> Figure:
             axes.plot(
                 *zip(*points, strict=True),
                 color=colour,
-                linestyle=BOUNDS.get(drafter, "-"),
+                linestyle=BOUND_STYLES.get(drafter, "-"),
                 marker="" if drafter in BOUNDS and len(points) > 1 else marker,
                 label=drafter,
             )

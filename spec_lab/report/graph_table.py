@@ -11,12 +11,9 @@ from typing import Any
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Ratio, Summary
 from spec_lab.record.wording import ABSENT, number, percent, with_range
+from spec_lab.report.known_options import EAGER, describe_mode, place_of_mode
 from spec_lab.report.study import NOT_COMPARED
 from spec_lab.report.table import format_table, paragraph
-
-EAGER = "eager"
-MODES = (EAGER, "split_seed", "step_replay", "full_loop", "round")
-"""They stand in the order of what they capture; one of an extension comes last."""
 
 NOTE = """\
 round: median over repeats of the mean time of a round; to eager: that over eager's at the same batch, in brackets from
@@ -35,22 +32,12 @@ def read_graph_comparisons(runs: Sequence[Run]) -> list[list[Run]]:
     for run in runs:
         config = run.summary["config"]
         if run.summary["status"] == "finished" and "graph" in config:
-            cell = (_batch_size(run), _mode(run))
+            cell = (_batch_size(run), describe_mode(run.summary))
             groups.setdefault(_shared_key(config), {})[cell] = run
     compared = (
         [cells[key] for key in sorted(cells, key=_order) if _is_compared(key, cells)] for cells in groups.values()
     )
     return [runs for runs in compared if runs]
-
-
-def describe_mode(graph: Mapping[str, Any]) -> str:
-    """A `graph` node in words, with what is not as usual: `round, overlap`."""
-    marks = {
-        "overlap": graph.get("overlap", False),
-        "stale metadata": graph.get("metadata", "in_place") == "stale",
-        "verify not captured": graph.get("verify", True) is False,
-    }
-    return ", ".join([graph["name"], *(mark for mark, is_set in marks.items() if is_set)])
 
 
 def format_graph_comparison(runs: Sequence[Run]) -> str:
@@ -59,8 +46,11 @@ def format_graph_comparison(runs: Sequence[Run]) -> str:
         "batch", "graph", "ms a round", "to eager", "launches", "replays", "syncs", "GPU idle", "CPU span ms",
         "captures", "nodes", "acceptance length",
     ]  # fmt: skip
-    eager = {_batch_size(run): run.summary for run in runs if _mode(run) == EAGER}
-    body = [[str(_batch_size(run)), _mode(run), *_cells(run.summary, eager[_batch_size(run)])] for run in runs]
+    eager = {_batch_size(run): run.summary for run in runs if describe_mode(run.summary) == EAGER}
+    body = [
+        [str(_batch_size(run)), describe_mode(run.summary), *_cells(run.summary, eager[_batch_size(run)])]
+        for run in runs
+    ]
     lengths = "\n".join(_compare_lengths(batch_size, runs) for batch_size in eager)
     return "\n\n".join([format_table(header, body, left=("graph", "nodes"), num_keys=2), lengths, paragraph(NOTE)])
 
@@ -97,7 +87,8 @@ def _nodes(nodes: Mapping[str, int | None]) -> str:
 
 
 def _compare_lengths(batch_size: int, runs: Sequence[Run]) -> str:
-    lengths = {_mode(run): run.summary["acceptance_length"] for run in runs if _batch_size(run) == batch_size}
+    summaries = [run.summary for run in runs if _batch_size(run) == batch_size]
+    lengths = {describe_mode(summary): summary["acceptance_length"] for summary in summaries}
     expected = lengths[EAGER]
     different = [f"{mode} {number(length, 4)}" for mode, length in lengths.items() if length != expected]
     if not different:
@@ -109,12 +100,6 @@ def _batch_size(run: Run) -> int:
     return int(run.summary["config"].get("batch_size", 1))
 
 
-def _mode(run: Run) -> str:
-    """Calls a graph mode by its words; a mode of an extension is called as the run calls it."""
-    graph = run.summary["config"]["graph"]
-    return describe_mode(graph) if graph["name"] in MODES else run.summary["choices"].get("graph", graph["name"])
-
-
 def _is_compared(cell: tuple[int, str], cells: Mapping[tuple[int, str], Run]) -> bool:
     same_batch = {mode for batch_size, mode in cells if batch_size == cell[0]}
     return EAGER in same_batch and len(same_batch) > 1
@@ -122,8 +107,7 @@ def _is_compared(cell: tuple[int, str], cells: Mapping[tuple[int, str], Run]) ->
 
 def _order(cell: tuple[int, str]) -> tuple[int, int, str]:
     batch_size, mode = cell
-    name = mode.partition(",")[0]
-    return batch_size, MODES.index(name) if name in MODES else len(MODES), mode
+    return batch_size, place_of_mode(mode), mode
 
 
 def _shared_key(config: Mapping[str, Any]) -> str:

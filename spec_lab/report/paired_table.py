@@ -16,7 +16,7 @@ from spec_lab.record.verdict import JUDGED_REPEATS, is_noise
 from spec_lab.record.wording import ABSENT, number, with_range
 from spec_lab.report.bootstrap import NUM_RESAMPLES, SEED, Interval, bootstrap_acceptance_length, bootstrap_difference
 from spec_lab.report.comparable import NumberedRun
-from spec_lab.report.study import describe_rule
+from spec_lab.report.known_options import describe_rule
 from spec_lab.report.table import format_table, paragraph
 
 NOTE = f"""\
@@ -112,7 +112,7 @@ def _cells(row: Compared, is_base: bool) -> list[str]:
         row.run.label,
         summary["choices"].get("drafter", ABSENT),
         str(summary["num_draft_tokens"]),
-        describe_rule(summary["config"].get("acceptance", {}))[0],
+        describe_rule(summary).rule,
         _range(row.length) + ("*" if summary["acceptance_imposed"] else ""),
         "base" if is_base else _signed(row.difference),
         prompts,

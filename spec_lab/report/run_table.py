@@ -10,7 +10,7 @@ from spec_lab.record.runs import Run
 from spec_lab.record.schema import THIS_RUN, Accuracy, Outcome, Ratio, Speed, Summary
 from spec_lab.record.versions import old_definition
 from spec_lab.record.wording import ABSENT, number, percent, with_range
-from spec_lab.report.study import describe_rule
+from spec_lab.report.known_options import describe_rule
 from spec_lab.report.table import format_table, text_width
 
 IMPOSED = "* the acceptance was imposed, not measured"
@@ -157,7 +157,7 @@ def _run_cells(run: Run) -> list[str]:
         summary["choices"].get("prune", ABSENT),
         str(summary["config"].get("drafter", {}).get("num_draft_tokens", ABSENT)),
         str(summary["config"].get("batch_size", ABSENT)),
-        _rule(summary),
+        describe_rule(summary).rule,
         number(summary["acceptance_length"]) + ("*" if summary["acceptance_imposed"] else ""),
         number(summary["decode_tokens_per_second"], 1),
         _ratio(summary["speedup"]),
@@ -165,12 +165,6 @@ def _run_cells(run: Run) -> list[str]:
         summary["status"],
         str(run.folder),
     ]
-
-
-def _rule(summary: Summary) -> str:
-    """Calls a rule as the run does; the rules of a study are called as in its table."""
-    words, _, threshold = describe_rule(summary["config"].get("acceptance", {}))
-    return words if threshold is not None else summary["choices"].get("acceptance", words)
 
 
 def _ratio(ratio: Ratio | None) -> str:

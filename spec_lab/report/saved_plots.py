@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from spec_lab.errors import describe_error
 from spec_lab.report.cost_table import Cost
 from spec_lab.report.drafter_table import Cell
+from spec_lab.report.known_options import BOUNDS
 from spec_lab.report.paired_table import Compared
 from spec_lab.report.study import Point
 
@@ -57,7 +58,7 @@ def _drawings(
 
         yield number, STUDY_PLOT, partial(acceptance_against_accuracy, points)
     for number, cells in enumerate(comparisons, start=1):
-        from spec_lab.report.drafter_plot import BOUNDS, acceptance_against_draft_tokens, predicted_against_measured
+        from spec_lab.report.drafter_plot import acceptance_against_draft_tokens, predicted_against_measured
 
         yield number, ACCEPTANCE_PLOT, partial(acceptance_against_draft_tokens, cells)
         if any(cell.predicted_speedup is not None and cell.drafter not in BOUNDS for cell in cells):

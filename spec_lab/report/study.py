@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from spec_lab.errors import UserError
 from spec_lab.record.metrics import accuracy_change
@@ -18,12 +18,12 @@ from spec_lab.record.runs import Run
 from spec_lab.record.schema import Accuracy, AccuracyChange, RequestRow
 from spec_lab.record.wording import ABSENT, number, percent, with_range
 from spec_lab.report.bootstrap import Interval, bootstrap_acceptance_length
+from spec_lab.report.known_options import STRICT, describe_rule
 from spec_lab.report.table import format_table, paragraph
 
 NOTE = """\
 95 % intervals: acceptance length by bootstrap over requests, accuracy by Wilson's score, difference in percentage
 points to strict at the same K paired by prompt (answers lost and gained); equal to strict token by token."""
-STRICT = "strict"
 NOT_COMPARED = ("output_dir", "dry_run", "fresh", "logger", "name", "record", "num_threads", "profile_rounds")
 
 
@@ -80,7 +80,7 @@ def read_studies(runs: Sequence[Run]) -> Studies:
         and run.summary["num_requests"]
         and not run.summary["acceptance_imposed"]
     }
-    strict = {_at_one_k(run): run for run in newest.values() if _rule(run)[0] == STRICT}
+    strict = {_at_one_k(run): run for run in newest.values() if describe_rule(run.summary).family == STRICT}
     lossy = [run for run in newest.values() if run.summary["acceptance_lossless"] is False]
     paired = [run for run in lossy if _at_one_k(run) in strict]
     bases = [strict[key] for key in dict.fromkeys(_at_one_k(run) for run in paired)]
@@ -109,16 +109,6 @@ def _read_points(strict: Run, lossy: Sequence[Run]) -> tuple[list[Point], list[s
         except UserError as error:
             left_out.append(f"left out of the comparison of rules: {error}")
     return points, left_out
-
-
-def describe_rule(options: Mapping[str, Any]) -> tuple[str, str, float | None]:
-    """Rule, family and threshold of an `acceptance` node: `("top 10, delta 0.6", "top 10, delta", 0.6)`."""
-    name = options.get("name", ABSENT)
-    if name != "relaxed_thinking":
-        return name, name, None
-    form, phase = options["form"], options.get("phase", "token")
-    family, suffix = f"top {options['topk']}, {form}", "" if phase == "token" else f", phase={phase}"
-    return f"{family} {options[form]:g}{suffix}", family + suffix, options[form]
 
 
 def format_study(points: Sequence[Point]) -> str:
@@ -153,7 +143,7 @@ def _check_prompts(run: Run, rows: Sequence[RequestRow], strict: Run, strict_row
 
 def _point(run: Run, rows: Sequence[RequestRow], strict_rows: Sequence[RequestRow]) -> Point:
     summary = run.summary
-    rule, family, threshold = _rule(run)
+    rule, family, threshold = describe_rule(summary)
     strict = {row["id"]: row for row in strict_rows}
     correct, strict_correct = ({row["id"]: row["correct"] for row in part} for part in (rows, strict_rows))
     thinking, relaxed = summary["thinking"], summary["relaxed"]
@@ -172,14 +162,10 @@ def _point(run: Run, rows: Sequence[RequestRow], strict_rows: Sequence[RequestRo
     )
 
 
-def _rule(run: Run) -> tuple[str, str, float | None]:
-    return describe_rule(run.summary["config"].get("acceptance", {}))
-
-
-def _order(point: Point) -> tuple[int, bool, str, float]:
+def _order(point: Point) -> tuple[int, bool, str, float, str]:
     """Orders by K, strict first, then family and threshold; a family's top-k as a number (`top 3` before `top 10`)."""
     family = re.sub(r"\d+", lambda digits: digits.group().zfill(4), point.family)
-    return point.num_draft_tokens, not point.is_strict, family, point.threshold or 0.0
+    return point.num_draft_tokens, not point.is_strict, family, point.threshold or 0.0, point.rule
 
 
 def _at_one_k(run: Run) -> str:

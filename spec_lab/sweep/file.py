@@ -9,6 +9,7 @@ from typing import Any
 
 from spec_lab.cli.nearest import hint, nearest
 from spec_lab.cli.yaml_file import read_yaml
+from spec_lab.config import Choice
 from spec_lab.errors import UserError
 from spec_lab.record.scalars import scalar_paths
 from spec_lab.sweep.command import fixed_overrides
@@ -18,7 +19,14 @@ from spec_lab.sweep.plain import plain_problem
 LARGEST_FILE = 1_000_000
 RUN_CAP = "run_cap"
 """W&B's server knows this key, the schema of its search code does not."""
-METHODS = ("grid", "random", "bayes")
+
+
+class SearchMethod(Choice):
+    """The ways to search that W&B's code has without its server."""
+
+    grid = "grid"
+    random = "random"
+    bayes = "bayes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +45,8 @@ class SweepFile:
     run_cap: int | None
 
     @property
-    def method(self) -> str:
-        return str(self.config["method"])
+    def method(self) -> SearchMethod:
+        return SearchMethod(self.config["method"])
 
     @property
     def parameters(self) -> dict[str, dict[str, Any]]:
@@ -146,14 +154,14 @@ def _check_parameter_keys(name: str, parameter: Any, definitions: Mapping[str, A
 
 
 def _check_support(config: dict[str, Any]) -> None:
-    if config["method"] not in METHODS:
-        raise UserError(f"method: {config['method']} needs a server; use one of {', '.join(METHODS)}")
+    if config["method"] not in list(SearchMethod):
+        raise UserError(f"method: {config['method']} needs a server; use one of {', '.join(SearchMethod)}")
     if "early_terminate" in config:
         raise UserError(
             "early_terminate: a run reports its metric once, at its end, so nothing can stop it early; leave it out"
         )
     if "metric" not in config:
-        if config["method"] == "bayes":
+        if config["method"] == SearchMethod.bayes:
             raise UserError("metric: method bayes needs one; add metric: {name: summary.speedup, goal: maximize}")
         return
     name = config["metric"]["name"]

@@ -14,7 +14,7 @@ from spec_lab.cli.folder import sweep_place
 from spec_lab.compatibility.run import refuse
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
-from spec_lab.sweep.file import RUN_CAP, read_sweep_file
+from spec_lab.sweep.file import RUN_CAP, SearchMethod, read_sweep_file
 from spec_lab.sweep.search import Search, Tried
 from spec_lab.sweep.session import Sweep
 from spec_lab.sweep.space import check_space, override_key
@@ -37,7 +37,7 @@ def plan_sweep(path: Path, overrides: Sequence[str], count: int | None, seed: in
             raise UserError(f"{text}: a sweep has --dry-run instead")
     check_space(file, overrides)
     caps = [cap for cap in (file.run_cap, count) if cap is not None]
-    if not caps and file.method != "grid":
+    if not caps and file.method != SearchMethod.grid:
         raise UserError(f"{path}: method {file.method} never ends by itself; add --count 20, or {RUN_CAP}: 20 to it")
     search = Search(file, seed)
     search.rehearse()
@@ -51,7 +51,7 @@ def preview(sweep: Sweep) -> int:
     """Print the runs that are proposed before any has a result, with what refuses them; return the exit code."""
     refused = False
     tried: list[Tried] = []
-    most = 1 if sweep.file.method == "bayes" else min(sweep.limit or PREVIEWED, PREVIEWED)
+    most = 1 if sweep.file.method == SearchMethod.bayes else min(sweep.limit or PREVIEWED, PREVIEWED)
     while len(tried) < most:
         parameters = sweep.search.propose(len(tried), tried)
         if parameters is None:

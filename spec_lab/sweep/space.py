@@ -13,7 +13,7 @@ from spec_lab.cli.options import Menu, run_menu
 from spec_lab.cli.overrides import check_overrides, extensions_in
 from spec_lab.errors import UserError
 from spec_lab.sweep.command import as_overrides
-from spec_lab.sweep.file import SweepFile
+from spec_lab.sweep.file import SearchMethod, SweepFile
 from spec_lab.sweep.library import load_library, quiet
 from spec_lab.sweep.plain import to_plain
 
@@ -48,7 +48,7 @@ def check_space(file: SweepFile, overrides: Sequence[str]) -> None:
             _check_no_experiment_of_many(text, menu)
         for name, parameter in file.parameters.items():
             _check_parameter(name, parameter, menu)
-        if file.method == "grid":
+        if file.method == SearchMethod.grid:
             _check_grid(file.parameters)
     except UserError as error:
         raise UserError(f"{file.path}: {error}") from error

@@ -65,27 +65,13 @@ def ngram_lengths(config: RunConfig) -> str | None:
     )
 
 
-def oracle_is_greedy(config: RunConfig) -> str | None:
-    """The oracle replays a text that only strict greedy acceptance follows."""
-    if config.acceptance.name != "strict" and config.sampling.temperature <= 0:
-        return (
-            f"drafter=oracle replays a strict greedy continuation, which acceptance={config.acceptance.name} does not "
-            "follow; use acceptance=strict"
-        )
-    if config.sampling.temperature <= 0:
-        return None
-    return (
-        "drafter=oracle replays a greedy continuation, which sampling.temperature="
-        f"{config.sampling.temperature} does not follow; use sampling.temperature=0"
-    )
-
-
 OPTIONS = (
     DrafterOption(
         name="none",
         schema=NoDrafterConfig,
         load=Deferred(LOADER, "load_none"),
         refusals=(none_drafts_nothing,),
+        drafts=False,
         no_moves="has no draft steps",
     ),
     DrafterOption(
@@ -99,7 +85,7 @@ OPTIONS = (
         name="oracle",
         schema=OracleDrafterConfig,
         load=Deferred(LOADER, "load_oracle"),
-        refusals=(oracle_is_greedy,),
+        follows_greedy_text="replays a greedy continuation",
         no_loop="replays a continuation",
     ),
     DrafterOption(
