@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import wandb
+from PIL import Image
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 from spec_lab.cli.compose import compose_run
@@ -22,8 +23,9 @@ from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.scalars import scalars
 from spec_lab.record.schema import Summary
+from spec_lab.record.wandb_content import NOT_RESULTS, without_user_paths
 from spec_lab.record.wandb_settings import has_key
-from spec_lab.record.wandb_sink import WandbSink, without_user_paths
+from spec_lab.record.wandb_sink import WandbSink
 from tests.fake_runs import make_info, record_run
 
 HOST = "the-host-of-somebody"
@@ -31,6 +33,11 @@ ARGUMENT = "--an-argument-of-somebody"
 BLOCK = 32768
 HEADER = 7
 DISTINCT_CONFIG = {"batch_size": 1, "drafter": {"num_draft_tokens": 3}, "target": {"path": "checkpoints/tiny"}}
+
+
+def private_names() -> list[str]:
+    """The made-up host, and the real one, which W&B's service asks the system for, unless bytes could spell it."""
+    return [HOST, *(name for name in [os.uname().nodename] if len(name) > 5)]
 
 
 @pytest.fixture
@@ -87,10 +94,17 @@ def merged(updates: Any) -> dict[str, Any]:
     return values
 
 
+def draw_a_dot(summary: Summary, folder: Path) -> list[tuple[Path, str | None]]:
+    """Stands in for the plots of a run, which take longer to draw than all else here."""
+    folder.mkdir(parents=True)
+    Image.new("RGB", (2, 2)).save(folder / "dot.png")
+    return [(folder / "dot.png", None), (folder / "other.png", "plot not drawn: no axis can show it")]
+
+
 @pytest.fixture
 def recorded(workplace: Path) -> tuple[Path, Summary]:
     folder = workplace / "outputs" / "run"
-    sink = WandbSink("a_project", group="a_sweep")
+    sink = WandbSink("a_project", group="a_sweep", draw=draw_a_dot)
     return folder, record_run(Path("outputs/run"), [sink], make_info(DISTINCT_CONFIG))
 
 
@@ -99,19 +113,25 @@ def test_offline_run_says_the_same_as_the_files(recorded: tuple[Path, Summary]) 
     records = read_offline(folder)
 
     found = merged(item for record in records for item in record.summary.update)
-    for key in ("acceptance_length", "decode_tokens_per_second", "speedup", "latency_ms", "by_category", "verdict"):
-        assert found[key] == summary[key]
-    assert found["requests"]["_type"] == "table-file"
+    results = {key: value for key, value in summary.items() if key not in NOT_RESULTS}
+    assert {key: found[key] for key in results} == results
     assert {key: found[key] for key in scalars(summary)} == scalars(summary), "where W&B's sweeps look for a metric"
+    media = {"requests": "table-file", "kernel_times": "table-file", "figures/dot": "image-file"}
+    assert {key: found[key]["_type"] for key in media} == media
+    own = {key for key in found if not key.startswith("_")}
+    assert own == {*results, *scalars(summary), *media}, "W&B adds last values where nothing says how to summarise"
 
     [run] = [record.run for record in records if record.HasField("run")]
     config = merged(run.config.update)
     assert {key: config[key] for key in DISTINCT_CONFIG} == DISTINCT_CONFIG
     assert config["origin"]["git_revision"] == summary["git_revision"]
     assert config["origin"]["extensions"] == {}
+    assert config["origin"]["versions"] == summary["versions"]
+    assert config["origin"]["choices"] == summary["choices"]
+    assert run.host == "not recorded"
     assert (run.project, run.run_group, run.job_type) == ("a_project", "a_sweep", "bench")
     assert run.display_name == "run eagle3 catchup"
-    assert {"drafter=eagle3", "prune=catchup", "graph=eager"} <= set(run.tags)
+    assert set(run.tags) == {f"{group}={name}" for group, name in summary["choices"].items()}
     assert [record.exit.exit_code for record in records if record.HasField("exit")] == [0]
 
 
@@ -130,7 +150,7 @@ def test_offline_run_has_step_metrics(recorded: tuple[Path, Summary]) -> None:
 
 def test_offline_run_has_the_table_and_the_files(recorded: tuple[Path, Summary]) -> None:
     folder, summary = recorded
-    [table_path] = folder.glob("wandb/offline-run-*/files/media/table/*.json")
+    [table_path] = folder.glob("wandb/offline-run-*/files/media/table/requests*.json")
     table = json.loads(table_path.read_text())
     assert len(table["data"]) == summary["num_requests"]
     first = dict(zip(table["columns"], table["data"][1], strict=True))
@@ -138,11 +158,16 @@ def test_offline_run_has_the_table_and_the_files(recorded: tuple[Path, Summary])
     assert first["text"] == "text of r1"
     assert first["acceptance_imposed"] is False
 
+    [kernels_path] = folder.glob("wandb/offline-run-*/files/media/table/kernel_times*.json")
+    kernels = json.loads(kernels_path.read_text())
+    assert [dict(zip(kernels["columns"], row, strict=True)) for row in kernels["data"]] == summary["kernels"]
     [artifact] = [record.artifact for record in read_offline(folder) if record.HasField("artifact")]
     entries = {entry.path: entry.local_path for entry in artifact.manifest.contents}
-    assert set(entries) == {"config.yaml", "requests.jsonl", "rounds.jsonl", "summary.json"}
+    assert set(entries) == {"config.yaml", "environment.json", "requests.jsonl", "rounds.jsonl", "summary.json"}
+    assert not any(Path(local_path).is_absolute() for local_path in entries.values())
+    environment = json.loads((Path.cwd() / entries.pop("environment.json")).read_text())
+    assert (environment["versions"], environment["device"]) == (summary["versions"], summary["device"])
     for name, local_path in entries.items():
-        assert not Path(local_path).is_absolute()
         assert (Path.cwd() / local_path).read_bytes() == (folder / name).read_bytes()
 
 
@@ -154,7 +179,16 @@ def test_nothing_tells_who_and_where(recorded: tuple[Path, Summary], workplace: 
     for path in files:
         assert not path.is_symlink(), "a link names a path"
         content = path.read_bytes()
-        for private in (HOST, str(workplace), str(workplace.parent), ARGUMENT, "somebody", sys.executable, __file__):
+        for private in (
+            HOST,
+            os.uname().nodename,
+            str(workplace),
+            str(workplace.parent),
+            ARGUMENT,
+            "somebody",
+            sys.executable,
+            __file__,
+        ):
             assert private.encode() not in content, (private, path)
 
 
@@ -220,6 +254,47 @@ def test_a_killed_run_tells_nothing_either(workplace: Path) -> None:
     for path in files:
         assert str(workplace).encode() not in path.read_bytes(), path
         assert b"somebody" not in path.read_bytes(), path
+
+
+def test_what_cannot_be_drawn_costs_a_warning(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_run(Path("run"), [WandbSink("p", draw=draw_a_dot)])
+    assert "warning: W&B: plot not drawn: no axis can show it" in capsys.readouterr().err
+    found = merged(item for record in read_offline(workplace / "run") for item in record.summary.update)
+    assert [key for key in found if key.startswith("figures/")] == ["figures/dot"]
+
+
+def test_a_run_of_wandbs_own_agent_has_its_sweep_as_group(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "a1b2c3")
+    record_run(Path("run"), [WandbSink("p")])
+    [run] = [record.run for record in read_offline(workplace / "run") if record.HasField("run")]
+    assert run.run_group == "a1b2c3"
+
+
+@pytest.mark.slow
+def test_every_run_of_a_multirun_carries_its_sweep_and_its_factors(workplace: Path) -> None:
+    """By the command line in a process of its own, with the real figures."""
+    root = Path(__file__).parents[1]
+    environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'kernels'}"}
+    drafters = {"random", "ngram"}
+    typed = f"-m drafter={','.join(drafters)} debug=smoke references=[] logger=wandb logger.mode=offline name=a_study"
+    done = subprocess.run([sys.executable, "-m", "spec_lab", *typed.split()], env=environment, check=False)
+    assert done.returncode == 0
+    [sweep] = workplace.glob("outputs/a_study-sweep-*")
+    folders = [path.parent for path in sweep.glob("*/summary.json")]
+    runs = []
+    for folder in folders:
+        summary, records = read_summary(folder), read_offline(folder)
+        found = merged(item for record in records for item in record.summary.update)
+        assert found["acceptance_length"] == summary["acceptance_length"]
+        figures = {key.removeprefix("figures/") for key in found if key.startswith("figures/")}
+        assert figures == {"acceptance_by_position", "acceptance_by_category", "stage_times"}
+        runs += [record.run for record in records if record.HasField("run")]
+    assert {(run.run_group, run.job_type) for run in runs} == {(sweep.name, "bench")}
+    assert {tag for run in runs for tag in run.tags if "drafter" in tag} == {f"drafter={name}" for name in drafters}
+    assert all({"acceptance=strict", "prune=none", "target=pocket"} <= set(run.tags) for run in runs)
+    for path in sweep.glob("*/wandb/**/*"):
+        for private in (*private_names(), str(workplace.parent), str(root), "somebody", *typed.split()[1:2]):
+            assert path.is_dir() or private.encode() not in path.read_bytes(), (private, path)
 
 
 def test_a_failed_run_ends_as_failed(workplace: Path) -> None:

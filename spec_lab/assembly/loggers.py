@@ -32,8 +32,9 @@ def no_sinks(options: LoggerConfig) -> list[Sink]:
 def wandb_sinks(options: Any) -> list[Sink]:
     """W&B, which is imported only here."""
     from spec_lab.record.wandb_sink import WandbSink
+    from spec_lab.report.saved_plots import run_plots_of
 
-    return [WandbSink(options.project, options.entity, options.mode, options.group)]
+    return [WandbSink(options.project, options.entity, options.mode, options.group, run_plots_of)]
 
 
 def join_sweep(logger: Any, sweep: str) -> None:

@@ -10,25 +10,31 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from spec_lab.errors import UserError, without_folders
+from spec_lab.errors import UserError
 from spec_lab.record.scalars import scalars
 from spec_lab.record.schema import RequestRow, RoundRow, Summary
-from spec_lab.record.sinks import CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE, write_config, write_json
+from spec_lab.record.wandb_content import (
+    KERNEL_COLUMNS,
+    REQUEST_COLUMNS,
+    copy_files,
+    kernel_cells,
+    request_cells,
+    results_of,
+    tags_of,
+    wandb_config,
+)
 from spec_lab.record.wandb_settings import describe_wandb_error, mode_of_run
 
 MODES = ("auto", "online", "offline", "disabled")
 INIT_TIMEOUT_SECONDS = 10
 REQUESTS_PER_POINT = 8
-TAGGED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph", "workload")
-TABLE_COLUMNS = (
-    "id", "category", "rounds", "acceptance_length", "acceptance_imposed", "output_tokens", "finish_reason", "correct",
-    "divergence", "text",
-)  # fmt: skip
-NOT_RESULTS = ("config", "versions", "choices", "definitions")
+
+Draw = Callable[[Summary, Path], Iterable[tuple[Path, str | None]]]
+"""Saves figures of a finished run in a folder: of each its file, and why it could not be drawn or None."""
 
 
 class WandbSink:
@@ -37,19 +43,28 @@ class WandbSink:
     Args:
         mode: `auto` goes online where a key is configured and the server answers in time, else offline; `WANDB_MODE`
             decides if it is set. The other values insist.
-        group: of a sweep, None for a single run.
+        group: of a sweep; None is the sweep that W&B's own agent runs, if one does.
+        draw: makes the run's figures; None logs none.
 
     Raises:
         ValueError: there is no such mode.
     """
 
-    def __init__(self, project: str, entity: str | None = None, mode: str = "auto", group: str | None = None) -> None:
+    def __init__(
+        self,
+        project: str,
+        entity: str | None = None,
+        mode: str = "auto",
+        group: str | None = None,
+        draw: Draw | None = None,
+    ) -> None:
         if mode not in MODES:
             raise ValueError(f"logger.mode={mode} is not known; use one of {', '.join(MODES)}")
         self._project = project
         self._entity = entity
         self._mode = mode
-        self._group = group
+        self._group = group or os.environ.get("WANDB_RUN_GROUP") or os.environ.get("WANDB_SWEEP_ID")
+        self._draw = draw
         self._folder = Path()
         self._run: Any = None
         self._rows: list[list[Any]] = []
@@ -66,8 +81,9 @@ class WandbSink:
         self._run = self._open(folder, summary)
         # They are open and go on being written, but a killed run leaves nothing of them.
         _remove_logs(Path(self._run.dir).parent)
+        # W&B would summarise each by its last value, which is no result of the run.
         for axis in ("request", "repeat"):
-            self._run.define_metric(f"{axis}/index", hidden=True)
+            self._run.define_metric(f"{axis}/index", hidden=True, summary="none")
             self._run.define_metric(f"{axis}/*", step_metric=f"{axis}/index", summary="none")
 
     def round(self, row: RoundRow) -> None:
@@ -76,7 +92,7 @@ class WandbSink:
     def request(self, row: RequestRow) -> None:
         self._num_rounds += len(row["emitted_per_round"])
         self._num_emitted += sum(row["emitted_per_round"])
-        self._rows.append(_table_row(row))
+        self._rows.append(request_cells(row))
         if len(self._rows) % REQUESTS_PER_POINT == 0:
             self._log_progress()
 
@@ -85,11 +101,13 @@ class WandbSink:
             self._log_progress()
         for index, repeat in enumerate(summary["repeats"]):
             self._run.log({"repeat/index": index, **{f"repeat/{key}": value for key, value in repeat.items()}})
-        self._log_table(summary["acceptance_imposed"])
-        self._log_files(summary)
-        self._run.summary.update(
-            {key: value for key, value in without_user_paths(summary).items() if key not in NOT_RESULTS}
-        )
+        if not self._run.disabled:
+            rows = [[*row, summary["acceptance_imposed"]] for row in self._rows]
+            self._log_table("requests", REQUEST_COLUMNS, rows)
+            self._log_table("kernel_times", KERNEL_COLUMNS, kernel_cells(summary))
+            self._log_figures(summary)
+            self._log_files(summary)
+        self._run.summary.update(results_of(summary))
         # W&B's sweeps find a metric at the top level only, by its whole name.
         self._run.summary.update(scalars(summary))
         directory = Path(self._run.dir).parent
@@ -132,8 +150,8 @@ class WandbSink:
             name=" ".join([summary["name"], *(choices[group] for group in ("drafter", "prune") if group in choices)]),
             group=self._group,
             job_type="bench",
-            tags=[f"{group}={choices[group]}"[:64] for group in TAGGED_GROUPS if group in choices],
-            config=_wandb_config(summary),
+            tags=tags_of(choices),
+            config=wandb_config(summary),
             settings=_private_settings(),
         )
 
@@ -146,32 +164,36 @@ class WandbSink:
             }
         )
 
-    def _log_table(self, acceptance_imposed: bool) -> None:
+    def _log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         import wandb
 
-        if self._run.disabled:
-            return
-        position = TABLE_COLUMNS.index("acceptance_imposed")
-        rows = [[*row[:position], acceptance_imposed, *row[position:]] for row in self._rows]
-        table: Any = wandb.Table(columns=list(TABLE_COLUMNS), data=rows, allow_mixed_types=True)
+        table: Any = wandb.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
         # An unbound table is logged as an artifact of its own, staged under the user's home, whose path then stands in
         # the run. Bound beforehand it goes as a file of the run, with the same panel.
-        table.bind_to_run(self._run, "requests", self._run.step)
-        self._run.log({"requests": table})
+        table.bind_to_run(self._run, name, self._run.step)
+        self._run.log({name: table})
 
-    def _log_files(self, summary: Summary) -> None:
-        """The record as an artifact: copies inside the run's own folder, free of the user's paths."""
+    def _log_figures(self, summary: Summary) -> None:
+        """What the run looks like, drawn once; a figure that cannot be drawn costs nothing else."""
         import wandb
 
-        copies = self._folder / "wandb" / "record"
-        copies.mkdir(parents=True, exist_ok=True)
-        clean = without_user_paths(summary)
-        write_json(copies / SUMMARY_FILE, clean)
-        write_config(copies / CONFIG_FILE, clean["config"])
-        for name in (REQUESTS_FILE, ROUNDS_FILE):
-            shutil.copyfile(self._folder / name, copies / name)
+        if self._draw is None or summary["status"] != "finished":
+            return
+        drawn = {}
+        for path, problem in self._draw(summary, self._folder / "wandb" / "figures"):
+            if problem is None:
+                drawn[f"figures/{path.stem}"] = wandb.Image(str(path))
+            else:
+                print(f"warning: W&B: {problem}", file=sys.stderr)
+        if drawn:
+            self._run.log(drawn)
+
+    def _log_files(self, summary: Summary) -> None:
+        """The record as an artifact: copies inside the run's own folder."""
+        import wandb
+
         artifact = wandb.Artifact(f"run-{self._run.id}-record", type="record")
-        for copy in sorted(copies.iterdir()):
+        for copy in copy_files(self._folder, self._folder / "wandb" / "record", summary):
             entry = artifact.add_file(str(copy), policy="immutable")
             entry.local_path = os.path.relpath(copy, self._base())
         self._run.log_artifact(artifact)
@@ -184,35 +206,6 @@ class WandbSink:
         """
         here = Path.cwd()
         return here if not self._run.offline or self._folder.resolve().is_relative_to(here) else self._folder.resolve()
-
-
-def without_user_paths(value: Any) -> Any:
-    """A copy in which no string shows where the user's files lie.
-
-    A string that is an absolute path keeps its last part; inside other strings the home and the working directory are
-    written `~` and `.`, and every other absolute path keeps its last part.
-    """
-    if isinstance(value, Mapping):
-        return {key: without_user_paths(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_user_paths(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    if Path(value).is_absolute():
-        return Path(value).name
-    # The longer one first: the working directory often lies in the home.
-    places = {str(Path.cwd()): ".", str(Path.home()): "~"}
-    for place in sorted(places, key=len, reverse=True):
-        value = value.replace(place, places[place]) if place != os.sep else value
-    return without_folders(value)
-
-
-def _wandb_config(summary: Summary) -> dict[str, Any]:
-    """The resolved config by its own keys, and beside it what identifies the run."""
-    config = dict(without_user_paths(summary["config"]))
-    keys = ("choices", "versions", "git_revision", "device", "device_name", "cpu_model", "dtype", "num_threads")
-    origin: dict[str, Any] = {key: summary[key] for key in keys}  # type: ignore[literal-required]
-    return config | {"origin": origin | {"extensions": summary.get("extensions", {})}}
 
 
 def _private_settings() -> Any:
@@ -232,23 +225,6 @@ def _private_settings() -> Any:
         x_disable_stats=True,
         x_save_requirements=False,
     )
-
-
-def _table_row(row: RequestRow) -> list[Any]:
-    """The columns that a request itself fills."""
-    rounds = len(row["emitted_per_round"])
-    divergence = row["divergence"]
-    return [
-        row["id"],
-        row["category"],
-        rounds,
-        sum(row["emitted_per_round"]) / rounds if rounds else None,
-        len(row["output_ids"]),
-        row["finish_reason"],
-        row["correct"],
-        None if divergence is None else divergence["kind"],
-        row["text"],
-    ]
 
 
 def _remove_logs(directory: Path) -> None:

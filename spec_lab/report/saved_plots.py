@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from spec_lab.errors import describe_error
+from spec_lab.record.schema import Summary
 from spec_lab.report.cost_table import Cost
 from spec_lab.report.drafter_table import Cell
 from spec_lab.report.known_options import BOUNDS
@@ -34,6 +35,16 @@ class Plot(NamedTuple):
 def plots_of(studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]], folder: Path) -> list[Plot]:
     """Saves the plots of every study and comparison in `folder`."""
     return [_save(draw, folder / _numbered(number, name)) for number, name, draw in _drawings(studies, comparisons)]
+
+
+def run_plots_of(summary: Summary, folder: Path) -> list[Plot]:
+    """Saves the plots of one finished run in `folder`, which is made: acceptance, where it drafts, and stage times."""
+    from spec_lab.report import plots
+
+    folder.mkdir(parents=True, exist_ok=True)
+    drafting = [plots.acceptance_by_position, plots.acceptance_by_category] if summary["num_draft_tokens"] else []
+    drawings = [*drafting, plots.stage_times]
+    return [_save(partial(draw, summary), folder / f"{draw.__name__}.png") for draw in drawings]
 
 
 def overview_plots_of(overviews: Sequence[tuple[list[Compared], list[Cost]]], folder: Path) -> list[Plot]:

@@ -1,0 +1,102 @@
+"""Which parts of a record go to W&B and in which shape: tags, configuration, tables, and copies of the files, all
+without anything that tells who ran it or where.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spec_lab.errors import without_folders
+from spec_lab.record.schema import Origin, RequestRow, Summary
+from spec_lab.record.sinks import CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE, write_config, write_json
+
+ENVIRONMENT_FILE = "environment.json"
+LONGEST_TAG = 64
+NOT_FACTORS = ("logger", "size", "debug")
+NOT_RESULTS = ("config", "versions", "choices", "definitions")
+"""Keys of a record that are no figures: they stand in W&B's config and in the files."""
+REQUEST_COLUMNS = (
+    "id", "category", "rounds", "acceptance_length", "output_tokens", "finish_reason", "correct", "divergence", "text",
+    "acceptance_imposed",
+)  # fmt: skip
+KERNEL_COLUMNS = ("name", "calls_per_round", "us_per_round")
+
+
+def tags_of(choices: Mapping[str, str]) -> list[str]:
+    """A tag a factor, such as `drafter=eagle3`, so that W&B can filter and group by each."""
+    return [f"{group}={name}"[:LONGEST_TAG] for group, name in choices.items() if group not in NOT_FACTORS]
+
+
+def results_of(summary: Summary) -> dict[str, Any]:
+    """All of `summary.json` that is no part of the configuration."""
+    return {key: value for key, value in without_user_paths(summary).items() if key not in NOT_RESULTS}
+
+
+def request_cells(row: RequestRow) -> list[Any]:
+    """The line of a request, by `REQUEST_COLUMNS` but for the last, which the whole run decides."""
+    rounds = len(row["emitted_per_round"])
+    divergence = row["divergence"]
+    return [
+        row["id"],
+        row["category"],
+        rounds,
+        sum(row["emitted_per_round"]) / rounds if rounds else None,
+        len(row["output_ids"]),
+        row["finish_reason"],
+        row["correct"],
+        None if divergence is None else divergence["kind"],
+        row["text"],
+    ]
+
+
+def kernel_cells(summary: Summary) -> list[list[Any]]:
+    """A line a kernel of the profiled rounds, by `KERNEL_COLUMNS`."""
+    return [[kernel["name"], kernel["calls_per_round"], kernel["us_per_round"]] for kernel in summary["kernels"]]
+
+
+def copy_files(folder: Path, copies: Path, summary: Summary) -> Sequence[Path]:
+    """Copy the record of the run in `folder`, free of the user's paths, to `copies`; large traces stay behind."""
+    copies.mkdir(parents=True, exist_ok=True)
+    clean = without_user_paths(summary)
+    write_json(copies / SUMMARY_FILE, clean)
+    write_config(copies / CONFIG_FILE, clean["config"])
+    write_json(copies / ENVIRONMENT_FILE, environment_of(clean))
+    for name in (REQUESTS_FILE, ROUNDS_FILE):
+        shutil.copyfile(folder / name, copies / name)
+    return sorted(copies.iterdir())
+
+
+def environment_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The versions, the revision and the device that a run stood on."""
+    keys = Origin.__annotations__.keys() - {"config", "name", "started_at"}
+    return {"extensions": {}} | {key: summary[key] for key in sorted(keys) if key in summary}
+
+
+def wandb_config(summary: Summary) -> dict[str, Any]:
+    """The resolved config by its own keys, and beside it what identifies the run."""
+    return without_user_paths(summary["config"]) | {"origin": environment_of(summary)}
+
+
+def without_user_paths(value: Any) -> Any:
+    """A copy in which no string shows where the user's files lie.
+
+    A string that is an absolute path keeps its last part; inside other strings the home and the working directory are
+    written `~` and `.`, and every other absolute path keeps its last part.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_user_paths(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_user_paths(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if Path(value).is_absolute():
+        return Path(value).name
+    # The longer one first: the working directory often lies in the home.
+    places = {str(Path.cwd()): ".", str(Path.home()): "~"}
+    for place in sorted(places, key=len, reverse=True):
+        value = value.replace(place, places[place]) if place != os.sep else value
+    return without_folders(value)
