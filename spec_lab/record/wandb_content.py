@@ -1,5 +1,5 @@
-"""Which parts of a record go to W&B and in which shape: tags, configuration, tables, and copies of the files, all
-without anything that tells who ran it or where.
+"""This module makes of a record what W&B gets: tags, configuration, tables, and copies of the files, all without
+anything that tells who ran it or where.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class WandbSink:
         self._run.log({name: table})
 
     def _log_figures(self, summary: Summary) -> None:
-        """What the run looks like, drawn once; a figure that cannot be drawn costs nothing else."""
+        """Log the pictures of the run; one that cannot be drawn costs a warning and nothing else."""
         import wandb
 
         if self._draw is None or summary["status"] != "finished":
