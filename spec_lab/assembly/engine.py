@@ -46,7 +46,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
         )
     seeds = SlotSeeds(limits.num_slots, config.seed, models.device)
     rule = build_rule(config, RuleResources(models, limits, seeds))
-    cache = build_cache(models.target.config, models.target.config.num_layers, limits, models)
+    cache = build_cache(models.target.layer_sizes, models.target.config.num_layers, limits, models)
     drafter = make_drafter(DrafterResources(limits, prune, seeds, cache))
     assert limits.margin >= 2 * drafter.num_draft_tokens
     table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, models.device)
@@ -69,7 +69,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
 def build_teacher(config: RunConfig, models: Models, limits: Limits) -> TeacherForcing:
     """Make the judge of texts, over a cache that holds one of them at a time."""
     one_sequence = limits.one_sequence()
-    cache = build_cache(models.target.config, models.target.config.num_layers, one_sequence, models)
+    cache = build_cache(models.target.layer_sizes, models.target.config.num_layers, one_sequence, models)
     return TeacherForcing(models.target, models.backend, cache, limits.page_size, config.cache.prefill_chunk)
 
 

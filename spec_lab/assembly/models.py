@@ -22,6 +22,7 @@ from spec_lab.errors import UserError
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import ModelConfig, read_model_config
 from spec_lab.models.decoder import DecoderTarget
+from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.random_weights import random_tensors
 from spec_lab.workloads.tokenizer import Tokenizer
 
@@ -131,8 +132,14 @@ def thinking_markers(tokenizer: Tokenizer) -> ThinkingMarkers | None:
     return None if begin is None or end is None else ThinkingMarkers(begin, end)
 
 
-def load_models(config: RunConfig, max_seq_len: int, markers: ThinkingMarkers | None = None) -> Models:
-    """Load the target; UserError when the checkpoint is not what it should be or too short for `max_seq_len`."""
+def load_models(
+    config: RunConfig, max_seq_len: int, markers: ThinkingMarkers | None = None, partition: Partition = WHOLE
+) -> Models:
+    """Load what `partition` keeps of the target.
+
+    Raises:
+        UserError: the checkpoint is not what it should be, too short for `max_seq_len`, or cannot be split.
+    """
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     if device.type == "cuda":
@@ -151,11 +158,12 @@ def load_models(config: RunConfig, max_seq_len: int, markers: ThinkingMarkers | 
     context = BackendContext(config.cache.page_size, max_positions, device, dtype, kernels.rope_write)
     backend = registry.of(config).attention(config).make(context)
     shapes = decoder_tensor_shapes(model_config)
+    partition.layer_sizes(model_config)  # what cannot be split is refused before it is read
     if config.target.weights == Weights.random:
-        tensors = random_tensors(shapes, dtype, device, config.seed)
+        tensors = random_tensors(shapes, dtype, device, config.seed, partition)
     else:
-        tensors = load_tensors(folder, shapes, dtype, device)
-    target = DecoderTarget(model_config, tensors, backend, max_positions)
+        tensors = load_tensors(folder, shapes, dtype, device, partition=partition)
+    target = DecoderTarget(model_config, tensors, backend, max_positions, partition)
     return Models(target, backend, kernels, device, dtype, markers)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.json_input import ConfigFields, read_json, shown
+from spec_lab.models.partition import WHOLE, Part, Partition
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -20,12 +22,19 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """The place of a tensor on disk; `dtype` is the safetensors code, as BF16."""
+    """The place of a tensor on disk.
+
+    Attributes:
+        shape: of the whole tensor.
+        dtype: the safetensors code, as BF16.
+        part: what is read of it; None is all.
+    """
 
     file: Path
     name: str
     shape: tuple[int, ...]
     dtype: str
+    part: Part | None = None
 
 
 def decoder_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -75,8 +84,10 @@ def load_tensors(
     dtype: torch.dtype,
     device: torch.device | str,
     optional: Collection[str] = (),
+    partition: Partition = WHOLE,
 ) -> dict[str, torch.Tensor]:
-    """Read the wanted tensors of a checkpoint, cast to `dtype`, in the order of `wanted`.
+    """Read the wanted tensors of a checkpoint, of each what `partition` keeps, cast to `dtype`, in the order of
+    `wanted`.
 
     Ignored without a word: rotary buffers of old exports, an `lm_head.weight` equal to the embedding it is tied to, and
     multi-token prediction modules, which stand beside the trunk and are a drafter's (`mtp_checkpoint`).
@@ -92,7 +103,12 @@ def load_tensors(
     tied_head = None if "lm_head.weight" in wanted else stored.pop("lm_head.weight", None)
     check_tensors(stored, wanted, optional, str(folder))
     check_floating(stored, str(folder))
-    tensors = read_tensors({name: stored[name] for name in wanted if name in stored}, dtype, device)
+    kept = {
+        name: replace(stored[name], part=partition.part(name, shape))
+        for name, shape in wanted.items()
+        if name in stored
+    }
+    tensors = read_tensors(kept, dtype, device)
     if tied_head is not None:
         _check_tied_head(tied_head, stored.get("model.embed_tokens.weight"))
     return tensors
@@ -166,7 +182,7 @@ def read_tensors(
         with _opened(file) as handle:
             for key, tensor in stored.items():
                 if tensor.file == file:
-                    value = handle.get_tensor(tensor.name)
+                    value = _read(handle, tensor)
                     kept_dtype = dtype if value.is_floating_point() else value.dtype
                     tensors[key] = value.to(device=device, dtype=kept_dtype, copy=True)
                     if not is_finite(tensors[key]):
@@ -239,6 +255,13 @@ def _opened(file: Path) -> safe_open:
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{file}: truncated, corrupt or no safetensors file ({reason}); fetch it again") from error
+
+
+def _read(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
+    opened: Any = handle  # safetensors has no annotations
+    value: torch.Tensor
+    value = opened.get_tensor(tensor.name) if tensor.part is None else opened.get_slice(tensor.name)[tensor.part]
+    return value
 
 
 def _not_finite(tensor: StoredTensor, value: torch.Tensor, dtype: torch.dtype) -> UserError:

@@ -23,20 +23,26 @@ from spec_lab.models.layers import (
     fused_linear,
     per_head_norm,
 )
-from spec_lab.models.linear import make_linear
+from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.rope import rope_tables
 from spec_lab.pruning.selection import AllRows
 
 
 def build_attention(
-    config: ModelConfig, tensors: Mapping[str, torch.Tensor], prefix: str, window: int | None, backend: AttentionBackend
+    config: ModelConfig,
+    tensors: Mapping[str, torch.Tensor],
+    prefix: str,
+    window: int | None,
+    backend: AttentionBackend,
+    partition: Partition = WHOLE,
 ) -> Attention:
-    """Build attention from Hugging Face names below `prefix` (ending in `self_attn.`)."""
+    """Build attention from Hugging Face names below `prefix` (ending in `self_attn.`); as in `build_layer`, `config`
+    and `tensors` are those of a share."""
     projections = _attention_inputs(config, tensors, prefix, "weight")
     biases = _attention_inputs(config, tensors, prefix, "bias") if config.qkv_bias else None
     return Attention(
         qkv=fused_linear(projections, biases),
-        o=make_linear(tensors[f"{prefix}o_proj.weight"], tensors.get(f"{prefix}o_proj.bias")),
+        o=partition.output(tensors[f"{prefix}o_proj.weight"], tensors.get(f"{prefix}o_proj.bias")),
         num_heads=config.num_heads,
         head_dim=config.head_dim,
         rope_and_write=_rope_and_write(config, tensors, prefix, backend),
@@ -72,7 +78,7 @@ def _attention_inputs(
     return [query.flatten(0, 1), k, v, gate.flatten(0, 1)]
 
 
-def build_mlp(tensors: Mapping[str, torch.Tensor], prefix: str, bias: bool) -> GatedMLP:
+def build_mlp(tensors: Mapping[str, torch.Tensor], prefix: str, bias: bool, partition: Partition = WHOLE) -> GatedMLP:
     """Build an MLP from Hugging Face names below `prefix` (ending in `mlp.`)."""
     names = ("gate_proj", "up_proj")
     return GatedMLP(
@@ -80,7 +86,7 @@ def build_mlp(tensors: Mapping[str, torch.Tensor], prefix: str, bias: bool) -> G
             [tensors[f"{prefix}{name}.weight"] for name in names],
             [tensors[f"{prefix}{name}.bias"] for name in names] if bias else None,
         ),
-        down=make_linear(tensors[f"{prefix}down_proj.weight"], tensors.get(f"{prefix}down_proj.bias")),
+        down=partition.output(tensors[f"{prefix}down_proj.weight"], tensors.get(f"{prefix}down_proj.bias")),
     )
 
 
@@ -113,19 +119,32 @@ class DecoderLayer:
 
 
 def build_layer(
-    config: ModelConfig, tensors: Mapping[str, torch.Tensor], prefix: str, window: int | None, backend: AttentionBackend
+    config: ModelConfig,
+    tensors: Mapping[str, torch.Tensor],
+    prefix: str,
+    window: int | None,
+    backend: AttentionBackend,
+    partition: Partition = WHOLE,
 ) -> DecoderLayer:
-    """Build a layer from Hugging Face names below `prefix` (empty, or ending in a dot)."""
+    """Build a layer from Hugging Face names below `prefix` (empty, or ending in a dot).
+
+    `config` and `tensors` are those of the process's share, as `partition` cuts them.
+    """
     return DecoderLayer(
-        build_attention(config, tensors, f"{prefix}self_attn.", window, backend),
-        build_mlp(tensors, f"{prefix}mlp.", config.mlp_bias),
+        build_attention(config, tensors, f"{prefix}self_attn.", window, backend, partition),
+        build_mlp(tensors, f"{prefix}mlp.", config.mlp_bias, partition),
         RMSNorm(tensors[f"{prefix}input_layernorm.weight"], config.rms_norm_eps),
         RMSNorm(tensors[f"{prefix}post_attention_layernorm.weight"], config.rms_norm_eps),
     )
 
 
 class DecoderTarget:
-    """A `Target` that is a decoder with a language-model head."""
+    """A `Target` that is a decoder with a language-model head.
+
+    Attributes:
+        config: of the whole model.
+        layer_sizes: the sizes of the layers that lie in this process, and of their KV cache.
+    """
 
     def __init__(
         self,
@@ -133,18 +152,22 @@ class DecoderTarget:
         tensors: Mapping[str, torch.Tensor],
         backend: AttentionBackend,
         max_positions: int | None = None,
+        partition: Partition = WHOLE,
     ) -> None:
+        """`tensors` has of each what `partition` keeps of it."""
         self.config = config
+        self.partition = partition
+        self.layer_sizes = partition.layer_sizes(config)
         self.vocab_size = config.vocab_size
         self.max_position_embeddings = config.max_position_embeddings
         self.eos_token_ids = frozenset(config.eos_token_ids)
         self.embedding = tensors["model.embed_tokens.weight"]
         head = self.embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
         self.head_weight = head
-        self._head = make_linear(head)
+        self._head = partition.head(head)
         self._norm = RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps)
         self.layers = [
-            build_layer(config, tensors, f"model.layers.{index}.", window, backend)
+            build_layer(self.layer_sizes, tensors, f"model.layers.{index}.", window, backend, partition)
             for index, window in enumerate(config.layer_windows)
         ]
         self.num_positions = max_positions or config.max_position_embeddings

@@ -20,6 +20,7 @@ from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING
 from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantLayerConfig, LayerRope
 from spec_lab.models.layers import RMSNorm, RotaryRows, RotaryTable, fused_linear
 from spec_lab.models.linear import make_linear
+from spec_lab.models.partition import WHOLE, Partition, kept_part
 
 ATTENTION_SCALE = 1.0
 
@@ -38,8 +39,16 @@ class Gemma4Assistant:
         backend: AttentionBackend,
         max_positions: int,
         extra_window_keys: int = 0,
+        partition: Partition = WHOLE,
     ) -> None:
-        """`target_embedding` [vocab, target hidden_size]; `extra_window_keys` is added to every sliding window."""
+        """Build the model from whole tensors.
+
+        Args:
+            target_embedding: [vocab, target hidden_size].
+            extra_window_keys: added to every sliding window.
+            partition: of the target: where a process holds the KV of some heads only, the queries that read them and
+                the product behind them are split as well. All else is in every process.
+        """
         self.config = config
         self._embedding = target_embedding
         # Rounded to the weights' dtype first, as the target's embedding module does.
@@ -47,7 +56,7 @@ class Gemma4Assistant:
         self._pre_projection = make_linear(tensors["pre_projection.weight"])
         self._post_projection = make_linear(tensors["post_projection.weight"])
         self._layers = [
-            AssistantLayer(config, layer, tensors, f"model.layers.{index}.", backend, extra_window_keys)
+            AssistantLayer(config, layer, tensors, f"model.layers.{index}.", backend, extra_window_keys, partition)
             for index, layer in enumerate(config.layers)
         ]
         self._norm = RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps)
@@ -98,7 +107,11 @@ class AssistantLayer:
         prefix: str,
         backend: AttentionBackend,
         extra_window_keys: int,
+        partition: Partition,
     ) -> None:
+        def kept(name: str) -> torch.Tensor:
+            return kept_part(partition, name, tensors[f"{prefix}{name}"])
+
         def norm(name: str) -> RMSNorm:
             return RMSNorm(tensors[f"{prefix}{name}.weight"], config.rms_norm_eps)
 
@@ -106,9 +119,9 @@ class AssistantLayer:
         self._head_dim = layer.head_dim
         self._window = None if layer.window is None else layer.window + extra_window_keys
         self._input_norm = norm("input_layernorm")
-        self._q = make_linear(tensors[f"{prefix}self_attn.q_proj.weight"])
+        self._q = make_linear(kept("self_attn.q_proj.weight"))
         self._q_norm = norm("self_attn.q_norm")
-        self._o = make_linear(tensors[f"{prefix}self_attn.o_proj.weight"])
+        self._o = partition.output(kept("self_attn.o_proj.weight"))
         self._post_attention_norm = norm("post_attention_layernorm")
         self._pre_feedforward_norm = norm("pre_feedforward_layernorm")
         self._gate_up = fused_linear([tensors[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")])

@@ -9,23 +9,32 @@ import torch
 
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.eagle3_checkpoint import Eagle3Config, eagle3_tensor_shapes
+from spec_lab.models.partition import WHOLE, Partition, kept_part
 
 SCALE = 0.02
 
 
 def random_tensors(
-    shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device, seed: int
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    partition: Partition = WHOLE,
 ) -> dict[str, torch.Tensor]:
-    """A tensor for each name: ones for the weights of norms, zeros for biases, else normal with deviation `SCALE`."""
+    """A tensor for each name: ones for the weights of norms, zeros for biases, else normal with deviation `SCALE`.
+
+    Every process draws all of a tensor and keeps its part, so that the model is the same however many there are.
+    """
     generator = torch.Generator(device).manual_seed(seed)
     tensors = {}
     for name, shape in shapes.items():
         if name.endswith("norm.weight"):
-            tensors[name] = torch.ones(shape, dtype=dtype, device=device)
+            tensor = torch.ones(shape, dtype=dtype, device=device)
         elif name.endswith(".bias"):
-            tensors[name] = torch.zeros(shape, dtype=dtype, device=device)
+            tensor = torch.zeros(shape, dtype=dtype, device=device)
         else:
-            tensors[name] = torch.empty(shape, dtype=dtype, device=device).normal_(0, SCALE, generator=generator)
+            tensor = torch.empty(shape, dtype=dtype, device=device).normal_(0, SCALE, generator=generator)
+        tensors[name] = kept_part(partition, name, tensor)
     return tensors
 
 

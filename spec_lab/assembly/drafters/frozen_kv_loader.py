@@ -40,7 +40,13 @@ def frozen_kv_factory(
     target = models.target
     anchor = ANCHORS[options.position]
     head = Gemma4Assistant(
-        assistant, tensors, target.embedding, models.backend, target.num_positions, anchor.extra_window_keys
+        assistant,
+        tensors,
+        target.embedding,
+        models.backend,
+        target.num_positions,
+        anchor.extra_window_keys,
+        target.partition,
     )
 
     def make(resources: DrafterResources) -> Drafter[Any]:

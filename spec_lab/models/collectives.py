@@ -1,0 +1,34 @@
+"""What the processes of `torchrun` do together, by `torch.distributed` and its default group: NCCL or, on CPUs, gloo.
+
+Both are operators of their own, so that the CPU recorder sees what they write; a CUDA graph captures them as they are.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+
+@torch.library.custom_op("spec_lab::add_up", mutates_args=("terms",))
+def _add_up(terms: torch.Tensor) -> None:
+    dist.all_reduce(terms)
+
+
+@torch.library.custom_op("spec_lab::gather", mutates_args=("parts",))
+def _gather(parts: torch.Tensor, part: torch.Tensor) -> None:
+    dist.all_gather(list(parts.unbind(0)), part)
+
+
+class TorchCollectives:
+    """See `Collectives`, of `models.tensor_parallel`."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def add_up(self, terms: torch.Tensor) -> None:
+        _add_up(terms)
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        parts = part.new_empty(self._size, *part.shape)
+        _gather(parts, part)
+        return parts

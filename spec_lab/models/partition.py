@@ -1,0 +1,62 @@
+"""How a decoder's weights lie over the processes of a run: all in one, or a part in each.
+
+Whoever builds layers asks a partition for its share of each tensor, and for the products that need the other shares. In
+one process that is the whole tensor and the plain product, so that nothing of this is left in the round.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from spec_lab.models.config import ModelConfig
+from spec_lab.models.linear import Linear, make_linear
+
+Part = tuple[slice, ...]
+"""Which rows, or rows and columns, of a tensor."""
+
+
+class Partition(Protocol):
+    """The share of one process."""
+
+    def layer_sizes(self, config: ModelConfig) -> ModelConfig:
+        """The sizes that this process's share of each layer has, its KV cache among them."""
+        ...
+
+    def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
+        """The share of the tensor that a checkpoint calls `name`; None where every process has all of it."""
+        ...
+
+    def output(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """Make the product that ends an attention or an MLP, from the share of its weight and the whole bias."""
+        ...
+
+    def head(self, weight: torch.Tensor) -> Linear:
+        """Make the product that gives the logits of all tokens, from the whole weight [vocab, hidden_size]."""
+        ...
+
+
+class Whole:
+    """Everything lies in one process."""
+
+    def layer_sizes(self, config: ModelConfig) -> ModelConfig:
+        return config
+
+    def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
+        return None
+
+    def output(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        return make_linear(weight, bias)
+
+    def head(self, weight: torch.Tensor) -> Linear:
+        return make_linear(weight)
+
+
+WHOLE = Whole()
+
+
+def kept_part(partition: Partition, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The share of a tensor that is in memory as a whole; a copy where it is a part, so that the rest can go."""
+    part = partition.part(name, tuple(tensor.shape))
+    return tensor if part is None else tensor[part].clone(memory_format=torch.contiguous_format)

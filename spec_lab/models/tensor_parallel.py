@@ -1,0 +1,124 @@
+"""Tensor parallelism: every layer of a target split over several processes, as in Megatron-LM (Shoeybi et al., 2019).
+
+Queries, keys, values, gate and up are split by columns, which are heads or the MLP's inner channels: each process has
+its own, and the KV of its own heads. The products that end the two halves of a layer, o and down, are split by rows:
+each process has a term of the sum, and an all-reduce adds the terms up. So a layer needs two all-reduces, the residual
+stream is the same in every process, and a drafter that reads it runs in each of them as it would in one.
+
+The embedding and the head are whole in every process, since drafters share them. The logits are nevertheless computed
+in parts, by tokens, and gathered: a product of a few rows takes as long as its weight takes to be read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.errors import UserError
+from spec_lab.models.config import ModelConfig
+from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.partition import Part
+
+BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+BY_ROWS = ("o_proj", "down_proj")
+"""How the projections are split. A weight is [out_features, in_features]: its columns, the outputs, come first."""
+
+
+class Collectives(Protocol):
+    """What the processes do together; each calls the same, in the same order."""
+
+    def add_up(self, terms: torch.Tensor) -> None:
+        """Replace `terms` by their sum over all processes, bit-equal in each."""
+        ...
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """Return the parts of all processes [size, *part.shape]."""
+        ...
+
+
+class SummedLinear:
+    """Computes a term of a product, adds up those of all processes, and then the bias."""
+
+    __slots__ = ("_bias", "_collectives", "_term")
+
+    def __init__(self, term: Linear, bias: torch.Tensor | None, collectives: Collectives) -> None:
+        self._term = term
+        self._bias = bias
+        self._collectives = collectives
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        out = self._term(rows)
+        self._collectives.add_up(out)
+        return out if self._bias is None else out.add_(self._bias)
+
+
+class GatheredLinear:
+    """Computes some of a product's columns, and gathers the others: [rows, out_features] in every process."""
+
+    __slots__ = ("_collectives", "_columns", "_out_features")
+
+    def __init__(self, columns: Linear, out_features: int, collectives: Collectives) -> None:
+        self._columns = columns
+        self._out_features = out_features
+        self._collectives = collectives
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        parts = self._collectives.gather(self._columns(rows))
+        return parts.transpose(0, 1).flatten(1)[:, : self._out_features].contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """The share of process `rank` of `size`. See `Partition`."""
+
+    rank: int
+    size: int
+    collectives: Collectives
+
+    def layer_sizes(self, config: ModelConfig) -> ModelConfig:
+        """Return the sizes of this process's share.
+
+        Raises:
+            UserError: the heads or the inner channels do not divide.
+        """
+        divided = {
+            "num_key_value_heads": config.num_kv_heads,
+            "num_attention_heads": config.num_heads,
+            "intermediate_size": config.intermediate_size,
+        }
+        for name, value in divided.items():
+            if value % self.size:
+                smaller = (n for n in range(self.size - 1, 0, -1) if not any(each % n for each in divided.values()))
+                raise UserError(
+                    f"target.tensor_parallel={self.size} does not divide the target's {name}, {value}; use "
+                    f"target.tensor_parallel={next(smaller)}, and as many processes"
+                )
+        num_heads, num_kv_heads = config.num_heads // self.size, config.num_kv_heads // self.size
+        inner = config.intermediate_size // self.size
+        return replace(config, num_heads=num_heads, num_kv_heads=num_kv_heads, intermediate_size=inner)
+
+    def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
+        *_, projection, kind = ("", *name.split("."))
+        if projection in BY_COLUMNS:
+            return (self._share(shape[0]),)
+        if projection in BY_ROWS and kind == "weight":
+            return slice(None), self._share(shape[1])
+        return None
+
+    def output(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        return SummedLinear(make_linear(weight), bias, self.collectives)
+
+    def head(self, weight: torch.Tensor) -> Linear:
+        """Make the product; where the tokens do not divide, the last process computes some that are dropped."""
+        vocab_size = weight.shape[0]
+        share = -(-vocab_size // self.size)
+        own = weight[self.rank * share : (self.rank + 1) * share]
+        padded = F.pad(own, (0, 0, 0, share - own.shape[0])) if own.shape[0] < share else own
+        return GatheredLinear(make_linear(padded), vocab_size, self.collectives)
+
+    def _share(self, length: int) -> slice:
+        share = length // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
