@@ -1,4 +1,4 @@
-"""Several ranks of a target in the threads of one process, so that a split can be tested without starting processes."""
+"""Ranks of a target are threads here, so that a split can be tested without starting processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class Meeting:
-    """Where threads exchange tensors: each brings one, and takes all."""
+    """Lets threads exchange tensors: each brings one, and takes all."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=30)
@@ -30,7 +30,7 @@ class Meeting:
 
 
 class ThreadCollectives:
-    """See `Collectives`; of one rank."""
+    """Keeps the protocol `Collectives`, for one rank."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting = meeting
@@ -44,7 +44,7 @@ class ThreadCollectives:
 
 
 def on_ranks(size: int, function: Callable[[TensorParallel], Result]) -> list[Result]:
-    """What `function` returns on each rank; raises what the first of them raised."""
+    """Return what `function` returns on each rank; raise what the first of them raised."""
     meeting = Meeting(size)
 
     def run(rank: int) -> Result:

@@ -1,6 +1,8 @@
-"""What the processes of `torchrun` do together, by `torch.distributed` and its default group: NCCL or, on CPUs, gloo.
+"""This module lets the processes of `torchrun` add up and gather by `torch.distributed` and its default group.
 
-Both are operators of their own, so that the CPU recorder sees what they write; a CUDA graph captures them as they are.
+
+The group is that of NCCL or, on CPUs, of gloo. Both are operators of their own, so that the CPU recorder sees what they
+write; a CUDA graph captures them as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ def _gather(parts: torch.Tensor, part: torch.Tensor) -> None:
 
 
 class TorchCollectives:
-    """See `Collectives`, of `models.tensor_parallel`."""
+    """Keeps the protocol `Collectives` of `models.tensor_parallel`."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -1,4 +1,4 @@
-"""How a decoder's weights lie over the processes of a run: all in one, or a part in each.
+"""A partition says how a decoder's weights lie over the processes of a run: all in one, or a part in each.
 
 Whoever builds layers asks a partition for its share of each tensor, and for the products that need the other shares. In
 one process that is the whole tensor and the plain product, so that nothing of this is left in the round.
@@ -14,18 +14,18 @@ from spec_lab.models.config import ModelConfig
 from spec_lab.models.linear import Linear, make_linear
 
 Part = tuple[slice, ...]
-"""Which rows, or rows and columns, of a tensor."""
+"""It says which rows, or rows and columns, of a tensor are kept."""
 
 
 class Partition(Protocol):
-    """The share of one process."""
+    """Says which share of a decoder one process has."""
 
     def layer_sizes(self, config: ModelConfig) -> ModelConfig:
-        """The sizes that this process's share of each layer has, its KV cache among them."""
+        """Return the sizes that this process's share of each layer has, its KV cache among them."""
         ...
 
     def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
-        """The share of the tensor that a checkpoint calls `name`; None where every process has all of it."""
+        """Return the share of the tensor that a checkpoint calls `name`; None where every process has all of it."""
         ...
 
     def output(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
@@ -38,7 +38,7 @@ class Partition(Protocol):
 
 
 class Whole:
-    """Everything lies in one process."""
+    """Keeps everything in one process."""
 
     def layer_sizes(self, config: ModelConfig) -> ModelConfig:
         return config
@@ -57,6 +57,6 @@ WHOLE = Whole()
 
 
 def kept_part(partition: Partition, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The share of a tensor that is in memory as a whole; a copy where it is a part, so that the rest can go."""
+    """Return the share of a tensor that is in memory as a whole; a copy where it is a part, so that the rest can go."""
     part = partition.part(name, tuple(tensor.shape))
     return tensor if part is None else tensor[part].clone(memory_format=torch.contiguous_format)

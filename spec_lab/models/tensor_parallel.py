@@ -1,4 +1,4 @@
-"""Tensor parallelism: every layer of a target split over several processes, as in Megatron-LM (Shoeybi et al., 2019).
+"""Tensor parallelism splits every layer of a target over several processes, as in Megatron-LM (Shoeybi et al., 2019).
 
 Queries, keys, values, gate and up are split by columns, which are heads or the MLP's inner channels: each process has
 its own, and the KV of its own heads. The products that end the two halves of a layer, o and down, are split by rows:
@@ -24,11 +24,11 @@ from spec_lab.models.partition import Part
 
 BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 BY_ROWS = ("o_proj", "down_proj")
-"""How the projections are split. A weight is [out_features, in_features]: its columns, the outputs, come first."""
+"""These are split by rows. A weight is [out_features, in_features]: its columns, the outputs, come first."""
 
 
 class Collectives(Protocol):
-    """What the processes do together; each calls the same, in the same order."""
+    """Lets the processes work together; each calls the same, in the same order."""
 
     def add_up(self, terms: torch.Tensor) -> None:
         """Replace `terms` by their sum over all processes, bit-equal in each."""
@@ -72,7 +72,7 @@ class GatheredLinear:
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """The share of process `rank` of `size`. See `Partition`."""
+    """Keeps the protocol `Partition`, for process `rank` of `size`."""
 
     rank: int
     size: int
