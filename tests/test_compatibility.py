@@ -15,7 +15,7 @@ import pytest
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.deferred import Deferred
-from spec_lab.assembly.drafters.mtp import MtpEagleDrafterConfig, mtp_folder
+from spec_lab.assembly.drafters.mtp import EAGLE_WEIGHTS, MtpEagleDrafterConfig
 from spec_lab.assembly.registry import KNOBS
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
@@ -383,7 +383,7 @@ def test_kernels_on_a_cpu_are_allowed_in_the_interpreter(monkeypatch: pytest.Mon
 def test_one_missing_head_is_refused_in_the_same_words_by_its_loader(folders: Path) -> None:
     config = compose("drafter=mtp_eagle", "target=hf", "target.path=no_module")
     with pytest.raises(UserError) as refused:
-        mtp_folder(config, MtpEagleDrafterConfig())
+        EAGLE_WEIGHTS.folder_of_modules(config, MtpEagleDrafterConfig())
     assert refusals(config) == [str(refused.value)]
 
 

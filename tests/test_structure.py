@@ -45,8 +45,12 @@ def test_twins_are_seen_wherever_they_stand() -> None:
 
 def imported_names(source: str) -> set[str]:
     """Every module that a source imports, and every name that it takes from one, as module.name."""
+    return names_in(ast.parse(source))
+
+
+def names_in(tree: ast.Module) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
@@ -62,7 +66,11 @@ def package_of(module: str) -> str:
 
 def modules_of_the_lab(source: str) -> set[str]:
     """Modules of spec_lab named by any import of a file, under TYPE_CHECKING or inside a function too."""
-    return {name for name in imported_names(source) if name.startswith("spec_lab.")} - {"spec_lab.__version__"}
+    return of_the_lab(imported_names(source))
+
+
+def of_the_lab(names: set[str]) -> set[str]:
+    return {name for name in names if name.startswith("spec_lab.")} - {"spec_lab.__version__"}
 
 
 def package_graph(files: dict[str, str]) -> dict[str, set[str]]:
@@ -83,6 +91,24 @@ def circle(graph: dict[str, set[str]]) -> tuple[str, ...]:
     return ()
 
 
+def runtime_imports(source: str) -> set[str]:
+    """Modules of spec_lab that a file imports when it runs, at its top or late; not those of TYPE_CHECKING."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    return of_the_lab(names_in(tree))
+
+
+def file_graph(files: dict[str, str]) -> dict[str, set[str]]:
+    """Which files each file imports, of sources by module name; a name taken from a module stands for that module."""
+    graph: dict[str, set[str]] = {}
+    for module, source in files.items():
+        found = {name if name in files else name.rpartition(".")[0] for name in runtime_imports(source)}
+        graph[module] = found & set(files) - {module}
+    return graph
+
+
 def files_by_module() -> dict[str, str]:
     """Sources of spec_lab by module name. A `__main__` is left out: it is a command, which no module imports."""
     files = sorted(path for path in (ROOT / "spec_lab").rglob("*.py") if path.name != "__main__.py")
@@ -92,6 +118,20 @@ def files_by_module() -> dict[str, str]:
 
 def test_packages_import_one_another_in_no_circle() -> None:
     assert circle(package_graph(files_by_module())) == ()
+
+
+def test_files_import_one_another_in_no_circle() -> None:
+    """An import inside a function would hide one."""
+    assert circle(file_graph(files_by_module())) == ()
+
+
+def test_a_circle_of_files_in_a_package_is_seen_and_one_of_types_alone_is_none() -> None:
+    rows = {"spec_lab.assembly.registry": "def own():\n    from spec_lab.assembly.drafters import lookup"}
+    back = "from spec_lab.assembly import registry"
+    types = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {back}"
+    assert circle(file_graph(rows | {"spec_lab.assembly.drafters.lookup": types})) == ()
+    found = circle(file_graph(rows | {"spec_lab.assembly.drafters.lookup": back}))
+    assert set(found) == {"spec_lab.assembly.registry", "spec_lab.assembly.drafters.lookup"}
 
 
 def test_no_module_imports_a_command() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from spec_lab.acceptance.draft_sampling import DraftLogits
@@ -11,7 +12,7 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.assembly import registry
 from spec_lab.assembly.drafters.trained import DraftSampling, TrainedDrafterConfig
 from spec_lab.assembly.models import Limits, Models
-from spec_lab.config import RunConfig
+from spec_lab.config import DrafterConfig, RunConfig
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import Drafter, PrunePolicy
 from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPicker, SamplingPicker
@@ -33,6 +34,13 @@ DrafterFactory = Callable[[DrafterResources], Drafter[Any]]
 def load_drafter(config: RunConfig, models: Models) -> DrafterFactory:
     """Load the drafter's weights; the factory then makes one drafter an engine around them."""
     return registry.of(config).drafter(config).load(config, config.drafter, models)
+
+
+def weights_folder(config: RunConfig, options: DrafterConfig) -> Path:
+    """The folder of the drafter's weights, which it has."""
+    folder = registry.of(config).drafter(config).folder
+    assert folder is not None, "only drafters with weights are asked"
+    return folder(config, options)
 
 
 def make_picker(

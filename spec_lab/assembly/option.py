@@ -66,7 +66,6 @@ class DrafterOption(Option):
 
     Attributes:
         load: takes (config, its `drafter` part, models), reads the weights, and returns a `DrafterFactory`.
-        shipped: folder of the weights that are shipped for a target, by the target's option.
         folder: takes (config, its `drafter` part) and returns the folder of the weights; None where there are none.
         aspects: takes (config, its `drafter` part, models) and returns what the doctor reads in other ways, a list of
             `doctor.readings.Aspect`; None where weights have one reading.
@@ -80,7 +79,6 @@ class DrafterOption(Option):
 
     schema: type[DrafterConfig]
     load: Callable[..., DrafterFactory]
-    shipped: Mapping[str, Path] = field(default_factory=dict)
     folder: Callable[..., Path] | None = None
     aspects: Callable[..., list[Any]] | None = None
     drafts: bool = True

@@ -17,8 +17,7 @@ from spec_lab.assembly.drafters.frozen_kv_loader import frozen_kv_factory
 from spec_lab.assembly.drafters.mtp import MtpDrafterConfig, MtpEagleDrafterConfig, MtpVanillaDrafterConfig
 from spec_lab.assembly.drafters.mtp_loader import mtp_eagle_factory, read_mtp_modules
 from spec_lab.assembly.drafters.mtp_vanilla_loader import mtp_vanilla_factory
-from spec_lab.assembly.drafters.trained import head_folder
-from spec_lab.assembly.heads import DrafterFactory
+from spec_lab.assembly.heads import DrafterFactory, weights_folder
 from spec_lab.assembly.models import Models
 from spec_lab.config import RunConfig
 from spec_lab.core.types import NormSide
@@ -110,7 +109,7 @@ def mtp_vanilla_aspects(config: RunConfig, options: MtpVanillaDrafterConfig, mod
 
 def frozen_kv_aspects(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> list[Aspect]:
     target = AssistantTarget.from_model_config(models.target.config)
-    folder = head_folder(config, options)
+    folder = weights_folder(config, options)
     assistant, tensors = load_assistant(folder, target, models.dtype, models.device)
     positions = [position for position in FrozenKvPosition if position != options.position]
     sources = tuple(layer.kv_source for layer in assistant.layers)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.assembly import registry
+from spec_lab.assembly.heads import weights_folder
 from spec_lab.assembly.models import target_folder
-from spec_lab.config import RunConfig
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.subject import Subject
 from spec_lab.errors import UserError
@@ -24,13 +23,6 @@ MIN_DRAFTABLE = 0.9
 MIN_STANDARD_ERRORS = 4.0
 
 
-def drafter_folder(config: RunConfig) -> Path:
-    """Finds where the weights of a drafter that has some lie."""
-    folder = registry.of(config).drafter(config).folder
-    assert folder is not None, "only drafters with weights are asked"
-    return folder(config, config.drafter)
-
-
 def check_tokenizer(subject: Subject) -> Finding:
     """The target's tokenizer against its embedding, and against the drafter's own tokenizer where one lies there."""
     check = "tokenizer"
@@ -41,7 +33,7 @@ def check_tokenizer(subject: Subject) -> Finding:
     if outside:
         cause = f"{outside} token ids lie outside the target's embedding: tokenizer.json is another model's"
         return Finding(check, Verdict.FAULT, measured, cause)
-    theirs_folder = drafter_folder(subject.config)
+    theirs_folder = weights_folder(subject.config, subject.config.drafter)
     if theirs_folder == ours_folder or not (theirs_folder / "tokenizer.json").is_file():
         return Finding(check, Verdict.OK, f"{measured}; the drafter brings none of its own")
     theirs = _vocabulary(theirs_folder)
@@ -56,7 +48,7 @@ def check_tokenizer(subject: Subject) -> Finding:
 def check_vocabulary(subject: Subject) -> Finding:
     """Checks whether the ids that `d2t` maps to are those the target writes, and not their neighbours."""
     check, vocab_size = "vocabulary map (d2t)", subject.models.target.vocab_size
-    stored = stored_tensors(drafter_folder(subject.config))
+    stored = stored_tensors(weights_folder(subject.config, subject.config.drafter))
     d2t = next((tensor for name, tensor in stored.items() if name.removeprefix("model.") == "d2t"), None)
     if d2t is None:
         return does_not_apply(check, f"the drafter drafts all {vocab_size} ids of the target")
@@ -116,7 +108,7 @@ def _shift_gain(words: torch.Tensor, target_ids: torch.Tensor, shift: int) -> fl
 
 def _own_tensors(subject: Subject) -> dict[str, StoredTensor]:
     """The drafter's, where they lie beside a target's trunk."""
-    stored = stored_tensors(drafter_folder(subject.config))
+    stored = stored_tensors(weights_folder(subject.config, subject.config.drafter))
     trunk = without_mtp(stored)
     return {name: tensor for name, tensor in stored.items() if name not in trunk} or stored
 

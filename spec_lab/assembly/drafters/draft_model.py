@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spec_lab.assembly.deferred import Deferred
-from spec_lab.assembly.drafters.trained import TrainedDrafterConfig, head_folder, needs_weights, shipped_for_pocket
+from spec_lab.assembly.drafters.trained import DrafterWeights, TrainedDrafterConfig, zoo_folders
 from spec_lab.assembly.option import DrafterOption
+
+WEIGHTS = DrafterWeights(zoo_folders("draft_model"))
 
 
 @dataclass
@@ -20,7 +22,6 @@ OPTION = DrafterOption(
     name="draft_model",
     schema=DraftModelDrafterConfig,
     load=Deferred("spec_lab.assembly.drafters.draft_model_loader", "load_draft_model"),
-    refusals=(needs_weights,),
-    shipped=shipped_for_pocket("draft_model"),
-    folder=head_folder,
+    refusals=(WEIGHTS.missing,),
+    folder=WEIGHTS.folder,
 )

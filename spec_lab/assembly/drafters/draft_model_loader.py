@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.assembly.drafters.draft_model import DraftModelDrafterConfig
-from spec_lab.assembly.drafters.trained import head_folder
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models, build_cache
 from spec_lab.config import RunConfig
 from spec_lab.core.protocols import Drafter
@@ -20,7 +19,7 @@ from spec_lab.models.decoder import DecoderTarget
 
 def load_draft_model(config: RunConfig, options: DraftModelDrafterConfig, models: Models) -> DrafterFactory:
     """Any checkpoint that could be a target; UserError when its vocabulary is not the target's."""
-    folder = head_folder(config, options)
+    folder = weights_folder(config, options)
     model_config = read_model_config(folder, "drafter.path")
     if model_config.vocab_size != models.target.vocab_size:
         raise UserError(

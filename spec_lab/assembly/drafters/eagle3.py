@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from spec_lab.assembly.deferred import Deferred
-from spec_lab.assembly.drafters.trained import TrainedDrafterConfig, head_folder, needs_weights, shipped_for_pocket
+from spec_lab.assembly.drafters.trained import DrafterWeights, TrainedDrafterConfig, zoo_folders
 from spec_lab.assembly.option import DrafterOption
 from spec_lab.config import RunConfig, Weights, knob
+
+WEIGHTS = DrafterWeights(zoo_folders("eagle3"))
 
 
 @dataclass
@@ -39,7 +41,7 @@ def weights_or_random(config: RunConfig) -> str | None:
     options: Any = config.drafter
     if options.weights == Weights.checkpoint:
         if options.draft_vocab_size is None:
-            return needs_weights(config)
+            return WEIGHTS.missing(config)
         size = options.draft_vocab_size
         return f"drafter.draft_vocab_size={size} is read with drafter.weights=random only; leave it out"
     if options.path is None:
@@ -52,8 +54,7 @@ OPTION = DrafterOption(
     schema=Eagle3DrafterConfig,
     load=Deferred("spec_lab.assembly.drafters.eagle3_loader", "load_eagle3_drafter"),
     refusals=(weights_or_random, window_shows_a_row),
-    shipped=shipped_for_pocket("eagle3"),
-    folder=head_folder,
+    folder=WEIGHTS.folder,
     aspects=Deferred("spec_lab.doctor.aspects", "eagle3_aspects"),
     hands_hidden_on=True,
 )

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from spec_lab.assembly.drafters.eagle3 import Eagle3DrafterConfig
-from spec_lab.assembly.drafters.trained import head_folder
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models, build_cache
 from spec_lab.config import RunConfig, Weights
 from spec_lab.core.protocols import Drafter
@@ -40,7 +39,7 @@ def read_eagle3(
                 "use drafter.draft_vocab_size=null for all of them"
             )
         return random_eagle3(target, size, models.dtype, models.device, config.seed + 1)
-    return load_eagle3(head_folder(config, options), target, models.dtype, models.device)
+    return load_eagle3(weights_folder(config, options), target, models.dtype, models.device)
 
 
 def eagle3_factory(

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from spec_lab.assembly.deferred import Deferred
-from spec_lab.assembly.drafters.trained import TrainedDrafterConfig, head_folder, needs_weights, shipped_for_pocket
+from spec_lab.assembly.drafters.trained import DrafterWeights, TrainedDrafterConfig, zoo_folders
 from spec_lab.assembly.option import DrafterOption
 from spec_lab.config import Choice, RunConfig, knob
+
+WEIGHTS = DrafterWeights(zoo_folders("frozen_kv"))
 
 
 class FrozenKvPosition(Choice):
@@ -42,9 +44,8 @@ OPTION = DrafterOption(
     name="frozen_kv",
     schema=FrozenKvDrafterConfig,
     load=Deferred("spec_lab.assembly.drafters.frozen_kv_loader", "load_frozen_kv_drafter"),
-    refusals=(needs_weights, drafts_a_chain),
-    shipped=shipped_for_pocket("frozen_kv"),
-    folder=head_folder,
+    refusals=(WEIGHTS.missing, drafts_a_chain),
+    folder=WEIGHTS.folder,
     aspects=Deferred("spec_lab.doctor.aspects", "frozen_kv_aspects"),
     hands_hidden_on=True,
     no_moves="stands at one position in all its steps",

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from spec_lab.assembly.drafters.frozen_kv import FrozenKvDrafterConfig, drafts_a_chain
-from spec_lab.assembly.drafters.trained import head_folder
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models
 from spec_lab.config import RunConfig
 from spec_lab.core.protocols import Drafter
@@ -25,7 +24,7 @@ def load_frozen_kv_drafter(config: RunConfig, options: FrozenKvDrafterConfig, mo
     if refusal is not None:
         raise UserError(refusal)
     assistant_target = AssistantTarget.from_model_config(models.target.config)
-    assistant, tensors = load_assistant(head_folder(config, options), assistant_target, models.dtype, models.device)
+    assistant, tensors = load_assistant(weights_folder(config, options), assistant_target, models.dtype, models.device)
     return frozen_kv_factory(config, options, models, assistant, tensors)
 
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from spec_lab.assembly.deferred import Deferred
 from spec_lab.assembly.drafters.trained import (
+    DrafterWeights,
     TrainedDrafterConfig,
-    head_folder,
     missing_folder,
     no_weights_shipped,
-    shipped_folder,
-    shipped_for_pocket,
+    zoo_folders,
 )
 from spec_lab.assembly.option import DrafterOption
 from spec_lab.config import Choice, DrafterConfig, RunConfig, knob
@@ -51,58 +50,58 @@ class MtpVanillaDrafterConfig(MtpDrafterConfig):
     name: str = "mtp_vanilla"
 
 
-def mtp_folder(config: RunConfig, options: MtpDrafterConfig) -> Path:
-    """`drafter.path`, the folder of a target that brings modules of its own, or the weights shipped for the target."""
-    if options.path is None and config.target.path is not None:
-        folder = Path(config.target.path)
-        if read_num_mtp_modules(folder, "target.path"):
-            return folder
-        raise UserError(_none_found(config, options))
-    return head_folder(config, options)
+@dataclass(frozen=True, slots=True)
+class MtpWeights(DrafterWeights):
+    """Modules may also lie in the checkpoint of a target that brings its own."""
 
+    def folder_of_modules(self, config: RunConfig, options: MtpDrafterConfig) -> Path:
+        """`drafter.path`, the folder of a target that brings modules, or the weights shipped for the target."""
+        if options.path is None and config.target.path is not None:
+            folder = Path(config.target.path)
+            if read_num_mtp_modules(folder, "target.path"):
+                return folder
+            raise UserError(_none_found(config, options))
+        return self.folder(config, options)
 
-def one_module(config: RunConfig) -> str | None:
-    """There is a module, by config.json alone."""
-    return _too_few_modules(config, 1)
+    def one_is_missing(self, config: RunConfig) -> str | None:
+        """There is a module, by config.json alone."""
+        return self._too_few_modules(config, 1)
 
+    def one_a_draft_is_missing(self, config: RunConfig) -> str | None:
+        """There are as many modules as drafts, by config.json alone."""
+        return self._too_few_modules(config, config.drafter.num_draft_tokens)
 
-def a_module_for_each_draft(config: RunConfig) -> str | None:
-    """There are as many modules as drafts, by config.json alone."""
-    return _too_few_modules(config, config.drafter.num_draft_tokens)
+    def _too_few_modules(self, config: RunConfig, num_needed: int) -> str | None:
+        options: Any = config.drafter
+        name, folder = self._where_modules_lie(config)
+        if folder is None:
+            return no_weights_shipped(options, config.target)
+        if not folder.is_dir():
+            return missing_folder(name, str(folder)) if name == "drafter.path" else None  # the target refuses its own
+        try:
+            num_modules = read_num_mtp_modules(folder, name)
+        except UserError as error:
+            return str(error)
+        if num_modules >= num_needed:
+            return None
+        if num_modules:
+            there_are = f"{num_modules} are shipped" if name == "shipped" else f"{name}={folder} has {num_modules}"
+            return _use_fewer(options, num_modules, there_are)
+        if name == "target.path":
+            return _none_found(config, options)
+        return (
+            f"{name}={folder} names no MTP modules in its config.json ({' or '.join(MTP_COUNT_KEYS)}); "
+            "give the folder of a checkpoint that has some"
+        )
 
-
-def _too_few_modules(config: RunConfig, num_needed: int) -> str | None:
-    options: Any = config.drafter
-    name, folder = _where_modules_lie(config)
-    if folder is None:
-        return no_weights_shipped(options, config.target)
-    if not folder.is_dir():
-        return missing_folder(name, str(folder)) if name == "drafter.path" else None  # the target refuses its own
-    try:
-        num_modules = read_num_mtp_modules(folder, name)
-    except UserError as error:
-        return str(error)
-    if num_modules >= num_needed:
-        return None
-    if num_modules:
-        there_are = f"{num_modules} are shipped" if name == "shipped" else f"{name}={folder} has {num_modules}"
-        return _use_fewer(options, num_modules, there_are)
-    if name == "target.path":
-        return _none_found(config, options)
-    return (
-        f"{name}={folder} names no MTP modules in its config.json ({' or '.join(MTP_COUNT_KEYS)}); "
-        "give the folder of a checkpoint that has some"
-    )
-
-
-def _where_modules_lie(config: RunConfig) -> tuple[str, Path | None]:
-    """The knob that names the folder, or `shipped`, and the folder."""
-    options: Any = config.drafter
-    if options.path is not None:
-        return "drafter.path", Path(options.path)
-    if config.target.path is not None:
-        return "target.path", Path(config.target.path)
-    return "shipped", shipped_folder(config)
+    def _where_modules_lie(self, config: RunConfig) -> tuple[str, Path | None]:
+        """The knob that names the folder, or `shipped`, and the folder."""
+        options: Any = config.drafter
+        if options.path is not None:
+            return "drafter.path", Path(options.path)
+        if config.target.path is not None:
+            return "target.path", Path(config.target.path)
+        return "shipped", self.shipped_for(config.target)
 
 
 def _none_found(config: RunConfig, options: DrafterConfig) -> str:
@@ -117,14 +116,16 @@ def _use_fewer(options: DrafterConfig, num_modules: int, there_are: str) -> str:
     )
 
 
+EAGLE_WEIGHTS = MtpWeights(zoo_folders("mtp_eagle"))
+VANILLA_WEIGHTS = MtpWeights(zoo_folders("mtp_vanilla"))
+
 OPTIONS = (
     DrafterOption(
         name="mtp_eagle",
         schema=MtpEagleDrafterConfig,
         load=Deferred("spec_lab.assembly.drafters.mtp_loader", "load_mtp_eagle_drafter"),
-        refusals=(one_module,),
-        shipped=shipped_for_pocket("mtp_eagle"),
-        folder=mtp_folder,
+        refusals=(EAGLE_WEIGHTS.one_is_missing,),
+        folder=EAGLE_WEIGHTS.folder_of_modules,
         aspects=Deferred("spec_lab.doctor.aspects", "mtp_eagle_aspects"),
         hands_hidden_on=True,
     ),
@@ -132,9 +133,8 @@ OPTIONS = (
         name="mtp_vanilla",
         schema=MtpVanillaDrafterConfig,
         load=Deferred("spec_lab.assembly.drafters.mtp_vanilla_loader", "load_mtp_vanilla_drafter"),
-        refusals=(a_module_for_each_draft,),
-        shipped=shipped_for_pocket("mtp_vanilla"),
-        folder=mtp_folder,
+        refusals=(VANILLA_WEIGHTS.one_a_draft_is_missing,),
+        folder=VANILLA_WEIGHTS.folder_of_modules,
         aspects=Deferred("spec_lab.doctor.aspects", "mtp_vanilla_aspects"),
         hands_hidden_on=True,
         no_moves="runs every module over the same positions",

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from spec_lab.assembly.drafters.mtp import MtpDrafterConfig, MtpEagleDrafterConfig, NormChoice, mtp_folder
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
+from spec_lab.assembly.drafters.mtp import MtpDrafterConfig, MtpEagleDrafterConfig, NormChoice
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models, build_cache
 from spec_lab.config import RunConfig
 from spec_lab.core.protocols import Drafter
@@ -53,7 +53,7 @@ def read_mtp_modules(
     config: RunConfig, options: MtpDrafterConfig, models: Models, num_modules: int
 ) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
     """The first modules of the drafter's folder; their config has the sides of the norms that the knobs settled."""
-    folder = mtp_folder(config, options)
+    folder = weights_folder(config, options)
     mtp, tensors = load_mtp(folder, models.target.config, num_modules, models.dtype, models.device)
     mtp = replace(
         mtp,

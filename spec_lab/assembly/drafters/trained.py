@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.assembly import registry
 from spec_lab.config import Choice, DrafterConfig, RunConfig, TargetConfig, knob
 from spec_lab.errors import UserError
 
@@ -28,36 +28,43 @@ class TrainedDrafterConfig(DrafterConfig):
     draft_sampling: DraftSampling = knob(DraftSampling.greedy, "how drafts are picked")
 
 
-def shipped_for_pocket(name: str) -> dict[str, Path]:
-    """The weights of drafter `name` that are shipped, by target."""
-    return {"pocket": ZOO / f"pocket-{name}"}
+@dataclass(frozen=True, slots=True)
+class DrafterWeights:
+    """The weights of one drafter: those in `drafter.path`, or those shipped for the target.
 
-
-def shipped_folder(config: RunConfig) -> Path | None:
-    """The weights of the run's drafter that are shipped for its target."""
-    return registry.of(config).drafter(config).shipped.get(config.target.name)
-
-
-def head_folder(config: RunConfig, options: TrainedDrafterConfig) -> Path:
-    """`drafter.path`, or the weights shipped for the target.
-
-    Raises:
-        UserError: no path, and a target that nothing is shipped for.
+    Attributes:
+        shipped: their folders, by the target's option.
     """
-    if options.path is not None:
-        return Path(options.path)
-    shipped = shipped_folder(config)
-    if shipped is None:
-        raise UserError(no_weights_shipped(options, config.target))
-    return shipped
+
+    shipped: Mapping[str, Path]
+
+    def shipped_for(self, target: TargetConfig) -> Path | None:
+        return self.shipped.get(target.name)
+
+    def folder(self, config: RunConfig, options: TrainedDrafterConfig) -> Path:
+        """Finds the folder of the weights.
+
+        Raises:
+            UserError: no path, and a target that nothing is shipped for.
+        """
+        if options.path is not None:
+            return Path(options.path)
+        shipped = self.shipped_for(config.target)
+        if shipped is None:
+            raise UserError(no_weights_shipped(options, config.target))
+        return shipped
+
+    def missing(self, config: RunConfig) -> str | None:
+        """The refusal of a run whose drafter has no weights."""
+        options: Any = config.drafter
+        if options.path is not None:
+            return missing_folder("drafter.path", options.path)
+        return None if self.shipped_for(config.target) else no_weights_shipped(options, config.target)
 
 
-def needs_weights(config: RunConfig) -> str | None:
-    """The weights of a drafter that has them in a folder of its own."""
-    options: Any = config.drafter
-    if options.path is not None:
-        return missing_folder("drafter.path", options.path)
-    return None if shipped_folder(config) else no_weights_shipped(options, config.target)
+def zoo_folders(name: str) -> dict[str, Path]:
+    """The weights of drafter `name` in this package, by target."""
+    return {"pocket": ZOO / f"pocket-{name}"}
 
 
 def no_weights_shipped(options: DrafterConfig, target: TargetConfig, searched: str = "") -> str:
