@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spec_lab.train.checks import MIN_TAPPED_LAYERS, refusals
+from spec_lab.train.checks import refusals
 from spec_lab.train.config import (
     DrafterChoice,
     DraftModelTrainingConfig,
@@ -21,7 +21,9 @@ from spec_lab.train.config import (
     TargetChoice,
     TrainConfig,
 )
+from spec_lab.train.fitting import MIN_TAPPED_LAYERS
 from spec_lab.train.menu import train_menu
+from spec_lab.train.options import DRAFTERS as OPTIONS
 from spec_lab.train.target import tapped_layers
 from tests.tiny_checkpoints import refused
 
@@ -171,3 +173,11 @@ def test_from_the_least_number_of_layers_on_three_can_be_tapped() -> None:
     assert len(set(tapped_layers(MIN_TAPPED_LAYERS))) == 3
     with refused(f"num_layers={MIN_TAPPED_LAYERS - 1}"):
         tapped_layers(MIN_TAPPED_LAYERS - 1)
+
+
+def test_every_option_has_a_row_that_trains_what_its_schema_says() -> None:
+    assert {option.name for option in OPTIONS} == set(train_menu().groups["drafter"].options)
+    for option in OPTIONS:
+        drafter = option.schema()
+        assert drafter.name == option.name
+        assert (option.recipe is None) == (drafter.to_train() is None)

@@ -16,8 +16,9 @@ from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.cli.compose import store_schemas
 from spec_lab.train import loop, unroll
 from spec_lab.train.__main__ import config_of, main
-from spec_lab.train.config import SCHEMAS, TrainConfig
+from spec_lab.train.config import TrainConfig
 from spec_lab.train.menu import train_folder, train_menu
+from spec_lab.train.options import SCHEMAS
 from spec_lab.train.output import LOG_FILE
 from spec_lab.train.pipeline import Pipeline
 from spec_lab.train.recipes import build_pipeline

@@ -53,7 +53,7 @@ def _run(arguments: Sequence[str]) -> int:
     from spec_lab.cli.job import worst_exit_code
     from spec_lab.cli.overrides import check_arguments
     from spec_lab.cli.session import call_hydra
-    from spec_lab.train.config import SCHEMAS
+    from spec_lab.train.options import SCHEMAS
 
     checked = check_arguments(arguments, train_menu())
     store_schemas(SCHEMAS)

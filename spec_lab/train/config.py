@@ -1,8 +1,8 @@
 """The schema of a training: one dataclass per Hydra option, with type, default, explanation and bounds of every key.
 
 Values only, and no torch. A YAML under `conf/train/` names its schema in its defaults list and sets what that option
-changes. What may be combined with what stands in `spec_lab.train.checks`, and what a schema is built into in
-`spec_lab.train.recipes`.
+changes. What may be combined with what stands in `spec_lab.train.checks`, and what trains a drafter in its row, in
+`spec_lab.train.options`.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ class OptimisationConfig:
 class TargetChoice:
     """The keys that every option of `target` has: none."""
 
+    def to_train(self) -> PocketTrainingConfig | None:
+        """The target as it is trained; None where it is taken as it lies."""
+        return None
+
 
 @dataclass
 class ShippedTarget(TargetChoice):
@@ -88,12 +92,19 @@ class PocketTrainingConfig(LayerConfig, TargetChoice):
     )
     optimisation: OptimisationConfig = field(default_factory=OptimisationConfig, metadata={"help": "how it is trained"})
 
+    def to_train(self) -> PocketTrainingConfig:
+        return self
+
 
 @dataclass
 class DrafterChoice:
     """The keys that every option of `drafter` has."""
 
     name: str = MISSING
+
+    def to_train(self) -> DrafterTrainingConfig | None:
+        """The drafter as it is trained; None where there is none."""
+        return None
 
 
 @dataclass
@@ -108,6 +119,9 @@ class DrafterTrainingConfig(DrafterChoice):
     """The keys that every drafter that is trained has."""
 
     optimisation: OptimisationConfig = field(default_factory=OptimisationConfig, metadata={"help": "how it is trained"})
+
+    def to_train(self) -> DrafterTrainingConfig:
+        return self
 
 
 @dataclass
@@ -255,22 +269,9 @@ class TrainConfig:
     @property
     def trained_drafter(self) -> DrafterTrainingConfig | None:
         """The drafter, None where there is none to train."""
-        return self.drafter if isinstance(self.drafter, DrafterTrainingConfig) else None
+        return self.drafter.to_train()
 
     @property
     def trained_target(self) -> PocketTrainingConfig | None:
         """The target, None where the shipped one is taken as it lies."""
-        return self.target if isinstance(self.target, PocketTrainingConfig) else None
-
-
-SCHEMAS: dict[str, type] = {
-    "train": TrainConfig,
-    "train/target/shipped": ShippedTarget,
-    "train/target/pocket": PocketTrainingConfig,
-    "train/drafter/none": NoDrafterChoice,
-    "train/drafter/eagle3": Eagle3TrainingConfig,
-    "train/drafter/mtp_eagle": MtpEagleTrainingConfig,
-    "train/drafter/mtp_vanilla": MtpVanillaTrainingConfig,
-    "train/drafter/frozen_kv": FrozenKvTrainingConfig,
-    "train/drafter/draft_model": DraftModelTrainingConfig,
-}
+        return self.target.to_train()

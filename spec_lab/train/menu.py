@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spec_lab.cli.options import Key, Menu, conf_folder, default_of, groups_in
-from spec_lab.train.config import SCHEMAS, TrainConfig
+from spec_lab.train.config import TrainConfig
+from spec_lab.train.options import SCHEMAS
 
 
 def train_folder() -> Path:

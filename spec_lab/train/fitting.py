@@ -1,0 +1,111 @@
+"""Says which sizes of a drafter do not fit its target, or one another.
+
+Each function returns None, or one line that names the knob and the remedy. The row of a drafter
+(`spec_lab.train.options`) names those that are asked of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from spec_lab.train.config import LayerConfig, TrainConfig
+
+MIN_TAPPED_LAYERS = 7
+"""Layers 2, L // 2 and L - 3 all differ from here on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSizes:
+    """The sizes of the target, which a drafter's have to fit."""
+
+    hidden_size: int
+    num_layers: int
+    num_kv_heads: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """The configuration of a training, its `drafter` part under the schema of its row, and the target."""
+
+    config: TrainConfig
+    drafter: Any
+    target: TargetSizes
+
+
+def heads_fit(prefix: str, part: LayerConfig) -> str | None:
+    """Every key-value head serves as many query heads, and rotary positions turn pairs of a head's entries."""
+    if part.num_heads % part.num_kv_heads:
+        return f"{prefix}.num_heads={part.num_heads} must be a multiple of {prefix}.num_kv_heads={part.num_kv_heads}"
+    if part.head_dim % 2:
+        return f"{prefix}.head_dim={part.head_dim} must be even; use {part.head_dim + 1}"
+    return None
+
+
+def heads(fitting: Fitting) -> str | None:
+    """Does what `heads_fit` does, for the drafter."""
+    return heads_fit("drafter", fitting.drafter)
+
+
+def unrolled_steps(fitting: Fitting) -> str | None:
+    drafter = fitting.drafter
+    if drafter.num_modules in (1, drafter.num_unrolled_steps):
+        return None
+    return (
+        f"drafter.num_unrolled_steps={drafter.num_unrolled_steps} must be "
+        f"drafter.num_modules={drafter.num_modules}: a step a module; or use one module for all steps"
+    )
+
+
+def measured_drafts(fitting: Fitting) -> str | None:
+    num_modules, wanted = fitting.drafter.num_modules, fitting.config.evaluation.num_draft_tokens
+    if not 1 < num_modules < wanted:
+        return None
+    return (
+        f"evaluation.num_draft_tokens={wanted} is more than drafter.num_modules={num_modules} can draft; "
+        f"use evaluation.num_draft_tokens={num_modules}"
+    )
+
+
+def taps(fitting: Fitting) -> str | None:
+    """An EAGLE-3 head reads three layers of its target, counted from both ends."""
+    num_layers = fitting.target.num_layers
+    if num_layers >= MIN_TAPPED_LAYERS:
+        return None
+    return (
+        f"target.num_layers={num_layers} leaves drafter=eagle3 fewer than three different layers to read; "
+        f"use {MIN_TAPPED_LAYERS} or more, or another drafter"
+    )
+
+
+def draft_vocabulary(fitting: Fitting) -> str | None:
+    size, vocab_size = fitting.drafter.draft_vocab_size, fitting.target.vocab_size
+    if size <= vocab_size:
+        return None
+    return f"drafter.draft_vocab_size={size} is more than the target's {vocab_size}; lower it"
+
+
+def width(fitting: Fitting) -> str | None:
+    """A narrow drafter's embedding starts as the target's in fewer dimensions."""
+    hidden_size, most = fitting.drafter.hidden_size, fitting.target.hidden_size
+    return (
+        None
+        if hidden_size <= most
+        else f"drafter.hidden_size={hidden_size} is wider than the target's {most}; lower it"
+    )
+
+
+def kv_sources(fitting: Fitting) -> str | None:
+    drafter, target = fitting.drafter, fitting.target
+    if not drafter.kv_source_layers or max(drafter.kv_source_layers) >= target.num_layers:
+        return (
+            f"drafter.kv_source_layers={drafter.kv_source_layers} must name layers of the target, "
+            f"0 to {target.num_layers - 1}"
+        )
+    if drafter.num_heads % target.num_kv_heads:
+        return (
+            f"drafter.num_heads={drafter.num_heads} must be a multiple of the target's {target.num_kv_heads} "
+            "key-value heads"
+        )
+    return None
