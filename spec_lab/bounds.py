@@ -32,6 +32,12 @@ class Bounds:
             and (self.above is None or number > self.above)
         )
 
+    def nearest(self, number: float) -> float | None:
+        """The bound next to a number beyond it; None where no bound is a value that the knob takes."""
+        beyond = (self.least, self.most)
+        sides = (self.least is not None and number < self.least, self.most is not None and number > self.most)
+        return next((bound for bound, is_beyond in zip(beyond, sides, strict=True) if is_beyond), None)
+
     def in_words(self) -> str:
         """Says it as help and refusals do: "at least 1", "above 0 and at most 1"; empty where every number will do."""
         sides = (("at least", self.least), ("above", self.above), ("at most", self.most))
@@ -42,6 +48,11 @@ def bounds_of(field: dataclasses.Field[Any]) -> Bounds:
     """The bounds of a schema's field; a field without a knob takes every finite number."""
     bounds: Bounds = field.metadata.get(BOUNDS, Bounds())
     return bounds
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The value of a schema's field that nobody set."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def out_of_bounds(config: Any, prefix: str = "") -> list[str]:
@@ -66,7 +77,25 @@ def _refusals(field: dataclasses.Field[Any], value: Any, prefix: str) -> Iterato
     shown = f"[{','.join(map(str, value))}]" if is_list else value
     subject = "each of them must be" if is_list else "must be"
     wanted = ["" if all(map(_is_ordinary, numbers)) else "a finite number of 64 bits", bounds.in_words()]
-    yield f"{name}={shown}: {subject} {', '.join(filter(None, wanted))}"
+    remedy = _written(_replacement(field, value, bounds))
+    yield f"{name}={shown}: {subject} {', '.join(filter(None, wanted))}; use {name}={remedy}"
+
+
+def _replacement(field: dataclasses.Field[Any], value: Any, bounds: Bounds) -> Any:
+    """The value nearest to a refused one, or the default where none is nearest."""
+    default = default_of(field)
+    if not isinstance(value, list):
+        nearest = bounds.nearest(value)
+        return default if nearest is None else nearest
+    entries = [entry if bounds.admits(entry) else bounds.nearest(entry) for entry in value]
+    return default if None in entries else entries
+
+
+def _written(value: Any) -> str:
+    """A value as it is typed."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_written, value))}]"
+    return "null" if value is None else str(value)
 
 
 def _is_number(value: Any) -> bool:

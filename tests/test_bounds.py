@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_lab.bounds import Bounds, bounds_of, out_of_bounds
+from spec_lab.cli.options import run_menu
 from spec_lab.config import knob
+from spec_lab.train.menu import train_menu
 
 
 @dataclass
@@ -60,6 +64,43 @@ def test_a_number_out_of_bounds_is_named(config: Outer, line: str) -> None:
 
 def test_every_number_out_of_bounds_is_found() -> None:
     assert len(out_of_bounds(Outer(count=0, scale=math.inf, inner=Inner(rate=2, rates=[-1])))) == 4
+
+
+def bounded_knobs() -> list[tuple[str, type, str]]:
+    """Every knob of a run and of a training that holds numbers: its name, and each schema that has it."""
+    menus = {"": run_menu(), "train ": train_menu()}
+    return [
+        (f"{program}{key.name}", schema, key.name.rpartition(".")[2])
+        for program, menu in menus.items()
+        for key in menu.keys.values()
+        for schema in key.schemas
+        if re.search(r"\b(int|float)\b", key.type_name)
+    ]
+
+
+@pytest.mark.parametrize(("name", "schema", "field"), bounded_knobs())
+def test_a_refusal_names_the_knob_and_a_value_that_it_takes(name: str, schema: type, field: str) -> None:
+    """The value is the bound that was passed, where there is one."""
+    for number in (-(2**62), -1e30, 2**62, 1e30, 2**64, math.nan, math.inf, -math.inf):
+        check_refusal(schema, field, number)
+
+
+def check_refusal(schema: type, field: str, number: float) -> None:
+    config, bounds = schema(), bounds_of(next(each for each in dataclasses.fields(schema) if each.name == field))
+    setattr(config, field, [number] if isinstance(getattr(config, field), list) else number)
+    mine = [line for line in out_of_bounds(config) if line.startswith(f"{field}=")]
+    if bounds.admits(number):
+        assert mine == []
+        return
+    [line] = mine
+    remedy = re.fullmatch(rf"{field}=\S+: .*must be .*; use {field}=(\S+)", line)
+    assert remedy is not None, line
+    wanted = yaml.safe_load(remedy.group(1))
+    setattr(config, field, wanted)
+    assert out_of_bounds(config) == []
+    limit = bounds.least if number < 0 else bounds.most
+    if limit is not None and not math.isnan(number):
+        assert wanted in (limit, [limit])
 
 
 @given(st.floats() | st.integers(-(2**62), 2**62), st.floats(-10, 10), st.floats(-10, 10))

@@ -257,7 +257,7 @@ def test_command_prints_a_line_a_rule(tmp_path: Path, capsys: pytest.CaptureFixt
         ([RELAXED, "acceptance.topk=7"], "run again with record.topk=7"),
         (
             [RELAXED, "acceptance.topk=3", "acceptance.delta=nan"],
-            "acceptance.delta=nan: must be a finite number of 64 bits\n",
+            "acceptance.delta=nan: must be a finite number of 64 bits; use acceptance.delta=0.6\n",
         ),
         ([RELAXED, "acceptance.topk=range(0,0)"], "names no value"),
         ([RELAXED, "acceptance.topk=range(1,1000000000)"], "names more than 200 values; name fewer"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -111,11 +112,15 @@ def test_every_number_of_a_training_has_a_least_value() -> None:
         (training(Eagle3TrainingConfig(), device="cuda:x"), ("device=cuda:x",)),
         (
             training(Eagle3TrainingConfig(), drafter__optimisation__num_warmup_steps=8000),
-            ("drafter.optimisation.num_warmup_steps=8000", "drafter.optimisation.num_steps=8000", "use 7999 or fewer"),
+            (
+                "drafter.optimisation.num_warmup_steps=8000",
+                "drafter.optimisation.num_steps=8000",
+                "num_warmup_steps=7999",
+            ),
         ),
         (
             training(NoDrafterChoice(), PocketTrainingConfig(), target__optimisation__log_every=8001),
-            ("target.optimisation.log_every=8001", "use 8000 or fewer"),
+            ("target.optimisation.log_every=8001", "use target.optimisation.log_every=8000"),
         ),
         (training(Eagle3TrainingConfig(), drafter__num_heads=5), ("drafter.num_heads=5", "drafter.num_kv_heads=2")),
         (
@@ -123,7 +128,10 @@ def test_every_number_of_a_training_has_a_least_value() -> None:
             ("target.num_heads=4", "multiple"),
         ),
         (training(DraftModelTrainingConfig(), drafter__num_kv_heads=3), ("drafter.num_heads=4",)),
-        (training(Eagle3TrainingConfig(), drafter__head_dim=63), ("drafter.head_dim=63", "even; use 64")),
+        (
+            training(Eagle3TrainingConfig(), drafter__head_dim=63),
+            ("drafter.head_dim=63", "use drafter.head_dim=64"),
+        ),
         (
             training(MtpVanillaTrainingConfig(num_modules=3, num_unrolled_steps=5)),
             ("drafter.num_unrolled_steps=5 must be drafter.num_modules=3",),
@@ -134,11 +142,14 @@ def test_every_number_of_a_training_has_a_least_value() -> None:
         ),
         (
             training(Eagle3TrainingConfig(), generations__num_checkable_prompts=0, generations__num_natural_prompts=0),
-            ("generations.num_checkable_prompts=0 generations.num_natural_prompts=0", "raise one"),
+            (
+                "generations.num_checkable_prompts=0 generations.num_natural_prompts=0",
+                "use generations.",
+            ),
         ),
         (
             training(Eagle3TrainingConfig(), PocketTrainingConfig(), target__num_layers=6),
-            ("target.num_layers=6", "use 7 or more"),
+            ("target.num_layers=6", "use target.num_layers=7"),
         ),
         (training(Eagle3TrainingConfig(), drafter__draft_vocab_size=4097), ("drafter.draft_vocab_size=4097", "4096")),
         (
@@ -161,6 +172,7 @@ def test_every_number_of_a_training_has_a_least_value() -> None:
 def test_knobs_that_do_not_fit_one_another_are_refused(config: TrainConfig, fragments: tuple[str, ...]) -> None:
     [line] = refusals(config)
     assert all(fragment in line for fragment in fragments), line
+    assert re.search(r"; (use|choose) [a-z_.]+=", line), line
 
 
 def test_what_is_not_trained_is_not_checked() -> None:

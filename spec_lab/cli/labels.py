@@ -24,7 +24,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_lab.cli.options import Group, OptionFile, default_of
+from spec_lab.bounds import default_of
+from spec_lab.cli.options import Group, OptionFile
 from spec_lab.config import RunConfig
 
 MAX_LENGTH = 48

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 from spec_lab.assembly import registry
 from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.assembly.registry import KNOBS, Registry
-from spec_lab.bounds import Bounds, bounds_of
+from spec_lab.bounds import Bounds, bounds_of, default_of
 from spec_lab.cli.yaml_file import read_yaml
 from spec_lab.config import CacheConfig, Choice, RecordConfig, RunConfig
 from spec_lab.errors import UserError
@@ -159,10 +159,6 @@ def _pruning_keys(keys: Mapping[str, Key], registered: Registry) -> dict[str, Ke
         KNOBS[kind]: dataclasses.replace(keys[KNOBS[kind]], choices=dict.fromkeys(registered.options(kind), ""))
         for kind in (PromptPruningOption, CatchupPruningOption)
     }
-
-
-def default_of(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _keys_of_group(group: Group) -> list[Key]:

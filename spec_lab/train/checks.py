@@ -42,7 +42,7 @@ def nothing_to_train(config: TrainConfig) -> str | None:
 def device(config: TrainConfig) -> str | None:
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", config.device):
         return None
-    return f"device={config.device} is unknown; use auto, cpu, cuda or cuda:1"
+    return f"device={config.device} is unknown; use device=auto, cpu, cuda or cuda:1"
 
 
 def schedule(config: TrainConfig) -> str | None:
@@ -52,7 +52,7 @@ def schedule(config: TrainConfig) -> str | None:
             if value > most:
                 return (
                     f"{prefix}.{knob}={value} does not fit {prefix}.num_steps={optimisation.num_steps}; "
-                    f"use {most} or fewer"
+                    f"use {prefix}.{knob}={most}"
                 )
     return None
 
@@ -62,7 +62,7 @@ def prompts(config: TrainConfig) -> str | None:
     if config.trained_drafter is not None and texts.num_checkable_prompts == texts.num_natural_prompts == 0:
         return (
             "generations.num_checkable_prompts=0 generations.num_natural_prompts=0 leave no text to learn from; "
-            "raise one of them"
+            "use generations.num_natural_prompts=10000"
         )
     return None
 

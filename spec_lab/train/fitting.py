@@ -37,10 +37,17 @@ class Fitting:
 def heads_fit(prefix: str, part: LayerConfig) -> str | None:
     """Every key-value head serves as many query heads, and rotary positions turn pairs of a head's entries."""
     if part.num_heads % part.num_kv_heads:
-        return f"{prefix}.num_heads={part.num_heads} must be a multiple of {prefix}.num_kv_heads={part.num_kv_heads}"
+        return (
+            f"{prefix}.num_heads={part.num_heads} must be a multiple of {prefix}.num_kv_heads={part.num_kv_heads}; "
+            f"use {prefix}.num_heads={next_multiple(part.num_heads, part.num_kv_heads)}"
+        )
     if part.head_dim % 2:
-        return f"{prefix}.head_dim={part.head_dim} must be even; use {part.head_dim + 1}"
+        return f"{prefix}.head_dim={part.head_dim} must be even; use {prefix}.head_dim={part.head_dim + 1}"
     return None
+
+
+def next_multiple(number: int, divisor: int) -> int:
+    return -(-number // divisor) * divisor
 
 
 def heads(fitting: Fitting) -> str | None:
@@ -54,7 +61,8 @@ def unrolled_steps(fitting: Fitting) -> str | None:
         return None
     return (
         f"drafter.num_unrolled_steps={drafter.num_unrolled_steps} must be "
-        f"drafter.num_modules={drafter.num_modules}: a step a module; or use one module for all steps"
+        f"drafter.num_modules={drafter.num_modules}: a step a module; "
+        f"use drafter.num_unrolled_steps={drafter.num_modules}, or drafter.num_modules=1 for all steps"
     )
 
 
@@ -75,7 +83,7 @@ def taps(fitting: Fitting) -> str | None:
         return None
     return (
         f"target.num_layers={num_layers} leaves drafter=eagle3 fewer than three different layers to read; "
-        f"use {MIN_TAPPED_LAYERS} or more, or another drafter"
+        f"use target.num_layers={MIN_TAPPED_LAYERS}, or another drafter"
     )
 
 
@@ -83,7 +91,10 @@ def draft_vocabulary(fitting: Fitting) -> str | None:
     size, vocab_size = fitting.drafter.draft_vocab_size, fitting.target.vocab_size
     if size <= vocab_size:
         return None
-    return f"drafter.draft_vocab_size={size} is more than the target's {vocab_size}; lower it"
+    return (
+        f"drafter.draft_vocab_size={size} is more than the target's {vocab_size}; "
+        f"use drafter.draft_vocab_size={vocab_size}"
+    )
 
 
 def width(fitting: Fitting) -> str | None:
@@ -92,7 +103,7 @@ def width(fitting: Fitting) -> str | None:
     return (
         None
         if hidden_size <= most
-        else f"drafter.hidden_size={hidden_size} is wider than the target's {most}; lower it"
+        else f"drafter.hidden_size={hidden_size} is wider than the target's {most}; use drafter.hidden_size={most}"
     )
 
 
@@ -101,11 +112,11 @@ def kv_sources(fitting: Fitting) -> str | None:
     if not drafter.kv_source_layers or max(drafter.kv_source_layers) >= target.num_layers:
         return (
             f"drafter.kv_source_layers={drafter.kv_source_layers} must name layers of the target, "
-            f"0 to {target.num_layers - 1}"
+            f"0 to {target.num_layers - 1}; use drafter.kv_source_layers=[{target.num_layers - 1}]"
         )
     if drafter.num_heads % target.num_kv_heads:
         return (
             f"drafter.num_heads={drafter.num_heads} must be a multiple of the target's {target.num_kv_heads} "
-            "key-value heads"
+            f"key-value heads; use drafter.num_heads={next_multiple(drafter.num_heads, target.num_kv_heads)}"
         )
     return None
