@@ -39,7 +39,7 @@ from spec_lab.measure.runner import MAIN, load_lab
 from spec_lab.record import metrics
 from spec_lab.record.wording import number, with_range
 from spec_lab.report.table import format_table
-from spec_lab.workloads.load import shipped_prompts
+from spec_lab.workloads.prompt_files import shipped_prompts
 
 DRAFTERS = ("eagle3", "ngram", "oracle", "random")
 BATCH_SIZE_FOR_ACCEPTANCE = 8

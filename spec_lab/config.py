@@ -78,6 +78,13 @@ class LoggerMode(Choice):
     disabled = "disabled"
 
 
+class Unusable(Choice):
+    """The ways to go on where a prompt of a file cannot be used."""
+
+    refuse = "refuse", "the run does not begin"
+    skip = "skip", "the prompt is left out, and named"
+
+
 class Weights(Choice):
     """The places from which a model's weights can come."""
 
@@ -160,6 +167,12 @@ class WorkloadConfig:
     path: str | None = knob(None, "JSON Lines file with the prompts; workload=jsonl and spec_bench only")
     prompt_tokens: int | None = knob(None, "tokens a prompt; workload=fixed_length and random_ids only", most=10**7)
     per_category: int | None = knob(None, "prompts drawn of each category; workload=generated only", most=10**4)
+    turns: int | None = knob(
+        None, "turns asked of a conversation; null is all of them; workload=spec_bench only", least=1
+    )
+    unusable: Unusable = knob(
+        Unusable.refuse, "where a line of the file is broken, or a prompt is longer than the target reads"
+    )
     num_requests: int | None = knob(None, "how many requests; workload=fixed_length and random_ids only", most=10**6)
     ignore_eos: bool = knob(False, "decode on past the end-of-sequence token, up to max_new_tokens")
 

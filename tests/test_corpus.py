@@ -21,8 +21,8 @@ from spec_lab.corpus.natural import code_documents, prose_documents
 from spec_lab.corpus.phrasing import Phraser, compile_rules, parse
 from spec_lab.corpus.split import split_of
 from spec_lab.workloads.checker import is_correct
-from spec_lab.workloads.load import PROMPTS_FOLDER
 from spec_lab.workloads.make_prompts import telling_windows
+from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
 
 MAX_RENDERED_CHARACTERS = 1120  # 320 tokens of 3.5 characters
 

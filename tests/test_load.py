@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spec_lab.config import WorkloadConfig
+from spec_lab.config import Unusable, WorkloadConfig
 from spec_lab.errors import UserError
-from spec_lab.workloads.load import PROMPTS_FOLDER, Prompt, read_jsonl, read_spec_bench, shipped_prompts
+from spec_lab.workloads.prompt_files import PROMPTS_FOLDER, Prompt, read_jsonl, read_spec_bench, shipped_prompts
 from tests.one_line import read_or_refused
 
 
-def read(path: Path, workload: str = "jsonl") -> list[Prompt]:
-    config = WorkloadConfig(name=workload, path=str(path))
+def read(path: Path, workload: str = "jsonl", **options: Any) -> list[Prompt]:
+    config = WorkloadConfig(name=workload, path=str(path), **options)
     return {"jsonl": read_jsonl, "spec_bench": read_spec_bench}[workload](config)
 
 
@@ -78,6 +79,38 @@ def test_a_broken_line_is_refused_with_its_file_and_number(
     with pytest.raises(UserError, match=rf"mine\.jsonl:3:? .*{message}") as caught:
         read(path, workload)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("workload", ["jsonl", "spec_bench"])
+def test_a_broken_line_is_skipped_where_that_is_asked(
+    workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text("\n".join([GOOD[workload], "nonsense", GOOD[workload], "[1]"]))
+    with pytest.raises(UserError, match=r"mine\.jsonl:2 is not JSON: .*workload\.unusable=skip leaves"):
+        read(path, workload)
+    assert [prompt.text for prompt in read(path, workload, unusable=Unusable.skip)] == ["a", "a"]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("mine.jsonl:")[2][:5] for line in lines] == ["2 is ", "4 is "]
+    assert all(line.startswith("left out: ") for line in lines)
+
+
+def test_skipping_thousands_of_lines_does_not_say_so_thousands_of_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text("nonsense\n" * 1000)
+    assert read(path, unusable=Unusable.skip) == []
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 21 and lines[-1] == "left out: 980 more prompts"
+
+
+def test_so_many_turns_of_a_question_are_read_as_asked(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"question_id": 1, "category": "qa", "turns": ["a", "b", "c"]}')
+    asked = {turns: read(path, "spec_bench", turns=turns)[0] for turns in (None, 1, 2)}
+    assert {prompt.text for prompt in asked.values()} == {"a"}
+    assert {turns: prompt.later_turns for turns, prompt in asked.items()} == {None: ("b", "c"), 1: (), 2: ("b",)}
 
 
 @pytest.mark.parametrize("workload", ["jsonl", "spec_bench"])

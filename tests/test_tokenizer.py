@@ -14,11 +14,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spec_lab.assembly.drafters.trained import ZOO
-from spec_lab.corpus.example import END_OF_TEXT, USER
+from spec_lab.corpus.example import (
+    ASSISTANT,
+    END_OF_TEXT,
+    END_OF_TURN,
+    THINK_END,
+    THINK_START,
+    USER,
+    Form,
+    render_prompt,
+)
 from spec_lab.errors import UserError
 from spec_lab.workloads.chat_template import ChatTemplate
 from spec_lab.workloads.time_limit import time_limit
 from spec_lab.workloads.tokenizer import TargetTokenizer
+from spec_lab.workloads.unusable import UnusablePrompt
 from tests.one_line import read_or_refused
 
 BOS, TURN = "<bos>", "<|turn|>"
@@ -55,6 +65,62 @@ def test_a_chat_turn_has_the_bos_of_its_template_and_no_other(tmp_path: Path) ->
 def test_a_base_model_without_a_template_gets_bos_and_the_bare_text(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path, None)
     assert tokenizer.decode(tokenizer.encode_prompt("chat", "a time")) == f"{BOS} a time"
+
+
+def test_a_conversation_has_one_bos_and_one_marker_a_turn(tmp_path: Path) -> None:
+    with_roles = TEMPLATE.replace(TURN, TURN + "{{ ' a ' if message['role'] == 'assistant' else '' }}")
+    tokenizer = make_tokenizer(tmp_path, with_roles)
+    text = tokenizer.decode(tokenizer.encode_conversation(["once upon", "time", "time"]))
+    assert text == f"{BOS} {TURN} once upon {TURN} a time {TURN} time"
+
+
+def test_a_base_model_reads_a_conversation_as_one_text(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path, None)
+    assert tokenizer.decode(tokenizer.encode_conversation(["once", "upon", "a"])) == f"{BOS} once upon a"
+
+
+def test_the_pocket_target_gets_a_conversation_in_its_own_turns() -> None:
+    tokenizer = TargetTokenizer(ZOO / "pocket")
+    text = tokenizer.decode(tokenizer.encode_conversation(["Hi", f"{THINK_START}hm{THINK_END}\nHo", "So"]))
+    user, assistant = (f"{role}\n" for role in (USER, ASSISTANT))
+    assert text == f"{user}Hi{END_OF_TURN}\n{assistant}Ho{END_OF_TURN}\n{user}So{END_OF_TURN}\n{assistant}"
+    assert tokenizer.encode_conversation(["Hi"]) == tokenizer.encode_prompt("chat", "Hi")
+
+
+@pytest.mark.parametrize(("form", "template"), [("chat", TEMPLATE), ("chat", None), ("continue", TEMPLATE)])
+@pytest.mark.parametrize("before", ["", " "])
+def test_a_prompt_that_has_been_through_a_template_is_refused(
+    form: Form, template: str | None, before: str, tmp_path: Path
+) -> None:
+    """It would have two BOS, and its turn's marker twice."""
+    tokenizer = make_tokenizer(tmp_path, template)
+    with pytest.raises(UnusablePrompt, match=rf"begins with {BOS}, which the target's tokenizer puts in front"):
+        tokenizer.encode_prompt(form, f"{before}{BOS} {TURN} a time")
+
+
+def test_a_pocket_prompt_with_its_markers_is_refused() -> None:
+    tokenizer = TargetTokenizer(ZOO / "pocket")
+    for form, text in (("chat", render_prompt("chat", "Hi")), ("continue", f"{END_OF_TEXT}Hi")):
+        with pytest.raises(UnusablePrompt, match="leave out what a chat template has added"):
+            tokenizer.encode_prompt(form, text)
+
+
+def test_a_bos_that_nobody_else_puts_in_front_is_left(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path, None)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": None}))
+    tokenizer = TargetTokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode_prompt("continue", f"{BOS} a time")) == f"{BOS} a time"
+
+
+def test_a_file_that_makes_the_library_panic_is_named(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path, None)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["post_processor"]["special_tokens"] = {}
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"tokenizer\.json cannot (be read as a tokenizer|encode a prompt)"):
+        TargetTokenizer(tmp_path).encode_prompt("continue", "once upon")
 
 
 def test_one_marker_in_common_with_ours_does_not_make_a_tokenizer_ours(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: 
         raise UserError(
             f"request {longest.request_id} of {len(longest.prompt_ids)} prompt and {longest.max_new_tokens} new "
             f"tokens: {_num_tokens(longest)} tokens are longer than the target's {num_positions} positions; "
-            "lower max_new_tokens or use shorter prompts"
+            "lower max_new_tokens, use shorter prompts, or leave such prompts out with workload.unusable=skip"
         )
     max_seq_len = config.cache.max_seq_len or _num_tokens(longest)
     num_late_rows = num_draft_tokens + 1 if overlaps(config) else 0

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from spec_lab.assembly import registry
-from spec_lab.config import RunConfig, Weights
+from spec_lab.assembly.models import target_folder
+from spec_lab.config import RunConfig, Unusable, Weights
 from spec_lab.core.types import Request
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig, read_model_config
+from spec_lab.workloads.conversations import require_room
 from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer, Tokenizer
+from spec_lab.workloads.unusable import keep_usable
 
 
 def open_workload(config: RunConfig, folder: Path) -> tuple[Tokenizer, list[Request]]:
@@ -24,8 +27,16 @@ def open_workload(config: RunConfig, folder: Path) -> tuple[Tokenizer, list[Requ
     _refuse_too_long(config, target)
     tokenizer = _tokenizer(config, folder, target.vocab_size)
     requests = load_requests(config, tokenizer)
-    _refuse_foreign_ids(requests, target, folder)
+    if config.workload.unusable == Unusable.skip:
+        requests = _fitting(requests, longest_sequence(config), config)
+    check_requests(requests, target, folder)
     return tokenizer, requests
+
+
+def longest_sequence(config: RunConfig) -> int:
+    """Tokens of prompt and output that the target and the cache take at most."""
+    num_positions = read_model_config(target_folder(config)).max_position_embeddings
+    return min(config.cache.max_seq_len or num_positions, num_positions)
 
 
 def _tokenizer(config: RunConfig, folder: Path, vocab_size: int) -> Tokenizer:
@@ -42,8 +53,20 @@ def load_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
         raise UserError(
             f"workload={config.workload.name} is empty; check workload.limit, workload.categories and workload.path"
         )
-    _refuse_duplicates(requests)
     return requests
+
+
+def _fitting(requests: list[Request], max_seq_len: int, config: RunConfig) -> list[Request]:
+    """The requests that the target can take; UserError when there is none."""
+
+    def check(request: Request) -> Request:
+        require_room(request, max_seq_len)
+        return request
+
+    kept = keep_usable(requests, check, config.workload.unusable)
+    if not kept:
+        raise UserError(f"workload={config.workload.name}: no prompt is short enough; lower max_new_tokens")
+    return kept
 
 
 def _refuse_too_long(config: RunConfig, target: ModelConfig) -> None:
@@ -56,7 +79,9 @@ def _refuse_too_long(config: RunConfig, target: ModelConfig) -> None:
         )
 
 
-def _refuse_foreign_ids(requests: list[Request], target: ModelConfig, folder: Path) -> None:
+def check_requests(requests: list[Request], target: ModelConfig, folder: Path) -> None:
+    """UserError for a prompt with a token that the target has no embedding of, and for two requests of one id."""
+    _refuse_duplicates(requests)
     for request in requests:
         if request.prompt_ids and max(request.prompt_ids) >= target.vocab_size:
             raise UserError(

@@ -24,7 +24,13 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request of a user. `answer` is the checkable answer, None where there is none."""
+    """A request of a user.
+
+    Attributes:
+        answer: the checkable answer, None where there is none.
+        turns: what the user says in a conversation of several turns, the first of which `prompt_ids` holds; empty
+            where there is one turn.
+    """
 
     request_id: str
     category: str
@@ -32,6 +38,7 @@ class Request:
     max_new_tokens: int
     answer: str | None = None
     ignore_eos: bool = False
+    turns: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +38,16 @@ def render_prompt(form: Form, prompt: str) -> str:
     """The text a model is given; in a chat it ends where the assistant's turn begins, before `<think>`."""
     if form == "continue":
         return f"{END_OF_TEXT}{prompt}"
-    return f"{USER}\n{prompt}{END_OF_TURN}\n{ASSISTANT}\n"
+    return render_conversation([prompt])
+
+
+def render_conversation(texts: Sequence[str]) -> str:
+    """A chat of the turns of user and assistant, the user's first and last; earlier thinking is left out."""
+    turns = [
+        f"{ASSISTANT}\n{text.rpartition(THINK_END)[2].lstrip()}" if index % 2 else f"{USER}\n{text}"
+        for index, text in enumerate(texts)
+    ]
+    return "".join(f"{turn}{END_OF_TURN}\n" for turn in turns) + f"{ASSISTANT}\n"
 
 
 def render_example(example: Example) -> str:

@@ -18,7 +18,7 @@ from spec_lab.assembly.engine import UNPRUNED, build_engine, build_teacher, plai
 from spec_lab.assembly.heads import load_drafter
 from spec_lab.assembly.models import Limits, Models, engine_limits, load_models, target_folder, thinking_markers
 from spec_lab.assembly.option import LoggerOption
-from spec_lab.assembly.workloads_loader import open_workload
+from spec_lab.assembly.workloads_loader import check_requests, longest_sequence, open_workload
 from spec_lab.config import PruneConfig, RunConfig
 from spec_lab.core.types import GenerationResult, GraphCounts, Request, RequestRecord
 from spec_lab.engine.engine import Engine
@@ -35,6 +35,7 @@ from spec_lab.report.run_table import format_run
 from spec_lab.rescore.trajectory import fitting, record_verify_rows
 from spec_lab.rescore.verify_rows import save_verify_rows
 from spec_lab.workloads.checker import is_correct
+from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
 from spec_lab.workloads.text_ends import text_ends
 from spec_lab.workloads.tokenizer import Tokenizer
 
@@ -83,9 +84,12 @@ def load_lab(config: RunConfig) -> Lab:
     """Load prompts, target and drafter, and make the engines."""
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.num_threads or default_num_threads(config))
-    tokenizer, requests = open_workload(config, target_folder(config))
+    tokenizer, first_turns = open_workload(config, target_folder(config))
+    limits = engine_limits(config, first_turns, config.drafter.num_draft_tokens)
+    longest = min(longest_conversation(first_turns, tokenizer), longest_sequence(config))
+    models = load_models(config, max(limits.max_seq_len, longest), thinking_markers(tokenizer))
+    requests = _with_later_turns(config, models, tokenizer, first_turns)
     limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer))
     make_drafter = load_drafter(config, models)
     engines = {MAIN: build_engine(config, models, make_drafter, limits)}
     if "plain" in config.references and config.drafter.num_draft_tokens > 0:
@@ -102,6 +106,23 @@ def load_lab(config: RunConfig) -> Lab:
 def default_num_threads(config: RunConfig) -> int:
     """Returns what the target's option says; all cores where it says nothing."""
     return registry.of(config).target(config).num_threads or os.cpu_count() or 1
+
+
+def _with_later_turns(
+    config: RunConfig, models: Models, tokenizer: Tokenizer, first_turns: list[Request]
+) -> list[Request]:
+    """The requests of all turns, once plain decoding has answered those that others follow."""
+
+    def answer(asked: list[Request]) -> list[str]:
+        engine = _plain_engine(config, models, engine_limits(config, asked, 0))
+        with Progress(len(asked), "answer") as progress:
+            progress.stage("answering the turns that others follow")
+            records = engine.generate(asked, on_finish=lambda _: progress.advance()).requests
+        return [tokenizer.decode(before_end(record.output_ids, models.target.eos_token_ids)) for record in records]
+
+    requests = with_later_turns(first_turns, tokenizer, answer, longest_sequence(config), config.workload.unusable)
+    check_requests(requests, models.target.config, target_folder(config))
+    return requests
 
 
 def _plain_engine(config: RunConfig, models: Models, limits: Limits) -> Engine:

@@ -22,7 +22,7 @@ from spec_lab.train.generations import Generations
 from spec_lab.train.rounds import RoundCounts
 from spec_lab.train.target import run_target
 from spec_lab.workloads.checker import is_correct
-from spec_lab.workloads.load import Prompt, shipped_prompts
+from spec_lab.workloads.prompt_files import Prompt, shipped_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM

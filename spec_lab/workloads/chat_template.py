@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,17 +31,21 @@ class ChatTemplate:
         """Nothing is read before the first chat prompt. Reading, and each rendering, may take `most_seconds`."""
         self._folder = folder
         self._most_seconds = most_seconds
-        self._apply: Callable[[str], Rendered] | None = None
+        self._apply: Callable[[Sequence[str]], Rendered] | None = None
 
-    def __call__(self, form: Form, prompt: str) -> Rendered:
-        """The text of a chat turn or of a text to continue; UserError where the checkpoint's template does not work."""
+    def __call__(self, form: Form, texts: Sequence[str]) -> Rendered:
+        """The text of a chat, or of a text to continue; UserError where the checkpoint's template does not work.
+
+        Args:
+            texts: the turns of a chat, the user's first and last, with the assistant's in between; or the one text.
+        """
         if form == "continue":
-            return _as_it_is(prompt)
+            return _as_it_is(texts)
         if self._apply is None:
             self._apply = self._load()
-        return self._apply(prompt)
+        return self._apply(texts)
 
-    def _load(self) -> Callable[[str], Rendered]:
+    def _load(self) -> Callable[[Sequence[str]], Rendered]:
         from transformers import AutoTokenizer
 
         settings = self._folder / "tokenizer_config.json"
@@ -61,14 +65,16 @@ class ChatTemplate:
         if not has_template:
             return _as_it_is
 
-        def apply(prompt: str) -> Rendered:
-            turns = [{"role": "user", "content": prompt}]
+        def apply(texts: Sequence[str]) -> Rendered:
+            turns = [
+                {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(texts)
+            ]
             try:
                 with time_limit(self._most_seconds):
                     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
             except Exception as error:  # a template raises what it likes
                 raise self._broken(_short(error)) from error
-            if not isinstance(text, str) or len(text) > len(prompt) + MOST_ADDED:
+            if not isinstance(text, str) or len(text) > sum(map(len, texts)) + MOST_ADDED:
                 raise self._broken(f"it adds more than {MOST_ADDED} characters to a prompt")
             return Rendered(text, has_special_tokens=True)
 
@@ -87,5 +93,6 @@ def _short(error: Exception) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _as_it_is(prompt: str) -> Rendered:
-    return Rendered(prompt, has_special_tokens=False)
+def _as_it_is(texts: Sequence[str]) -> Rendered:
+    """A model without a template knows no turns: a conversation is one text, a paragraph a turn."""
+    return Rendered("\n\n".join(texts), has_special_tokens=False)

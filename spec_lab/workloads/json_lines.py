@@ -9,37 +9,41 @@ from typing import Any
 
 from spec_lab.errors import UserError
 from spec_lab.models.json_input import parse_json
+from spec_lab.workloads.unusable import UnusablePrompt
 
 
 @dataclass(frozen=True, slots=True)
-class JsonLine:
-    """One object of a file; `place` is `FILE:LINE`."""
+class TextLine:
+    """One line of a file; `place` is `FILE:LINE`, and `index` counts lines that are not empty from 0."""
 
     place: str
-    row: dict[str, Any]
+    index: int
+    text: str
 
 
-def json_lines(path: Path) -> Iterator[JsonLine]:
-    """The objects of a file, empty lines left out.
+def text_lines(path: Path) -> Iterator[TextLine]:
+    """The lines of a file, empty ones left out.
 
     Raises:
-        UserError: no such file, a file that is not UTF-8, or a line that is no JSON object.
+        UserError: no such file, or a file that is not UTF-8.
     """
     if not path.is_file():
         raise UserError(f"workload.path: no file {path}")
-    for number, line in enumerate(_utf8_text(path).split("\n"), start=1):
-        if line.strip():
-            yield _json_line(f"{path}:{number}", line)
+    numbered = enumerate(_utf8_text(path).split("\n"), start=1)
+    filled = ((number, line) for number, line in numbered if line.strip())
+    for index, (number, line) in enumerate(filled):
+        yield TextLine(f"{path}:{number}", index, line)
 
 
-def _json_line(place: str, text: str) -> JsonLine:
+def json_object(line: TextLine) -> dict[str, Any]:
+    """The object of a line; UnusablePrompt where it is none."""
     try:
-        row = parse_json(text)
+        row = parse_json(line.text)
     except ValueError as error:
-        raise UserError(f"{place} is not JSON: {error}") from error
+        raise UnusablePrompt(f"{line.place} is not JSON: {error}") from error
     if not isinstance(row, dict):
-        raise UserError(f"{place} is not a JSON object")
-    return JsonLine(place, row)
+        raise UnusablePrompt(f"{line.place} is not a JSON object")
+    return row
 
 
 def _utf8_text(path: Path) -> str:

@@ -5,38 +5,15 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
-from pathlib import Path
-from typing import Any
 
 from spec_lab.config import RunConfig, WorkloadConfig
 from spec_lab.core.types import Request
-from spec_lab.corpus.example import Form
 from spec_lab.errors import UserError
-from spec_lab.models.json_input import is_integer
 from spec_lab.workloads.generated import answer_of, generated_examples
-from spec_lab.workloads.json_lines import JsonLine, json_lines
+from spec_lab.workloads.prompt_files import Prompt, read_jsonl, read_spec_bench, shipped_prompts
 from spec_lab.workloads.tokenizer import Tokenizer
-
-PROMPTS_FOLDER = Path(__file__).parent / "prompts"
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One line of a prompt set."""
-
-    prompt_id: str
-    category: str
-    form: Form
-    text: str
-    answer: str | None
-
-
-def shipped_prompts() -> list[Prompt]:
-    """The evaluation prompts that come with the package, one category after the other."""
-    files = sorted(PROMPTS_FOLDER.glob("*.jsonl"))
-    return [_prompt(line, path.stem, "") for path in files for line in json_lines(path)]
+from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
 
 
 def pocket_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
@@ -54,18 +31,6 @@ def spec_bench_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request
     return _in_turn(read_spec_bench(config.workload), config, tokenizer)
 
 
-def read_jsonl(config: WorkloadConfig) -> list[Prompt]:
-    """Own prompts: `prompt`, and optionally `id`, `category`, `form` (chat or continue), `answer`."""
-    path = _path(config)
-    return [_prompt(line, path.stem, f"{path.stem}-{number:04d}") for number, line in enumerate(json_lines(path))]
-
-
-def read_spec_bench(config: WorkloadConfig) -> list[Prompt]:
-    """Question files of Spec-Bench and MT-bench: `question_id`, `category`, `turns`; the first turn is asked."""
-    path = _path(config)
-    return [_question(line, path.stem) for line in json_lines(path)]
-
-
 def generated_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     """workload.per_category prompts a checkable category, drawn by the run's seed."""
     workload = config.workload
@@ -81,17 +46,23 @@ def generated_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]
 
 
 def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    return [
-        Request(
+    def request(prompt: Prompt) -> Request:
+        try:
+            prompt_ids = tokenizer.encode_prompt(prompt.form, prompt.text)
+        except UnusablePrompt as error:
+            raise UnusablePrompt(f"{prompt.place or prompt.prompt_id}: {error}") from error
+        return Request(
             request_id=prompt.prompt_id,
             category=prompt.category,
-            prompt_ids=tuple(tokenizer.encode_prompt(prompt.form, prompt.text)),
+            prompt_ids=tuple(prompt_ids),
             max_new_tokens=config.max_new_tokens,
             answer=prompt.answer,
             ignore_eos=config.workload.ignore_eos,
+            turns=(prompt.text, *prompt.later_turns) if prompt.later_turns else (),
         )
-        for prompt in select_prompts(prompts, config.workload.categories, config.workload.limit)
-    ]
+
+    chosen = select_prompts(prompts, config.workload.categories, config.workload.limit)
+    return keep_usable(chosen, request, config.workload.unusable)
 
 
 def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: int | None) -> list[Prompt]:
@@ -141,32 +112,3 @@ def _sizes(config: WorkloadConfig) -> tuple[int, int]:
     if not config.num_requests or not config.prompt_tokens:
         raise UserError(f"workload={config.name} needs workload.num_requests and workload.prompt_tokens of 1 or more")
     return config.num_requests, config.prompt_tokens
-
-
-def _path(config: WorkloadConfig) -> Path:
-    if config.path is None:
-        raise UserError(f"workload={config.name} reads a file: set workload.path=FILE.jsonl")
-    return Path(config.path)
-
-
-def _prompt(line: JsonLine, file_name: str, default_id: str) -> Prompt:
-    row = line.row
-    form, answer = row.get("form", "chat"), row.get("answer")
-    category, prompt_id = row.get("category", file_name), row.get("id", default_id)
-    if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
-        raise UserError(f"{line.place}: a line needs a text `prompt`, and `form` chat or continue if any")
-    if not _is_word(category) or not _is_word(prompt_id) or isinstance(answer, list | dict):
-        raise UserError(f"{line.place}: `id`, `category` and `answer` must be a text or a number if any")
-    return Prompt(str(prompt_id), str(category), form, row["prompt"], None if answer is None else str(answer))
-
-
-def _question(line: JsonLine, file_name: str) -> Prompt:
-    question_id, category, turns = (line.row.get(key) for key in ("question_id", "category", "turns"))
-    texts = turns if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns) else []
-    if not _is_word(question_id) or not _is_word(category) or not texts:
-        raise UserError(f"{line.place}: a question needs question_id, category and turns, a list of texts")
-    return Prompt(f"{file_name}-{question_id}", str(category), "chat", texts[0], None)
-
-
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str) or is_integer(value)

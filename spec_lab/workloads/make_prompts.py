@@ -9,7 +9,7 @@ from pathlib import Path
 from spec_lab.corpus.categories import CATEGORIES, NATURAL_CATEGORIES, generate
 from spec_lab.corpus.example import ANSWER_MARKER, Example
 from spec_lab.corpus.natural import natural_text
-from spec_lab.workloads.load import PROMPTS_FOLDER
+from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
 
 PROMPTS_PER_CATEGORY = 96
 SEED = 2026

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from spec_lab.corpus.example import SPECIAL_TOKENS, Form, render_prompt
+from spec_lab.corpus.example import SPECIAL_TOKENS, Form, render_conversation, render_prompt
 from spec_lab.errors import UserError, one_line
 from spec_lab.workloads.chat_template import ChatTemplate, Rendered
+from spec_lab.workloads.unusable import UnusablePrompt
 
 
 class Tokenizer(Protocol):
@@ -32,6 +34,10 @@ class Tokenizer(Protocol):
         """The ids of a chat turn or of a text to continue, with the BOS that the model was trained with."""
         ...
 
+    def encode_conversation(self, texts: Sequence[str]) -> list[int]:
+        """The ids of a chat of several turns, the user's first and last, with the assistant's in between."""
+        ...
+
 
 class IdsAlone:
     """Stands in where a target has random weights and no tokenizer: there are ids, and no text."""
@@ -53,6 +59,9 @@ class IdsAlone:
     def encode_prompt(self, form: Form, prompt: str) -> list[int]:
         return self.encode(prompt)
 
+    def encode_conversation(self, texts: Sequence[str]) -> list[int]:
+        return self.encode(texts[0])
+
 
 class TargetTokenizer:
     """A `tokenizer.json`, and how its model wants a chat turn written."""
@@ -64,14 +73,12 @@ class TargetTokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise UserError(f"{path} is missing; target.path must be a checkpoint folder with a tokenizer.json")
-        try:
+        with _defects_of(f"{path} cannot be read as a tokenizer"):
             self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for every defect of the file
-            raise UserError(f"{path} cannot be read as a tokenizer: {one_line(error)}") from error
         self._path = path
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         is_ours = all(self.special_id(token) is not None for token in SPECIAL_TOKENS)
-        self._render: Callable[[Form, str], Rendered] = _render_ours if is_ours else ChatTemplate(folder)
+        self._render: Callable[[Form, Sequence[str]], Rendered] = _render_ours if is_ours else ChatTemplate(folder)
 
     def special_id(self, token: str) -> int | None:
         """The id of a token that is one, such as `<think>`; None where the tokenizer has no such token."""
@@ -86,17 +93,55 @@ class TargetTokenizer:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def encode_prompt(self, form: Form, prompt: str) -> list[int]:
-        """The ids of a chat turn or of a text to continue, with the BOS that the model was trained with."""
-        rendered = self._render(form, prompt)
+        """The ids of a chat turn or of a text to continue, with the BOS that the model was trained with.
+
+        Raises:
+            UnusablePrompt: the prompt itself begins with the special token that is put in front of it.
+        """
+        ids = self._encode(form, [prompt])
+        self._refuse_doubled(prompt, ids)
+        return ids
+
+    def encode_conversation(self, texts: Sequence[str]) -> list[int]:
+        """The ids of a chat of several turns, the user's first and last, with the assistant's in between."""
+        return self._encode("chat", texts)
+
+    def _encode(self, form: Form, texts: Sequence[str]) -> list[int]:
+        rendered = self._render(form, texts)
         return self._ids(rendered.text, add_special_tokens=not rendered.has_special_tokens)
 
+    def _refuse_doubled(self, prompt: str, ids: Sequence[int]) -> None:
+        """A text that was put through a template before would have BOS and the markers of its turn twice."""
+        first = self._tokenizer.id_to_token(ids[0]) if ids else None
+        if first is None or not prompt.lstrip().startswith(first) or ids[0] not in self._special_ids():
+            return
+        if list(ids) != self.encode(prompt):
+            raise UnusablePrompt(
+                f"the prompt begins with {first}, which the target's tokenizer puts in front of it; leave out what a "
+                "chat template has added"
+            )
+
+    def _special_ids(self) -> set[int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token_id for token_id, token in added.items() if token.special}
+
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        try:
+        with _defects_of(f"{self._path} cannot encode a prompt"):
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        except Exception as error:  # as above
-            raise UserError(f"{self._path} cannot encode a prompt ({one_line(error)}); fetch it again") from error
         return ids
 
 
-def _render_ours(form: Form, prompt: str) -> Rendered:
-    return Rendered(render_prompt(form, prompt), has_special_tokens=True)
+@contextmanager
+def _defects_of(what: str) -> Iterator[None]:
+    """UserError for a defect of the file, for which the library raises a bare Exception, or panics past `except`."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{what} ({one_line(error)}); fetch it again") from error
+
+
+def _render_ours(form: Form, texts: Sequence[str]) -> Rendered:
+    text = render_prompt(form, texts[0]) if form == "continue" else render_conversation(texts)
+    return Rendered(text, has_special_tokens=True)

@@ -1,0 +1,91 @@
+"""Conversations of several turns: a later turn becomes a request of its own, whose prompt holds the answers before it.
+
+Those answers are plain decoding's, given once before anything is timed. So all configurations of a run get the same
+prompts, and a lossless one the very conversation that it would have had alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from spec_lab.config import Unusable
+from spec_lab.core.types import Request
+from spec_lab.workloads.tokenizer import Tokenizer
+from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
+
+TOKENS_OF_A_TOKEN = 3
+"""A token that is no whole character is read again as a replacement character, which has three bytes."""
+
+Answer = Callable[[list[Request]], list[str]]
+"""Gives the texts that the target writes for some requests."""
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """A request of several turns as it goes on.
+
+    Attributes:
+        texts: what has been said, by user and assistant alternately.
+        asked: its requests so far, one a turn.
+    """
+
+    texts: list[str]
+    asked: list[Request]
+
+
+def longest_conversation(requests: Iterable[Request], tokenizer: Tokenizer) -> int:
+    """Tokens that a conversation may come to at most, whatever the answers; 0 where there is none of several turns."""
+    return max((_most_tokens(request, tokenizer) for request in requests if request.turns), default=0)
+
+
+def with_later_turns(
+    requests: Sequence[Request], tokenizer: Tokenizer, answer: Answer, max_seq_len: int, unusable: Unusable
+) -> list[Request]:
+    """The requests, each followed by those of its later turns.
+
+    Raises:
+        UnusablePrompt: a turn is longer than `max_seq_len`, and is not to be left out.
+    """
+    conversations = {r.request_id: _Conversation([r.turns[0]], [r]) for r in requests if r.turns}
+    for index in range(1, max((len(request.turns) for request in requests), default=0)):
+        going_on = [each for each in conversations.values() if len(each.asked) == index < len(each.asked[0].turns)]
+        for each, text in zip(going_on, answer([each.asked[-1] for each in going_on]), strict=True):
+            each.texts += [text, each.asked[0].turns[index]]
+        following = keep_usable(going_on, lambda each: (each, _next_request(each, tokenizer, max_seq_len)), unusable)
+        for conversation, request in following:
+            conversation.asked.append(request)
+    alone = {request.request_id: _Conversation([], [request]) for request in requests}
+    return [turn for each in (alone | conversations).values() for turn in each.asked]
+
+
+def before_end(output_ids: Sequence[int], eos_token_ids: frozenset[int]) -> list[int]:
+    """The output up to its first end of sequence, which a chat template writes itself."""
+    return list(takewhile(lambda token_id: token_id not in eos_token_ids, output_ids))
+
+
+def _next_request(conversation: _Conversation, tokenizer: Tokenizer, max_seq_len: int) -> Request:
+    first, number = conversation.asked[0], len(conversation.asked) + 1
+    prompt_ids = tuple(tokenizer.encode_conversation(conversation.texts))
+    request = replace(
+        first, request_id=f"{first.request_id}-turn{number}", prompt_ids=prompt_ids, answer=None, turns=()
+    )
+    require_room(request, max_seq_len)
+    return request
+
+
+def require_room(request: Request, max_seq_len: int) -> None:
+    """UnusablePrompt for a request that is longer than the target, or the cache, takes."""
+    num_tokens = len(request.prompt_ids) + request.max_new_tokens
+    if num_tokens > max_seq_len:
+        raise UnusablePrompt(
+            f"request {request.request_id} of {len(request.prompt_ids)} prompt and {request.max_new_tokens} new tokens "
+            f"is longer than {max_seq_len} tokens; lower max_new_tokens"
+        )
+
+
+def _most_tokens(request: Request, tokenizer: Tokenizer) -> int:
+    alone = sum(len(tokenizer.encode_conversation([text])) for text in request.turns)
+    num_answers = len(request.turns) - 1
+    return alone + (TOKENS_OF_A_TOKEN * num_answers + 1) * request.max_new_tokens

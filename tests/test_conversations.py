@@ -1,0 +1,117 @@
+"""Conversations of several turns: what a later turn's prompt holds, and whose answers those are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_lab.__main__ import main
+from spec_lab.assembly.rules import RelaxedThinkingConfig
+from spec_lab.config import Unusable, WorkloadConfig
+from spec_lab.core.types import Request
+from spec_lab.measure.runner import record_run
+from spec_lab.record.reading import read_request_rows
+from spec_lab.record.runs import newest_run
+from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
+from spec_lab.workloads.tokenizer import TargetTokenizer
+from spec_lab.workloads.unusable import UnusablePrompt
+from tests.fake_runs import CHOICES
+from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
+
+SHARED = Path(__file__).parents[2] / "shared"
+SPEC_BENCH = Path(os.environ.get("SPEC_BENCH", SHARED / "data" / "spec_bench" / "question.jsonl"))
+
+
+class Letters:
+    """A stand-in for the tokenizer, for which a character is a token."""
+
+    def encode_conversation(self, texts: Sequence[str]) -> list[int]:
+        return [ord(letter) for letter in "|".join(texts)]
+
+
+def request(name: str, *turns: str) -> Request:
+    return Request(name, "qa", tuple(map(ord, turns[0])), 4, turns=turns if len(turns) > 1 else ())
+
+
+def shout(asked: list[Request]) -> list[str]:
+    return ["".join(map(chr, each.prompt_ids)).upper() for each in asked]
+
+
+def texts_of(requests: list[Request]) -> dict[str, str]:
+    return {each.request_id: "".join(map(chr, each.prompt_ids)) for each in requests}
+
+
+def go_on(requests: list[Request], max_seq_len: int = 100, unusable: Unusable = Unusable.refuse) -> dict[str, str]:
+    tokenizer: Any = Letters()
+    return texts_of(with_later_turns(requests, tokenizer, shout, max_seq_len, unusable))
+
+
+def test_a_later_turn_is_a_request_whose_prompt_holds_the_answers_so_far() -> None:
+    requests = [request("one", "a", "b", "c"), request("alone", "x"), request("two", "d", "e")]
+    assert go_on(requests) == {
+        "one": "a", "one-turn2": "a|A|b", "one-turn3": "a|A|b|A|A|B|c", "alone": "x", "two": "d", "two-turn2": "d|D|e",
+    }  # fmt: skip
+
+
+def test_nothing_is_answered_where_nothing_follows() -> None:
+    tokenizer: Any = Letters()
+    requests = [request("alone", "x")]
+    assert with_later_turns(requests, tokenizer, pytest.fail, 100, Unusable.refuse) == requests
+    assert longest_conversation(requests, tokenizer) == 0
+
+
+def test_a_turn_that_is_too_long_is_refused_or_ends_its_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    requests = [request("long", "a", "b" * 20, "c"), request("two", "d", "e")]
+    with pytest.raises(UnusablePrompt, match=r"request long-turn2 of 24 prompt and 4 new tokens is longer than 20 "):
+        go_on(requests, 20)
+    assert list(go_on(requests, 20, Unusable.skip)) == ["long", "two", "two-turn2"]
+    assert capsys.readouterr().err.startswith("left out: request long-turn2 of 24 prompt")
+
+
+def test_a_conversation_has_room_for_answers_of_any_text() -> None:
+    tokenizer: Any = Letters()
+    assert longest_conversation([request("one", "aa", "b", "c"), request("x", "x" * 90)], tokenizer) == 4 + 2 * 12 + 4
+
+
+def test_an_answer_ends_before_its_end_of_sequence() -> None:
+    assert before_end([5, 6, 2, 7], frozenset({2, 3})) == [5, 6]
+    assert before_end([5, 6], frozenset({2})) == [5, 6]
+
+
+@pytest.mark.slow
+def test_a_run_asks_all_turns_and_their_context_is_plain_decodings(tmp_path: Path) -> None:
+    """Whatever a lossy rule answered itself: its next prompt is that of every other run."""
+    pair = make_runnable_pair(tmp_path)
+    path = write_prompts(tmp_path / "bench.jsonl", [{"question_id": 1, "category": "qa", "turns": ["<think>ab", "cd"]}])
+    lossy, plain = (make_run_config(pair, path, drafter, references=[]) for drafter in ("eagle3", "none"))
+    lossy.acceptance = RelaxedThinkingConfig(topk=128, delta=1.0)
+    rows = {}
+    for name, config in (("lossy", lossy), ("plain", plain)):
+        config.workload = WorkloadConfig(name="spec_bench", path=str(path))
+        record_run(config, CHOICES, tmp_path / name)
+        rows[name] = read_request_rows(tmp_path / name)
+    assert [row["id"] for row in rows["lossy"]] == ["bench-1", "bench-1-turn2"]
+    assert rows["lossy"][0]["output_ids"] != rows["plain"][0]["output_ids"]
+    tokenizer = TargetTokenizer(pair[0])
+    answer = tokenizer.decode(before_end(rows["plain"][0]["output_ids"], frozenset({2})))
+    expected = tokenizer.encode_conversation(["<think>ab", answer, "cd"])
+    assert rows["lossy"][1]["prompt_ids"] == rows["plain"][1]["prompt_ids"] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SPEC_BENCH.is_file(), reason="the question file of Spec-Bench is not here")
+def test_spec_bench_runs_whole_on_the_pocket_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """480 questions, 80 of them with a second turn; bfloat16 since the time goes into 230 000 tokens of prompts."""
+    knobs = ["max_new_tokens=2", "repeats=1", "warmup_requests=0", "profile_rounds=0", "references=[]", "num_threads=1"]
+    workload = ["workload=spec_bench", f"workload.path={SPEC_BENCH}", "workload.unusable=skip"]
+    assert main([*workload, *knobs, "dtype=bfloat16", f"output_dir={tmp_path}"]) == 0
+    rows = read_request_rows(newest_run(tmp_path).folder)
+    left_out = [line for line in capsys.readouterr().err.splitlines() if line.startswith("left out")]
+    later = [row["id"] for row in rows if row["id"].endswith("-turn2")]
+    assert len(rows) + len(left_out) == 480 + 80
+    assert len(later) == 80 and len({row["category"] for row in rows}) == 13
+    assert all("is longer than 2048 tokens" in line for line in left_out) and len(left_out) < 15
