@@ -106,7 +106,7 @@ def test_a_run_asks_all_turns_and_their_context_is_plain_decodings(tmp_path: Pat
 @pytest.mark.skipif(not SPEC_BENCH.is_file(), reason="the question file of Spec-Bench is not here")
 def test_spec_bench_runs_whole_on_the_pocket_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """480 questions, 80 of them with a second turn; bfloat16 since the time goes into 230 000 tokens of prompts."""
-    knobs = ["max_new_tokens=2", "repeats=1", "warmup_requests=0", "profile_rounds=0", "references=[]", "num_threads=1"]
+    knobs = ["max_new_tokens=2", "repeats=1", "warmup_requests=0", "profile_rounds=0", "references=[]", "batch_size=8"]
     workload = ["workload=spec_bench", f"workload.path={SPEC_BENCH}", "workload.unusable=skip"]
     assert main([*workload, *knobs, "dtype=bfloat16", f"output_dir={tmp_path}"]) == 0
     rows = read_request_rows(newest_run(tmp_path).folder)
