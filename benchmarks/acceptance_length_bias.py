@@ -15,9 +15,9 @@ from dataclasses import replace
 from itertools import accumulate
 
 from spec_lab.cli.compose import compose_run
-from spec_lab.core.types import RequestRecord
+from spec_lab.core.results import RequestRecord
 from spec_lab.measure.runner import MAIN, load_lab
-from spec_lab.record import metrics
+from spec_lab.record import acceptance_metrics
 from spec_lab.record.wording import number, percent
 from spec_lab.report.table import format_table
 
@@ -86,11 +86,11 @@ def as_judged(records: Sequence[RequestRecord], num_draft_tokens: int) -> float 
 
 
 def as_emitted(records: Sequence[RequestRecord], num_draft_tokens: int) -> float | None:
-    return metrics.acceptance_length_all(records)
+    return acceptance_metrics.acceptance_length_all(records)
 
 
 WAYS: dict[str, Way] = {
-    "acceptance length": metrics.acceptance_length,
+    "acceptance length": acceptance_metrics.acceptance_length,
     "cut rounds left out": without_cut_rounds,
     "as emitted": as_emitted,
     "as judged (vLLM)": as_judged,
@@ -101,7 +101,7 @@ def count_cuts(records: Sequence[RequestRecord]) -> list[str]:
     """Rounds, those cut by the limit alone, and those that an end of sequence cut."""
     ended = [record for record in records if record.accepted_per_round and has_end_inside(record)]
     by_limit = sum(record.truncated for record in records) - sum(record.truncated for record in ended)
-    return [str(metrics.num_request_rounds(records)), str(by_limit), str(len(ended))]
+    return [str(acceptance_metrics.num_request_rounds(records)), str(by_limit), str(len(ended))]
 
 
 def has_end_inside(record: RequestRecord) -> bool:
@@ -114,7 +114,7 @@ def describe_behind_the_end(records: Sequence[RequestRecord], num_draft_tokens: 
     rounds = [(record.accepted_per_round[-1], record.judged_per_round[-1]) for record in ended]
     reached = sum(min(accepted + 1, num_draft_tokens) - judged for accepted, judged in rounds)
     accepted = sum(accepted - judged for accepted, judged in rounds)
-    counts = metrics.draft_counts(records, num_draft_tokens)
+    counts = acceptance_metrics.draft_counts(records, num_draft_tokens)
     return (
         f"K={num_draft_tokens}: of {reached} drafts behind an end of sequence {accepted} were accepted, of the others "
         f"that were reached {percent(sum(counts.accepted) / sum(counts.reached))}"

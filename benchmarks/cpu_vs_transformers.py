@@ -33,10 +33,11 @@ import torch
 from spec_lab.assembly.models import target_folder
 from spec_lab.cli.compose import compose_run
 from spec_lab.config import RunConfig
-from spec_lab.core.types import GenerationResult, Request
+from spec_lab.core.results import GenerationResult
+from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.runner import MAIN, load_lab
-from spec_lab.record import metrics
+from spec_lab.record import acceptance_metrics, averages, time_metrics
 from spec_lab.record.wording import number, with_range
 from spec_lab.report.table import format_table
 from spec_lab.workloads.prompt_files import shipped_prompts
@@ -70,7 +71,7 @@ def measure_acceptance(options: argparse.Namespace) -> dict[str, dict[str, float
     table: dict[str, dict[str, float | None]] = {}
     for category in [*sorted({request.category for request in requests}), "all"]:
         table[category] = {
-            name: metrics.acceptance_length(
+            name: acceptance_metrics.acceptance_length(
                 [r for r in result.requests if category in (r.category, "all")], result.num_draft_tokens
             )
             for name, result in results.items()
@@ -179,7 +180,7 @@ def take_turns(contestants: dict[str, Callable[[list[Request]], Any]], requests:
 def report(batch_size: int, num_prompts: int, turns: list[Turn]) -> dict[str, Any]:
     """Print the table of one batch size; return its numbers."""
     theirs = [turn["transformers"] for turn in turns]
-    ours: list[Any] = [metrics.end_to_end_tokens_per_second(turn["plain"]) for turn in turns]
+    ours: list[Any] = [time_metrics.end_to_end_tokens_per_second(turn["plain"]) for turn in turns]
     against = ratios(ours, theirs)
     print(f"\nbatch size {batch_size}, {torch.get_num_threads()} threads, {num_prompts} prompts, {len(turns)} turns")
     print(f"transformers generate {number(median(theirs), 1)} tokens/s, plain {number(median(ours), 1)}, ", end="")
@@ -205,15 +206,15 @@ def ratios(ours: list[Any], theirs: list[Any]) -> tuple[float, float, float]:
 
 def drafter_row(results: list[GenerationResult], plain: list[GenerationResult]) -> dict[str, Any]:
     """Compute one drafter's figures from its turns and plain decoding's."""
-    rates = [metrics.decode_tokens_per_second(result.rounds) for result in results]
+    rates = [time_metrics.decode_tokens_per_second(result.rounds) for result in results]
     pairs = zip(results, plain, strict=True)
-    even = [metrics.break_even_acceptance_length(result.rounds, other.rounds) for result, other in pairs]
+    even = [time_metrics.break_even_acceptance_length(result.rounds, other.rounds) for result, other in pairs]
     return {
-        "decode_tokens_per_second": metrics.median_over_repeats(rates),
-        "over_plain": ratios(rates, [metrics.decode_tokens_per_second(result.rounds) for result in plain]),
-        "acceptance_length": metrics.acceptance_length(results[0].requests, results[0].num_draft_tokens),
-        "break_even": metrics.median_over_repeats(even),
-        "round_ms": metrics.median_over_repeats(metrics.round_ms(result.rounds) for result in results),
+        "decode_tokens_per_second": averages.median_over_repeats(rates),
+        "over_plain": ratios(rates, [time_metrics.decode_tokens_per_second(result.rounds) for result in plain]),
+        "acceptance_length": acceptance_metrics.acceptance_length(results[0].requests, results[0].num_draft_tokens),
+        "break_even": averages.median_over_repeats(even),
+        "round_ms": averages.median_over_repeats(time_metrics.round_ms(result.rounds) for result in results),
     }
 
 

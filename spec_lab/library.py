@@ -24,7 +24,8 @@ from spec_lab.config import RunConfig
 from spec_lab.doctor.findings import Finding
 from spec_lab.errors import UserError, is_interruption
 from spec_lab.record.reading import read_all_request_rows
-from spec_lab.record.schema import RequestRow, Summary
+from spec_lab.record.row_schema import RequestRow
+from spec_lab.record.schema import Summary
 from spec_lab.report.run_table import format_run, speed_cells
 
 ONE_RUN_AT_A_TIME = threading.Lock()

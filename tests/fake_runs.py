@@ -11,20 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.core.origins import round_origins
-from spec_lab.core.types import (
-    FinishReason,
-    GenerationResult,
-    GraphCounts,
-    PrefillRecord,
-    RequestRecord,
-    RoundRecord,
-    RowCounts,
-)
+from spec_lab.core.results import GenerationResult, GraphCounts, PrefillRecord, RequestRecord, RoundRecord, RowCounts
+from spec_lab.core.types import FinishReason
+from spec_lab.record.measured import Divergence, Measured, RunInfo
 from spec_lab.record.provenance import Provenance
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.schema import Kernel, Summary
 from spec_lab.record.sinks import Sink
-from spec_lab.record.summary import Divergence, Measured, RunInfo, build_summary
+from spec_lab.record.summary import build_summary
 
 CHOICES = {"target": "pocket", "drafter": "eagle3", "acceptance": "strict", "prune": "catchup", "graph": "eager"}
 PROVENANCE = Provenance(

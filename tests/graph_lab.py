@@ -24,7 +24,8 @@ from spec_lab.assembly.models import engine_limits, load_models
 from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig, SyntheticConfig
 from spec_lab.config import AcceptanceConfig, AttentionConfig, GraphConfig, SamplingConfig
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
-from spec_lab.core.types import GenerationResult, Request, Sequence, Verification
+from spec_lab.core.results import GenerationResult
+from spec_lab.core.types import Request, Sequence, Verification
 from spec_lab.engine.capture import CapturedGraph
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.tape import TapeRecorder, poison

@@ -11,9 +11,10 @@ from pathlib import Path
 from types import ModuleType
 
 from spec_lab.config import RunConfig
+from spec_lab.record.measured import RunInfo
 from spec_lab.record.recorder import Recorder, utc_now
 from spec_lab.record.schema import Summary
-from spec_lab.record.summary import RunInfo, build_summary
+from spec_lab.record.summary import build_summary
 from tests.fake_runs import PLAIN, PROVENANCE, FakeEngine, measure
 
 STAGE_MS = {"verify": 2.4, "accept": 0.1, "catchup": 0.4, "recur": 0.7, "commit": 0.05}

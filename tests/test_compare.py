@@ -16,8 +16,8 @@ import pytest
 from spec_lab.cli.folder import close_sweep
 from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import STILL_RUNNING, write_status
+from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.runs import find_runs
-from spec_lab.record.schema import RequestRow
 from spec_lab.record.sinks import write_json
 from spec_lab.report.__main__ import main
 from spec_lab.report.bootstrap import bootstrap_acceptance_length, bootstrap_difference

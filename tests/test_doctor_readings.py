@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from spec_lab.assembly.heads import DrafterFactory, load_drafter
 from spec_lab.assembly.models import engine_limits, load_models
 from spec_lab.config import RunConfig
-from spec_lab.core.types import FinishReason, RequestRecord
+from spec_lab.core.results import RequestRecord
+from spec_lab.core.types import FinishReason
 from spec_lab.doctor.aspects import aspects_of
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Finding, Verdict, faults

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from spec_lab.record.measured import Divergence, RunInfo
 from spec_lab.record.recorder import write_status
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.record.schema import Status, Summary
-from spec_lab.record.summary import Divergence, RunInfo
 from spec_lab.report.__main__ import main
 from spec_lab.report.drafter_plot import acceptance_against_draft_tokens, predicted_against_measured
 from spec_lab.report.drafter_table import Cell, format_comparison, read_comparisons

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.kv_cache import NULL_PAGE
 from spec_lab.core.protocols import Drafter
-from spec_lab.core.types import FinishReason, GenerationResult, Request, VerifiedRound
+from spec_lab.core.results import GenerationResult
+from spec_lab.core.types import FinishReason, Request, VerifiedRound
 from spec_lab.drafters.history import TokenHistory
 from spec_lab.drafters.ngram import NgramDrafter
 from spec_lab.drafters.none import NoDrafter

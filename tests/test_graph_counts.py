@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
 from spec_lab.config import GraphConfig, RunConfig
-from spec_lab.core.types import RoundRecord, Verification
+from spec_lab.core.results import RoundRecord
+from spec_lab.core.types import Verification
 from spec_lab.engine import timing
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs.captured import CapturedMode

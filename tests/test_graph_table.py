@@ -10,10 +10,11 @@ import pytest
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
 from spec_lab.compatibility.run import refusals
-from spec_lab.core.types import GenerationResult, GraphCounts
+from spec_lab.core.results import GenerationResult, GraphCounts
+from spec_lab.record.measured import Measured
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import RoundWork
-from spec_lab.record.summary import Measured, build_summary
+from spec_lab.record.summary import build_summary
 from spec_lab.report.graph_table import (
     format_graph_comparison,
     read_graph_comparisons,

@@ -25,7 +25,8 @@ from spec_lab.assembly.models import engine_limits, load_models
 from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig
-from spec_lab.core.types import GenerationResult, Request
+from spec_lab.core.results import GenerationResult
+from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
 from spec_lab.models.checkpoint import decoder_tensor_shapes

@@ -12,7 +12,7 @@ from spec_lab.cli.dry_run import describe
 from spec_lab.cli.folder import folder_name
 from spec_lab.cli.labels import MAX_LENGTH, name_groups
 from spec_lab.cli.options import read_groups
-from spec_lab.record.summary import RunInfo
+from spec_lab.record.measured import RunInfo
 from tests.fake_runs import PROVENANCE
 
 OPTIONS = [

@@ -18,7 +18,8 @@ from spec_lab.assembly import registry
 from spec_lab.assembly.option import DrafterOption
 from spec_lab.assembly.rules import RejectionConfig
 from spec_lab.config import SamplingConfig
-from spec_lab.core.types import GenerationResult, Request
+from spec_lab.core.results import GenerationResult
+from spec_lab.core.types import Request
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.models.config import read_model_config

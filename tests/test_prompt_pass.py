@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from spec_lab.core.protocols import DrafterRequirements
+from spec_lab.core.results import RowCounts
 from spec_lab.core.types import (
     DraftStep,
     FeatureSpec,
     NormSide,
     PromptChunk,
     Request,
-    RowCounts,
     Sequence,
     TargetOutput,
     VerifiedRound,

@@ -16,12 +16,14 @@ from omegaconf import OmegaConf
 
 from spec_lab.errors import UserError
 from spec_lab.record import provenance, schema
+from spec_lab.record.measured import Divergence, Measured
 from spec_lab.record.provenance import collect_provenance, git_revision
 from spec_lab.record.reading import read_request_rows, read_round_rows, read_summary
 from spec_lab.record.recorder import Recorder, write_status
-from spec_lab.record.schema import RequestRow, RoundRow, Summary
+from spec_lab.record.row_schema import RequestRow, RoundRow
+from spec_lab.record.schema import Summary
 from spec_lab.record.sinks import FileSink, LineFile, write_json
-from spec_lab.record.summary import Divergence, Measured, build_summary
+from spec_lab.record.summary import build_summary
 from tests.fake_runs import MAIN, PLAIN, PROVENANCE, make_info, make_summary, measure, record_run
 
 ROOT = Path(__file__).parents[1]

@@ -17,6 +17,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from spec_lab.errors import UserError
+from spec_lab.record.measured import Divergence
 from spec_lab.record.progress import Progress
 from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import write_status
@@ -33,7 +34,6 @@ from spec_lab.record.runs import (
 )
 from spec_lab.record.schema import Ratio, Summary
 from spec_lab.record.sinks import write_json
-from spec_lab.record.summary import Divergence
 from spec_lab.record.verdict import is_noise
 from spec_lab.record.wording import number, with_range
 from spec_lab.report import plots

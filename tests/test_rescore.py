@@ -21,13 +21,15 @@ from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig
 from spec_lab.assembly.rules_loader import RuleContext, build_deterministic_rule
 from spec_lab.config import AcceptanceConfig
-from spec_lab.core.types import GenerationResult, Request
+from spec_lab.core.results import GenerationResult
+from spec_lab.core.types import Request
 from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
+from spec_lab.record.measured import Measured
 from spec_lab.record.recorder import Recorder, request_row
 from spec_lab.record.sinks import LineFile
-from spec_lab.record.summary import Measured, build_summary
+from spec_lab.record.summary import build_summary
 from spec_lab.rescore import trajectory, verify_rows
 from spec_lab.rescore.__main__ import main
 from spec_lab.rescore.judge import rescore

@@ -13,7 +13,8 @@ import pytest
 
 from spec_lab.assembly.rules import RejectionConfig
 from spec_lab.config import RunConfig, SamplingConfig
-from spec_lab.core.types import GenerationResult, Request
+from spec_lab.core.results import GenerationResult
+from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import runner
 from spec_lab.measure.profiling import STAGE_PREFIX, TRACE_FILE

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.core.results import GraphCounts
 from spec_lab.core.trees import copy_tensors
-from spec_lab.core.types import GraphCounts
 from spec_lab.engine.graphs.segment import Segment
 from spec_lab.engine.tape import TapeGraph, TapeRecorder
 from spec_lab.engine.timing import HostTimer

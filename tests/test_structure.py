@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.record.metrics import DEFINITIONS
+from spec_lab.record.definitions import DEFINITIONS
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from spec_lab.core.types import GenerationResult, GraphCounts
-from spec_lab.record import metrics
-from spec_lab.record.metrics import acceptance_length
+from spec_lab.core.results import GenerationResult, GraphCounts
+from spec_lab.record import answer_metrics
+from spec_lab.record.acceptance_metrics import acceptance_length
+from spec_lab.record.measured import Measured
 from spec_lab.record.recorder import Recorder, request_row
+from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.runs import find_runs
-from spec_lab.record.schema import RequestRow, Summary
-from spec_lab.record.summary import Measured, build_summary
+from spec_lab.record.schema import Summary
+from spec_lab.record.summary import build_summary
 from spec_lab.report.__main__ import main
 from spec_lab.report.known_options import describe_rule
 from spec_lab.report.study import bootstrap_acceptance_length, format_study, read_studies
@@ -269,23 +271,23 @@ def test_bootstrap_counts_rounds_cut_short_as_the_metric_does() -> None:
 
 def test_paired_interval_covers_and_keeps_a_width() -> None:
     """Agresti and Min (2005), adding half a pair to each of the four cells: 40 pairs, 8 lost, 2 gained."""
-    low, high = metrics.paired_difference_interval(8, 2, 40)
+    low, high = answer_metrics.paired_difference_interval(8, 2, 40)
     change, spread = -6 / 42, 1.959964 * (11 - 36 / 42) ** 0.5 / 42
     assert (low, high) == (pytest.approx(change - spread), pytest.approx(change + spread))
-    low, high = metrics.paired_difference_interval(0, 0, 40)
+    low, high = answer_metrics.paired_difference_interval(0, 0, 40)
     assert low == -high < 0
-    assert metrics.paired_difference_interval(2, 8, 40)[1] == pytest.approx(
-        -metrics.paired_difference_interval(8, 2, 40)[0]
+    assert answer_metrics.paired_difference_interval(2, 8, 40)[1] == pytest.approx(
+        -answer_metrics.paired_difference_interval(8, 2, 40)[0]
     )
-    assert metrics.paired_difference_interval(5, 0, 5)[0] >= -1
+    assert answer_metrics.paired_difference_interval(5, 0, 5)[0] >= -1
 
 
 def test_accuracy_change_counts_prompts_checked_in_both() -> None:
     ours = {"a": True, "b": False, "c": True, "d": None, "e": True}
-    change = metrics.accuracy_change(ours, {"a": True, "b": True, "c": False, "d": True}, over="plain")
+    change = answer_metrics.accuracy_change(ours, {"a": True, "b": True, "c": False, "d": True}, over="plain")
     assert change is not None
     assert (change["n"], change["lost"], change["gained"], change["difference"]) == (3, 1, 1, 0)
-    assert metrics.accuracy_change({"a": None}, {"a": True}, over="plain") is None
+    assert answer_metrics.accuracy_change({"a": None}, {"a": True}, over="plain") is None
 
 
 def test_table_has_a_line_a_point(sweep: Path) -> None:

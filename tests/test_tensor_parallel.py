@@ -12,7 +12,8 @@ from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.heads import load_drafter
 from spec_lab.assembly.models import engine_limits, load_models
 from spec_lab.config import RunConfig
-from spec_lab.core.types import GenerationResult, Request
+from spec_lab.core.results import GenerationResult
+from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
-from spec_lab.core.types import FinishReason, Request, RequestRecord, Sequence
+from spec_lab.core.results import RequestRecord
+from spec_lab.core.types import FinishReason, Request, Sequence
 from spec_lab.engine.engine import Engine
 from tests.fake_target import FakeTarget, ScriptedDrafter, make_fake_engine
 

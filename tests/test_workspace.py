@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import wandb
 
-from spec_lab.record.metrics import STAGES
 from spec_lab.record.scalars import scalar_paths
+from spec_lab.record.time_metrics import STAGES
 from spec_lab.record.wandb_sink import WandbSink
 from spec_lab.report.saved_plots import run_plots_of
 from spec_lab.workspace.__main__ import main

@@ -22,11 +22,11 @@ from spec_lab.compatibility.run import refusals, refuse
 from spec_lab.config import RunConfig
 from spec_lab.errors import Trouble, UserError, describe_error, is_interruption, is_out_of_memory
 from spec_lab.record.amend import amend_status
+from spec_lab.record.measured import RunInfo
 from spec_lab.record.provenance import collect_provenance
 from spec_lab.record.recorder import STILL_RUNNING, utc_now, write_status
 from spec_lab.record.schema import Status
 from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
-from spec_lab.record.summary import RunInfo
 
 LOADING = "it was killed while its models were loaded"
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

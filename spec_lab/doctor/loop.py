@@ -9,14 +9,15 @@ import torch
 from spec_lab.assembly.drafters.lookup import OracleDrafterConfig, RandomDrafterConfig
 from spec_lab.assembly.heads import load_drafter
 from spec_lab.config import DrafterConfig
-from spec_lab.core.types import Request, RequestRecord
+from spec_lab.core.results import RequestRecord
+from spec_lab.core.types import Request
 from spec_lab.doctor.evidence import MIN_ROUNDS, Evidence
 from spec_lab.doctor.findings import Finding, Verdict
 from spec_lab.doctor.rounds import rounds_of
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import Drafted
 from spec_lab.measure.audit import audit
-from spec_lab.record.metrics import acceptance_length
+from spec_lab.record.acceptance_metrics import acceptance_length
 
 # Uniform tokens agree once in a vocabulary; this much is nearly always more than chance.
 MAX_RANDOM_LENGTH = 1.15

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from spec_lab.core.types import RequestRecord, Verification
+from spec_lab.core.results import RequestRecord
+from spec_lab.core.types import Verification
 from spec_lab.doctor.subject import Subject
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.round import DecodeRound

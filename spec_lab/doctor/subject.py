@@ -17,7 +17,8 @@ from spec_lab.assembly.rules import StrictAcceptanceConfig
 from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig
-from spec_lab.core.types import Request, RequestRecord
+from spec_lab.core.results import RequestRecord
+from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.errors import UserError

@@ -10,15 +10,8 @@ import torch
 
 from spec_lab.core.origins import round_origins
 from spec_lab.core.protocols import PrunePolicy
-from spec_lab.core.types import (
-    GenerationResult,
-    PrefillRecord,
-    Request,
-    RequestRecord,
-    RoundRecord,
-    RowCounts,
-    Sequence,
-)
+from spec_lab.core.results import GenerationResult, PrefillRecord, RequestRecord, RoundRecord, RowCounts
+from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.prefill import PromptPass
 from spec_lab.engine.readback import PendingResult, read_later, read_now

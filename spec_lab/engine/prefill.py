@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from spec_lab.core.protocols import PrunePolicy
-from spec_lab.core.types import AttentionMetadata, PromptChunk, RowCounts, Sequence
+from spec_lab.core.results import RowCounts
+from spec_lab.core.types import AttentionMetadata, PromptChunk, Sequence
 from spec_lab.engine.round import Parts, collect_drafts
 
 

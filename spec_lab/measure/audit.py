@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from spec_lab.core.types import FinishReason, RequestRecord
+from spec_lab.core.results import RequestRecord
+from spec_lab.core.types import FinishReason
 from spec_lab.engine.teacher import GreedyChoice, TeacherForcing
-from spec_lab.record.summary import Divergence
+from spec_lab.record.measured import Divergence
 
 FLOAT32_TIE = 1e-4
 

@@ -20,17 +20,19 @@ from spec_lab.assembly.models import Limits, Models, engine_limits, load_models,
 from spec_lab.assembly.option import LoggerOption
 from spec_lab.assembly.workloads_loader import check_requests, longest_sequence, open_workload
 from spec_lab.config import PruneConfig, RunConfig
-from spec_lab.core.types import GenerationResult, GraphCounts, Request, RequestRecord
+from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
+from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.audit import audit
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
+from spec_lab.record.measured import Divergence, Measured, RunInfo
 from spec_lab.record.progress import Progress
 from spec_lab.record.provenance import Provenance, collect_provenance
 from spec_lab.record.recorder import Recorder, utc_now
 from spec_lab.record.schema import THIS_RUN, Summary
 from spec_lab.record.sinks import Sink
-from spec_lab.record.summary import Divergence, Measured, RunInfo, build_summary
+from spec_lab.record.summary import build_summary
 from spec_lab.report.run_table import format_run
 from spec_lab.rescore.trajectory import fitting, record_verify_rows
 from spec_lab.rescore.verify_rows import save_verify_rows

@@ -1,7 +1,7 @@
 """Reads JSON that somebody may have cut, edited or written with another version, and says in a line where it is wrong.
 
-A layout is a type: a TypedDict of `record.schema`, or what such a one is made of. Keys beyond the layout are let
-through, so that a record may hold more than this version reads.
+A layout is a type: a TypedDict of `record.schema` or `record.row_schema`, or what such a one is made of. Keys beyond
+the layout are let through, so that a record may hold more than this version reads.
 """
 
 from __future__ import annotations

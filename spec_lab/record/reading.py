@@ -13,14 +13,8 @@ from typing import Any, cast
 from spec_lab.core.origins import TokenOrigin
 from spec_lab.errors import UserError
 from spec_lab.record.layout import misfit, parse_json
-from spec_lab.record.schema import (
-    Outcome,
-    RelaxedSettings,
-    RequestRow,
-    RoundRow,
-    Settings,
-    Summary,
-)
+from spec_lab.record.row_schema import RequestRow, RoundRow
+from spec_lab.record.schema import Outcome, RelaxedSettings, Settings, Summary
 from spec_lab.record.sinks import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
 from spec_lab.record.versions import READABLE_VERSIONS, completed_version_1, upgraded_request, upgraded_summary
 

@@ -11,12 +11,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from spec_lab.errors import describe_error, is_interruption
-from spec_lab.record.schema import RequestDivergence, RequestRow, RoundRow, Rows, Status, Summary
+from spec_lab.record.measured import Divergence, Measured, RunInfo
+from spec_lab.record.row_schema import RequestDivergence, RequestRow, RoundRow
+from spec_lab.record.schema import Rows, Status, Summary
 from spec_lab.record.sinks import CONFIG_FILE, SUMMARY_FILE, FileSink, Sink, write_config, write_json
-from spec_lab.record.summary import Divergence, Measured, RunInfo, build_summary
+from spec_lab.record.summary import build_summary
 
 if TYPE_CHECKING:
-    from spec_lab.core.types import RequestRecord, RoundRecord
+    from spec_lab.core.results import RequestRecord, RoundRecord
 
 STILL_RUNNING = "it still runs, or was killed before its end"
 

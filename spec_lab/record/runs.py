@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from spec_lab.errors import UserError
-from spec_lab.record.metrics import STAGES
 from spec_lab.record.reading import read_request_rows, read_round_rows, read_summary
 from spec_lab.record.schema import THIS_RUN, Summary
 from spec_lab.record.sinks import SUMMARY_FILE
+from spec_lab.record.time_metrics import STAGES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from spec_lab.record.schema import RequestRow, RoundRow, Summary
+from spec_lab.record.row_schema import RequestRow, RoundRow
+from spec_lab.record.schema import Summary
 
 SUMMARY_FILE = "summary.json"
 CONFIG_FILE = "config.yaml"

@@ -7,17 +7,15 @@ from the first repeat: greedy runs repeat exactly, and `repeats_identical` says 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from spec_lab.record import metrics
-from spec_lab.record.provenance import Provenance
+from spec_lab.record import acceptance_metrics, answer_metrics, averages, definitions, time_metrics
+from spec_lab.record.measured import Divergence, Measured, RunInfo
 from spec_lab.record.schema import (
     SCHEMA_VERSION,
     Comparison,
     DivergenceCounts,
-    DivergenceKind,
     Graph,
     Kernel,
     LatencyMs,
@@ -34,75 +32,12 @@ from spec_lab.record.schema import (
 from spec_lab.record.verdict import verdict
 
 if TYPE_CHECKING:
-    from spec_lab.core.types import GenerationResult, RequestRecord, RoundRecord
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """The facts that are known of a run before it starts.
-
-    Attributes:
-        name: the user's name for it.
-        choices: what each group is called, an option such as `{"prune": "catchup"}`, or knobs that differ from every
-            option, such as `{"sampling": "temperature0.7"}` (`spec_lab.cli.labels`).
-        config: the resolved config, plain values only, paths as the user gave them.
-        started_at: UTC, ISO 8601, to the microsecond.
-    """
-
-    name: str
-    choices: dict[str, str]
-    config: dict[str, Any]
-    provenance: Provenance
-    started_at: str
+    from spec_lab.core.results import GenerationResult, RequestRecord
 
 
 NOT_PROFILED = RoundWork(
     launches_per_round=None, replays_per_round=None, host_syncs_per_round=None, gpu_busy_ms_per_round=None
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One configuration: a result per timed repeat, and what was found of the outputs of the first, by request id.
-
-    Attributes:
-        correct: whether the answer was right; None for one that was not checked.
-        num_thinking_tokens: output tokens inside thinking; None where the tokenizer has no markers.
-    """
-
-    repeats: Sequence[GenerationResult] = ()
-    correct: Mapping[str, bool | None] = field(default_factory=dict)
-    num_thinking_tokens: Mapping[str, int] | None = None
-
-    @property
-    def requests(self) -> list[RequestRecord]:
-        """The requests of the first repeat, from which everything untimed is counted."""
-        return self.repeats[0].requests if self.repeats else []
-
-    @property
-    def rounds(self) -> list[RoundRecord]:
-        """The rounds of the first repeat."""
-        return self.repeats[0].rounds if self.repeats else []
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return self.repeats[0].num_draft_tokens if self.repeats else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first token of a request that differs from plain decoding.
-
-    Attributes:
-        index: its index into `output_ids`; the length of the shorter output where one is a prefix of the other.
-        margin: plain decoding's own top-2 logit difference there, None where it was not computed.
-        kind: `near_tie`, `bug`, or `lossy` under a rule that may differ.
-    """
-
-    request_id: str
-    index: int
-    margin: float | None
-    kind: DivergenceKind
 
 
 def build_summary(
@@ -149,18 +84,18 @@ def build_summary(
         **_outcome(main, main.requests, diverged),
         "acceptance_imposed": acceptance_imposed,
         "acceptance_lossless": acceptance_lossless,
-        "accepted_histogram": metrics.accepted_histogram(main.requests, num_draft_tokens),
-        "emitted_histogram": metrics.emitted_histogram(main.requests, num_draft_tokens),
+        "accepted_histogram": acceptance_metrics.accepted_histogram(main.requests, num_draft_tokens),
+        "emitted_histogram": acceptance_metrics.emitted_histogram(main.requests, num_draft_tokens),
         "verify_calls": len(first.rounds) if first else 0,
         **speed,
         **_comparison(main, references),
         "latency_ms": _latency_ms(main.repeats),
         **work,
-        "gpu_idle_share": metrics.gpu_idle_share(work["gpu_busy_ms_per_round"], speed["round_ms"]),
+        "gpu_idle_share": time_metrics.gpu_idle_share(work["gpu_busy_ms_per_round"], speed["round_ms"]),
         "kernels": list(kernels),
         "by_category": _by_category(main, diverged),
         "divergence": None if divergences is None else _count_divergences(len(main.requests), divergences),
-        "definitions": metrics.DEFINITIONS,
+        "definitions": definitions.DEFINITIONS,
     }
     summary["verdict"] = verdict(summary)
     return summary
@@ -189,44 +124,50 @@ def _outcome(measured: Measured, requests: Sequence[RequestRecord], diverged: Co
     num_draft_tokens, correct = measured.num_draft_tokens, measured.correct
     return Outcome(
         num_requests=len(requests),
-        rounds=metrics.num_request_rounds(requests),
-        emitted_tokens=metrics.num_emitted_tokens(requests),
-        output_tokens=metrics.num_output_tokens(requests),
-        acceptance_length=metrics.acceptance_length(requests, num_draft_tokens) if num_draft_tokens else None,
-        acceptance_length_all=metrics.acceptance_length_all(requests) if num_draft_tokens else None,
-        acceptance_rate_by_position=metrics.acceptance_rate_by_position(requests, num_draft_tokens),
-        accuracy=metrics.accuracy(correct.get(request.request_id) for request in requests),
-        relaxed=metrics.relaxed_hits(requests, measured.rounds),
-        thinking=metrics.thinking(requests, measured.num_thinking_tokens),
-        equal_to_plain=metrics.equal_share(requests, diverged),
+        rounds=acceptance_metrics.num_request_rounds(requests),
+        emitted_tokens=acceptance_metrics.num_emitted_tokens(requests),
+        output_tokens=acceptance_metrics.num_output_tokens(requests),
+        acceptance_length=acceptance_metrics.acceptance_length(requests, num_draft_tokens)
+        if num_draft_tokens
+        else None,
+        acceptance_length_all=acceptance_metrics.acceptance_length_all(requests) if num_draft_tokens else None,
+        acceptance_rate_by_position=acceptance_metrics.acceptance_rate_by_position(requests, num_draft_tokens),
+        accuracy=answer_metrics.accuracy(correct.get(request.request_id) for request in requests),
+        relaxed=acceptance_metrics.relaxed_hits(requests, measured.rounds),
+        thinking=answer_metrics.thinking(requests, measured.num_thinking_tokens),
+        equal_to_plain=answer_metrics.equal_share(requests, diverged),
     )
 
 
 def _speed(repeats: Sequence[GenerationResult]) -> Speed:
-    over_repeats = metrics.median_over_repeats
+    over_repeats = averages.median_over_repeats
     first = repeats[0] if repeats else None
     return Speed(
-        decode_tokens_per_second=over_repeats(metrics.decode_tokens_per_second(result.rounds) for result in repeats),
-        end_to_end_tokens_per_second=over_repeats(metrics.end_to_end_tokens_per_second(result) for result in repeats),
+        decode_tokens_per_second=over_repeats(
+            time_metrics.decode_tokens_per_second(result.rounds) for result in repeats
+        ),
+        end_to_end_tokens_per_second=over_repeats(
+            time_metrics.end_to_end_tokens_per_second(result) for result in repeats
+        ),
         repeats=[_repeat(result) for result in repeats],
         repeats_identical=_repeats_identical(repeats),
-        round_ms=over_repeats(metrics.round_ms(result.rounds) for result in repeats),
-        launch_ms=over_repeats(metrics.launch_ms(result.rounds) for result in repeats),
+        round_ms=over_repeats(time_metrics.round_ms(result.rounds) for result in repeats),
+        launch_ms=over_repeats(time_metrics.launch_ms(result.rounds) for result in repeats),
         stage_ms_per_round={
-            stage: over_repeats(metrics.stage_ms(result.rounds, stage) for result in repeats)
-            for stage in metrics.STAGES
+            stage: over_repeats(time_metrics.stage_ms(result.rounds, stage) for result in repeats)
+            for stage in time_metrics.STAGES
         },
-        prefill_ms_per_request=over_repeats(metrics.prefill_ms_per_request(result.prefills) for result in repeats),
-        rows=metrics.rows(first.rounds, first.prefills) if first else metrics.rows([], []),
+        prefill_ms_per_request=over_repeats(time_metrics.prefill_ms_per_request(result.prefills) for result in repeats),
+        rows=acceptance_metrics.rows(first.rounds, first.prefills) if first else acceptance_metrics.rows([], []),
         graph=_graph(repeats),
     )
 
 
 def _repeat(result: GenerationResult) -> Repeat:
     return Repeat(
-        decode_tokens_per_second=metrics.decode_tokens_per_second(result.rounds),
-        end_to_end_tokens_per_second=metrics.end_to_end_tokens_per_second(result),
-        round_ms=metrics.round_ms(result.rounds),
+        decode_tokens_per_second=time_metrics.decode_tokens_per_second(result.rounds),
+        end_to_end_tokens_per_second=time_metrics.end_to_end_tokens_per_second(result),
+        round_ms=time_metrics.round_ms(result.rounds),
         seconds=result.seconds,
     )
 
@@ -259,7 +200,7 @@ def _comparison(main: Measured, references: Mapping[str, Measured]) -> Compariso
         speedup=_ratio_over("plain", main, references),
         pruning_speedup=_ratio_over("unpruned", main, references),
         break_even_acceptance_length=_break_even(main, references),
-        accuracy_change=metrics.accuracy_change(main.correct, references["plain"].correct, over="plain")
+        accuracy_change=answer_metrics.accuracy_change(main.correct, references["plain"].correct, over="plain")
         if "plain" in references
         else None,
     )
@@ -273,10 +214,10 @@ def _ratio_over(name: str, main: Measured, references: Mapping[str, Measured]) -
     if name not in references:
         return None
     rates, others = (
-        [metrics.decode_tokens_per_second(result.rounds) for result in measured.repeats]
+        [time_metrics.decode_tokens_per_second(result.rounds) for result in measured.repeats]
         for measured in (main, references[name])
     )
-    return metrics.paired_ratio(rates, others, over=name)
+    return time_metrics.paired_ratio(rates, others, over=name)
 
 
 def _break_even(main: Measured, references: Mapping[str, Measured]) -> float | None:
@@ -284,18 +225,18 @@ def _break_even(main: Measured, references: Mapping[str, Measured]) -> float | N
     if "plain" not in references or not any(result.num_draft_tokens for result in main.repeats):
         return None
     pairs = zip(main.repeats, references["plain"].repeats, strict=True)
-    return metrics.median_over_repeats(
-        metrics.break_even_acceptance_length(result.rounds, plain.rounds) for result, plain in pairs
+    return averages.median_over_repeats(
+        time_metrics.break_even_acceptance_length(result.rounds, plain.rounds) for result, plain in pairs
     )
 
 
 def _latency_ms(repeats: Sequence[GenerationResult]) -> LatencyMs:
     requests = [request for result in repeats for request in result.requests]
     return LatencyMs(
-        ttft=metrics.latency(metrics.time_to_first_token_ms(requests)),
-        tpot=metrics.latency(metrics.time_per_output_token_ms(requests)),
-        itl=metrics.latency(metrics.inter_token_latency_ms(requests)),
-        e2e=metrics.latency(metrics.end_to_end_latency_ms(requests)),
+        ttft=time_metrics.latency(time_metrics.time_to_first_token_ms(requests)),
+        tpot=time_metrics.latency(time_metrics.time_per_output_token_ms(requests)),
+        itl=time_metrics.latency(time_metrics.inter_token_latency_ms(requests)),
+        e2e=time_metrics.latency(time_metrics.end_to_end_latency_ms(requests)),
     )
 
 

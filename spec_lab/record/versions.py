@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
-from spec_lab.record.schema import SCHEMA_VERSION, RequestRow, Speed, Summary
+from spec_lab.record.row_schema import RequestRow
+from spec_lab.record.schema import SCHEMA_VERSION, Speed, Summary
 
 READABLE_VERSIONS = (1, 2, 3, SCHEMA_VERSION)
 SINCE_JUDGED_ROUNDS = 3

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.errors import UserError
+from spec_lab.record.row_schema import RequestRow, RoundRow
 from spec_lab.record.scalars import scalars
-from spec_lab.record.schema import RequestRow, RoundRow, Summary
+from spec_lab.record.schema import Summary
 from spec_lab.record.wandb_content import (
     KERNEL_COLUMNS,
     REQUEST_COLUMNS,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.record.draft_counts import DraftCounts
-from spec_lab.record.schema import RequestRow
+from spec_lab.record.row_schema import RequestRow
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spec_lab.record.metrics import paired_ratio
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Ratio, Summary
+from spec_lab.record.time_metrics import paired_ratio
 from spec_lab.record.wording import ABSENT, number, with_range
 from spec_lab.report.table import format_table, paragraph, table_width, text_width
 

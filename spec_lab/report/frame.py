@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from spec_lab.record.metrics import STAGES, paired_ratio
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.record.schema import THIS_RUN, Outcome, Ratio, Speed, Summary
+from spec_lab.record.time_metrics import STAGES, paired_ratio
 from spec_lab.report.prompts import prompts_id
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from spec_lab.errors import UserError
 from spec_lab.record.reading import read_all_request_rows
-from spec_lab.record.schema import Ratio, RequestRow, Summary
+from spec_lab.record.row_schema import RequestRow
+from spec_lab.record.schema import Ratio, Summary
 from spec_lab.record.verdict import JUDGED_REPEATS, is_noise
 from spec_lab.record.wording import ABSENT, number, with_range
 from spec_lab.report.bootstrap import NUM_RESAMPLES, SEED, Interval, bootstrap_acceptance_length, bootstrap_difference

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.record.metrics import STAGES
 from spec_lab.record.runs import load_categories, load_configurations, load_positions
 from spec_lab.record.schema import Summary
+from spec_lab.record.time_metrics import STAGES
 
 if TYPE_CHECKING:
     import pandas as pd

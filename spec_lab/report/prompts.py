@@ -8,8 +8,8 @@ from hashlib import sha256
 
 from spec_lab.errors import UserError
 from spec_lab.record.reading import read_all_request_rows
+from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import RequestRow
 
 
 def prompts_id(run: Run) -> str | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
-from spec_lab.record.metrics import DEFINITIONS, STAGES, paired_ratio
+from spec_lab.record.definitions import DEFINITIONS
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import THIS_RUN, Accuracy, Outcome, Ratio, Speed, Summary
+from spec_lab.record.time_metrics import STAGES, paired_ratio
 from spec_lab.record.versions import old_definition
 from spec_lab.record.wording import ABSENT, number, percent, with_range
 from spec_lab.report.known_options import describe_rule

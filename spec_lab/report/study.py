@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spec_lab.errors import UserError
-from spec_lab.record.metrics import accuracy_change
+from spec_lab.record.answer_metrics import accuracy_change
 from spec_lab.record.reading import read_all_request_rows
+from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import Accuracy, AccuracyChange, RequestRow
+from spec_lab.record.schema import Accuracy, AccuracyChange
 from spec_lab.record.wording import ABSENT, number, percent, with_range
 from spec_lab.report.bootstrap import Interval, bootstrap_acceptance_length
 from spec_lab.report.known_options import STRICT, describe_rule

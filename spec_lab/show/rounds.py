@@ -10,7 +10,7 @@ from pathlib import Path
 from spec_lab.core.origins import TokenOrigin
 from spec_lab.errors import UserError
 from spec_lab.record.reading import read_request_rows, read_summary
-from spec_lab.record.schema import RequestRow
+from spec_lab.record.row_schema import RequestRow
 
 
 @dataclass(frozen=True, slots=True)

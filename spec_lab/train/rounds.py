@@ -26,7 +26,7 @@ class RoundCounts:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Counts as `spec_lab.record.metrics.acceptance_length`; None where too little was judged to know."""
+        """Counts as `spec_lab.record.acceptance_metrics`; None where too little was judged to know."""
         return self.drafts.acceptance_length
 
     @property

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from spec_lab.errors import UserError
-from spec_lab.record.metrics import STAGES
+from spec_lab.record.time_metrics import STAGES
 
 INSTALL = "pip install -c constraints.txt -e '.[workspace]'"
 PINNED = (

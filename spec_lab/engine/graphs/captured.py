@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from spec_lab.core.types import GraphCounts, Verification
+from spec_lab.core.results import GraphCounts
+from spec_lab.core.types import Verification
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.graphs.segment import Segment
 from spec_lab.engine.round import DecodeRound

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from spec_lab.core.types import GraphCounts, Verification
+from spec_lab.core.results import GraphCounts
+from spec_lab.core.types import Verification
 from spec_lab.engine.round import DecodeRound
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from spec_lab.core.types import GraphCounts, Verification
+from spec_lab.core.results import GraphCounts
+from spec_lab.core.types import Verification
 from spec_lab.engine.round import DecodeRound
 
 

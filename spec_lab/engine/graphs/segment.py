@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from spec_lab.core.results import GraphCounts
 from spec_lab.core.trees import copy_tensors, map_tensors
-from spec_lab.core.types import GraphCounts
 from spec_lab.engine.capture import CapturedGraph, GraphRecorder
 from spec_lab.engine.round import Parts
 

@@ -1,0 +1,120 @@
+"""The results of a pass over a workload: plain Python values only, as recorders and tables read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spec_lab.core.types import FinishReason
+
+
+@dataclass(slots=True)
+class RowCounts:
+    """Rows that went on past the KV write, counted on the host.
+
+    Attributes:
+        catchup_computed: rows the passes of the drafter's catch-up step carried past the KV write.
+        catchup_live: rows of these passes whose output anybody reads (one an active request and pass).
+        prefill_hidden: prompt rows for which the target handed features to the drafter.
+        prefill_logits: prompt rows for which the target computed logits.
+    """
+
+    catchup_computed: int = 0
+    catchup_live: int = 0
+    prefill_hidden: int = 0
+    prefill_logits: int = 0
+
+    def add(self, other: RowCounts) -> None:
+        self.catchup_computed += other.catchup_computed
+        self.catchup_live += other.catchup_live
+        self.prefill_hidden += other.prefill_hidden
+        self.prefill_logits += other.prefill_logits
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """One round as the sinks see it; lists have an entry a request.
+
+    Attributes:
+        stage_seconds: a key for each stage that could be told apart.
+        num_surplus: requests in the round that the round before had ended; they have no entry in the lists.
+        launch_seconds: from the start of the round until the host had launched all of it, before it waits for results.
+        relaxed: drafts accepted only because the rule relaxed; None for rules that never do.
+    """
+
+    index: int
+    request_ids: list[str]
+    accepted: list[int]
+    emitted: list[int]
+    truncated: list[bool]
+    seconds: float
+    stage_seconds: dict[str, float]
+    rows: RowCounts
+    relaxed: list[int] | None = None
+    launch_seconds: float | None = None
+    num_surplus: int = 0
+
+
+@dataclass(slots=True)
+class PrefillRecord:
+    """The prompt pass of one request: all its chunks, the first sampled token and the first drafts."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_chunks: int
+    seconds: float
+    rows: RowCounts
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One finished request. Times in seconds, relative to the start of the generation call.
+
+    Attributes:
+        accepted_per_round: draft tokens the rule accepted, before any cut by EOS or a limit.
+        judged_per_round: tokens the rule emitted up to and including EOS, before any cut by a limit.
+        emitted_per_round: tokens really emitted; the prefill's token is not in it.
+        token_origins: a letter of `core.origins` for each of `output_ids`.
+        truncated: the last round was cut by EOS or the length limit.
+        emitted_at: time of the prefill token, then of each round's tokens.
+    """
+
+    request_id: str
+    category: str
+    prompt_ids: list[int]
+    output_ids: list[int]
+    token_origins: str
+    answer: str | None
+    accepted_per_round: list[int]
+    judged_per_round: list[int]
+    emitted_per_round: list[int]
+    truncated: bool
+    finish_reason: FinishReason
+    max_new_tokens: int
+    admitted_at: float
+    emitted_at: list[float]
+
+
+@dataclass(slots=True)
+class GraphCounts:
+    """Counts how often an engine's graph mode captured, replayed, and fell back to eager, since the engine was made.
+
+    `nodes`: of the last captured graph of each segment; None where the device does not tell.
+    """
+
+    mode: str = "eager"
+    captures: int = 0
+    replays: int = 0
+    fallbacks: int = 0
+    nodes: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class GenerationResult:
+    """Everything one pass over a workload produced."""
+
+    requests: list[RequestRecord]
+    rounds: list[RoundRecord]
+    prefills: list[PrefillRecord]
+    graph: GraphCounts
+    num_draft_tokens: int
+    seconds: float

@@ -1,0 +1,117 @@
+"""Counts tokens, drafts and rows: what was accepted, and what was computed for it.
+
+Two words matter here. A *round* is one target verify, which serves several requests at once. A *request round* is the
+part one request has in it. Everything about acceptance counts request rounds; everything about time counts rounds.
+The first paragraph of a docstring is the definition of the number (`spec_lab.record.definitions`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from spec_lab.record.averages import ratio
+from spec_lab.record.draft_counts import DraftCounts
+from spec_lab.record.schema import PositionRates, Relaxed, Rows
+
+if TYPE_CHECKING:
+    from spec_lab.core.results import PrefillRecord, RequestRecord, RoundRecord
+
+
+def num_request_rounds(requests: Iterable[RequestRecord]) -> int:
+    """Request rounds: how many times a request took part in a target verify; those cut short count."""
+    return sum(len(request.emitted_per_round) for request in requests)
+
+
+def num_emitted_tokens(requests: Iterable[RequestRecord]) -> int:
+    """Tokens emitted in rounds, after any cut by EOS or a limit; the token sampled by the prompt pass is not one."""
+    return sum(sum(request.emitted_per_round) for request in requests)
+
+
+def num_output_tokens(requests: Iterable[RequestRecord]) -> int:
+    """All tokens given to the user, the one sampled by the prompt pass included."""
+    return sum(len(request.output_ids) for request in requests)
+
+
+def acceptance_length(requests: Iterable[RequestRecord], num_draft_tokens: int) -> float | None:
+    """Tokens a request round would go on to emit in a text that does not end: 1 + the sum of the unconditional
+    acceptance rates, pooled over requests. A round cut by a limit counts as it was judged, before the cut. Drafts
+    behind an end of sequence do not count, neither as accepted nor as rejected: there is no text to judge them by.
+    Where no round was cut by an end of sequence this is judged tokens / request rounds. vLLM's mean acceptance length,
+    1 + accepted drafts / rounds, also counts the drafts behind an end of sequence, nearly all of them rejected, and so
+    is lower; it is 1 + the mean of `accepted_histogram`. The prompt pass's token is in neither.
+
+    Why: `spec_lab/record/draft_counts.py`. Leaving out the rounds cut short, as schema versions 1 and 2 did, is biased
+    low, since the long rounds are the ones that get cut. Dividing all output tokens by verifies, as other tools do,
+    counts the prompt pass's token as well.
+    """
+    return draft_counts(requests, num_draft_tokens).acceptance_length
+
+
+def acceptance_length_all(requests: Sequence[RequestRecord]) -> float | None:
+    """Really emitted tokens / request rounds, pooled: rounds cut short count as they were cut. What speed rests on."""
+    return ratio(num_emitted_tokens(requests), num_request_rounds(requests))
+
+
+def acceptance_rate_by_position(requests: Iterable[RequestRecord], num_draft_tokens: int) -> PositionRates:
+    """Share of draft tokens accepted at each draft position. Drafts behind an end of sequence do not count.
+
+    `conditional` is over the drafts that reached the position, every earlier draft of the round being accepted; their
+    number is `reached`. `unconditional` is the product of the conditional ones up to the position, the share of all
+    rounds, so that 1 + its sum is `acceptance_length`.
+    """
+    counts = draft_counts(requests, num_draft_tokens)
+    return PositionRates(
+        unconditional=counts.unconditional, conditional=counts.conditional, reached=list(counts.reached)
+    )
+
+
+def draft_counts(requests: Iterable[RequestRecord], num_draft_tokens: int) -> DraftCounts:
+    """Drafts reached and accepted at each position, pooled over requests."""
+    rounds = (
+        pair for request in requests for pair in zip(request.accepted_per_round, request.judged_per_round, strict=True)
+    )
+    return DraftCounts.of(rounds, num_draft_tokens)
+
+
+def accepted_histogram(requests: Iterable[RequestRecord], num_draft_tokens: int) -> list[int]:
+    """Request rounds by number of accepted draft tokens (index 0 to K), before any cut."""
+    counts = Counter(m for request in requests for m in request.accepted_per_round)
+    return [counts[m] for m in range(num_draft_tokens + 1)]
+
+
+def emitted_histogram(requests: Iterable[RequestRecord], num_draft_tokens: int) -> list[int]:
+    """Request rounds by number of emitted tokens (index 0 to K + 1), after any cut."""
+    counts = Counter(n for request in requests for n in request.emitted_per_round)
+    return [counts[n] for n in range(num_draft_tokens + 2)]
+
+
+def rows(rounds: Iterable[RoundRecord], prefills: Iterable[PrefillRecord]) -> Rows:
+    """Rows that went on past the KV write in one pass over the workload."""
+    total = Rows(catchup_computed=0, catchup_live=0, prefill_hidden=0, prefill_logits=0)
+    for counts in [*(record.rows for record in rounds), *(record.rows for record in prefills)]:
+        total["catchup_computed"] += counts.catchup_computed
+        total["catchup_live"] += counts.catchup_live
+        total["prefill_hidden"] += counts.prefill_hidden
+        total["prefill_logits"] += counts.prefill_logits
+    return total
+
+
+def relaxed_hits(requests: Collection[RequestRecord], rounds: Iterable[RoundRecord]) -> Relaxed | None:
+    """Accepted drafts that were not the target's argmax, before any cut; null for a rule that never relaxes.
+
+    Per 1000 tokens: of those emitted in rounds.
+    """
+    ids = {request.request_id for request in requests}
+    hits = [
+        count
+        for record in rounds
+        if record.relaxed is not None
+        for request_id, count in zip(record.request_ids, record.relaxed, strict=True)
+        if request_id in ids
+    ]
+    if not hits:
+        return None
+    rate = ratio(1000 * sum(hits), num_emitted_tokens(requests))
+    return Relaxed(hits=sum(hits), per_1000_tokens=rate)

@@ -1,0 +1,121 @@
+"""The definition of every number a run reports, from the functions that compute it. Each run records all of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from spec_lab.record.acceptance_metrics import (
+    acceptance_length,
+    acceptance_length_all,
+    acceptance_rate_by_position,
+    accepted_histogram,
+    emitted_histogram,
+    num_emitted_tokens,
+    num_output_tokens,
+    num_request_rounds,
+    relaxed_hits,
+    rows,
+)
+from spec_lab.record.answer_metrics import accuracy, accuracy_change, equal_share, thinking
+from spec_lab.record.time_metrics import (
+    break_even_acceptance_length,
+    decode_tokens_per_second,
+    end_to_end_latency_ms,
+    end_to_end_tokens_per_second,
+    gpu_idle_share,
+    inter_token_latency_ms,
+    latency,
+    launch_ms,
+    paired_ratio,
+    prefill_ms_per_request,
+    round_ms,
+    stage_ms,
+    time_per_output_token_ms,
+    time_to_first_token_ms,
+)
+
+
+def _first_paragraph(function: Callable[..., object]) -> str:
+    return " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
+
+
+DEFINITIONS: dict[str, str] = {
+    "acceptance_length": _first_paragraph(acceptance_length),
+    "acceptance_length_all": _first_paragraph(acceptance_length_all),
+    "acceptance_rate_by_position": _first_paragraph(acceptance_rate_by_position),
+    "acceptance_rate_by_position.unconditional": (
+        "Share of all rounds, the product of the conditional rates up to the position; 1 + their sum is "
+        "acceptance_length."
+    ),
+    "acceptance_rate_by_position.conditional": "Over the drafts that reached the position.",
+    "acceptance_rate_by_position.reached": (
+        "Drafts that reached the position: every earlier one was accepted, and none was an end of sequence."
+    ),
+    "accepted_histogram": _first_paragraph(accepted_histogram),
+    "emitted_histogram": _first_paragraph(emitted_histogram),
+    "num_draft_tokens": "K: draft tokens verified in a round.",
+    "num_requests": "Requests of the workload.",
+    "rounds": _first_paragraph(num_request_rounds),
+    "verify_calls": (
+        "Rounds: target verifies, each of which serves a batch of requests; surplus rounds count. A surplus round was "
+        "launched, under graph.overlap, before the host knew that the round before had ended all its requests: it "
+        "emits nothing, and its time and its rows count."
+    ),
+    "emitted_tokens": _first_paragraph(num_emitted_tokens),
+    "output_tokens": _first_paragraph(num_output_tokens),
+    "decode_tokens_per_second": _first_paragraph(decode_tokens_per_second),
+    "end_to_end_tokens_per_second": _first_paragraph(end_to_end_tokens_per_second),
+    "speedup": _first_paragraph(paired_ratio),
+    "pruning_speedup": "The same over the reference without pruning: what pruning saved.",
+    "break_even_acceptance_length": _first_paragraph(break_even_acceptance_length),
+    "round_ms": _first_paragraph(round_ms),
+    "launch_ms": _first_paragraph(launch_ms),
+    "stage_ms_per_round": _first_paragraph(stage_ms),
+    "stage_ms_per_round.commit": "The device's bookkeeping; the host's reading is readback.",
+    "stage_ms_per_round.readback": "The tokens and counts packed into one tensor and read by the host.",
+    "prefill_ms_per_request": _first_paragraph(prefill_ms_per_request),
+    "latency_ms": _first_paragraph(latency),
+    "latency_ms.ttft": _first_paragraph(time_to_first_token_ms),
+    "latency_ms.tpot": _first_paragraph(time_per_output_token_ms),
+    "latency_ms.itl": _first_paragraph(inter_token_latency_ms),
+    "latency_ms.e2e": _first_paragraph(end_to_end_latency_ms),
+    "rows": _first_paragraph(rows),
+    "rows.catchup_computed": (
+        "Rows the passes of the drafter's catch-up step carried past the KV write, padded and surplus rows included; "
+        "mtp_vanilla has a pass for each draft, the others one."
+    ),
+    "rows.catchup_live": "Rows of these passes whose output anybody reads: one an active request and pass.",
+    "rows.prefill_hidden": "Prompt rows for which the target handed features to the drafter.",
+    "rows.prefill_logits": "Prompt rows for which the target computed logits.",
+    "graph": "Captures, replays and fallbacks to eager since the engine was made, warm-up included.",
+    "graph.nodes": "Kernels, copies and fills of each segment's graph, on a CPU operators; of the last one captured.",
+    "launches_per_round": (
+        "Device work the host submits in a round: kernels, copies, fills and graph launches of the profiled rounds; on "
+        "a CPU operators called from Python that compute or write, and replays."
+    ),
+    "replays_per_round": "Graph replays a round, in the same rounds.",
+    "host_syncs_per_round": (
+        "Calls in which the host waits for the GPU (stream, event, device, blocking copy), in the same rounds; on a "
+        "CPU reads of a tensor's value, where it would wait."
+    ),
+    "gpu_busy_ms_per_round": "Time in which the GPU runs at least one kernel, copy or fill, in the same rounds.",
+    "gpu_idle_share": _first_paragraph(gpu_idle_share),
+    "kernels": "Calls and device time of each kernel a round, profiled outside the timed part.",
+    "accuracy": _first_paragraph(accuracy),
+    "accuracy_change": _first_paragraph(accuracy_change),
+    "relaxed": _first_paragraph(relaxed_hits),
+    "relaxed.per_1000_tokens": "Of the tokens emitted in rounds.",
+    "thinking": _first_paragraph(thinking),
+    "equal_to_plain": _first_paragraph(equal_share),
+    "divergence": "Requests compared with plain decoding token by token, and how many differ.",
+    "divergence.near_ties": "First different where plain decoding's two best logits are closer than the tolerance.",
+    "divergence.bugs": "First different where they are not, under a rule that must be lossless.",
+    "divergence.lossy": "Differ under a rule that may.",
+    "divergence.median_index": "Median index of the first token that differs, over the requests that do.",
+    "divergence.median_margin": "Median of plain decoding's own top-2 logit difference there.",
+    "seconds": "Wall time: in a repeat the timed pass, at the top the whole run.",
+    "num_threads": "Threads torch used on the CPU.",
+    "schema_version": "Version of this record's layout.",
+}
+"""This says what each number of `summary.json` means, by its key; a longer key is the more exact one."""

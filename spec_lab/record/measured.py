@@ -1,0 +1,78 @@
+"""Everything that a record is built from: the run, its timed passes, and its divergences from plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.record.provenance import Provenance
+from spec_lab.record.schema import (
+    DivergenceKind,
+)
+
+if TYPE_CHECKING:
+    from spec_lab.core.results import GenerationResult, RequestRecord, RoundRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """The facts that are known of a run before it starts.
+
+    Attributes:
+        name: the user's name for it.
+        choices: what each group is called, an option such as `{"prune": "catchup"}`, or knobs that differ from every
+            option, such as `{"sampling": "temperature0.7"}` (`spec_lab.cli.labels`).
+        config: the resolved config, plain values only, paths as the user gave them.
+        started_at: UTC, ISO 8601, to the microsecond.
+    """
+
+    name: str
+    choices: dict[str, str]
+    config: dict[str, Any]
+    provenance: Provenance
+    started_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One configuration: a result per timed repeat, and what was found of the outputs of the first, by request id.
+
+    Attributes:
+        correct: whether the answer was right; None for one that was not checked.
+        num_thinking_tokens: output tokens inside thinking; None where the tokenizer has no markers.
+    """
+
+    repeats: Sequence[GenerationResult] = ()
+    correct: Mapping[str, bool | None] = field(default_factory=dict)
+    num_thinking_tokens: Mapping[str, int] | None = None
+
+    @property
+    def requests(self) -> list[RequestRecord]:
+        """The requests of the first repeat, from which everything untimed is counted."""
+        return self.repeats[0].requests if self.repeats else []
+
+    @property
+    def rounds(self) -> list[RoundRecord]:
+        """The rounds of the first repeat."""
+        return self.repeats[0].rounds if self.repeats else []
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.repeats[0].num_draft_tokens if self.repeats else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first token of a request that differs from plain decoding.
+
+    Attributes:
+        index: its index into `output_ids`; the length of the shorter output where one is a prefix of the other.
+        margin: plain decoding's own top-2 logit difference there, None where it was not computed.
+        kind: `near_tie`, `bug`, or `lossy` under a rule that may differ.
+    """
+
+    request_id: str
+    index: int
+    margin: float | None
+    kind: DivergenceKind

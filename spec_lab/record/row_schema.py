@@ -1,0 +1,62 @@
+"""The schema of the lines of `requests.jsonl` and `rounds.jsonl`."""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypedDict
+
+from spec_lab.record.schema import DivergenceKind, Rows
+
+
+class RequestDivergence(TypedDict):
+    """The place of the first divergence from plain decoding: index in `output_ids`, and plain's top-2 logit margin."""
+
+    index: int
+    margin: float | None
+    kind: DivergenceKind
+
+
+class RequestRow(TypedDict):
+    """A line of `requests.jsonl`, from the first timed repeat. Times in seconds from the start of that repeat.
+
+    `token_origins` has a letter of `core.origins.TokenOrigin` for each of `output_ids`, and `text_ends` how much of
+    `text` stands when it is decoded up to and including each; null where that is unknown, as in older records.
+    """
+
+    id: str
+    category: str
+    prompt_ids: list[int]
+    output_ids: list[int]
+    text: str
+    accepted_per_round: list[int]
+    judged_per_round: NotRequired[list[int]]
+    emitted_per_round: list[int]
+    truncated: bool
+    finish_reason: str
+    admitted_at: float
+    emitted_at: list[float]
+    answer: str | None
+    correct: bool | None
+    divergence: RequestDivergence | None
+    num_thinking_tokens: int | None
+    token_origins: NotRequired[str | None]
+    text_ends: NotRequired[list[int] | None]
+
+
+class RoundRow(TypedDict):
+    """A line of `rounds.jsonl`: one round of the main configuration, lists with an entry a request.
+
+    `num_surplus` requests more were in it, which the round before had ended.
+    """
+
+    repeat: int
+    index: int
+    request_ids: list[str]
+    accepted: list[int]
+    emitted: list[int]
+    truncated: list[bool]
+    seconds: float
+    stage_seconds: dict[str, float]
+    rows: Rows
+    relaxed: list[int] | None
+    launch_seconds: float | None
+    num_surplus: NotRequired[int]

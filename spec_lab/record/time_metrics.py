@@ -1,0 +1,120 @@
+"""Measures time: of rounds and their stages, of requests, and of one configuration beside another.
+
+The first paragraph of a docstring is the definition of the number (`spec_lab.record.definitions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from spec_lab.record.acceptance_metrics import num_output_tokens
+from spec_lab.record.averages import mean, percentile, ratio
+from spec_lab.record.schema import Latency, Ratio
+
+if TYPE_CHECKING:
+    from spec_lab.core.results import GenerationResult, PrefillRecord, RequestRecord, RoundRecord
+
+
+STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit", "readback")
+"""`draft` is catchup and recur in one graph, `graph` a whole round in one, where the spans inside cannot be timed."""
+
+
+def decode_tokens_per_second(rounds: Sequence[RoundRecord]) -> float | None:
+    """Tokens emitted in rounds / time of the rounds; prompt passes are in neither. Median over timed repeats."""
+    return ratio(sum(sum(record.emitted) for record in rounds), sum(record.seconds for record in rounds))
+
+
+def end_to_end_tokens_per_second(result: GenerationResult) -> float | None:
+    """All output tokens / time of the whole call, prompt passes and scheduling included. Median over timed repeats."""
+    return ratio(num_output_tokens(result.requests), result.seconds)
+
+
+def round_ms(rounds: Sequence[RoundRecord]) -> float | None:
+    """Mean time of a round in milliseconds, from its launch until the host has read its tokens. Median over repeats.
+
+    With graph.overlap from the reading of the round before, if that came later: the times add up to the wall time of
+    decoding.
+    """
+    return mean([1e3 * record.seconds for record in rounds])
+
+
+def launch_ms(rounds: Sequence[RoundRecord]) -> float | None:
+    """CPU span: mean time from the start of a round until the host has launched all of it, before it waits for results.
+
+    On a CPU an operator has run once it is launched, so the span is nearly the round. Median over timed repeats.
+    """
+    return mean([1e3 * record.launch_seconds for record in rounds if record.launch_seconds is not None])
+
+
+def gpu_idle_share(busy_ms: float | None, round_ms: float | None) -> float | None:
+    """1 - `gpu_busy_ms_per_round` / `round_ms`, not under 0; null on a CPU. Busy time is profiled, `round_ms` timed."""
+    share = None if busy_ms is None or round_ms is None else ratio(busy_ms, round_ms)
+    return None if share is None else max(0.0, 1 - share)
+
+
+def stage_ms(rounds: Sequence[RoundRecord], stage: str) -> float | None:
+    """Mean time of a stage in the rounds that could tell it apart; null where none could. Median over timed repeats.
+
+    `commit` is the device's bookkeeping, `readback` packs what the host is to know and copies it. What a round takes
+    beyond its stages is the host's time between them.
+    """
+    return mean([1e3 * record.stage_seconds[stage] for record in rounds if stage in record.stage_seconds])
+
+
+def prefill_ms_per_request(prefills: Sequence[PrefillRecord]) -> float | None:
+    """Mean time of a request's prompt pass: all its chunks, the first token, the first drafts. Median over repeats."""
+    return mean([1e3 * record.seconds for record in prefills])
+
+
+def time_to_first_token_ms(requests: Iterable[RequestRecord]) -> list[float]:
+    """From a request's admission to a slot (waiting for one is not in it) to the token sampled by its prompt pass."""
+    return [1e3 * (request.emitted_at[0] - request.admitted_at) for request in requests if request.emitted_at]
+
+
+def time_per_output_token_ms(requests: Iterable[RequestRecord]) -> list[float]:
+    """From a request's first token to its last, divided by the tokens after the first; one value a request."""
+    return [
+        1e3 * (request.emitted_at[-1] - request.emitted_at[0]) / (len(request.output_ids) - 1)
+        for request in requests
+        if len(request.output_ids) > 1
+    ]
+
+
+def inter_token_latency_ms(requests: Iterable[RequestRecord]) -> list[float]:
+    """Between two deliveries to a request, pooled over requests; a round delivers all its tokens at once."""
+    return [
+        1e3 * (later - earlier)
+        for request in requests
+        for earlier, later in zip(request.emitted_at, request.emitted_at[1:], strict=False)
+    ]
+
+
+def end_to_end_latency_ms(requests: Iterable[RequestRecord]) -> list[float]:
+    """From a request's admission to a slot to its last token."""
+    return [1e3 * (request.emitted_at[-1] - request.admitted_at) for request in requests if request.emitted_at]
+
+
+def latency(values: Sequence[float]) -> Latency:
+    """Mean, median and 99th percentile, over the requests of all timed repeats."""
+    return Latency(mean=mean(values), p50=percentile(values, 50), p99=percentile(values, 99))
+
+
+def paired_ratio(rates: Sequence[float | None], others: Sequence[float | None], over: str) -> Ratio | None:
+    """Decode rate over that of the reference named in `over`, paired by repeat: median, lowest and highest."""
+    pairs = [(rate, other) for rate, other in zip(rates, others, strict=True) if rate is not None and other]
+    if not pairs:
+        return None
+    ratios = [rate / other for rate, other in pairs]
+    return Ratio(value=median(ratios), low=min(ratios), high=max(ratios), over=over)
+
+
+def break_even_acceptance_length(rounds: Sequence[RoundRecord], plain_rounds: Sequence[RoundRecord]) -> float | None:
+    """Time of a request round over that of plain decoding: the acceptance length from which drafting pays.
+
+    At batch 1 this is the time of a round over the time of a plain step; in a batch each time is shared by the requests
+    in it. By construction `speedup` of one repeat is `acceptance_length_all / break_even_acceptance_length`.
+    """
+    times = [ratio(sum(r.seconds for r in part), sum(len(r.emitted) for r in part)) for part in (rounds, plain_rounds)]
+    return None if times[0] is None or not times[1] else times[0] / times[1]
