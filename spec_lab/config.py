@@ -117,6 +117,13 @@ class AcceptanceConfig:
 
 
 @dataclass
+class TreeConfig:
+    """tree=none: a round's drafts are a chain. A tree's options have keys of their own."""
+
+    name: str = "none"
+
+
+@dataclass
 class PruneConfig:
     """prune=none|prefill|post_attention|catchup, or the two knobs by hand: an option has no name, it only sets them."""
 
@@ -208,6 +215,9 @@ class RunConfig:
     workload: WorkloadConfig = knob(MISSING, "the prompts")
     sampling: SamplingConfig = knob(MISSING, "how the target samples")
     logger: LoggerConfig = knob(MISSING, "where the records go")
+    tree: TreeConfig = field(
+        default_factory=TreeConfig, metadata={"help": "whether a round's drafts are a chain or a tree"}
+    )
     cache: CacheConfig = field(default_factory=CacheConfig, metadata={"help": "the paged KV cache"})
     record: RecordConfig = field(default_factory=RecordConfig, metadata={"help": "what is recorded besides"})
     name: str = knob("run", "first part of the name of the run's folder")

@@ -56,6 +56,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "workload": "pocket",
         "sampling": "greedy",
         "logger": "jsonl",
+        "tree": "none",
     }
     assert config.drafter.num_draft_tokens == 3
     assert config.workload.limit == 9

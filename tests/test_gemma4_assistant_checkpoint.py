@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from spec_lab.assembly.drafters.trained import ZOO
-from spec_lab.compatibility.run import refusals
 from spec_lab.models.config import ModelConfig, read_model_config
 from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
 from spec_lab.models.gemma4_assistant_config import (
@@ -203,17 +202,6 @@ def test_refuses_missing_and_truncated_files(tmp_path: Path, target: ModelConfig
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with refused(file, "truncated"):
         load(tmp_path, target)
-
-
-@pytest.mark.parametrize(("options", "fragments"), [({"topk": 2}, ["drafter.topk=2", "use drafter.topk=1"])])
-def test_refuses_options_before_and_in_the_loader(
-    tmp_path: Path, targets: dict[str, Path], target: ModelConfig, options: dict[str, Any], fragments: list[str]
-) -> None:
-    make_tiny_assistant(tmp_path, target)
-    config = make_config((targets["qwen3"], tmp_path), "frozen_kv", options=options)
-    assert any(all(fragment in line for fragment in fragments) for line in refusals(config))
-    with refused(*fragments):
-        make_engine(config, random_requests(1))
 
 
 def test_the_loader_refuses_an_assistant_for_another_target(

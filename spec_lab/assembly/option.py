@@ -18,6 +18,7 @@ from spec_lab.config import (
     LoggerConfig,
     RunConfig,
     TargetConfig,
+    TreeConfig,
     WorkloadConfig,
 )
 
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from spec_lab.acceptance.deterministic import DeterministicRule
     from spec_lab.assembly.heads import DrafterFactory
     from spec_lab.assembly.rules_loader import RuleContext, RuleResources
+    from spec_lab.assembly.tree_sizes import TreeSizes
     from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, CatchupPruning, PromptPruning
+    from spec_lab.core.tree_protocols import TreeRule
+    from spec_lab.drafters.growth import TreeShape
     from spec_lab.engine.graphs.mode import GraphMode
     from spec_lab.record.sinks import Sink
 
@@ -75,6 +79,7 @@ class DrafterOption(Option):
         hands_hidden_on: a draft step replaces tokens and a hidden state, and nothing else of the drafter's state.
         no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None where there is one.
         no_moves: why no metadata moves between draft steps; None where it does.
+        load_tree: as `load`, for a drafter that drafts the branches of a tree; None where it drafts chains only.
     """
 
     schema: type[DrafterConfig]
@@ -86,6 +91,21 @@ class DrafterOption(Option):
     hands_hidden_on: bool = False
     no_loop: str | None = None
     no_moves: str | None = None
+    load_tree: Callable[..., DrafterFactory] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeOption(Option):
+    """`tree=`.
+
+    Attributes:
+        sizes: takes the `tree` part, and says how large the tree is; None for a chain.
+        make: takes the `tree` part and a device, and makes what decides which drafts are in the tree.
+    """
+
+    schema: type[TreeConfig] = TreeConfig
+    sizes: Callable[[Any], TreeSizes] | None = None
+    make: Callable[..., TreeShape[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +118,8 @@ class RuleOption(Option):
         build: takes (config, its `acceptance` part, `RuleResources`) and makes a rule that draws.
         greedy_only: why it needs sampling.temperature=0, as in "compares with the argmax"; None where it does not.
         keeps_greedy_text: its output is plain greedy decoding's, token for token, whatever is drafted.
+        walk: makes the rule's form for a tree of drafts, from (config, its `acceptance` part, `RuleResources`); None
+            where it judges chains only.
     """
 
     schema: type[AcceptanceConfig]
@@ -105,6 +127,7 @@ class RuleOption(Option):
     build: Callable[[RunConfig, Any, RuleResources], AcceptanceRule] | None = None
     greedy_only: str | None = None
     keeps_greedy_text: bool = False
+    walk: Callable[[RunConfig, Any, RuleResources], TreeRule] | None = None
 
     def __post_init__(self) -> None:
         assert (self.judge is None) != (self.build is None), "one of judge and build makes the rule"
@@ -130,11 +153,13 @@ class GraphOption(Option):
 
     Attributes:
         num_launched: draft steps a round that are launched from Python; None where none is captured.
+        runs_trees: draft steps may differ in their number of rows, as those of a tree do.
     """
 
     schema: type[GraphConfig]
     build: Callable[..., GraphMode]
     num_launched: int | None = 0
+    runs_trees: bool = False
 
     @property
     def captures(self) -> bool:
@@ -144,10 +169,12 @@ class GraphOption(Option):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOption(Option):
-    """`attention=`; `make` takes a `BackendContext`."""
+    """`attention=`; `make` takes a `BackendContext`, and so does `make_for_trees`, of a backend that masks the rows of
+    trees; None where there is none."""
 
     schema: type[AttentionConfig] = AttentionConfig
     make: Callable[..., AttentionBackend]
+    make_for_trees: Callable[..., AttentionBackend] | None = None
     needs_triton: bool = False
 
 

@@ -23,6 +23,7 @@ from spec_lab.assembly.option import (
     PromptPruningOption,
     RuleOption,
     TargetOption,
+    TreeOption,
     WorkloadOption,
 )
 from spec_lab.config import (
@@ -53,6 +54,7 @@ KNOBS: Mapping[type[Option], str] = {
     AttentionOption: "attention",
     WorkloadOption: "workload",
     LoggerOption: "logger",
+    TreeOption: "tree",
 }
 """This says what is typed to choose an option of a kind: a group, or a knob of one."""
 
@@ -132,6 +134,9 @@ class Registry:
             raise UserError(f"acceptance={rule} draws, so it cannot be re-scored; use one of {', '.join(others)}")
         return judge
 
+    def tree(self, config: RunConfig) -> TreeOption:
+        return self.find(TreeOption, config.tree.name)
+
     def graph(self, config: RunConfig) -> GraphOption:
         return self.find(GraphOption, config.graph.name)
 
@@ -184,10 +189,11 @@ def load(extensions: tuple[str, ...] = ()) -> Registry:
 
 
 def _add_own(registry: Registry) -> None:
-    from spec_lab.assembly import attention, graphs, loggers, pruners, rules, targets, workloads
+    from spec_lab.assembly import attention, graphs, loggers, pruners, rules, targets, trees, workloads
     from spec_lab.assembly.drafters import draft_model, eagle3, frozen_kv, lookup, mtp
 
     registry.add(*targets.OPTIONS)
     registry.add(*lookup.OPTIONS, eagle3.OPTION, *mtp.OPTIONS, frozen_kv.OPTION, draft_model.OPTION)
     registry.add(*rules.OPTIONS, *pruners.PROMPT_OPTIONS, *pruners.CATCHUP_OPTIONS)
     registry.add(*graphs.OPTIONS, *attention.OPTIONS, *workloads.OPTIONS, *loggers.OPTIONS)
+    registry.add(*trees.OPTIONS)

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.registry import Registry
+from spec_lab.assembly.run_tree import with_depth_as_k
 from spec_lab.cli.labels import name_groups
 from spec_lab.cli.options import Menu, conf_folder, read_groups, run_menu
 from spec_lab.cli.overrides import check_overrides, extensions_in
@@ -111,14 +112,14 @@ def search_path(registered: Registry) -> list[str]:
 
 
 def to_run_config(composed: DictConfig) -> RunConfig:
-    """The typed form of a composed run.
+    """The typed form of a composed run, in which the depth of a tree stands for K.
 
     Raises:
         UserError: see `to_typed`.
     """
     config = to_typed(composed, run_menu())
     assert isinstance(config, RunConfig)
-    return config
+    return with_depth_as_k(config)
 
 
 def to_typed(composed: DictConfig, menu: Menu) -> Any:

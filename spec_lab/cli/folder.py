@@ -26,6 +26,7 @@ from spec_lab.record.schema import Status
 from spec_lab.record.sinks import SWEEP_FILE, write_json
 
 NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
+NAMED_UNLESS = {"tree": "none"}
 MAX_PARTS_LENGTH = 120
 NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "fresh", "logger")
 
@@ -36,7 +37,8 @@ def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:
     Where the names are long they are cut: the hash is of the whole configuration.
     """
     values = {key: value for key, value in dataclasses.asdict(config).items() if key not in NOT_PART_OF_THE_RUN}
-    parts = "-".join(choices[group] for group in NAMED_GROUPS)[:MAX_PARTS_LENGTH].rstrip("-+._,")
+    named = [*NAMED_GROUPS, *(group for group, usual in NAMED_UNLESS.items() if choices.get(group, usual) != usual)]
+    parts = "-".join(choices[group] for group in named)[:MAX_PARTS_LENGTH].rstrip("-+._,")
     return "-".join([config.name, parts, short_hash(values)])
 
 

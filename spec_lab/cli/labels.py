@@ -104,7 +104,7 @@ def _show(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, (list, tuple)):
-        return ",".join(_show(item) for item in value)
+        return ",".join(".".join(map(str, item)) if isinstance(item, list) else _show(item) for item in value)
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 

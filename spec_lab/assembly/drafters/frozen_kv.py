@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from spec_lab.assembly.deferred import Deferred
 from spec_lab.assembly.drafters.trained import DrafterWeights, TrainedDrafterConfig, zoo_folders
 from spec_lab.assembly.option import DrafterOption
-from spec_lab.config import Choice, RunConfig, knob
+from spec_lab.config import Choice, knob
 
 WEIGHTS = DrafterWeights(zoo_folders("frozen_kv"))
 
@@ -26,25 +25,13 @@ class FrozenKvDrafterConfig(TrainedDrafterConfig):
 
     name: str = "frozen_kv"
     position: FrozenKvPosition = knob(FrozenKvPosition.last, "where every draft step stands")
-    topk: int = knob(1, "drafts a step; 1, a chain, is the only one there is")
-
-
-def drafts_a_chain(config: RunConfig) -> str | None:
-    """More drafts than one a step are a tree, which verify cannot take."""
-    options: Any = config.drafter
-    if options.topk == 1:
-        return None
-    return (
-        f"drafter.topk={options.topk} is not built: drafter=frozen_kv drafts a chain, and branches would need a "
-        "tree mask in verify; use drafter.topk=1"
-    )
 
 
 OPTION = DrafterOption(
     name="frozen_kv",
     schema=FrozenKvDrafterConfig,
     load=Deferred("spec_lab.assembly.drafters.frozen_kv_loader", "load_frozen_kv_drafter"),
-    refusals=(WEIGHTS.missing, drafts_a_chain),
+    refusals=(WEIGHTS.missing,),
     folder=WEIGHTS.folder,
     aspects=Deferred("spec_lab.doctor.aspects", "frozen_kv_aspects"),
     hands_hidden_on=True,

@@ -7,22 +7,18 @@ from typing import Any
 
 import torch
 
-from spec_lab.assembly.drafters.frozen_kv import FrozenKvDrafterConfig, drafts_a_chain
+from spec_lab.assembly.drafters.frozen_kv import FrozenKvDrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models
 from spec_lab.config import RunConfig
 from spec_lab.core.protocols import Drafter
 from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter
-from spec_lab.errors import UserError
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
 from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
 from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantTarget
 
 
 def load_frozen_kv_drafter(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:
-    refusal = drafts_a_chain(config)
-    if refusal is not None:
-        raise UserError(refusal)
     assistant_target = AssistantTarget.from_model_config(models.target.config)
     assistant, tensors = load_assistant(weights_folder(config, options), assistant_target, models.dtype, models.device)
     return frozen_kv_factory(config, options, models, assistant, tensors)

@@ -1,0 +1,30 @@
+"""What a run's tree comes to: its sizes, and its depth, which stands for K. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from spec_lab.assembly import registry
+from spec_lab.assembly.option import TreeOption
+from spec_lab.assembly.tree_sizes import TreeSizes
+from spec_lab.config import RunConfig
+
+
+def tree_sizes(config: RunConfig) -> TreeSizes | None:
+    """The sizes of a run's tree; None where its drafts are a chain."""
+    sizes = registry.of(config).tree(config).sizes
+    return None if sizes is None else sizes(config.tree)
+
+
+def with_depth_as_k(config: RunConfig) -> RunConfig:
+    """The same run with K as deep as its tree, unless somebody set K: what then differs is refused."""
+    name = config.tree.name
+    options = registry.of(config).options(TreeOption)
+    if name not in options or (sizes := options[name].sizes) is None:
+        return config
+    drafter = config.drafter
+    usual = next(field.default for field in dataclasses.fields(drafter) if field.name == "num_draft_tokens")
+    if drafter.num_draft_tokens != usual or usual == 0:
+        return config
+    drafter = dataclasses.replace(drafter, num_draft_tokens=sizes(config.tree).depth)
+    return dataclasses.replace(config, drafter=drafter)

@@ -1,0 +1,108 @@
+"""The shapes of a round's drafts: their keys, what they refuse, and a row for each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from spec_lab.assembly.deferred import Deferred
+from spec_lab.assembly.option import TreeOption
+from spec_lab.assembly.tree_sizes import TreeSizes
+from spec_lab.config import RunConfig, TreeConfig, knob
+
+LOADER = "spec_lab.assembly.trees_loader"
+MAX_ROWS = 64
+MAX_TOPK = 16
+
+# As wide as the first level of a dynamic tree and of its rows, and deepest below the likeliest draft.
+DEFAULT_PATHS = [
+    [0], [1], [2], [3],
+    [0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [2, 0],
+    [0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0], [1, 0, 0],
+]  # fmt: skip
+
+
+@dataclass
+class DynamicTreeConfig(TreeConfig):
+    """tree=dynamic: which drafts are in the tree follows from their probabilities (EAGLE-2)."""
+
+    name: str = "dynamic"
+    topk: int = knob(4, "branches a level, and drafts looked at below each", least=1, most=MAX_TOPK)
+    depth: int = knob(3, "levels of drafts: the longest path, which stands for drafter.num_draft_tokens", least=1)
+    num_rows: int = knob(16, "rows a request that are verified, the pending token with them", least=2, most=MAX_ROWS)
+
+
+@dataclass
+class StaticTreeConfig(TreeConfig):
+    """tree=static: the same paths in every round."""
+
+    name: str = "static"
+    paths: list[list[int]] = knob(DEFAULT_PATHS, "a list for each draft: the ranks of its ancestors, then its own")
+
+
+def dynamic_sizes(options: DynamicTreeConfig) -> TreeSizes:
+    """The sizes of a dynamic tree stand in its keys."""
+    return TreeSizes(options.depth, options.num_rows, options.topk, options.topk if options.depth > 1 else 1)
+
+
+def static_sizes(options: StaticTreeConfig) -> TreeSizes:
+    """The sizes of a static tree follow from its paths."""
+    paths = options.paths or [[0]]
+    parents = {tuple(path[:-1]) for path in paths}
+    widths = Counter(map(len, parents))
+    return TreeSizes(
+        depth=max(map(len, paths)),
+        num_rows=len(paths) + 1,
+        topk=max((path[-1] for path in paths if path), default=0) + 1,
+        width=max(widths.values()),
+    )
+
+
+def dynamic_rows_exist(config: RunConfig) -> str | None:
+    """A dynamic tree verifies no more drafts than it scores."""
+    options: Any = config.tree
+    most = options.topk + (options.depth - 1) * options.topk**2 + 1
+    if options.num_rows <= most:
+        return None
+    return (
+        f"tree.num_rows={options.num_rows} is more than the {most} rows that tree.topk={options.topk} "
+        f"tree.depth={options.depth} score; use tree.num_rows={most}"
+    )
+
+
+def paths_are_a_tree(config: RunConfig) -> str | None:
+    """Every path of a static tree is there once, of ranks that there are, below a path that is there too."""
+    options: Any = config.tree
+    if not 1 <= len(options.paths) < MAX_ROWS:
+        return f"tree.paths has {len(options.paths)} drafts, outside 1..{MAX_ROWS - 1}; use tree.paths=[[0],[1],[0,0]]"
+    paths = {tuple(path) for path in options.paths}
+    for path in options.paths:
+        shown = ",".join(map(str, path))
+        if not path or not all(0 <= rank < MAX_TOPK for rank in path):
+            return f"tree.paths: [{shown}] must be ranks of 0..{MAX_TOPK - 1}, at least one; use [0]"
+        if options.paths.count(path) > 1:
+            return f"tree.paths names [{shown}] more than once; name each draft once"
+        if len(path) > 1 and tuple(path[:-1]) not in paths:
+            above = ",".join(map(str, path[:-1]))
+            return f"tree.paths: [{shown}] hangs below [{above}], which is not there; add [{above}]"
+    return None
+
+
+OPTIONS = (
+    TreeOption(name="none"),
+    TreeOption(
+        name="dynamic",
+        schema=DynamicTreeConfig,
+        sizes=dynamic_sizes,
+        make=Deferred(LOADER, "dynamic_tree"),
+        refusals=(dynamic_rows_exist,),
+    ),
+    TreeOption(
+        name="static",
+        schema=StaticTreeConfig,
+        sizes=static_sizes,
+        make=Deferred(LOADER, "static_tree"),
+        refusals=(paths_are_a_tree,),
+    ),
+)

@@ -1,0 +1,93 @@
+"""The promises of the parts that a tree of drafts needs; each also keeps that of its kind for chains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from spec_lab.core.draft_tree import DraftTree, TreeRows
+from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, DrafterRequirements
+from spec_lab.core.types import AttentionMetadata, DraftStep, PromptChunk, Request, Verification, VerifiedRound
+
+
+class TreeAttentionBackend(AttentionBackend, Protocol):
+    """A backend that attends from the rows of a tree."""
+
+    def build_tree(
+        self, rows: TreeRows, prefix_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
+    ) -> AttentionMetadata:
+        """Make the metadata for query rows of a tree behind `prefix_lens` [batch] keys.
+
+        The newest keys lie in the slots behind the prefix, in the order of `rows.visible`; the query rows write the
+        last of them.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class JudgedRows:
+    """A verified tree, for a rule to walk.
+
+    Attributes:
+        logits: [batch, N, vocab] of the target; row j predicts the token after row j.
+        tokens: [batch, N] the root's and the drafts'.
+        parents: [batch, N].
+        active: [batch] bool; padded rows are False.
+    """
+
+    logits: torch.Tensor
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    active: torch.Tensor
+
+
+@dataclass(slots=True)
+class Walk:
+    """A path from the root that a rule accepted.
+
+    Attributes:
+        verification: as of a chain of the path's drafts, with depth + 1 columns.
+        path: [batch, depth + 1] rows of the path, junk but in range from column n on.
+    """
+
+    verification: Verification
+    path: torch.Tensor
+
+
+class TreeRule(AcceptanceRule, Protocol):
+    """A rule that judges trees too."""
+
+    def walk(self, judged: JudgedRows, depth: int) -> Walk:
+        """Follow accepted drafts from the root, at most `depth` of them. Touches device tensors only."""
+        ...
+
+
+State = TypeVar("State")
+
+
+class TreeDrafter(Protocol[State]):
+    """Drafts a tree of `num_draft_tokens` levels: `catch_up` makes the first, each `step` another."""
+
+    num_draft_tokens: int
+    requirements: DrafterRequirements
+
+    def admit(self, slot: int, request: Request) -> None: ...
+
+    def ingest(self, chunk: PromptChunk) -> State | None: ...
+
+    def catch_up(self, verified: VerifiedRound) -> State: ...
+
+    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None: ...
+
+    def step(self, state: State, step: DraftStep) -> None:
+        """Draft the next level."""
+        ...
+
+    def finish(self, state: State) -> DraftTree:
+        """Return the tree that is to be verified."""
+        ...
+
+
+AnyTreeDrafter = TreeDrafter[Any]

@@ -1,0 +1,216 @@
+"""How a tree of drafts grows: which drafts of a level get a draft step of their own, and which are verified.
+
+Both ways have fixed shapes. A drafter runs its model on the branches and hands back the likeliest tokens below each; it
+knows nothing of the tree besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from spec_lab.core.draft_tree import DraftTree
+
+
+@dataclass(slots=True)
+class Ranked:
+    """The likeliest tokens below each branch, in the order of their probability: both [batch, branches, topk].
+
+    Attributes:
+        log_probs: of the drafter, in float32.
+    """
+
+    tokens: torch.Tensor
+    log_probs: torch.Tensor
+
+
+@dataclass(slots=True)
+class Branches:
+    """The drafts of the newest level that go on.
+
+    Attributes:
+        tokens: [batch, branches].
+        came_from: [batch, branches] the branch of the step before that each hangs below.
+    """
+
+    tokens: torch.Tensor
+    came_from: torch.Tensor
+
+
+Growth = TypeVar("Growth")
+
+
+class TreeShape(Protocol[Growth]):
+    """Decides which drafts are in a tree.
+
+    Attributes:
+        depth: levels.
+        num_rows: rows that are verified, the root with them.
+        topk: likeliest tokens that are looked at below a branch.
+    """
+
+    depth: int
+    num_rows: int
+    topk: int
+
+    def start(self, ranked: Ranked) -> Growth:
+        """Take level 1, from the one branch that is the root."""
+        ...
+
+    def branch(self, growth: Growth) -> Branches:
+        """Choose the branches of the next step."""
+        ...
+
+    def add(self, growth: Growth, ranked: Ranked) -> None:
+        """Take what was found below the branches chosen last."""
+        ...
+
+    def finish(self, growth: Growth) -> DraftTree:
+        """Choose the drafts that are verified."""
+        ...
+
+
+def rank_tokens(logits: torch.Tensor, topk: int) -> Ranked:
+    """Find the `topk` likeliest tokens of [batch, branches, vocab] logits, of equal ones the lowest id first.
+
+    One by one, since `torch.topk` promises no order of equal values.
+    """
+    logits = logits.float()
+    left, found = logits.clone(), []
+    for _ in range(topk):
+        best = left.argmax(dim=-1, keepdim=True)
+        left.scatter_(-1, best, float("-inf"))
+        found.append(best)
+    tokens = torch.cat(found, dim=-1)
+    log_probs = logits.gather(-1, tokens) - logits.logsumexp(dim=-1, keepdim=True)
+    # A rounded sum may fall under its largest part, and a child must not look likelier than its parent.
+    return Ranked(tokens, log_probs.clamp(max=0.0))
+
+
+@dataclass(slots=True)
+class ScoredDrafts:
+    """All drafts looked at so far, by level; each [batch, drafts of the level].
+
+    Attributes:
+        scores: the sum of log probabilities on the way from the root.
+        parents: each draft's parent, as its number among all drafts so far; -1 is the root.
+        branches: [batch, branches] numbers of the branches chosen last; None before there are any.
+        branch_scores: [batch, branches] of these.
+    """
+
+    tokens: list[torch.Tensor]
+    scores: list[torch.Tensor]
+    parents: list[torch.Tensor]
+    branches: torch.Tensor | None = None
+    branch_scores: torch.Tensor | None = None
+
+
+class DynamicTree:
+    """EAGLE-2's tree (arXiv 2406.16858): of each level the topk likeliest drafts go on, and of all drafts looked at the
+    likeliest are verified.
+
+    A draft is never likelier than its parent, and of equals the earlier one is taken, so a parent is always there.
+    """
+
+    def __init__(self, depth: int, num_rows: int, topk: int) -> None:
+        self.depth = depth
+        self.num_rows = num_rows
+        self.topk = topk
+
+    def start(self, ranked: Ranked) -> ScoredDrafts:
+        tokens = ranked.tokens.flatten(1)
+        return ScoredDrafts([tokens], [ranked.log_probs.flatten(1)], [torch.full_like(tokens, -1)])
+
+    def branch(self, growth: ScoredDrafts) -> Branches:
+        num_before = sum(level.shape[1] for level in growth.tokens[:-1])
+        chosen = _likeliest(growth.scores[-1], self.topk)
+        growth.branches = chosen + num_before
+        growth.branch_scores = growth.scores[-1].gather(1, chosen)
+        came_from = torch.div(chosen, self.topk, rounding_mode="floor")
+        return Branches(growth.tokens[-1].gather(1, chosen), came_from)
+
+    def add(self, growth: ScoredDrafts, ranked: Ranked) -> None:
+        assert growth.branches is not None and growth.branch_scores is not None
+        growth.tokens.append(ranked.tokens.flatten(1))
+        growth.scores.append((growth.branch_scores.unsqueeze(2) + ranked.log_probs).flatten(1))
+        growth.parents.append(growth.branches.repeat_interleave(self.topk, dim=1))
+
+    def finish(self, growth: ScoredDrafts) -> DraftTree:
+        tokens, scores, parents = (torch.cat(part, dim=1) for part in (growth.tokens, growth.scores, growth.parents))
+        chosen = _likeliest(scores, self.num_rows - 1).sort(dim=1).values
+        # The row of every draft that is taken, by its number; the root, number -1, comes first.
+        rows = torch.arange(1, self.num_rows, device=chosen.device).expand_as(chosen)
+        row_of = torch.zeros_like(tokens).scatter(1, chosen, rows)
+        row_of = torch.cat((torch.zeros_like(row_of[:, :1]), row_of), dim=1)
+        below = row_of.gather(1, parents.gather(1, chosen) + 1)
+        return DraftTree(tokens.gather(1, chosen), torch.cat((torch.zeros_like(below[:, :1]), below), dim=1))
+
+
+def _likeliest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the numbers of the `count` best of [batch, drafts], of equals the earlier first."""
+    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
+
+
+@dataclass(slots=True)
+class StaticLevel:
+    """The constants of one level of a static tree.
+
+    Attributes:
+        taken: [drafts] numbers among the tokens found below the branches, branch * topk + rank.
+        going_on: [branches] which of the level's drafts have drafts below them.
+        came_from: [branches] the branch of the step before.
+    """
+
+    taken: torch.Tensor
+    going_on: torch.Tensor
+    came_from: torch.Tensor
+
+
+class StaticTree:
+    """The same paths in every round: nothing is scored and nothing sorted."""
+
+    def __init__(self, paths: Sequence[Sequence[int]], device: torch.device) -> None:
+        """`paths`: for each draft the ranks of its ancestors and its own; a parent is there wherever a child is."""
+        ordered = sorted(map(tuple, paths), key=lambda path: (len(path), path))
+        self.depth = len(ordered[-1])
+        self.num_rows = len(ordered) + 1
+        self.topk = max(path[-1] for path in ordered) + 1
+        row_of = {(): 0} | {path: row for row, path in enumerate(ordered, start=1)}
+        self._parents = torch.tensor([0, *(row_of[path[:-1]] for path in ordered)], device=device)
+        self._levels = list(self._make_levels(ordered, device))
+
+    def _make_levels(self, ordered: list[tuple[int, ...]], device: torch.device) -> list[StaticLevel]:
+        levels: list[StaticLevel] = []
+        branches: list[tuple[int, ...]] = [()]
+        inner = {path[:-1] for path in ordered}
+        for length in range(1, self.depth + 1):
+            drafts = [path for path in ordered if len(path) == length]
+            going_on = [path for path in drafts if path in inner]
+            parts = (
+                [branches.index(path[:-1]) * self.topk + path[-1] for path in drafts],
+                [drafts.index(path) for path in going_on],
+                [branches.index(path[:-1]) for path in going_on],
+            )
+            levels.append(StaticLevel(*(torch.tensor(part, dtype=torch.int64, device=device) for part in parts)))
+            branches = going_on
+        return levels
+
+    def start(self, ranked: Ranked) -> list[torch.Tensor]:
+        growth: list[torch.Tensor] = []
+        self.add(growth, ranked)
+        return growth
+
+    def branch(self, growth: list[torch.Tensor]) -> Branches:
+        level, newest = self._levels[len(growth) - 1], growth[-1]
+        came_from = level.came_from.expand(newest.shape[0], -1)
+        return Branches(newest.index_select(1, level.going_on), came_from)
+
+    def add(self, growth: list[torch.Tensor], ranked: Ranked) -> None:
+        growth.append(ranked.tokens.flatten(1).index_select(1, self._levels[len(growth)].taken))
+
+    def finish(self, growth: list[torch.Tensor]) -> DraftTree:
+        tokens = torch.cat(growth, dim=1)
+        return DraftTree(tokens, self._parents.expand(tokens.shape[0], -1))
