@@ -1,4 +1,4 @@
-"""What a run's tree comes to: its sizes, and its depth, which stands for K. Imports no torch."""
+"""This module says what a run's tree comes to: its sizes, and its depth, which stands for K. It imports no torch."""
 
 from __future__ import annotations
 

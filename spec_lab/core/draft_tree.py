@@ -26,7 +26,7 @@ class DraftTree:
 
 @dataclass(slots=True)
 class TreeRows:
-    """What the query rows of a tree see of the newest keys; the keys before these, the prefix, are there for every row.
+    """The newest keys as the query rows of a tree see them; those before, the prefix, are there for every row.
 
     Attributes:
         visible: [batch, num_queries, num_tail] bool, whether a row sees each of the newest keys: its ancestors' and its

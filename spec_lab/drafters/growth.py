@@ -1,4 +1,4 @@
-"""How a tree of drafts grows: which drafts of a level get a draft step of their own, and which are verified.
+"""A tree of drafts grows here: which drafts of a level get a draft step of their own, and which are verified.
 
 Both ways have fixed shapes. A drafter runs its model on the branches and hands back the likeliest tokens below each; it
 knows nothing of the tree besides.
