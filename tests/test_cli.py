@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spec_lab import __version__
 from spec_lab.__main__ import main
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 from spec_lab.record.sinks import SUMMARY_FILE
+from spec_lab.train.__main__ import main as train
 from tests.fake_runner import FakeRunner, summaries
 
 
@@ -347,6 +350,14 @@ def test_dry_run_of_a_sweep_leaves_no_record(runner: FakeRunner, empty_folder: P
 def test_help_needs_no_hydra(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drafter=ngram", "--help"]) == 0
     assert capsys.readouterr().out.count("python -m spec_lab ") >= 2
+
+
+@pytest.mark.parametrize("program", [main, train])
+def test_the_version_is_that_of_the_lab(
+    program: Callable[[list[str]], int], empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"spec_lab {__version__} (Hydra ")
 
 
 def test_hydras_own_flags_work(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
