@@ -10,14 +10,16 @@ import sys
 from collections.abc import Sequence
 
 from spec_lab.cli.ending import guarded
+from spec_lab.cli.follower import Adapt, on_this_rank
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what `arguments` (default: those of the process) say and return the exit code."""
-    return guarded(lambda: _run(sys.argv[1:] if arguments is None else arguments))
+    typed = sys.argv[1:] if arguments is None else arguments
+    return on_this_rank(lambda adapt: guarded(lambda: _run(typed, adapt)))
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str], adapt: Adapt) -> int:
     from spec_lab.cli.overrides import extensions_in
 
     if "--help" in arguments or "-h" in arguments:
@@ -32,7 +34,7 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     from spec_lab.cli.session import Session
 
-    session = Session()
+    session = Session(adapt)
     session.run(arguments)
     session.report()
     return session.exit_code()

@@ -99,6 +99,7 @@ class TargetConfig:
     name: str = MISSING
     path: str | None = knob(None, "folder of a Hugging Face checkpoint (Llama, Qwen2 or Qwen3 family); target=hf only")
     weights: Weights = knob(Weights.checkpoint, "where the weights come from")
+    tensor_parallel: int = knob(1, "processes that the layers are split over, as torchrun starts them", least=1)
 
 
 @dataclass

@@ -19,6 +19,7 @@ from spec_lab.cli.compose import compose_with_hydra, name_options, to_config_and
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.interrupts import Interrupts
 from spec_lab.cli.job import Job, begin, close_record, end
+from spec_lab.compatibility.ranks import refuse_split
 from spec_lab.compatibility.run import refusals, refuse
 from spec_lab.config import RunConfig
 from spec_lab.doctor.findings import Finding
@@ -97,6 +98,7 @@ def run(composed: Composed) -> Result:
     config = composed.config
     if config.dry_run:
         raise UserError("dry_run=true runs nothing; leave it out, and print what was composed")
+    refuse_split(config, "spec_lab.run")
     job = Job(config, composed.choices, Path(config.output_dir), in_sweep=False)
     with ONE_RUN_AT_A_TIME, Interrupts() as interrupts:
         result = _run(job)
@@ -107,6 +109,7 @@ def run(composed: Composed) -> Result:
 
 def examine(composed: Composed) -> list[Finding]:
     """Does what `spec_lab.examine` says."""
+    refuse_split(composed.config, "spec_lab.examine")
     refuse(composed.config)
     from spec_lab.doctor.examine import examine
     from spec_lab.doctor.subject import load_subject

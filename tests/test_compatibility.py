@@ -136,6 +136,8 @@ FORBIDDEN = [
     (["repeats=0"], "repeats=0", "repeats=3"),
     (["warmup_requests=-1"], "warmup_requests=-1", "warmup_requests=0"),
     (["profile_rounds=-1"], "profile_rounds=-1", "profile_rounds=0"),
+    (["target.tensor_parallel=2"], "target.tensor_parallel=2", "torchrun --nproc-per-node 2"),
+    (["target.tensor_parallel=2", "device=cuda:1"], "device=cuda:1", "use device=cuda"),
     (["num_threads=0"], "num_threads=0", "num_threads=null"),
     (["num_threads=100000"], "num_threads=100000", "num_threads=null"),
     (["num_threads=3000000000"], "num_threads=3000000000", "num_threads=null"),

@@ -18,6 +18,7 @@ from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import runner
 from spec_lab.measure.profiling import STAGE_PREFIX, TRACE_FILE
+from spec_lab.measure.world import World
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.schema import Summary
 from tests.fake_runs import CHOICES
@@ -54,8 +55,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     seen: list[tuple[str, list[str]]] = []
     load_lab, generate = runner.load_lab, Engine.generate
 
-    def load(config: RunConfig) -> runner.Lab:
-        labs.append(load_lab(config))
+    def load(config: RunConfig, world: World) -> runner.Lab:
+        labs.append(load_lab(config, world))
         return labs[-1]
 
     def watched(engine: Engine, requests: list[Request], *args: Any, **options: Any) -> GenerationResult:

@@ -32,7 +32,9 @@ from spec_lab.errors import UserError
 class Session:
     """Runs what the arguments say, in this process and one job after the other, as Hydra's basic launcher does."""
 
-    def __init__(self) -> None:
+    def __init__(self, adapt: Callable[[RunConfig], RunConfig] = lambda config: config) -> None:
+        """`adapt` changes each composed run before it is checked."""
+        self._adapt = adapt
         self.outcomes: list[JobOutcome] = []
         self._sweep = Multirun(writes=True)
         self._has_run = False
@@ -76,7 +78,7 @@ class Session:
         settings = HydraConfig.get()
         in_sweep = not OmegaConf.is_missing(settings.job, "num")
         try:
-            config = to_run_config(composed)
+            config = self._adapt(to_run_config(composed))
         except UserError as error:
             print_refusal(error)
             self.outcomes.append(JobOutcome("refused"))

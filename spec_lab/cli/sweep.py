@@ -19,6 +19,7 @@ from spec_lab.cli.folder import (
 from spec_lab.cli.sweep_lock import SweepLock
 from spec_lab.compatibility.names import refuse_name
 from spec_lab.errors import WORN_OUT, UserError
+from spec_lab.ranks import ranks
 from spec_lab.record.schema import Status
 
 
@@ -63,11 +64,17 @@ class Multirun:
         """The resolver behind `hydra.sweep.dir`; makes the folder and takes its lock.
 
         Raises:
-            UserError: the folder cannot be made, may not have that name, or belongs to another process.
+            UserError: the folder cannot be made, may not have that name, or belongs to another process; or several
+                processes were started, which split a target.
         """
         refused = refuse_name(name)
         if refused is not None:
             raise UserError(refused)
+        if ranks().size > 1:
+            raise UserError(
+                f"a multirun is for one process, and {ranks().size} were started; leave out -m or the experiment, and "
+                "start each of its runs with a torchrun of its own"
+            )
         base = Path(output_dir if self._scratch is None else self._scratch.name)
         self._made = missing_folders(base)
         make_output_dir(base)

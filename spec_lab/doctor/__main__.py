@@ -16,6 +16,7 @@ from spec_lab.cli.ending import guarded
 from spec_lab.cli.flags import split_flags
 from spec_lab.cli.help import help_text
 from spec_lab.cli.overrides import extensions_in
+from spec_lab.compatibility.ranks import refuse_split
 from spec_lab.compatibility.run import refuse
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
@@ -54,6 +55,7 @@ def _composed(arguments: Sequence[str]) -> RunConfig:
         raise UserError(f"{cause} is a sweep: spec_lab.doctor examines one run; leave it out and name one drafter")
     if config.dry_run:
         raise UserError("dry_run=true: spec_lab.doctor writes nothing anyway; leave it out")
+    refuse_split(config, "spec_lab.doctor")
     refuse(config)
     return config
 

@@ -26,6 +26,7 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.audit import audit
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
+from spec_lab.measure.world import ALONE, World, world_of
 from spec_lab.record.measured import Divergence, Measured, RunInfo
 from spec_lab.record.progress import Progress
 from spec_lab.record.provenance import Provenance, collect_provenance
@@ -54,6 +55,7 @@ class Lab:
     """
 
     config: RunConfig
+    world: World
     models: Models
     tokenizer: Tokenizer
     requests: list[Request]
@@ -74,22 +76,23 @@ def record_run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summ
     Raises:
         UserError: before anything is recorded, when a checkpoint, a prompt set or a size is not what it should be.
     """
-    lab = load_lab(config)
-    info = RunInfo(config.name, choices, dataclasses.asdict(config), _provenance(lab), utc_now())
-    with Recorder(folder, info, _sinks(config)) as recorder:
-        summary = _measure(lab, info, recorder)
-        recorder.finish(summary)
+    with world_of(config, folder) as world:
+        lab = load_lab(config, world)
+        info = RunInfo(config.name, choices, dataclasses.asdict(config), _provenance(lab), utc_now())
+        with Recorder(folder, info, _sinks(config)) as recorder:
+            summary = _measure(lab, info, recorder)
+            recorder.finish(summary)
     return summary
 
 
-def load_lab(config: RunConfig) -> Lab:
+def load_lab(config: RunConfig, world: World = ALONE) -> Lab:
     """Load prompts, target and drafter, and make the engines."""
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.num_threads or default_num_threads(config))
     tokenizer, first_turns = open_workload(config, target_folder(config))
     limits = engine_limits(config, first_turns, config.drafter.num_draft_tokens)
     longest = min(longest_conversation(first_turns, tokenizer), longest_sequence(config))
-    models = load_models(config, max(limits.max_seq_len, longest), thinking_markers(tokenizer))
+    models = load_models(config, max(limits.max_seq_len, longest), thinking_markers(tokenizer), world.partition)
     requests = _with_later_turns(config, models, tokenizer, first_turns)
     limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
     make_drafter = load_drafter(config, models)
@@ -102,12 +105,13 @@ def load_lab(config: RunConfig) -> Lab:
         engines[MAIN].scheduler.check(request)
     teacher = build_teacher(config, models, limits)
     teacher.require_finite(requests[0].prompt_ids)  # where activations overflow at all, most do from the first tokens
-    return Lab(config, models, tokenizer, requests, engines, teacher)
+    return Lab(config, world, models, tokenizer, requests, engines, teacher)
 
 
 def default_num_threads(config: RunConfig) -> int:
-    """Returns what the target's option says; all cores where it says nothing."""
-    return registry.of(config).target(config).num_threads or os.cpu_count() or 1
+    """Returns what the target's option says; where it says nothing, all cores, shared by the processes of the run."""
+    shared = max(1, (os.cpu_count() or 1) // config.target.tensor_parallel)
+    return registry.of(config).target(config).num_threads or shared
 
 
 def _with_later_turns(
@@ -232,6 +236,7 @@ def _timed_pass(lab: Lab, name: str, repeat: int, progress: Progress) -> Generat
     before = dataclasses.replace(engine.graph.counts)
     result = engine.generate(lab.requests, on_finish=lambda _: progress.advance())
     check_replayed(before, result, must_replay=name == MAIN and registry.of(lab.config).graph(lab.config).captures)
+    lab.world.require_agreement(result)
     return result
 
 
@@ -318,7 +323,8 @@ def _keep_verify_rows(lab: Lab, records: list[RequestRecord], folder: Path, prog
 
 def _provenance(lab: Lab) -> Provenance:
     dtype = str(lab.models.dtype).removeprefix("torch.")
-    return collect_provenance(str(lab.models.device), dtype, torch.get_num_threads(), registry.of(lab.config).origins())
+    origins = registry.of(lab.config).origins()
+    return collect_provenance(str(lab.models.device), dtype, torch.get_num_threads(), origins, lab.world.size)
 
 
 def _sinks(config: RunConfig) -> list[Sink]:

@@ -1,6 +1,5 @@
 """This module lets the processes of `torchrun` add up and gather by `torch.distributed` and its default group.
 
-
 The group is that of NCCL or, on CPUs, of gloo. Both are operators of their own, so that the CPU recorder sees what they
 write; a CUDA graph captures them as they are.
 """

@@ -116,6 +116,7 @@ DEFINITIONS: dict[str, str] = {
     "divergence.median_margin": "Median of plain decoding's own top-2 logit difference there.",
     "seconds": "Wall time: in a repeat the timed pass, at the top the whole run.",
     "num_threads": "Threads torch used on the CPU.",
+    "world_size": "Processes that the target was split over; null where nothing was loaded.",
     "schema_version": "Version of this record's layout.",
 }
 """This says what each number of `summary.json` means, by its key; a longer key is the more exact one."""

@@ -44,6 +44,7 @@ class Provenance:
     dtype: str | None
     num_threads: int | None
     extensions: dict[str, ExtensionOrigin] = field(default_factory=dict)
+    world_size: int | None = None
 
 
 def collect_provenance(
@@ -51,12 +52,14 @@ def collect_provenance(
     dtype: str | None = None,
     num_threads: int | None = None,
     extensions: Mapping[str, ExtensionOrigin] | None = None,
+    world_size: int | None = None,
 ) -> Provenance:
     """Look at this process and machine; no network.
 
     Args:
         device: as torch spells it, such as `cpu` or `cuda:0`.
         extensions: modules outside this package that added options, by name.
+        world_size: how many processes the run has.
     """
     return Provenance(
         versions=package_versions(),
@@ -67,6 +70,7 @@ def collect_provenance(
         dtype=dtype,
         num_threads=num_threads,
         extensions=dict(extensions or {}),
+        world_size=world_size,
     )
 
 

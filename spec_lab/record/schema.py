@@ -228,6 +228,7 @@ class Origin(TypedDict):
     dtype: str | None
     num_threads: int | None
     extensions: NotRequired[dict[str, ExtensionOrigin]]
+    world_size: NotRequired[int | None]
 
 
 class Comparison(TypedDict):

@@ -116,6 +116,7 @@ def _origin(info: RunInfo) -> Origin:
         dtype=provenance.dtype,
         num_threads=provenance.num_threads,
         extensions=provenance.extensions,
+        world_size=provenance.world_size,
     )
 
 

@@ -1,0 +1,45 @@
+"""The ranks behind the first do the same as it does, and neither say nor leave anything.
+
+They have the same command line. Their records go into a folder that is gone at the end, what they print goes nowhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from tempfile import TemporaryDirectory
+
+from spec_lab.cli.ending import EXIT_CODES
+from spec_lab.config import LoggerConfig, RunConfig
+from spec_lab.ranks import ranks
+
+Adapt = Callable[[RunConfig], RunConfig]
+"""It changes what was composed before it runs."""
+GRACE_SECONDS = 10.0
+"""A rank that ends with an error waits so long: where the first rank has the same one, torchrun ends it before."""
+
+
+def on_this_rank(run: Callable[[Adapt], int]) -> int:
+    """Return the exit code of `run(adapt)`, a program that asks `adapt` what to run.
+
+    An error that only this rank has is printed after all.
+    """
+    rank = ranks().rank
+    if rank == 0:
+        return run(lambda config: config)
+    said = io.StringIO()
+    with TemporaryDirectory(ignore_cleanup_errors=True) as scratch, redirect_stdout(said), redirect_stderr(said):
+        code = run(partial(_without_records, scratch=scratch))
+    if code not in (EXIT_CODES["finished"], EXIT_CODES["interrupted"]):
+        time.sleep(GRACE_SECONDS)
+        print(f"rank {rank}: {said.getvalue().rstrip()}", file=sys.stderr)
+    return code
+
+
+def _without_records(config: RunConfig, scratch: str) -> RunConfig:
+    return dataclasses.replace(config, output_dir=scratch, logger=LoggerConfig(name="jsonl"))

@@ -1,0 +1,47 @@
+"""This module says what speaks against the number of processes, in functions like those of `compatibility.run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spec_lab.config import RunConfig
+from spec_lab.errors import UserError
+from spec_lab.ranks import ranks
+
+
+def as_many_ranks(config: RunConfig) -> str | None:
+    """There must be a process for each part of the target, and none besides."""
+    wanted, started = config.target.tensor_parallel, ranks().size
+    if wanted == started or wanted < 1:
+        return None
+    if started == 1:
+        return (
+            f"target.tensor_parallel={wanted} needs {wanted} processes, and this is one; start it with "
+            f"torchrun --nproc-per-node {wanted} -m spec_lab, or use target.tensor_parallel=1"
+        )
+    return (
+        f"target.tensor_parallel={wanted} is not the {started} processes that were started (WORLD_SIZE={started}); "
+        f"use target.tensor_parallel={started}, or start {wanted}"
+    )
+
+
+def ranks_choose_their_device(config: RunConfig) -> str | None:
+    """Two parts on one GPU have no more room than the whole."""
+    if config.target.tensor_parallel == 1 or ":" not in config.device:
+        return None
+    return (
+        f"device={config.device} is one GPU for target.tensor_parallel={config.target.tensor_parallel} processes; "
+        "use device=cuda, of which each takes its own"
+    )
+
+
+def refuse_split(config: RunConfig, program: str) -> None:
+    """Raise UserError where `program`, which works in one process, is to split its target."""
+    if config.target.tensor_parallel != 1:
+        raise UserError(
+            f"target.tensor_parallel={config.target.tensor_parallel}: {program} works in one process; "
+            "use target.tensor_parallel=1, or run it with torchrun -m spec_lab"
+        )
+
+
+RANK_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (ranks_choose_their_device, as_many_ranks)

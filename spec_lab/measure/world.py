@@ -1,0 +1,114 @@
+"""A world is the processes over which a run's target is split: one, or those of `torchrun`, which stay in step.
+
+They run the same program over the same requests, and wait for one another in what they do together. So each must come
+to the same tokens, which is checked, and none may be left waiting by one that fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from spec_lab.assembly.models import resolve_device
+from spec_lab.config import RunConfig
+from spec_lab.core.types import GenerationResult
+from spec_lab.errors import UserError
+from spec_lab.measure.shared_failure import failures_shared
+from spec_lab.models.partition import WHOLE, Partition
+from spec_lab.ranks import Ranks, ranks
+
+
+class World(Protocol):
+    """Says what the run must know of its processes."""
+
+    @property
+    def size(self) -> int:
+        """Return how many processes there are."""
+        ...
+
+    @property
+    def partition(self) -> Partition:
+        """Return what this process has of the target."""
+        ...
+
+    def require_agreement(self, result: GenerationResult) -> None:
+        """Raise RuntimeError where another process generated something else."""
+        ...
+
+
+class Alone:
+    """Keeps the protocol `World`, for one process."""
+
+    size = 1
+    partition: Partition = WHOLE
+
+    def require_agreement(self, result: GenerationResult) -> None:
+        """Do nothing: there is no other process."""
+
+
+ALONE = Alone()
+
+
+class Together:
+    """Keeps the protocol `World`, for the processes of the default group of `torch.distributed`."""
+
+    def __init__(self, own: Ranks, device: torch.device) -> None:
+        from spec_lab.models.collectives import TorchCollectives
+        from spec_lab.models.tensor_parallel import TensorParallel
+
+        self.size = own.size
+        self._device = device
+        self._collectives = TorchCollectives(own.size)
+        self.partition: Partition = TensorParallel(own.rank, own.size, self._collectives)
+
+    def require_agreement(self, result: GenerationResult) -> None:
+        told = repr([(record.request_id, record.output_ids, record.emitted_per_round) for record in result.requests])
+        digest = int.from_bytes(hashlib.sha256(told.encode()).digest()[:7])
+        digests = self._collectives.gather(torch.tensor([digest], device=self._device)).flatten().tolist()
+        if len(set(digests)) > 1:
+            raise RuntimeError(
+                "the processes of this run emitted different tokens, so that what each of them verified means nothing; "
+                "a kernel that gives other bits on another device is the likely cause"
+            )
+
+
+@contextmanager
+def world_of(config: RunConfig, folder: Path) -> Iterator[World]:
+    """Join the processes that `target.tensor_parallel` asks for, until the block ends.
+
+    Args:
+        folder: of the run's record, which says so if another process fails.
+
+    Raises:
+        UserError: the machine has fewer GPUs than processes.
+    """
+    if config.target.tensor_parallel == 1:
+        yield ALONE
+        return
+    own = ranks()
+    device = _own_device(config, own)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    with failures_shared(own, folder):
+        yield Together(own, device)
+    dist.destroy_process_group()  # after a failure it could wait for one that has gone
+
+
+def _own_device(config: RunConfig, own: Ranks) -> torch.device:
+    """Make the GPU of this process the current one, so that `device=cuda` means it."""
+    device = resolve_device(config.device)
+    if device.type != "cuda":
+        return device
+    num_devices = torch.cuda.device_count()
+    if num_devices < own.local_size:
+        raise UserError(
+            f"target.tensor_parallel={own.size} has {own.local_size} processes on a machine with {num_devices} GPUs; "
+            "start no more than it has, or use device=cpu"
+        )
+    torch.cuda.set_device(own.local_rank)
+    return device

@@ -1,0 +1,34 @@
+"""The ranks of a run are the processes that `torchrun` started for it; its environment variables number them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The place of this process among those of its run.
+
+    Attributes:
+        rank: from 0; the first one records and prints.
+        size: how many there are.
+        local_rank: the place among those of this machine, and so its GPU.
+        local_size: how many are on this machine.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+def ranks() -> Ranks:
+    """Read the variables; a process that was started on its own is the only one."""
+    size = _number("WORLD_SIZE", 1)
+    return Ranks(_number("RANK", 0), size, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", size))
+
+
+def _number(variable: str, alone: int) -> int:
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() else alone

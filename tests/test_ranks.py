@@ -1,0 +1,127 @@
+"""The ranks of torchrun: who speaks, what is refused, and that one process is left as it was."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import spec_lab
+import spec_lab.doctor.__main__ as doctor
+from spec_lab.__main__ import main
+from spec_lab.cli import follower
+from spec_lab.cli.follower import Adapt, on_this_rank
+from spec_lab.compatibility.run import refusals
+from spec_lab.config import RunConfig
+from spec_lab.errors import UserError
+from spec_lab.ranks import Ranks, ranks
+
+Start = Callable[..., None]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Let this process be one of several."""
+
+    def start(size: int, rank: int = 0) -> None:
+        for name, value in {"WORLD_SIZE": size, "RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}.items():
+            monkeypatch.setenv(name, str(value))
+
+    return start
+
+
+def config_of(tensor_parallel: int, device: str = "cpu") -> RunConfig:
+    config = spec_lab.compose(["drafter=none", f"device={device}"]).config
+    return replace(config, target=replace(config.target, tensor_parallel=tensor_parallel))
+
+
+def test_a_process_of_its_own_is_the_only_rank(monkeypatch: pytest.MonkeyPatch, started: Start) -> None:
+    assert ranks() == Ranks(0, 1, 0, 1)
+    started(4, rank=3)
+    assert ranks() == Ranks(3, 4, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("size", "tensor_parallel", "fragments"),
+    [
+        (1, 1, ()),
+        (2, 2, ()),
+        (1, 2, ("target.tensor_parallel=2", "torchrun --nproc-per-node 2 -m spec_lab")),
+        (2, 1, ("target.tensor_parallel=1", "WORLD_SIZE=2", "use target.tensor_parallel=2")),
+        (4, 2, ("target.tensor_parallel=2", "WORLD_SIZE=4", "use target.tensor_parallel=4")),
+        (1, 0, ("target.tensor_parallel=0", "at least 1")),
+    ],
+)
+def test_there_is_a_process_for_each_part(
+    started: Start, size: int, tensor_parallel: int, fragments: tuple[str, ...]
+) -> None:
+    started(size)
+    found = refusals(config_of(tensor_parallel))
+    assert len(found) == bool(fragments)
+    assert all(fragment in found[0] for fragment in fragments)
+
+
+def test_one_gpu_is_not_for_several_parts(started: Start) -> None:
+    started(2)
+    (found,) = refusals(config_of(2, "cuda:1"))
+    assert "device=cuda:1" in found and "use device=cuda" in found
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_multirun_under_torchrun_is_refused(started: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    started(2)
+    assert main(["-m", "target.tensor_parallel=2", "drafter=none,ngram"]) == 2
+    assert "refused: a multirun is for one process, and 2 were started" in capsys.readouterr().err
+    assert list(Path().iterdir()) == []
+
+
+def test_what_works_in_one_process_says_so(started: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["target.tensor_parallel=2"]) == 2
+    assert "spec_lab.doctor works in one process" in capsys.readouterr().err
+    for program in (spec_lab.run, spec_lab.examine):
+        with pytest.raises(UserError, match="works in one process"):
+            program(spec_lab.compose(["target.tensor_parallel=2"]))
+
+
+def test_other_ranks_are_silent_and_leave_nothing(started: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    config = spec_lab.compose(["logger=wandb"]).config
+    seen: list[Any] = []
+
+    def program(adapt: Adapt) -> int:
+        adapted = adapt(config)
+        Path(adapted.output_dir, "record").write_text("words")
+        print("a table")
+        print("a warning", file=sys.stderr)
+        seen.append(adapted)
+        return 0
+
+    started(2, rank=1)
+    assert on_this_rank(program) == 0
+    assert capsys.readouterr() == ("", "")
+    (adapted,) = seen
+    assert not Path(adapted.output_dir).exists() and adapted.logger.name == "jsonl"
+    assert adapted == replace(config, output_dir=adapted.output_dir, logger=adapted.logger)
+    started(2, rank=0)
+    assert on_this_rank(lambda adapt: 0 if adapt(config) is config else 1) == 0
+
+
+def test_an_error_of_another_rank_alone_is_heard(
+    started: Start, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torchrun has not ended this rank in the meantime, so the first one has not had the same error."""
+
+    def program(adapt: Adapt) -> int:
+        print("refused: no such folder", file=sys.stderr)
+        return 2
+
+    waited: list[float] = []
+    monkeypatch.setattr(follower, "time", SimpleNamespace(sleep=waited.append))
+    started(2, rank=1)
+    assert on_this_rank(program) == 2
+    assert capsys.readouterr().err == "rank 1: refused: no such folder\n"
+    assert waited == [follower.GRACE_SECONDS]
