@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from spec_lab.assembly.models import resolve_device
 from spec_lab.config import RunConfig
-from spec_lab.core.types import GenerationResult
+from spec_lab.core.results import GenerationResult
 from spec_lab.errors import UserError
 from spec_lab.measure.shared_failure import failures_shared
 from spec_lab.models.partition import WHOLE, Partition

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# A target over two GPUs: equal to one by the audit, and the time of a round at the 8B shape on one and on two, 70B on two.
+#   bash scripts/tensor_parallel.sh      on a machine with two GPUs; not run so far: docs/tensor_parallel.md
+# Records go to $OUT/tensor_parallel where OUT is set, else to outputs/tensor_parallel.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+export PYTHONPATH="${PYTHONPATH:-.:kernels}" PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
+PYTHON="${PYTHON:-python3}"
+RECORDS="${OUT:-outputs}/tensor_parallel"
+TWO=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node 2 -m spec_lab target.tensor_parallel=2)
+ONE=("$PYTHON" -m spec_lab)
+SHAPE=(target.weights=random drafter=eagle3 drafter.weights=random prune=catchup acceptance=synthetic graph=round
+  attention=triton kernels=triton workload=random_ids device=cuda "output_dir=$RECORDS")
+failed=0
+
+run() { echo "-- $*"; "$@" || failed=1; }
+
+for mode in eager full_loop round; do
+  run "${TWO[@]}" drafter=eagle3 prune=catchup "graph=$mode" device=cuda dtype=float32 "name=equal" "output_dir=$RECORDS"
+done
+run "${ONE[@]}" target=llama3_8b "${SHAPE[@]}" name=one
+run "${TWO[@]}" target=llama3_8b "${SHAPE[@]}" name=two
+run "${TWO[@]}" target=llama3_70b "${SHAPE[@]}" name=two
+"$PYTHON" -m spec_lab.report "$RECORDS" --anyway
+exit "$failed"
