@@ -4,7 +4,7 @@ WORKERS ?= 2
 # Each worker begins with one half of the tests, so that what the tests of a file share is made once.
 PYTEST = $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help install smoke lint test slow gpu
+.PHONY: help install smoke lint docs test slow gpu
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile | expand --tabs=16
@@ -20,6 +20,9 @@ lint: ## style and types; pre-commit runs the same
 	ruff check
 	ruff format --check
 	mypy
+
+docs: ## the documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 test: ## the default tier of the tests, minutes
 	$(PYTEST)

@@ -1,0 +1,83 @@
+"""A hook of mkdocs (mkdocs.yml): pages of the site that lie outside docs/, and links between them and docs/.
+
+On a page of the site every link to a file of the repository works as it does in the repository: it leads to another
+page, or to a copy of the file.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = "docs/"
+COPIES = "repository/"
+LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)(?P<path>[^)#\s]+)(?=[)#])")
+LIST_BELOW_TEXT = re.compile(r"^(?!- )(\S.*)\n(?=- )", flags=re.MULTILINE)
+FENCE = re.compile(r"(^```.*?^```)", flags=re.MULTILINE | re.DOTALL)
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "kernels/README.md": "kernels.md",
+    **{
+        card.relative_to(ROOT).as_posix(): f"zoo/{card.parent.name}.md"
+        for card in sorted(ROOT.glob("spec_lab/zoo/*/README.md"))
+    },
+}
+"""Says where each page from outside docs/ stands in the site."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages from outside docs/, and every page of docs/ that the navigation does not name at its end."""
+    for path, uri in PAGES.items():
+        files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
+    named = _named(config.nav)
+    others = sorted(page.src_uri for page in files.documentation_pages() if page.src_uri not in named)
+    cards = [uri for uri in others if uri.startswith("zoo/")]
+    more = [uri for uri in others if uri not in cards]
+    config.nav = [*(config.nav or []), *([{"More": more}] if more else []), {"Weights": cards}]
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turns links between files of the repository into links of the site; a file that is no page is copied."""
+
+    def link(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match["path"]))
+        uri = site_uri(target)
+        if uri.startswith(COPIES) and (ROOT / target).is_file() and files.get_file_from_path(uri) is None:
+            files.append(File.generated(config, uri, abs_src_path=str(ROOT / target)))
+        return posixpath.relpath(uri, posixpath.dirname(page.file.src_uri))
+
+    source = repository_path(page.file.src_uri)
+    parts = FENCE.split(markdown)
+    return "".join(part if index % 2 else LINK.sub(link, _spaced(part)) for index, part in enumerate(parts))
+
+
+def repository_path(uri: str) -> str:
+    """The file of the repository that a page of the site comes from."""
+    return next((path for path, page in PAGES.items() if page == uri), DOCS + uri)
+
+
+def site_uri(path: str) -> str:
+    """The place in the site of a file of the repository."""
+    return PAGES.get(path) or (path.removeprefix(DOCS) if path.startswith(DOCS) else COPIES + path)
+
+
+def _spaced(markdown: str) -> str:
+    """An empty line before each list that begins right below a paragraph: mkdocs wants one where GitHub does not."""
+    return LIST_BELOW_TEXT.sub(r"\1\n\n", markdown)
+
+
+def _named(nav: object) -> set[str]:
+    """Every page that a navigation names."""
+    if isinstance(nav, str):
+        return {nav}
+    inside = nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else []
+    return {page for part in inside for page in _named(part)}
