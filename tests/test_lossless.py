@@ -27,7 +27,20 @@ from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.graph_lab import MODES
 from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
-from tests.lossless_cases import BATCHES, CASES, CHUNKS, DRAFTERS, PADDINGS, PAGES, SLOW_CASES, TARGETS, TRAINED, Case
+from tests.lossless_cases import (
+    BATCHES,
+    CASES,
+    CHUNKS,
+    DRAFTERS,
+    EAGER,
+    PADDINGS,
+    PAGES,
+    QUICK,
+    SLOW_CASES,
+    TARGETS,
+    TRAINED,
+    Case,
+)
 from tests.taught_pairs import TEACHERS, teach_drafters
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target
@@ -174,7 +187,11 @@ def test_every_drafter_of_the_lab_is_in_the_table() -> None:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_drafter_meets_everything(drafter: str) -> None:
     """The sizes that go round in the table reach every drafter."""
-    cases = [case for case in CASES if case.drafter == drafter and case.graph == "eager"]
+    quick = [case for case in QUICK if case.drafter == drafter]
+    assert {case.prune for case in quick} == set(PRUNING)
+    assert {case.batch_size for case in quick} == set(BATCHES)
+    assert {case.target for case in quick} == set(TARGETS)
+    cases = [case for case in (*CASES, *SLOW_CASES) if case in EAGER and case.drafter == drafter]
     assert {(case.prune, case.batch_size) for case in cases} == {(p, b) for p in PRUNING for b in BATCHES}
     assert {case.num_draft_tokens for case in cases} == set(DRAFTERS[drafter])
     assert {case.target for case in cases} == set(TARGETS)

@@ -62,7 +62,7 @@ token. Seed {recipe["seed"]}. {_where(training)}.
 
 {_curve(training)}
 
-{_evaluation(folder, measured, kind)}
+{evaluation_section(_measurements(folder, measured), kind)}
 
 {LIMITS}"""
     return _reflow(card)
@@ -92,7 +92,7 @@ texts. Licences of the data: as the target's.
 
 {_curve(training)}
 
-{_evaluation(folder, output, description.kind)}
+{evaluation_section(_measurements(folder, output), description.kind)}
 
 {LIMITS}"""
     return _reflow(card)
@@ -111,15 +111,20 @@ LIMITS = """## What these figures do not say about large models
 """
 
 
-def _evaluation(folder: RunFolder, measured: Path, kind: str | None) -> str:
-    report = json.loads(folder.evaluation(measured).read_text(encoding="utf-8"))
-    pooled = report["pooled"]
-    return f"""## Evaluation
-{pooled["prompts"]} prompts (`spec_lab/workloads/prompts`), greedy, at most {report["max_new_tokens"]} new tokens,
-float32 from the bf16 weights. {"" if kind is None else _drafts(report, kind)} Rows < {report["uncertain_below"]}: share
-of written tokens whose most likely token had less probability, in thinking and elsewhere.
+def evaluation_section(report: dict[str, Any], kind: str | None) -> str:
+    """The section of a card that says what `spec_lab.train.evaluate` measured; `kind`: of the drafter, if any."""
+    return _reflow(f"""## Evaluation
+{report["pooled"]["prompts"]} prompts (`spec_lab/workloads/prompts`), greedy, at most {report["max_new_tokens"]} new
+tokens, float32 from the bf16 weights. {"" if kind is None else _drafts(report, kind)} Rows <
+{report["uncertain_below"]}: share of written tokens whose most likely token had less probability, in thinking and
+elsewhere.
 
-{format_table(report)}"""
+{format_table(report)}""").strip()
+
+
+def _measurements(folder: RunFolder, measured: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(folder.evaluation(measured).read_text(encoding="utf-8"))
+    return report
 
 
 def _drafts(report: dict[str, Any], kind: str) -> str:

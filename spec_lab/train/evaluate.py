@@ -122,11 +122,24 @@ class EvaluationRecipe:
     def run(
         self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, match: DraftMatcher | None
     ) -> tuple[dict[str, object], list[Sample]]:
-        """The report by category and pooled, and a few texts. Without a drafter the rounds stay empty."""
+        """Returns the report by category and pooled, and a few texts. Without a drafter the rounds stay empty."""
+        return self.measure(model, tokenizer, match, self.continuations(model, tokenizer))
+
+    def continuations(self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> list[Continuation]:
+        """Lets the target continue the prompts, greedily."""
+        prompt_ids = tokenizer(_texts(load_prompts(self.config.limit_per_category)))["input_ids"]
+        return generate(model, prompt_ids, self.config.max_new_tokens, self.config.batch_size)
+
+    def measure(
+        self,
+        model: Qwen3ForCausalLM,
+        tokenizer: PreTrainedTokenizerFast,
+        match: DraftMatcher | None,
+        continuations: list[Continuation],
+    ) -> tuple[dict[str, object], list[Sample]]:
+        """Measures what `continuations` returned; several drafters can be measured on the same."""
         prompts = load_prompts(self.config.limit_per_category)
-        texts = [render_prompt(prompt.form, prompt.text) for prompt in prompts]
-        prompt_ids = tokenizer(texts)["input_ids"]
-        continuations = generate(model, prompt_ids, self.config.max_new_tokens, self.config.batch_size)
+        texts = _texts(prompts)
         counts: dict[str, CategoryCounts] = {}
         samples: list[Sample] = []
         markers = ThinkingMarkers(*tokenizer.convert_tokens_to_ids([THINK_START, THINK_END]))
@@ -167,6 +180,10 @@ class EvaluationRecipe:
             for row in range(len(part)):
                 matches = None if num_matches is None else num_matches[row].tolist()
                 yield start + row, MeasuredRows(top_probability[row], entropy[row], matches)
+
+
+def _texts(prompts: list[Prompt]) -> list[str]:
+    return [render_prompt(prompt.form, prompt.text) for prompt in prompts]
 
 
 @dataclass(frozen=True, slots=True)
