@@ -122,4 +122,4 @@ EAGER = list(eager_cases())
 QUICK = [case for row, case in enumerate(EAGER) if row % 3 == row // 3 % 3]
 """A third of them: each drafter with each pruning at one batch size, which goes round."""
 CASES = [*QUICK, *list(captured_cases())[::2]]
-SLOW_CASES = [*slow_cases(), *(case for case in EAGER if case not in QUICK), *list(captured_cases())[1::2]]
+SLOW_CASES = list(dict.fromkeys([*slow_cases(), *(c for c in EAGER if c not in QUICK), *list(captured_cases())[1::2]]))
