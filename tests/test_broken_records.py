@@ -85,7 +85,7 @@ def check_error(folder: Path, read: Callable[[], object]) -> None:
             pytest.fail(line)
 
 
-FAST = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+FAST = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
 
 

@@ -109,6 +109,7 @@ def test_a_healthy_head_has_no_fault(healthy: Subject, drafter: str, tmp_path: P
     assert (verdicts["recycled path"] is Verdict.OK) == (drafter != "draft_model")
 
 
+@pytest.mark.slow
 def test_taps_that_name_outputs_read_as_inputs(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
     """The head reads the inputs of layers 2, 4 and 5; its config names them as outputs, one lower."""
     keep_readings("tap ids")
@@ -236,6 +237,7 @@ class ZeroFeatures:
         return output
 
 
+@pytest.mark.slow
 def test_hidden_states_that_are_zero(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
     keep_readings()
     subject = examined(healthy, f"drafter.path={copy_of('eagle3', tmp_path)}")
@@ -298,7 +300,8 @@ def with_broken_writes(subject: Subject, place: Callable[[torch.Tensor], torch.T
     return replace(subject, make_drafter=make)
 
 
-@pytest.mark.parametrize("place", [skipped, pytest.param(next_slots, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [skipped, next_slots])
 def test_a_stale_cache(
     healthy: Subject,
     keep_readings: KeepReadings,

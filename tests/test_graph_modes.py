@@ -32,10 +32,9 @@ __all__ = ["lab"]
 PLAIN_MODES = ("split_seed", "step_replay", "full_loop", "round")
 
 
-CASES = [(mode, count, prune) for mode in MODES for count, prune in ((3, "none"), (3, "catchup"))]
-
-
-@pytest.mark.parametrize(("mode", "num_draft_tokens", "prune"), [*CASES, ("full_loop", 8, "catchup")])
+@pytest.mark.parametrize(
+    ("mode", "num_draft_tokens", "prune"), [*checkerboard(MODES, [3], ["catchup", "none"]), ("full_loop", 8, "catchup")]
+)
 def test_a_captured_mode_gives_what_eager_gives(lab: Lab, mode: str, num_draft_tokens: int, prune: str) -> None:
     """The requests meet exact and padded batches, reused slots, prompts of one token, page borders and the maximum
     length.

@@ -67,11 +67,9 @@ def drop_it_in_a_finaliser() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("strike", [let_it_through, fail_in_its_place, fail_from_it, drop_it, drop_it_in_a_finaliser])
 def test_ctrl_c_ends_the_run_and_the_sweep(
     strike: Callable[[], None],
-    begins: bool,
     runner: FakeRunner,
     empty_folder: Path,
     monkeypatch: pytest.MonkeyPatch,

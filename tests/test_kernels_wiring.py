@@ -83,7 +83,7 @@ CASES = {
     "frozen_kv": Case(frozenset({"strict_accept", "rope_write"}), drafter="frozen_kv"),
     "draft_model": Case(frozenset({"strict_accept", "rope_write"}), drafter="draft_model"),
 }
-QUICK = [("strict", "eager"), ("standard", "step_replay"), ("mtp_vanilla", "full_loop")]
+QUICK = [("strict", "eager"), ("standard", "step_replay")]
 GRAPHS = ("eager", "full_loop", "step_replay", "round")
 SLOW = [(case, graph) for case in CASES for graph in GRAPHS if (case, graph) not in QUICK]
 

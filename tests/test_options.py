@@ -33,6 +33,7 @@ SHAPES = [(group, option) for group, option in OPTIONS if group == "target" and 
 """Targets of billions of parameters, too large to build here: they go through the dry run alone."""
 
 RUNNABLE = [entry for entry in OPTIONS if entry not in SHAPES]
+INTERPRETED = ("attention", "triton")
 SAMPLED = ["acceptance=rejection", "sampling=sampled", "drafter.draft_sampling=distribution"]
 NEEDS = {
     ("acceptance", "rejection"): SAMPLED,
@@ -41,7 +42,7 @@ NEEDS = {
     ("workload", "spec_bench"): ["workload.path=question.jsonl"],
     ("logger", "wandb"): ["logger.mode=disabled"],
     # In Triton's interpreter: short prompts.
-    ("attention", "triton"): ["workload=random_ids", "workload.prompt_tokens=8", "workload.num_requests=2"],
+    INTERPRETED: ["workload=random_ids", "workload.prompt_tokens=8", "workload.num_requests=2"],
 }
 CHEAP = [
     *("max_new_tokens=6", "repeats=1", "warmup_requests=0", "profile_rounds=0", "num_threads=1", "batch_size=2"),
@@ -88,7 +89,10 @@ def test_a_shape_composes(group: str, option: str) -> None:
     assert choices[group].split("+")[0] == option
 
 
-@pytest.mark.parametrize(("group", "option"), RUNNABLE)
+@pytest.mark.parametrize(
+    ("group", "option"),
+    [pytest.param(*entry, marks=pytest.mark.slow if entry == INTERPRETED else []) for entry in RUNNABLE],
+)
 def test_every_option_builds_and_runs(
     group: str, option: str, pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
 ) -> None:

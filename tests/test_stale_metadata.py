@@ -31,9 +31,8 @@ def generate(*overrides: str) -> GenerationResult:
 
 
 @pytest.mark.skipif(not ZOO.is_dir(), reason="this checkout has no shipped weights")
-@pytest.mark.parametrize(
-    "graph", ["full_loop", *(pytest.param(name, marks=pytest.mark.slow) for name in ("split_seed", "round"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", ["full_loop", "split_seed", "round"])
 def test_frozen_lengths_cost_acceptance_and_leave_the_output_right(graph: str) -> None:
     """A window that stays where step 1 had it lacks what the draft itself wrote: the newest keys, which matter most."""
     fresh, stale = generate(f"graph={graph}"), generate(f"graph={graph}", "graph.metadata=stale")
