@@ -129,7 +129,7 @@ def test_a_mistake_of_ours_that_hydra_called_is_a_traceback(
     def broken(error: Exception) -> None:
         raise ValueError("too many values to unpack")
 
-    monkeypatch.setattr("spec_lab.cli.session.to_run_config", broken)
+    monkeypatch.setattr("spec_lab.cli.task.to_run_config", broken)
     from spec_lab.__main__ import main
 
     assert main(["seed=3"]) == 1

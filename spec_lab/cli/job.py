@@ -40,10 +40,18 @@ def worst_exit_code(statuses: Iterable[Status]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """The end of a job. `folder` is None where nothing was written: a dry run, or a run refused on its own."""
+    """Tells how a job ended.
+
+    Attributes:
+        folder: None where nothing was written: a dry run, or a run refused on its own.
+        reason: of a failure or a refusal, in a line; None where none is known.
+        earlier: whether it ended in an earlier call, and was only found.
+    """
 
     status: Status
     folder: Path | None = None
+    reason: str | None = None
+    earlier: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +129,9 @@ def end(job: Job, folder: Path | None, error: BaseException) -> tuple[JobOutcome
     trouble = _trouble(job, error, has_begun)
     if trouble is not None and trouble.status == "refused":
         return _refused(job, folder, trouble.line), trouble
-    close_record(folder, "failed", describe_error(error))
-    return JobOutcome("failed", folder), trouble
+    reason = describe_error(error)
+    close_record(folder, "failed", reason)
+    return JobOutcome("failed", folder, reason), trouble
 
 
 def _trouble(job: Job, error: BaseException, has_begun: bool) -> Trouble | None:
@@ -141,13 +150,13 @@ def _refused(job: Job, folder: Path | None, reason: str) -> JobOutcome:
     if not job.in_sweep:
         if folder is not None:
             shutil.rmtree(folder)
-        return JobOutcome("refused")
+        return JobOutcome("refused", reason=reason)
     with suppress(UserError, OSError):  # that the folder cannot be written has been said, or is said by the next job
         if folder is not None:
             amend_status(folder, "refused", reason)
         elif refuse_name(job.config.name) is None:
             folder = _make_folder(job, "refused", reason)
-    return JobOutcome("refused", folder)
+    return JobOutcome("refused", folder, reason)
 
 
 def _make_folder(job: Job, status: Status, reason: str) -> Path:

@@ -2,59 +2,69 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from spec_lab.assembly import registry
-from spec_lab.assembly.loggers import join_sweep
-from spec_lab.cli.compose import VERSION_BASE, chosen_options, register_schemas, search_path, to_run_config
-from spec_lab.cli.ending import print_refusal
+from spec_lab.cli.compose import VERSION_BASE, register_schemas, search_path
 from spec_lab.cli.flags import FLAGS_THAT_SHOW
-from spec_lab.cli.folder import display, find_ended, folder_name
-from spec_lab.cli.job import Job, JobOutcome, run_job, worst_exit_code
-from spec_lab.cli.labels import name_groups
-from spec_lab.cli.options import conf_folder, read_groups, run_menu
+from spec_lab.cli.folder import display
+from spec_lab.cli.follower import Adapt
+from spec_lab.cli.job import JobOutcome, worst_exit_code
+from spec_lab.cli.launchers import (
+    launches_elsewhere,
+    lost_worker,
+    refuse_missing_launcher,
+    refuse_sharing,
+)
+from spec_lab.cli.options import conf_folder, run_menu
+from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.overrides import check_arguments, extensions_in
-from spec_lab.cli.sweep import Multirun
-from spec_lab.config import RunConfig
-from spec_lab.errors import UserError
+from spec_lab.cli.sweep import FolderResolver, Multirun
+from spec_lab.cli.task import JobTask
+from spec_lab.errors import UserError, one_line
 
 
 class Session:
-    """Runs what the arguments say, in this process and one job after the other, as Hydra's basic launcher does."""
+    """Runs what the arguments say: in this process one job after the other, or in the workers of a launcher."""
 
-    def __init__(self, adapt: Callable[[RunConfig], RunConfig] = lambda config: config) -> None:
+    def __init__(self, adapt: Adapt = lambda config: config) -> None:
         """`adapt` changes each composed run before it is checked."""
         self._adapt = adapt
         self.outcomes: list[JobOutcome] = []
         self._sweep = Multirun(writes=True)
-        self._has_run = False
+        self._runs_elsewhere = False
 
     def run(self, arguments: Sequence[str]) -> None:
         """Check, compose and run `arguments` as they were typed.
 
         Raises:
+            UserError: the arguments come to no job at all, or to jobs that would time one another.
             Exception: as `call_hydra`.
         """
         extensions = extensions_in(arguments)
         checked = check_arguments(arguments, run_menu(extensions))
+        refuse_missing_launcher(checked)
         registered = registry.load(extensions)
         register_schemas(registered)
         shows_only = "dry_run=true" in checked or any(flag in FLAGS_THAT_SHOW for flag in checked)
         with Multirun(writes=not shows_only) as self._sweep:
-            OmegaConf.register_new_resolver("sweep_folder", self._sweep.name, replace=True, use_cache=True)
-            call_hydra(self._run_one, [*checked, *search_path(registered)], conf_folder())
-            if self._sweep.folder is not None and any(outcome.folder is not None for outcome in self.outcomes):
-                self._sweep.close([outcome.status for outcome in self.outcomes])
+            FolderResolver(self._name_sweep, self._sweep.place).register()
+            task = JobTask(self._sweep.place, self._adapt)
+            all_arguments = [*checked, *search_path(registered)]
+            lost = self._launch(task, all_arguments)
+            self._read_outcomes(task, lost)
+            if lost is None:
+                check_came_to_jobs(len(self.outcomes), all_arguments)
+                self._close()
 
     def exit_code(self) -> int:
         """The exit code of the worst job."""
@@ -65,46 +75,53 @@ class Session:
         folders = [outcome.folder for outcome in self.outcomes if outcome.folder is not None]
         if self._sweep.folder is not None and folders:
             counts = Counter(outcome.status for outcome in self.outcomes)
-            if not self._has_run:
+            has_run = any(not outcome.earlier for outcome in self.outcomes)
+            if self._runs_elsewhere or not has_run:
                 print(_tables(self._sweep.folder))
+            if not has_run:
                 print("nothing was left to run, so that this is what ran before; fresh=true runs it all again")
             print(f"{len(self.outcomes)} jobs: {', '.join(f'{count} {status}' for status, count in counts.items())}")
             print(display(self._sweep.folder.absolute()))
         elif folders:
             print(display(folders[0]))
 
-    def _run_one(self, composed: DictConfig) -> None:
-        """Hydra's task: one composed job. Errors become outcomes, so that a sweep goes on."""
-        settings = HydraConfig.get()
-        in_sweep = not OmegaConf.is_missing(settings.job, "num")
-        try:
-            config = self._adapt(to_run_config(composed))
-        except UserError as error:
-            print_refusal(error)
-            self.outcomes.append(JobOutcome("refused"))
-            return
-        base = Path(settings.runtime.output_dir)
-        if not in_sweep:
-            base = base / config.output_dir
-        else:
-            join_sweep(config.logger, base.name)
-        groups = read_groups(tuple(config.extensions))
-        choices = name_groups(config, chosen_options(settings.runtime.choices), groups)
-        earlier = self._sweep.continues and not config.dry_run
-        outcome = self._ended_earlier(base, config, choices) if earlier else None
-        if outcome is None:
-            self._has_run = True
-            outcome = run_job(Job(config, choices, base, in_sweep))
-        self.outcomes.append(outcome)
+    def _name_sweep(self, *parts: Any) -> str:
+        """Name the folder of a multirun here, before any job is launched; asked again, it is that one."""
+        if self._sweep.place.folder is not None:
+            return str(self._sweep.place.folder)
+        *named, launcher, device, shared_device = parts
+        if self._sweep.writes and not shared_device:
+            refuse_sharing(launcher, device)
+        self._runs_elsewhere = launches_elsewhere(launcher)
+        return self._sweep.name(*named)
 
-    def _ended_earlier(self, base: Path, config: RunConfig, choices: dict[str, str]) -> JobOutcome | None:
-        """Tells how a job of a sweep that is continued ended before the sweep was killed."""
-        ended = find_ended(base, folder_name(config, choices))
-        if ended is None:
-            return None
-        folder, status = ended
-        print(f"{status} before: {display(folder.absolute())}")
-        return JobOutcome(status, folder)
+    def _launch(self, task: JobTask, arguments: Sequence[str]) -> str | None:
+        """Run all jobs; says what happened where a worker of the launcher ended before its job."""
+        try:
+            call_hydra(task, arguments, conf_folder())
+        except Exception as error:
+            lost = lost_worker(error)
+            if lost is None:
+                raise
+            print(f"failed: a worker ended before its job ({lost}); the same command goes on", file=sys.stderr)
+            return lost
+        return None
+
+    def _read_outcomes(self, task: JobTask, lost: str | None) -> None:
+        """Collect what ran here and, from the folder, what ran in workers, whose output nobody sees on a cluster."""
+        elsewhere = [] if self._sweep.place.folder is None else Outcomes(self._sweep.place.folder).read()
+        self.outcomes = [*task.outcomes, *elsewhere]
+        if lost is not None and all(outcome.status != "failed" for outcome in elsewhere):
+            self.outcomes.append(JobOutcome("failed", reason=lost))
+        if self._runs_elsewhere:
+            for outcome in elsewhere:
+                if outcome.reason is not None:
+                    place = "" if outcome.folder is None else f" ({display(outcome.folder)})"
+                    print(f"{outcome.status}: {one_line(outcome.reason)}{place}", file=sys.stderr)
+
+    def _close(self) -> None:
+        if self._sweep.folder is not None and any(outcome.folder is not None for outcome in self.outcomes):
+            self._sweep.close([outcome.status for outcome in self.outcomes])
 
 
 def _tables(folder: Path) -> str:
@@ -120,19 +137,20 @@ def call_hydra(task: Callable[[DictConfig], None], arguments: Sequence[str], con
     """Calls `task` with what `arguments` make of `conf`/config.yaml, once or for every job of a multirun.
 
     Raises:
-        UserError: the arguments come to no job at all.
         Exception: they do not compose; `errors.is_of_composing` knows what Hydra raises.
     """
-    jobs = itertools.count()
 
-    def run(composed: DictConfig) -> None:
-        next(jobs)
+    def run(composed: DictConfig) -> None:  # Hydra asks a task for its code, which a function has alone
         task(composed)
 
     enter = hydra.main(version_base=VERSION_BASE, config_path=str(conf.absolute()), config_name="config")
     with _as_process_arguments(arguments):
         enter(run)()
-    if next(jobs) == 0 and not any(flag in FLAGS_THAT_SHOW for flag in arguments):
+
+
+def check_came_to_jobs(num_jobs: int, arguments: Sequence[str]) -> None:
+    """Raise UserError where `arguments` asked for jobs and came to none."""
+    if num_jobs == 0 and not any(flag in FLAGS_THAT_SHOW for flag in arguments):
         sweeps = [text for text in arguments if text.endswith(")")]
         raise UserError(f"{' '.join(sweeps) or 'the sweep'} comes to no job; give every key at least one value")
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from spec_lab.cli.folder import (
     close_sweep,
@@ -16,11 +19,59 @@ from spec_lab.cli.folder import (
     multirun_place,
     remove_empty,
 )
+from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep_lock import SweepLock
 from spec_lab.compatibility.names import refuse_name
 from spec_lab.errors import WORN_OUT, UserError
 from spec_lab.ranks import ranks
 from spec_lab.record.schema import Status
+
+
+@dataclass(slots=True)
+class SweepPlace:
+    """The place that the jobs of a multirun write to, as they must know it wherever they run.
+
+    Attributes:
+        folder: None until Hydra has asked for it, as it does for a multirun only.
+        continues: whether an earlier process left the folder behind, with some of the jobs done, or all.
+    """
+
+    folder: Path | None = None
+    continues: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FolderResolver:
+    """The resolver `sweep_folder` of conf/config.yaml.
+
+    Hydra sends it to the workers of a launcher, where the folder has its name already.
+
+    Attributes:
+        name: makes and names the folder, in the process that was typed.
+    """
+
+    name: Callable[..., str]
+    place: SweepPlace
+
+    def register(self) -> None:
+        """Make it known to OmegaConf in this process."""
+        OmegaConf.register_new_resolver("sweep_folder", self, replace=True, use_cache=True)
+
+    def __call__(self, *parts: Any) -> str:
+        return self.name(*parts)
+
+    def __reduce__(self) -> tuple[type[KnownFolder], tuple[str]]:
+        return KnownFolder, (str(self.place.folder),)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFolder:
+    """The same resolver in a worker."""
+
+    folder: str
+
+    def __call__(self, *parts: Any) -> str:
+        return self.folder
 
 
 class Multirun:
@@ -33,14 +84,14 @@ class Multirun:
         writes: whether the jobs may write; a dry run gets a folder that is gone when it ends.
 
     Attributes:
+        place: of the jobs; in a dry run it is a scratch folder.
         folder: None until Hydra has asked for it, as it does for a multirun only, and in a dry run.
-        continues: whether an earlier process left the folder behind, with some of the jobs done, or all.
     """
 
     def __init__(self, writes: bool) -> None:
+        self.place = SweepPlace()
         self.folder: Path | None = None
-        self.continues = False
-        self._writes = writes
+        self.writes = writes
         self._lock: SweepLock | None = None
         self._made: list[Path] = []
         self._scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True) if not writes else None
@@ -50,6 +101,7 @@ class Multirun:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._lock is not None and self.folder is not None:
+            Outcomes(self.folder).clear()
             self._lock.release()
             discard_empty_sweep(self.folder)
         remove_empty(self._made)
@@ -79,13 +131,15 @@ class Multirun:
         self._made = missing_folders(base)
         make_output_dir(base)
         folder = multirun_place(base, name, overrides, sweeper, fresh)
+        self.place.folder = folder.absolute()
         if self._scratch is not None:
             return str(folder)
-        self.continues = folder.exists()
+        self.place.continues = folder.exists()
         folder.mkdir(exist_ok=True)
         self.folder, lock = folder, SweepLock(folder)
         lock.take()
         self._lock = lock
+        Outcomes(folder).clear()  # what a killed process left
         return str(folder)
 
     def close(self, statuses: Iterable[Status]) -> None:

@@ -17,7 +17,7 @@ def verdict(summary: Summary) -> str:
     """Speedup with range, acceptance length, same tokens or not, what pruning saved, and what the device hides."""
     if summary["status"] != "finished":
         return f"The run is {summary['status']}: {summary['reason'] or 'no reason was recorded'}."
-    parts = [_speed(summary), _tokens(summary), _price(summary), _pruning(summary), _caveat(summary)]
+    parts = [_speed(summary), _tokens(summary), _price(summary), _pruning(summary), _shared(summary), _caveat(summary)]
     return "; ".join(part for part in parts if part) + "."
 
 
@@ -164,6 +164,11 @@ def _prompt_pass(summary: Summary) -> str:
     if pruned is None or unpruned is None:
         return ""
     return f" (prompt pass {number(pruned, 1)} ms a request, unpruned {number(unpruned, 1)})"
+
+
+def _shared(summary: Summary) -> str:
+    """Says that no time of the run means anything, where other jobs may have run beside it."""
+    return "its times mean nothing (shared_device=true)" if summary["config"].get("shared_device") else ""
 
 
 def _caveat(summary: Summary) -> str:

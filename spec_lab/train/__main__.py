@@ -52,7 +52,7 @@ def _run(arguments: Sequence[str]) -> int:
     from spec_lab.cli.compose import store_schemas
     from spec_lab.cli.job import worst_exit_code
     from spec_lab.cli.overrides import check_arguments
-    from spec_lab.cli.session import call_hydra
+    from spec_lab.cli.session import call_hydra, check_came_to_jobs
     from spec_lab.train.options import SCHEMAS
 
     checked = check_arguments(arguments, train_menu())
@@ -60,6 +60,7 @@ def _run(arguments: Sequence[str]) -> int:
     statuses: list[Status] = []
     with _scratch_folder():
         call_hydra(lambda composed: statuses.append(_train(composed)), checked, train_folder())
+    check_came_to_jobs(len(statuses), checked)
     return worst_exit_code(statuses)
 
 

@@ -1,0 +1,71 @@
+"""Launchers of jobs in other processes: Hydra's for joblib, on this machine, and for submitit, on a cluster.
+
+Neither knows of GPUs. What would make jobs time one another is refused here before any starts; at the start of each a
+worker leases its device (`spec_lab.cli.lease`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import BrokenExecutor
+from importlib.util import find_spec
+from typing import Any
+
+from spec_lab.cli.lease import CPU, visible_gpus
+from spec_lab.errors import UserError, one_line
+
+INSTALL = "pip install -c constraints.txt -e '.[launchers]'"
+PLUGINS = {
+    "joblib": "hydra_joblib_launcher",
+    "submitit_local": "hydra_submitit_launcher",
+    "submitit_slurm": "hydra_submitit_launcher",
+}
+
+
+def refuse_missing_launcher(arguments: Iterable[str]) -> None:
+    """Raise UserError where a launcher is asked for whose package is not installed."""
+    for argument in arguments:
+        key, _, option = argument.partition("=")
+        plugin = PLUGINS.get(option) if key.lstrip("+") == "hydra/launcher" else None
+        if plugin is not None and (find_spec("hydra_plugins") is None or find_spec(f"hydra_plugins.{plugin}") is None):
+            raise UserError(f"{argument} needs the package {plugin.replace('_', '-')}; {INSTALL}")
+
+
+def refuse_sharing(launcher: Mapping[str, Any], device: str) -> None:
+    """Raise UserError where more jobs would run at a time than there are devices to time them on.
+
+    Only joblib says how many that is; jobs of submitit wait for one another where they meet on a machine.
+
+    Args:
+        launcher: Hydra's node of that name.
+        device: of the jobs, where they do not set it themselves.
+    """
+    num_workers = _num_workers(launcher.get("n_jobs"))
+    gpus = [] if device == CPU else visible_gpus()
+    num_devices = len(gpus) or 1
+    if num_workers > num_devices:
+        what = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}" if gpus else "one CPU"
+        raise UserError(
+            f"hydra.launcher.n_jobs={launcher['n_jobs']}: {num_workers} jobs at a time would time one another on "
+            f"{what}; use hydra.launcher.n_jobs={num_devices}, or shared_device=true where times are not wanted"
+        )
+
+
+def _num_workers(n_jobs: int | None) -> int:
+    """How many jobs joblib runs at a time: -1 is as many as there are cores, -2 one less."""
+    if n_jobs is None:
+        return 1
+    return n_jobs if n_jobs >= 0 else max(1, len(os.sched_getaffinity(0)) + 1 + n_jobs)
+
+
+def launches_elsewhere(launcher: Mapping[str, Any]) -> bool:
+    """Tells whether jobs write to files of the launcher's own, and not to this terminal, as those of submitit do."""
+    return "submitit" in launcher["_target_"]
+
+
+def lost_worker(error: BaseException) -> str | None:
+    """What a launcher says when one of its workers ended before its job had; None for any other error."""
+    if isinstance(error, BrokenExecutor) or type(error).__module__.startswith("submitit"):
+        return one_line(str(error).partition("\n")[0]) or type(error).__name__
+    return None

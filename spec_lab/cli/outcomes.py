@@ -1,0 +1,49 @@
+"""How the jobs that ran in other processes ended, read from the folder of their multirun.
+
+A launcher's own answer is lost with its worker, and is not there at all for whoever looks at the folder later.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from spec_lab.cli.job import JobOutcome
+from spec_lab.record.sinks import write_json
+
+OUTCOMES_FOLDER = ".jobs"
+DIED = "it has begun and not ended"
+
+
+class Outcomes:
+    """A small file a job in a multirun's folder: written when the job begins, and again when it has ended."""
+
+    def __init__(self, sweep: Path) -> None:
+        self._sweep = sweep
+        self._folder = sweep / OUTCOMES_FOLDER
+
+    def begin(self, number: int) -> None:
+        """Note that a job has begun, as failed: so it stands if nothing ends it."""
+        self.end(number, JobOutcome("failed", reason=DIED))
+
+    def end(self, number: int, outcome: JobOutcome) -> None:
+        """Note how a job ended."""
+        self._folder.mkdir(exist_ok=True)
+        folder = None if outcome.folder is None else outcome.folder.name
+        values = {"status": outcome.status, "folder": folder, "reason": outcome.reason, "earlier": outcome.earlier}
+        write_json(self._folder / f"{number}.json", values)
+
+    def read(self) -> list[JobOutcome]:
+        """The outcomes of all jobs that have begun, in the order of their numbers."""
+        files = sorted(self._folder.glob("[0-9]*.json"), key=lambda file: int(file.stem))
+        return [self._outcome(json.loads(file.read_text(encoding="utf-8"))) for file in files]
+
+    def clear(self) -> None:
+        """Forget all, as before the jobs begin and once the multirun has counted them."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _outcome(self, values: dict[str, Any]) -> JobOutcome:
+        folder = None if values["folder"] is None else self._sweep / values["folder"]
+        return JobOutcome(values["status"], folder, values["reason"], values["earlier"])

@@ -1,0 +1,95 @@
+"""Hydra's task: a composed job run in this process, or in a worker of a launcher on this machine or another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from spec_lab.assembly.loggers import join_sweep
+from spec_lab.cli.compose import chosen_options, to_run_config
+from spec_lab.cli.ending import print_refusal
+from spec_lab.cli.folder import display, find_ended, folder_name
+from spec_lab.cli.follower import Adapt
+from spec_lab.cli.job import Job, JobOutcome, run_job
+from spec_lab.cli.labels import name_groups
+from spec_lab.cli.lease import leased, spread
+from spec_lab.cli.options import read_groups
+from spec_lab.cli.outcomes import Outcomes
+from spec_lab.cli.sweep import SweepPlace
+from spec_lab.config import RunConfig
+from spec_lab.errors import UserError
+
+IN_PROCESS = "basic"
+"""Hydra's own launcher, which runs one job after the other where it was called."""
+
+
+@dataclass
+class JobTask:
+    """Runs jobs in this process and keeps how they ended. Sent to another process it becomes a `WorkerTask`.
+
+    Attributes:
+        place: of a multirun; it has its folder when Hydra launches the first job.
+        adapt: changes each composed run before it is checked.
+    """
+
+    place: SweepPlace
+    adapt: Adapt
+    outcomes: list[JobOutcome] = field(default_factory=list)
+
+    def __call__(self, composed: DictConfig) -> None:
+        self.outcomes.append(run_composed(composed, self.place.continues, self.adapt))
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return WorkerTask, (self.place,)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTask:
+    """Runs jobs in a process that is not the one that was typed, and leaves how they ended in the multirun's folder."""
+
+    place: SweepPlace
+
+    def __call__(self, composed: DictConfig) -> None:
+        assert self.place.folder is not None, "a launcher starts jobs once their folder has a name"
+        outcomes, number = Outcomes(self.place.folder), HydraConfig.get().job.num
+        outcomes.begin(number)
+        outcomes.end(number, run_composed(composed, self.place.continues, lambda config: config))
+
+
+def run_composed(composed: DictConfig, continues: bool, adapt: Adapt) -> JobOutcome:
+    """Run one composed job, or find how it ended before where its multirun is continued. Its errors become outcomes."""
+    settings = HydraConfig.get()
+    in_sweep = not OmegaConf.is_missing(settings.job, "num")
+    base = Path(settings.runtime.output_dir)
+    try:
+        config = adapt(to_run_config(composed))
+        if in_sweep:
+            join_sweep(config.logger, base.name)
+        else:
+            base = base / config.output_dir
+        choices = name_groups(config, chosen_options(settings.runtime.choices), read_groups(tuple(config.extensions)))
+        ended = find_ended(base, folder_name(config, choices)) if continues and not config.dry_run else None
+        if ended is not None:
+            folder, status = ended
+            print(f"{status} before: {display(folder.absolute())}")
+            return JobOutcome(status, folder, earlier=True)
+        is_alone = settings.runtime.choices["hydra/launcher"] == IN_PROCESS
+        with nullcontext() if is_alone or config.dry_run else _device_of(config):
+            return run_job(Job(config, choices, base, in_sweep))
+    except UserError as error:
+        print_refusal(error)
+        return JobOutcome("refused", reason=str(error))
+
+
+def _device_of(config: RunConfig) -> AbstractContextManager[None]:
+    """The device of a job in a worker: its own for as long as it runs, or any where its times are not wanted."""
+    if not config.shared_device:
+        return leased(config.device)
+    spread()
+    return nullcontext()
