@@ -40,6 +40,9 @@ RUNS_CODE = [
     ["-m", "hydra.sweeper._target_=os.mkdir", "+hydra.sweeper.path=ran"],
     ["+hydra.job_logging.handlers.x.()=os.mkdir", "+hydra.job_logging.handlers.x.path=ran"],
     ["hydra.job_logging={version:1,root:{handlers:[x]},handlers:{x:{():os.mkdir,path:ran}}}"],
+    ["-m", "hydra/launcher=submitit_slurm", "hydra.launcher.setup=[mkdir ran]"],
+    ["-m", "hydra/launcher=submitit_slurm", "+hydra.launcher.additional_parameters.wrap=mkdir"],
+    ["-m", "hydra/launcher=submitit_slurm", "hydra.launcher.comment='a\nmkdir ran'"],
     ["references=[{_target_:os.mkdir,path:ran}]"],
     ["drafter={_target_:os.mkdir}"],
 ]

@@ -4,6 +4,9 @@ Hydra builds objects from its own part of the configuration: callbacks, launcher
 under the key `_target_`, for logging under `()` too. Neither may be set on the command line, nor may those parts be set
 as a whole or from an interpolation, which may bring such a key. `--experimental-rerun` runs what a pickle holds.
 
+The launcher for Slurm writes its keys into a shell script: `setup` as lines of it, others as comments, which a line
+break would end. So neither is taken from the command line.
+
 Options are chosen by name (`hydra/job_logging=none`), so what they build comes from files: ours, an installed plugin's,
 or those of a folder that was named with `--config-dir`, `--config-path` or `hydra.searchpath`. Such a folder is trusted
 as a program is; name none that somebody else may write.
@@ -19,6 +22,7 @@ UNPICKLES = "--experimental-rerun"
 BUILDS = re.compile(r"""(^|[\s.{,'"])(_target_|\(\))['"]?\s*[=:]""")
 """One of the two keys, as a part of a dotted name or inside braces."""
 BUILT = ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
+SHELL_LINES = re.compile(r"hydra\.launcher\.(setup|additional_parameters)")
 KEY = re.compile(r"^[+~]*(?P<key>[^=]*)=?(?P<value>.*)$", re.DOTALL)
 
 
@@ -34,6 +38,12 @@ def refuse_argument(argument: str) -> None:
     assert matched is not None
     if _is_built(matched["key"]) and ("{" in matched["value"] or matched["key"] == "hydra"):
         raise UserError(f"{argument}: Hydra builds this from files of options alone; choose one, or set single values")
+    is_of_launcher = matched["key"].startswith("hydra.launcher")
+    if SHELL_LINES.match(matched["key"]) or (is_of_launcher and not argument.isprintable()):
+        raise UserError(
+            f"{argument!r}: a shell would run it; write an option hydra/launcher/MINE.yaml and name its folder with "
+            "--config-dir (docs/many_machines.md)"
+        )
 
 
 def _is_built(key: str) -> bool:
