@@ -1,4 +1,4 @@
-"""How the jobs that ran in other processes ended, read from the folder of their multirun.
+"""This module keeps how jobs in other processes ended, in the folder of their multirun, and reads it there.
 
 A launcher's own answer is lost with its worker, and is not there at all for whoever looks at the folder later.
 """
