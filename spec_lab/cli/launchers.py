@@ -53,7 +53,7 @@ def refuse_sharing(launcher: Mapping[str, Any], device: str) -> None:
 
 
 def _num_workers(n_jobs: int | None) -> int:
-    """How many jobs joblib runs at a time: -1 is as many as there are cores, -2 one less."""
+    """Counts the jobs that joblib runs at a time: -1 is as many as there are cores, -2 one less."""
     if n_jobs is None:
         return 1
     return n_jobs if n_jobs >= 0 else max(1, len(os.sched_getaffinity(0)) + 1 + n_jobs)
@@ -65,7 +65,7 @@ def launches_elsewhere(launcher: Mapping[str, Any]) -> bool:
 
 
 def lost_worker(error: BaseException) -> str | None:
-    """What a launcher says when one of its workers ended before its job had; None for any other error."""
+    """Returns what a launcher says when a worker ended before its job had; None for any other error."""
     if isinstance(error, BrokenExecutor) or type(error).__module__.startswith("submitit"):
         return one_line(str(error).partition("\n")[0]) or type(error).__name__
     return None
