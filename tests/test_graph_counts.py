@@ -22,10 +22,11 @@ from spec_lab.engine.readback import read_later, read_now
 from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.timing import CudaEventTimer
 from spec_lab.measure import runner
-from spec_lab.measure.launch_counts import CountedRounds, TraceEvent, count_trace
-from spec_lab.measure.profiling import STAGE_PREFIX, profile_rounds
+from spec_lab.measure.launch_counts import CountedRounds, count_trace
+from spec_lab.measure.profiling import profile_rounds
 from spec_lab.measure.watched_rounds import watch_rounds
 from spec_lab.record.reading import read_summary
+from spec_lab.record.trace import STAGE_PREFIX, TraceEvent
 from tests.fake_runs import CHOICES
 from tests.lab import make_config, make_engine, random_requests
 from tests.test_runner_passes import num_stages

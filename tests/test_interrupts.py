@@ -20,10 +20,11 @@ from spec_lab.cli.interrupts import Interrupts
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import profiling
-from spec_lab.measure.profiling import TRACE_FILE, ProfiledRounds
+from spec_lab.measure.profiling import ProfiledRounds
 from spec_lab.measure.runner import run
 from spec_lab.measure.watched_rounds import WatchedRounds, watch_rounds
 from spec_lab.record.sinks import SUMMARY_FILE
+from spec_lab.record.trace import TRACE_FILE
 from tests.fake_runner import FakeRunner, summaries
 from tests.fake_runs import CHOICES
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts

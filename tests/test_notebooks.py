@@ -1,15 +1,18 @@
-"""Every notebook is stored without outputs and runs on the record of a run made here."""
+"""Every notebook is stored without outputs, and runs on records made here."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
+from spec_lab.__main__ import main
+from spec_lab.gallery.__main__ import main as gallery
+from spec_lab.gallery.export import conclusion_of, execute, read_notebook, run_notebook
 from spec_lab.measure.runner import run
 from tests.fake_runs import CHOICES, record_run
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
@@ -18,26 +21,12 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def read_notebook(path: Path) -> Any:
-    return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
-
-
 def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def set_parameters(notebook: Any, **parameters: Any) -> None:
-    """Put a cell behind the one tagged `parameters`, as papermill does."""
-    [index] = [i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])]
-    source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
-    notebook.cells.insert(index + 1, nbformat.v4.new_code_cell(source))  # type: ignore[no-untyped-call]
-
-
-def execute(notebook: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}")
-    NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    ).execute()
+def tags(cell: Any) -> list[str]:
+    return list(cell.metadata.get("tags", []))
 
 
 def test_there_is_a_notebook() -> None:
@@ -62,38 +51,112 @@ def test_is_thin(path: Path) -> None:
         assert not [node for node in ast.walk(ast.parse(python)) if isinstance(node, computing)]
 
 
-def show_first_run(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
-    """Run `first_run.ipynb` on the newest run below `outputs`; return its text and the number of its plots."""
-    notebook = read_notebook(ROOT / "notebooks" / "first_run.ipynb")
-    set_parameters(notebook, outputs=str(outputs))
-    execute(notebook, outputs.parent, monkeypatch)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_begins_with_parameters_and_ends_with_a_conclusion_that_is_computed(path: Path) -> None:
+    notebook = read_notebook(path)
+    first, last = code_cells(notebook)[0], notebook.cells[-1]
+    assert tags(first) == ["parameters"]
+    assert tags(last) == ["conclusion"]
+    assert last.source.startswith("Markdown(")
+    names = [cell.metadata["name"] for cell in notebook.cells if "name" in cell.metadata]
+    assert len(names) == len(set(names))
+
+
+def show_first_run(outputs: Path) -> tuple[str, int, str]:
+    """Run `first_run.ipynb` on the newest run below `outputs`; return its text, its number of plots, its end."""
+    notebook = run_notebook(ROOT / "notebooks" / "first_run.ipynb", {"outputs": str(outputs)})
     shown = [output for cell in code_cells(notebook) for output in cell.outputs]
     images = [output for output in shown if "image/png" in output.get("data", {})]
     text = "".join(output.text for output in shown if output.output_type == "stream" and output.name == "stdout")
-    return text, len(images)
+    return text, len(images), conclusion_of(notebook)
+
+
+@pytest.fixture(autouse=True)
+def kernels_find_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}")
 
 
 @pytest.mark.slow
-def test_first_run_shows_a_fabricated_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_run_shows_a_fabricated_record(tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "a-run"
     record_run(folder)
-    text, num_images = show_first_run(tmp_path / "outputs", monkeypatch)
+    text, num_images, conclusion = show_first_run(tmp_path / "outputs")
     assert num_images == 4
     assert str(folder) in text
-    assert "times as fast as plain decoding" in text
+    assert "times as fast as plain decoding" in conclusion
     assert "acceptance_length_all" in text
 
 
 @pytest.mark.slow
-def test_first_run_shows_a_run_made_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_run_shows_a_run_made_here(tmp_path: Path) -> None:
     rows = [{"id": str(i), "category": "ab"[i % 2], "prompt": "walk" * (i + 1), "form": "continue"} for i in range(3)]
     pair = make_runnable_pair(tmp_path / "pair")
     prompts = write_prompts(tmp_path / "prompts.jsonl", rows)
     folder = tmp_path / "outputs" / "a-run"
     folder.mkdir(parents=True)
     summary = run(make_run_config(pair, prompts, prune="catchup", profile_rounds=2), CHOICES, folder)
-    text, num_images = show_first_run(tmp_path / "outputs", monkeypatch)
+    text, num_images, conclusion = show_first_run(tmp_path / "outputs")
     assert num_images == 4
     assert str(folder) in text
-    assert summary["verdict"] in " ".join(text.split())
+    assert conclusion == summary["verdict"]
     assert "acceptance_length_all" in text
+
+
+CHEAP = ["max_new_tokens=6", "repeats=1", "warmup_requests=0", "num_threads=1", "workload.limit=2"]
+STUDIES = {
+    "drafters": ["drafter=ngram,eagle3", "drafter.num_draft_tokens=1,2", "references=[]"],
+    "pruning": ["prune=none,catchup", "drafter.num_draft_tokens=1", "repeats=3"],
+    "relaxed_thinking": [
+        "drafter.num_draft_tokens=1",
+        "workload.per_category=1",
+        "workload.limit=null",
+        "batch_size=7",
+    ],
+    "graph_modes": [
+        *("graph=eager,round", "batch_size=1", "profile_rounds=3", "max_new_tokens=40"),
+        *("workload.limit=1", "references=[]"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The studies that notebooks show, made here and small, in one folder."""
+    folder = tmp_path_factory.mktemp("records")
+    for experiment, smaller in STUDIES.items():
+        assert main([f"experiment={experiment}", *CHEAP, *smaller, f"output_dir={folder}"]) == 0
+    return folder
+
+
+CONCLUSIONS = {
+    "acceptance": r"At K = 2 \*\*eagle3\*\* gets the most accepted: \d\.\d\d \(.*`\w+` is the easiest text",
+    "pruning": r"\*\*catchup\*\* carries 1\.0 of 2\.0 rows a request round .* Of 1 pruned runs [01] have",
+    "graph_modes": r"An eager round is \d{3} launches .*\*\*round\*\* makes them \d\.",
+    "relaxed_thinking": r"at K = 1 brings the most: [+-]\d+ % .* of 7\. Of 3 relaxed points",
+    "kernels": r"Nearest to the roof is \*\*paged attention\*\*(.|\n)* operators make up 80 % of it\.",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONCLUSIONS)
+def test_notebook_shows_records_made_here(name: str, records: Path) -> None:
+    path = ROOT / "notebooks" / f"{name}.ipynb"
+    shown = execute(path, {"runs_folder": str(records)})
+    named = {cell.metadata["name"] for cell in read_notebook(path).cells if "name" in cell.metadata}
+    assert named and set(shown.pictures) == named
+    assert all(picture.startswith(b"\x89PNG") for picture in shown.pictures.values())
+    assert re.search(CONCLUSIONS[name], shown.conclusion), shown.conclusion
+    assert "torch" in shown.about
+
+
+def test_every_notebook_of_a_study_is_tested() -> None:
+    assert {path.stem for path in NOTEBOOKS} == {"first_run", *CONCLUSIONS}
+
+
+@pytest.mark.slow
+def test_a_notebook_without_its_runs_is_refused_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = str(ROOT / "notebooks" / "pruning.ipynb")
+    assert gallery([notebook, "--runs", str(tmp_path), "--out", str(tmp_path / "gallery")]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("refused: pruning.ipynb: ") and "make them with python -m spec_lab" in line
+    assert not (tmp_path / "gallery").exists()

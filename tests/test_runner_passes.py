@@ -17,10 +17,10 @@ from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import runner
-from spec_lab.measure.profiling import STAGE_PREFIX, TRACE_FILE
 from spec_lab.measure.world import World
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.schema import Summary
+from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE
 from tests.fake_runs import CHOICES
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 

@@ -17,13 +17,22 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from attention import BANDWIDTH, REPEATS, microseconds
+from figures import Figure, write_figures
 
 from spec_kernels import gumbel, rejection, relaxed, strict
 
 Call = Callable[[int], object]
+NAMES = {
+    "strict": "strict acceptance",
+    "standing": "draft standing",
+    "one_hot": "one-hot rejection",
+    "standard": "standard rejection",
+    "draft": "draft sampling",
+}
 
 
 def cases(batch: int, num_rows: int, vocab_size: int) -> Iterator[tuple[str, int, Call, Call]]:
@@ -66,13 +75,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("batch", [1, 16, 64]), ("vocab", [128256, 151936]), ("rows", [4])):
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
+    parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16 logits, medians of {REPEATS} replays")
     print("batch   vocab rows  what         kernel us   torch us   floor us")
+    figures = []
     for batch, vocab_size, num_rows in itertools.product(options.batch, options.vocab, options.rows):
         for name, num_bytes, kernel, reference in cases(batch, num_rows, vocab_size):
-            times = f"{microseconds(kernel):12.2f}{microseconds(reference):11.2f}{num_bytes / BANDWIDTH * 1e6:11.2f}"
+            kernel_us, reference_us = microseconds(kernel), microseconds(reference)
+            times = f"{kernel_us:12.2f}{reference_us:11.2f}{num_bytes / BANDWIDTH * 1e6:11.2f}"
             print(f"{batch:5}{vocab_size:8}{num_rows:5}  {name:10}{times}")
+            shape = f"batch {batch}, vocabulary {vocab_size}, {num_rows} rows"
+            figures.append(Figure(NAMES[name], shape, num_bytes, None, kernel_us, reference_us))
+    if options.csv is not None:
+        write_figures(options.csv, figures)
 
 
 if __name__ == "__main__":

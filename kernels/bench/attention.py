@@ -20,9 +20,11 @@ import argparse
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from figures import Figure, write_figures
 
 from spec_kernels.attention import choose_split_keys, paged_attention
 
@@ -49,6 +51,16 @@ class Shape:
         """Counts how many bytes of bfloat16 keys and values have to be read."""
         seen = self.keys if self.window is None else min(self.keys, self.window + self.rows - 1)
         return self.batch * seen * 2 * self.num_kv_heads * self.head_dim * 2
+
+    @property
+    def flops(self) -> int:
+        """Counts the operations of the two products of every query row with every key."""
+        seen = self.keys if self.window is None else min(self.keys, self.window)
+        return 4 * self.batch * self.rows * self.num_heads * seen * self.head_dim
+
+    def __str__(self) -> str:
+        window = "" if self.window is None else f", window {self.window}"
+        return f"batch {self.batch}, {self.keys} keys, {self.rows} rows{window}"
 
 
 def microseconds(launch: Callable[[int], object]) -> float:
@@ -127,10 +139,12 @@ def main() -> None:
     for name, default in (("num-heads", 32), ("num-kv-heads", 8), ("head-dim", 128), ("page-size", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--window", type=int)
+    parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
     options = parser.parse_args()
     torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for every shape
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of {REPEATS} replays")
     print("batch   keys  rows  split   kernel us    sdpa us   floor us   of floor")
+    figures = []
     for batch, keys, rows in itertools.product(options.batch, options.keys, options.rows):
         heads = (options.num_heads, options.num_kv_heads, options.head_dim)
         shape = Shape(batch, keys, rows, *heads, options.page_size, options.window)
@@ -139,6 +153,9 @@ def main() -> None:
             kernel = kernel_time(shape, split_keys)
             cells = f"{kernel:11.2f}{sdpa:11.2f}{floor:11.2f}{floor / kernel:11.0%}"
             print(f"{batch:5}{keys:7}{rows:6}{split_keys:7} {cells}")
+            figures.append(Figure("paged attention", str(shape), shape.kv_bytes, shape.flops, kernel, sdpa))
+    if options.csv is not None:
+        write_figures(options.csv, figures)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,65 +19,28 @@ from spec_lab.engine.tape_rules import ALLOCATIONS, HOST_READS, UPLOADS
 from spec_lab.engine.torch_internals import OperatorMode, is_composite, run_composite, schema_of, storage_id
 from spec_lab.measure.watched_rounds import WatchedRounds
 from spec_lab.record.schema import RoundWork
-
-Interval = tuple[float, float]
-
-# Runtime calls of torch and libraries begin with cuda, driver calls of Triton with cu. A blocking copy is both.
-_LAUNCH = re.compile(r"(cuda|cu)(LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy|Memset)")
-_SYNC = re.compile(r"(cuda|cu)((Stream|Event|Device|Ctx)Synchronize|Memcpy(?!.*Async))")
+from spec_lab.record.trace import LAUNCH, SYNC, Interval, TraceEvent, outermost, union
 
 _HOST_READS = {getattr(torch.Tensor, name) for name in HOST_READS}
-
-
-@dataclass(frozen=True, slots=True)
-class TraceEvent:
-    """An event of the profiler's trace.
-
-    Attributes:
-        on_device: it ran on the GPU, or marks a span there.
-        is_span: a span of ours, not work.
-    """
-
-    name: str
-    start_us: float
-    end_us: float
-    on_device: bool = False
-    is_span: bool = False
 
 
 def count_trace(events: Iterable[TraceEvent], num_rounds: int, num_replays: int) -> RoundWork:
     """Work a round of a trace of `num_rounds`; of the host's calls those inside a span count."""
     events = list(events)
-    spans = _union((e.start_us, e.end_us) for e in events if e.is_span and not e.on_device)
+    spans = union((e.start_us, e.end_us) for e in events if e.is_span and not e.on_device)
     calls = [e for e in events if not e.is_span and not e.on_device and _is_inside(e.start_us, spans)]
-    busy = _union((e.start_us, e.end_us) for e in events if e.on_device and not e.is_span)
+    busy = union((e.start_us, e.end_us) for e in events if e.on_device and not e.is_span)
     return RoundWork(
-        launches_per_round=_count_outermost(calls, _LAUNCH) / num_rounds,
+        launches_per_round=_count_outermost(calls, LAUNCH) / num_rounds,
         replays_per_round=num_replays / num_rounds,
-        host_syncs_per_round=_count_outermost(calls, _SYNC) / num_rounds,
+        host_syncs_per_round=_count_outermost(calls, SYNC) / num_rounds,
         gpu_busy_ms_per_round=sum(end - start for start, end in busy) / 1e3 / num_rounds,
     )
 
 
 def _count_outermost(calls: Iterable[TraceEvent], names: re.Pattern[str]) -> int:
     """Calls of these names; a driver call made inside a runtime call is the same piece of work."""
-    matching = sorted((e for e in calls if names.match(e.name)), key=lambda e: (e.start_us, -e.end_us))
-    count, end = 0, float("-inf")
-    for call in matching:
-        if call.start_us >= end:
-            count, end = count + 1, call.end_us
-    return count
-
-
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same stretches of time, ascending and disjoint."""
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
+    return len(outermost(call for call in calls if names.match(call.name)))
 
 
 def _is_inside(time: float, disjoint: Sequence[Interval]) -> bool:

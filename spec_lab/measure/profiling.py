@@ -12,12 +12,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.measure.launch_counts import CountedRounds, TraceEvent, count_trace
+from spec_lab.measure.launch_counts import CountedRounds, count_trace
 from spec_lab.measure.watched_rounds import WatchedRounds, watch_rounds
 from spec_lab.record.schema import Kernel, RoundWork
-
-TRACE_FILE = "trace.json.gz"
-STAGE_PREFIX = "stage:"
+from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE, TraceEvent
 
 
 @dataclass(frozen=True, slots=True)

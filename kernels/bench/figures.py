@@ -1,0 +1,36 @@
+"""Measurements as rows of a CSV file, below lines that say where they were made: what a roofline is drawn from."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+
+class Figure(NamedTuple):
+    """One measurement: what has to move and to be multiplied, and how long the kernel and its reference took."""
+
+    kernel: str
+    shape: str
+    bytes: int
+    flops: int | None
+    kernel_us: float
+    reference_us: float
+
+
+def write_figures(path: Path, figures: Iterable[Figure]) -> None:
+    """Write the measurements with the machine, the versions, the day and the command."""
+    import triton
+
+    command = " ".join(["python", *sys.argv])
+    with path.open("w", newline="") as file:
+        file.write(f"# {torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}\n")
+        file.write(f"# {datetime.now(UTC):%Y-%m-%d}, {command}\n")
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Figure._fields)
+        writer.writerows(figures)

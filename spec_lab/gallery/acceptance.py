@@ -1,0 +1,201 @@
+"""Acceptance of several drafters over the same prompts: by drafter, by category, by position."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from spec_lab.errors import UserError
+from spec_lab.record.reading import read_all_request_rows
+from spec_lab.record.row_schema import RequestRow
+from spec_lab.record.runs import Run, load_positions
+from spec_lab.record.schema import Summary
+from spec_lab.record.wording import percent, with_range
+from spec_lab.report.bootstrap import Interval, bootstrap_acceptance_length, bootstrap_difference
+from spec_lab.report.known_options import BOUNDS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedRun:
+    """Holds what one drafter did with K drafts a round, request by request."""
+
+    drafter: str
+    num_draft_tokens: int
+    summary: Summary
+    rows: list[RequestRow]
+
+    @property
+    def length(self) -> Interval | None:
+        """Returns the acceptance length over all prompts, with its interval."""
+        return bootstrap_acceptance_length(self.rows, self.num_draft_tokens)
+
+
+def read_drafted(runs: Sequence[Run]) -> list[DraftedRun]:
+    """The runs with drafts, in their order.
+
+    Raises:
+        UserError: the requests of one cannot be read, or there is no such run.
+    """
+    found = [
+        DraftedRun(
+            run.summary["choices"].get("drafter", "drafter"),
+            run.summary["num_draft_tokens"],
+            run.summary,
+            read_all_request_rows(run.folder, run.summary),
+        )
+        for run in runs
+        if run.summary["num_draft_tokens"]
+    ]
+    if not found:
+        raise UserError("no run in it drafts; make some with python -m spec_lab experiment=drafters")
+    return found
+
+
+def usual_draft_tokens(drafted: Sequence[DraftedRun]) -> int:
+    """The K at which most drafters ran, the largest of several."""
+    counts = Counter(each.num_draft_tokens for each in drafted)
+    return max(counts, key=lambda k: (counts[k], k))
+
+
+def at(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> list[DraftedRun]:
+    """The runs of one K, the longest acceptance first.
+
+    Raises:
+        UserError: nothing ran at that K.
+    """
+    found = [each for each in drafted if each.num_draft_tokens == num_draft_tokens]
+    if not found:
+        there = sorted({each.num_draft_tokens for each in drafted})
+        raise UserError(f"no run has K={num_draft_tokens}; there are {', '.join(map(str, there))}")
+    return sorted(found, key=lambda each: -(each.summary["acceptance_length"] or 0.0))
+
+
+def lengths(drafted: Sequence[DraftedRun]) -> pd.DataFrame:
+    """Acceptance length with its 95 % interval, one row a drafter, K and category; the category `all` is of all."""
+    import pandas as pd
+
+    columns = ["drafter", "K", "category", "requests", "acceptance_length", "low", "high"]
+    return pd.DataFrame([row for each in drafted for row in _length_rows(each)], columns=columns)
+
+
+def rates(drafted: Sequence[DraftedRun]) -> pd.DataFrame:
+    """Acceptance rate over all prompts, one row a drafter, K, position (from 1) and kind."""
+    import pandas as pd
+
+    frames = []
+    for each in drafted:
+        frame = load_positions(each.summary)
+        frame = frame[frame["category"] == ALL].drop(columns="category")
+        frames.append(frame.assign(drafter=each.drafter, K=each.num_draft_tokens))
+    return pd.concat(frames, ignore_index=True).dropna(subset="rate")
+
+
+def _length_rows(each: DraftedRun) -> Iterator[tuple[object, ...]]:
+    categories = sorted({row["category"] for row in each.rows})
+    for category in (ALL, *categories):
+        rows = [row for row in each.rows if category in (ALL, row["category"])]
+        interval = bootstrap_acceptance_length(rows, each.num_draft_tokens)
+        if interval is not None:
+            yield each.drafter, each.num_draft_tokens, category, len(rows), interval.value, interval.low, interval.high
+
+
+def conclude(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> str:
+    """Says which drafter gets the most accepted, from which others these prompts cannot tell it, which text is easiest,
+    and what becomes of later drafts."""
+    found = [each for each in at(drafted, num_draft_tokens) if each.drafter not in BOUNDS]
+    if not found or found[0].length is None:
+        return f"Nothing was drafted at K = {num_draft_tokens} that could be compared."
+    sentences = [_best(found), _categories(found), _positions(found[0])]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _best(found: Sequence[DraftedRun]) -> str:
+    best, *others = found
+    length = best.length
+    assert length is not None
+    said = with_range(length.value, length.low, length.high)
+    first = f"At K = {best.num_draft_tokens} **{best.drafter}** gets the most accepted: {said} tokens a round."
+    if not others:
+        return first
+    near = [other.drafter for other in others if _is_near(best, other)]
+    count = f"{len(best.rows)} prompts"
+    if not near:
+        return f"{first} Over {count} that is more than any other drafter gets, beyond noise."
+    beaten = len(others) - len(near)
+    return (
+        f"{first} Over {count} the difference to {_and(near)} is within noise; "
+        f"it is beyond noise to {_of_others(beaten, len(others))}."
+    )
+
+
+def _is_near(best: DraftedRun, other: DraftedRun) -> bool:
+    """Tells whether the prompts that both ran do not tell the two apart."""
+    mine = {(row["id"], tuple(row["prompt_ids"])): row for row in best.rows}
+    pairs = [(mine[key], row) for row in other.rows if (key := (row["id"], tuple(row["prompt_ids"]))) in mine]
+    a, b = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    difference = bootstrap_difference(a, best.num_draft_tokens, b, other.num_draft_tokens)
+    return difference is None or difference.holds_zero
+
+
+class Spread(NamedTuple):
+    """The smallest and the largest of some means, by name."""
+
+    lowest: str
+    low: float
+    highest: str
+    high: float
+
+
+def _categories(found: Sequence[DraftedRun]) -> str:
+    frame = lengths(found)
+    inside = frame[frame["category"] != ALL]
+    if inside["category"].nunique() < 2:
+        return ""
+    text = _spread(inside.groupby("category")["acceptance_length"].mean())
+    said = (
+        f"Averaged over these drafters `{text.highest}` is the easiest text ({text.high:.2f} tokens a round) and "
+        f"`{text.lowest}` the hardest ({text.low:.2f})"
+    )
+    if len(found) < 2:
+        return f"{said}."
+    drafter = _spread(frame[frame["category"] == ALL].set_index("drafter")["acceptance_length"])
+    by_text, by_drafter = text.high - text.low, drafter.high - drafter.low
+    more = "more" if by_text > by_drafter else "less"
+    return f"{said}: the text decides {more} ({by_text:.2f}) than the choice of the drafter ({by_drafter:.2f})."
+
+
+def _spread(means: pd.Series) -> Spread:
+    lowest, highest = str(means.idxmin()), str(means.idxmax())
+    return Spread(lowest, float(means.min()), highest, float(means.max()))
+
+
+def _positions(best: DraftedRun) -> str:
+    by_position = best.summary["acceptance_rate_by_position"]
+    plain, conditional = by_position["unconditional"], by_position["conditional"]
+    if len(plain) < 2 or None in (plain[0], plain[-1], conditional[-1]):
+        return ""
+    first, last = conditional[0], conditional[-1]
+    assert first is not None and last is not None
+    how = "no worse" if last >= first else "worse"
+    return (
+        f"Of {best.drafter}'s drafts the first is accepted in {percent(plain[0])} of the rounds and number "
+        f"{len(plain)} in {percent(plain[-1])}; where all before it were accepted, number {len(plain)} is accepted in "
+        f"{percent(last)}: with depth its drafts get {how}."
+    )
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _of_others(count: int, total: int) -> str:
+    if count == 0:
+        return "none of the others"
+    return f"all {total} others" if count == total else f"{count} of the {total} others"

@@ -1,0 +1,165 @@
+"""Executes notebooks and keeps what they show: pictures, the line about the runs, and the conclusion.
+
+A cell whose metadata have a `name` shows a picture that is exported under it. The cell tagged `runs` prints what was
+loaded, the one tagged `conclusion` ends in a Markdown object.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spec_lab.errors import UserError
+from spec_lab.record.sinks import replace_text
+
+INSTALL = "pip install -c constraints.txt -e '.[notebook]'"
+KERNEL = "python3"
+CELL_TIMEOUT_SECONDS = 300
+PARAMETERS, RUNS, CONCLUSION = "parameters", "runs", "conclusion"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Holds what an executed notebook shows.
+
+    Attributes:
+        title: its first heading.
+        about: what it says of the runs it loaded.
+        pictures: PNG files by the name of the cell that shows them.
+    """
+
+    path: Path
+    title: str
+    about: str
+    pictures: dict[str, bytes]
+    conclusion: str
+
+
+def read_notebook(path: Path) -> Any:
+    """The notebook in a file.
+
+    Raises:
+        UserError: it is none, or nbformat is not installed.
+    """
+    try:
+        import nbformat
+    except ImportError as error:
+        raise UserError(f"reading notebooks needs nbformat ({error}); {INSTALL}") from error
+    try:
+        return nbformat.read(path, as_version=4)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    except (ValueError, nbformat.ValidationError, nbformat.reader.NotJSONError) as error:
+        raise UserError(f"{path}: not a notebook ({error})") from error
+
+
+def set_parameters(notebook: Any, parameters: Mapping[str, str]) -> None:
+    """Put a cell behind the one tagged `parameters`, as papermill does: what the notebook does not have is left out."""
+    import nbformat
+
+    [index] = [number for number, cell in enumerate(notebook.cells) if PARAMETERS in _tags(cell)]
+    known = [name for name in parameters if f"{name} =" in notebook.cells[index].source]
+    source = "\n".join(f"{name} = {parameters[name]!r}" for name in known)
+    notebook.cells.insert(index + 1, nbformat.v4.new_code_cell(source))
+
+
+def execute(path: Path, parameters: Mapping[str, str]) -> Shown:
+    """Returns what the notebook shows when `run_notebook` has run it."""
+    notebook = run_notebook(path, parameters)
+    cells = _code_cells(notebook)
+    pictures = {
+        cell.metadata["name"]: base64.b64decode(data["image/png"])
+        for cell in cells
+        if "name" in cell.metadata
+        for data in _data(cell)
+        if "image/png" in data
+    }
+    return Shown(
+        path,
+        title=notebook.cells[0].source.splitlines()[0].lstrip("# "),
+        about="".join(_printed(cell) for cell in cells if RUNS in _tags(cell)).strip(),
+        pictures=pictures,
+        conclusion=conclusion_of(notebook),
+    )
+
+
+def run_notebook(path: Path, parameters: Mapping[str, str]) -> Any:
+    """The notebook with its outputs, run from top to bottom in its own folder with other parameters.
+
+    Raises:
+        UserError: a cell refuses what it is given, or nbclient is not installed.
+    """
+    notebook = read_notebook(path)
+    try:
+        from nbclient import NotebookClient
+        from nbclient.exceptions import CellExecutionError
+    except ImportError as error:
+        raise UserError(f"executing notebooks needs nbclient ({error}); {INSTALL}") from error
+    set_parameters(notebook, parameters)
+    place = {"metadata": {"path": os.fspath(path.parent.resolve())}}
+    try:
+        NotebookClient(notebook, timeout=CELL_TIMEOUT_SECONDS, kernel_name=KERNEL, resources=place).execute()
+    except CellExecutionError as error:
+        if error.ename != UserError.__name__:
+            raise
+        raise UserError(f"{path.name}: {error.evalue}") from error
+    return notebook
+
+
+def conclusion_of(notebook: Any) -> str:
+    """The text that the conclusion of an executed notebook came to."""
+    concluding = [cell for cell in _code_cells(notebook) if CONCLUSION in _tags(cell)]
+    texts = [data["text/markdown"] for cell in concluding for data in _data(cell) if "text/markdown" in data]
+    return "\n".join(texts)
+
+
+def has_pictures(notebook: Any) -> bool:
+    """Tells whether a cell has a picture to export."""
+    return any("name" in cell.metadata for cell in notebook.cells)
+
+
+def _code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def _tags(cell: Any) -> Sequence[str]:
+    return cell.metadata.get("tags", [])
+
+
+def _data(cell: Any) -> list[Mapping[str, str]]:
+    return [output["data"] for output in cell.outputs if "data" in output]
+
+
+def _printed(cell: Any) -> str:
+    return "".join(output.text for output in cell.outputs if output.output_type == "stream" and output.name == "stdout")
+
+
+def write_gallery(folder: Path, shown: Sequence[Shown], command: str, note: str) -> list[Path]:
+    """Write the pictures, and `README.md` with them, what they were made of, and the conclusions; the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for each in shown:
+        for name, picture in each.pictures.items():
+            files.append(folder / f"{name}.png")
+            files[-1].write_bytes(picture)
+    files.append(folder / "README.md")
+    replace_text(files[-1], _page(folder, shown, command, note))
+    return files
+
+
+def _page(folder: Path, shown: Sequence[Shown], command: str, note: str) -> str:
+    parts = [
+        "# Gallery",
+        f"What the notebooks show, executed by `{command}`. Text below a picture was computed by its notebook.",
+        note,
+    ]
+    for each in shown:
+        link = os.path.relpath(each.path.resolve(), folder.resolve())
+        parts += [f"## {each.title}", f"[`{each.path.name}`]({link})", f"```\n{each.about}\n```"]
+        parts += [f"![{name.replace('_', ' ')}]({name}.png)" for name in each.pictures]
+        parts += [each.conclusion]
+    return "\n\n".join(part for part in parts if part) + "\n"

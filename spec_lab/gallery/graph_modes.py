@@ -1,0 +1,121 @@
+"""Graph modes beside one another: of each a round, and what its gaps come to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spec_lab.errors import UserError
+from spec_lab.gallery.timeline import RoundTimeline, quietest_round
+from spec_lab.record.runs import Run
+from spec_lab.record.schema import Ratio, Summary
+from spec_lab.record.verdict import JUDGED_REPEATS
+from spec_lab.record.wording import number, percent, with_range
+from spec_lab.report.graph_table import time_to_eager
+from spec_lab.report.known_options import EAGER, describe_mode, place_of_mode
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class ModeRound:
+    """Holds a run of one mode, and the quietest of its profiled rounds."""
+
+    mode: str
+    summary: Summary
+    timeline: RoundTimeline
+
+    @property
+    def launches(self) -> float:
+        """Returns launches a round as the record counts them: on a CPU no views, and composites by their parts."""
+        counted = self.summary["launches_per_round"]
+        return len(self.timeline.launches) if counted is None else counted
+
+
+def read_rounds(runs: Sequence[Run], batch_size: int = 1) -> list[ModeRound]:
+    """A profiled round of each mode at a batch size, in the order of what the modes capture.
+
+    Raises:
+        UserError: there is no run of that batch size, or one has no trace that can be read.
+    """
+    sizes = sorted({run.summary["config"].get("batch_size", 1) for run in runs})
+    found = [run for run in runs if run.summary["config"].get("batch_size", 1) == batch_size]
+    if not found:
+        raise UserError(f"no run has batch_size={batch_size}; there are {', '.join(map(str, sizes))}")
+    rounds = [ModeRound(describe_mode(run.summary), run.summary, quietest_round(run.folder)) for run in found]
+    return sorted(rounds, key=_order)
+
+
+def _order(each: ModeRound) -> tuple[int, str]:
+    return place_of_mode(each.mode), each.mode
+
+
+def times(rounds: Sequence[ModeRound]) -> pd.DataFrame:
+    """One row a mode: launches, idle share and longest gap of the drawn round, and time of a round without a profiler,
+    over eager's with the range over all combinations of repeats."""
+    import pandas as pd
+
+    return pd.DataFrame([_row(each, _eager(rounds)) for each in rounds])
+
+
+def _row(each: ModeRound, eager: ModeRound | None) -> dict[str, object]:
+    ratio = None if eager is None else time_to_eager(each.summary, eager.summary)
+    return {
+        "mode": each.mode,
+        "launches": each.launches,
+        "replays": each.summary["replays_per_round"],
+        "idle share": each.timeline.idle_share,
+        "longest gap, us": each.timeline.longest_gap_us,
+        "profiled round, ms": each.timeline.length_us / 1e3,
+        "timed round, ms": each.summary["round_ms"],
+        "over eager": None if ratio is None else ratio["value"],
+        "low": None if ratio is None else ratio["low"],
+        "high": None if ratio is None else ratio["high"],
+    }
+
+
+def _eager(rounds: Sequence[ModeRound]) -> ModeRound | None:
+    return next((each for each in rounds if each.mode == EAGER), None)
+
+
+def conclude(rounds: Sequence[ModeRound]) -> str:
+    """Says how many launches capturing takes away, what becomes of gaps and time, and what a CPU cannot show."""
+    fewest = min(rounds, key=lambda each: each.launches)
+    eager = _eager(rounds)
+    if eager is None or fewest is eager:
+        only = rounds[0]
+        return (
+            f"There is nothing beside eager to compare here; in {only.mode} nothing ran for "
+            f"{percent(only.timeline.idle_share, 0)} of the round."
+        )
+    ratio = time_to_eager(fewest.summary, eager.summary)
+    what = "calls that submit work" if eager.timeline.on_gpu else "operators that compute or write"
+    sentences = [
+        f"An eager round is {number(eager.launches, 0)} launches ({what}); graph mode **{fewest.mode}** makes them "
+        f"{number(fewest.launches, 0)}.",
+        f"Nothing runs for {percent(eager.timeline.idle_share, 0)} of the eager round and for "
+        f"{percent(fewest.timeline.idle_share, 0)} of this one; the longest gap goes from "
+        f"{number(eager.timeline.longest_gap_us, 0)} to {number(fewest.timeline.longest_gap_us, 0)} us.",
+        _time(fewest, ratio),
+        "" if eager.timeline.on_gpu else CPU_NOTE,
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+CPU_NOTE = (
+    "These runs are from a CPU, where the same processor launches and computes: a replay of the recorder is one launch "
+    "in name, and still calls each operator from Python, so the gaps between operators are the interpreter's own. What "
+    "a GPU's queue would hide of them is not seen here."
+)
+
+
+def _time(each: ModeRound, ratio: Ratio | None) -> str:
+    if ratio is None:
+        return ""
+    said = f"Timed without the profiler, a round in mode {each.mode} takes "
+    if len(each.summary["repeats"]) < JUDGED_REPEATS:
+        return f"{said}{number(ratio['value'])} of eager's time, with too few repeats to judge the noise."
+    noise = ": no difference beyond noise" if ratio["low"] <= 1 <= ratio["high"] else ""
+    return f"{said}{with_range(ratio['value'], ratio['low'], ratio['high'])} of eager's time{noise}."

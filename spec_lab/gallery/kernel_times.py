@@ -1,0 +1,76 @@
+"""A run's own kernels, from its profiled rounds: which of them a round's time goes to."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from spec_lab.errors import UserError
+from spec_lab.gallery.studies import finished_runs
+from spec_lab.record.runs import Run
+from spec_lab.record.schema import Summary
+from spec_lab.record.wording import number, percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+WIDEST_NAME = 48
+
+
+def profiled_run(folder: str | os.PathLike[str]) -> Run:
+    """The newest finished run in the folder or below that has kernel times.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = [run for run in finished_runs(folder) if run.summary["kernels"]]
+    if not found:
+        raise UserError(
+            f"{folder}: no finished run in it has kernel times; make one with python -m spec_lab profile_rounds=8"
+        )
+    return found[-1]
+
+
+def kernel_times(summary: Summary) -> pd.DataFrame:
+    """One row a kernel (on a CPU an operator), longest first: calls and microseconds a round, and its share."""
+    import pandas as pd
+
+    frame = pd.DataFrame(summary["kernels"])
+    return frame.assign(share=frame["us_per_round"] / frame["us_per_round"].sum())
+
+
+def longest_kernels(summary: Summary, count: int = 12) -> Figure:
+    """Microseconds a round of the longest kernels; behind each its calls a round."""
+    import seaborn as sns
+
+    from spec_lab.report.plots import PALETTE, open_figure
+
+    frame = kernel_times(summary).head(count)
+    with open_figure(height=1.3 + 0.3 * len(frame), width=9.0) as (figure, axes):
+        axes.barh(range(len(frame)), frame["us_per_round"], color=sns.color_palette(PALETTE)[0], height=0.7)
+        axes.set_yticks(range(len(frame)), [_cut(name) for name in frame["name"]], fontsize="small")
+        for place, (time, calls) in enumerate(zip(frame["us_per_round"], frame["calls_per_round"], strict=True)):
+            axes.annotate(f" {calls:,.0f} calls", (time, place), va="center", fontsize="x-small")
+        axes.invert_yaxis()
+        axes.margins(x=0.12)
+        axes.grid(visible=False, axis="y")
+        axes.set(xlabel="microseconds a round, of the kernel itself", ylabel="")
+        axes.set_title("Where a round's kernel time goes", loc="left")
+    return figure
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= WIDEST_NAME else f"{name[: WIDEST_NAME - 3]}..."
+
+
+def conclude(summary: Summary) -> str:
+    """Says what the longest kernel takes, and how many make up most of the time."""
+    frame = kernel_times(summary)
+    first = frame.iloc[0]
+    most = int((frame["share"].cumsum() < 0.8).sum()) + 1
+    what = "kernels" if summary["device"] == "cuda" else "operators"
+    return (
+        f"In the profiled rounds of this run `{_cut(first['name'])}` takes {percent(first['share'], 0)} of "
+        f"{number(frame['us_per_round'].sum() / 1e3, 1)} ms a round; {most} of {len(frame)} {what} make up 80 % of it."
+    )

@@ -1,0 +1,183 @@
+"""Kernels against the roofline: how long each took, beside the time that its bytes and its products need at least.
+
+The figures are rows of CSV files, as `kernels/bench/*.py --csv FILE` write them; lines that begin with # say where they
+were measured.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from spec_lab.errors import UserError
+from spec_lab.record.wording import percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+COLUMNS = ("kernel", "shape", "bytes", "flops", "kernel_us", "reference_us")
+NUMBERS = COLUMNS[2:]
+
+
+class Roof(NamedTuple):
+    """Holds what a device does at most."""
+
+    name: str
+    bytes_per_second: float
+    flops_per_second: float
+
+
+H200 = Roof("NVIDIA H200", 4.2e12, 790e12)
+"""Measured: a streaming read, and a bfloat16 product of two matrices of 8192 x 8192."""
+
+
+def load_figures(folder: str | os.PathLike[str]) -> pd.DataFrame:
+    """One row a measurement of every `*.csv` in the folder, with its file and what the file says of itself.
+
+    Raises:
+        UserError: there is none, or one is not of this layout.
+    """
+    import pandas as pd
+
+    place = Path(folder)
+    files = sorted(place.glob("*.csv"))
+    if not files:
+        raise UserError(f"{place}: no *.csv in it; make one on a GPU with python kernels/bench/attention.py --csv FILE")
+    return pd.concat([_read(path) for path in files], ignore_index=True)
+
+
+def _read(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        frame = pd.read_csv(path, comment="#")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a table of kernel times ({error})") from error
+    missing = [name for name in COLUMNS if name not in frame]
+    if missing:
+        raise UserError(
+            f"{path}: it has no column {missing[0]}; kernels/bench/*.py --csv FILE write {', '.join(COLUMNS)}"
+        )
+    numbers = frame[list(NUMBERS)].apply(pd.to_numeric, errors="coerce")
+    if (~(numbers[["bytes", "kernel_us"]] > 0)).any(axis=None):
+        raise UserError(f"{path}: bytes and kernel_us must be numbers above 0")
+    return frame[["kernel", "shape"]].join(numbers).assign(file=path.name)
+
+
+def provenance(folder: str | os.PathLike[str]) -> str:
+    """Returns what the files say of themselves, a line a line."""
+    lines = [
+        f"{path.name}: {line.removeprefix('#').strip()}"
+        for path in sorted(Path(folder).glob("*.csv"))
+        for line in path.read_text().splitlines()
+        if line.startswith("#")
+    ]
+    return "\n".join(lines)
+
+
+def against_roof(figures: pd.DataFrame, roof: Roof = H200) -> pd.DataFrame:
+    """The figures with `floor_us`, the least time that bytes and products need, `of_roof`, the floor over the kernel's
+    time, and `over_reference`, the reference's time over the kernel's."""
+    memory, compute = figures["bytes"] / roof.bytes_per_second, figures["flops"].fillna(0) / roof.flops_per_second
+    floor = memory.where(memory >= compute, compute) * 1e6
+    return figures.assign(
+        floor_us=floor,
+        bound=["memory" if m >= c else "products" for m, c in zip(memory, compute, strict=True)],
+        of_roof=floor / figures["kernel_us"],
+        over_reference=figures["reference_us"] / figures["kernel_us"],
+    )
+
+
+def time_against_bytes(frame: pd.DataFrame, roof: Roof = H200) -> Figure:
+    """Time over the bytes that have to move, on logarithmic scales: a filled marker a kernel, a hollow one its torch
+    reference on the same bytes. The line is the roof's bandwidth: nothing lies under it but what stays in cache.
+    """
+    import numpy as np
+    import seaborn as sns
+
+    from spec_lab.report.drafter_plot import MARKERS
+    from spec_lab.report.plots import PALETTE, open_figure
+
+    names = list(frame.groupby("kernel")["bytes"].max().sort_values(ascending=False).index)
+    with open_figure(height=5.2, width=9.0) as (figure, axes):
+        for name, colour, marker in zip(names, sns.color_palette(PALETTE, len(names)), MARKERS, strict=False):
+            part = frame[frame["kernel"] == name].sort_values("bytes")
+            size = part["bytes"] / 1e6
+            style = {"marker": marker, "color": colour, "linestyle": "none", "markersize": 7}
+            axes.plot(size, part["kernel_us"], label=name, **style)
+            axes.plot(size, part["reference_us"], fillstyle="none", alpha=0.8, **style)
+            axes.vlines(size, part["kernel_us"], part["reference_us"], color=colour, linewidth=0.6, alpha=0.5)
+        ends = np.array([frame["bytes"].min() / 2, frame["bytes"].max() * 2])
+        axes.plot(ends / 1e6, ends / roof.bytes_per_second * 1e6, color="black", label=_roof_label(roof))
+        axes.plot([], [], "o", fillstyle="none", color="0.4", label="the torch reference")
+        axes.set(xscale="log", yscale="log", xlabel="bytes that have to move, MB", ylabel="microseconds")
+        axes.set_title(f"Kernels against the bandwidth of an {roof.name}", loc="left")
+        figure.legend(loc="outside right upper", frameon=False)
+    return figure
+
+
+def rate_against_intensity(frame: pd.DataFrame, roof: Roof = H200) -> Figure:
+    """The roofline: operations a second over operations a byte, for the kernels that multiply. Left of the ridge a
+    kernel is bound by memory, right of it by the tensor cores."""
+    import numpy as np
+    import seaborn as sns
+
+    from spec_lab.report.plots import PALETTE, open_figure
+
+    part = frame[frame["flops"] > 0].sort_values("bytes")
+    with open_figure(height=4.4) as (figure, axes):
+        colours = sns.color_palette(PALETTE, 2)
+        intensity = part["flops"] / part["bytes"]
+        for column, label, colour in (("kernel_us", "kernel", colours[0]), ("reference_us", "reference", colours[1])):
+            size = 15 + 25 * np.log10(part["bytes"] / 1e6).clip(lower=0)
+            axes.scatter(intensity, part["flops"] / part[column] / 1e6, s=size, color=colour, label=label, alpha=0.85)
+        ridge = roof.flops_per_second / roof.bytes_per_second
+        xs = np.array([0.5, ridge, 20 * ridge])
+        axes.plot(xs, np.minimum(xs * roof.bytes_per_second, roof.flops_per_second) / 1e12, color="black", label="roof")
+        axes.annotate(
+            f"{roof.bytes_per_second / 1e12:g} TB/s", (2, 3.2 * 4.2), rotation=0, fontsize="small", ha="right"
+        )
+        axes.annotate(
+            f"{roof.flops_per_second / 1e12:g} TFLOP/s", (ridge, 1.15 * roof.flops_per_second / 1e12), fontsize="small"
+        )
+        axes.set(xscale="log", yscale="log", xlabel="operations a byte", ylabel="TFLOP/s (larger dots move more bytes)")
+        axes.set_title(f"Attention on the roofline of an {roof.name}", loc="left")
+        figure.legend(loc="outside right upper", frameon=False)
+    return figure
+
+
+def _roof_label(roof: Roof) -> str:
+    return f"{roof.bytes_per_second / 1e12:g} TB/s"
+
+
+def conclude(frame: pd.DataFrame, roof: Roof = H200) -> str:
+    """Says how near the roof the kernels come, where they do not, and how they stand to their references."""
+    best, worst = frame.sort_values("of_roof").iloc[-1], frame.sort_values("of_roof").iloc[0]
+    large = frame[frame["bytes"] >= frame["bytes"].median()]
+    small = frame[frame["bytes"] < frame["bytes"].median()]
+    slower = frame[frame["over_reference"] < 1]
+    low, high = frame["over_reference"].min(), frame["over_reference"].max()
+    sentences = [
+        f"Nearest to the roof is **{best['kernel']}** at {best['shape']}: {percent(best['of_roof'], 0)} of what "
+        f"{roof.name} allows; farthest is {worst['kernel']} at {worst['shape']}: {percent(worst['of_roof'], 0)}.",
+        _sizes(large, small),
+        f"Beside their torch references the kernels take {low:.1f} to {high:.1f} times less time"
+        if slower.empty
+        else f"{len(slower)} of {len(frame)} measurements are slower than the torch reference",
+    ]
+    multiplying = frame[frame["flops"] > 0]
+    bound = int((multiplying["bound"] == "memory").sum())
+    return " ".join(sentences) + f"; the roof puts {bound} of the {len(multiplying)} shapes that multiply under memory."
+
+
+def _sizes(large: pd.DataFrame, small: pd.DataFrame) -> str:
+    if small.empty:
+        return ""
+    of_small = small["of_roof"].median()
+    rest = ": bytes are not what bounds the small ones" if of_small < 0.5 else ""
+    return (
+        f"The half of the measurements that moves the most bytes reaches {percent(large['of_roof'].median(), 0)} in "
+        f"the median, the other half {percent(of_small, 0)}{rest}."
+    )
