@@ -9,14 +9,17 @@ Python what it must be. Layer 0 sees a window, layer 1 everything; layer 1 keeps
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.acceptance.tree import StrictTreeAcceptance
 from spec_lab.assembly import registry
 from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, Drafter, DrafterRequirements, PrunePolicy, RowSelection
 from spec_lab.core.types import (
@@ -34,10 +37,11 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs.eager import EagerGraph
 from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.pages import PageAllocator, PageTable
-from spec_lab.engine.round import Parts
+from spec_lab.engine.round import DecodeRound, Parts
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.timing import HostTimer
+from spec_lab.engine.tree_round import tree_round
 
 WIDTH = 8
 WINDOWS: tuple[int | None, ...] = (5, None)
@@ -253,19 +257,24 @@ def make_fake_engine(
     graph: GraphMode | None = None,
     max_positions: int = 4096,
     vocab_size: int = 61,
+    tree_rows: int | None = None,
 ) -> tuple[Engine, FakeTarget]:
-    """An engine on a fake target whose whole cache, the null page left out, starts as NaN."""
+    """An engine on a fake target whose whole cache, the null page left out, starts as NaN; with `tree_rows` its drafter
+    drafts trees of so many rows."""
     device = torch.device("cpu")
-    backend = TorchAttention(page_size, max_positions)
+    backend = (TorchAttention if tree_rows is None else TorchTreeAttention)(page_size, max_positions)
     target = FakeTarget(backend, max_positions=max_positions, vocab_size=vocab_size)
     drafter = make_drafter(target)
-    margin = 2 * drafter.num_draft_tokens
+    margin = max(2 * drafter.num_draft_tokens, tree_rows or 0)
     if num_pages is None:
         num_pages = num_slots * -(-(max_seq_len + margin) // page_size) + NUM_RESERVED_PAGES
     table = PageTable(num_slots, max_seq_len + margin, page_size, device)
     cache = PagedKVCache(len(WINDOWS), num_pages, page_size, 1, WIDTH, torch.float32, device)
     cache.kv[:, (NULL_PAGE + 1) * page_size :] = float("nan")
-    slots = SlotState(num_slots, drafter.num_draft_tokens, table)
-    parts = Parts(target, drafter, StrictAcceptance(), backend, backend, cache, slots, HostTimer())
+    slots = SlotState(num_slots, drafter.num_draft_tokens if tree_rows is None else tree_rows - 1, table)
+    rule = StrictAcceptance() if tree_rows is None else StrictTreeAcceptance()
+    parts = Parts(target, drafter, rule, backend, backend, cache, slots, HostTimer())
     scheduler = Scheduler(num_slots, PageAllocator(num_pages), page_size, max_seq_len, margin)
-    return Engine(parts, make_prune(prefill), graph or EagerGraph(), scheduler, prefill_chunk), target
+    make_round = DecodeRound if tree_rows is None else partial(tree_round, tree_rows, page_size)
+    engine = Engine(parts, make_prune(prefill), graph or EagerGraph(), scheduler, prefill_chunk, make_round=make_round)
+    return engine, target

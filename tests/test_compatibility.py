@@ -28,6 +28,7 @@ from spec_lab.errors import UserError
 HF_TARGET = ["target=hf", "target.path=."]
 HF = [*HF_TARGET, "drafter=ngram"]
 SAMPLED_DRAFTS = ["sampling=sampled", "drafter.draft_sampling=distribution"]
+TREE, STATIC = (["drafter=frozen_kv", f"tree={name}"] for name in ("dynamic", "static"))
 ONE_HOT = ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_hot"]
 
 # overrides, the knob that must be named, the remedy that must be named
@@ -73,6 +74,26 @@ FORBIDDEN = [
     ),
     (["drafter=mtp_eagle", "target=hf", "target.path=."], "target.path", "config.json"),
     (["tree=dynamic", "drafter=mtp_vanilla"], "drafter=mtp_vanilla drafts no branches", "drafter=frozen_kv"),
+    ([*TREE, "acceptance=relaxed_thinking"], "acceptance=relaxed_thinking", "acceptance=strict"),
+    ([*STATIC, "attention=triton"], "attention=triton masks no rows", "attention=torch"),
+    ([*TREE, "graph=step_replay"], "graph=step_replay", "graph=full_loop"),
+    ([*TREE, "kernels=triton"], "kernels=triton has no kernels for tree", "kernels=torch"),
+    ([*TREE, "record.topk=4"], "record.topk=4", "record.topk=0"),
+    ([*TREE, "graph=full_loop", "graph.metadata=stale"], "graph.metadata=stale", "graph.metadata=in_place"),
+    (
+        [*TREE, *SAMPLED_DRAFTS, "acceptance=rejection"],
+        "drafter.draft_sampling=distribution draws",
+        "drafter.draft_sampling=greedy",
+    ),
+    ([*TREE, "drafter.num_draft_tokens=5"], "drafter.num_draft_tokens=5", "leave out"),
+    ([*TREE, "tree.topk=2", "tree.depth=2"], "tree.num_rows=16", "tree.num_rows=7"),
+    ([*TREE, "tree.depth=17", "drafter.num_draft_tokens=17"], "outside 1..16", "num_draft_tokens=3"),
+    ([*TREE, "tree.topk=0"], "tree.topk=0", "at least 1"),
+    ([*STATIC, "tree.paths=[]"], "tree.paths", "tree.paths=[[0],[1],[0,0]]"),
+    ([*STATIC, "tree.paths=[0,1]"], "tree.paths takes a list like", "[[a],[a,b]]"),
+    ([*STATIC, "tree.paths=[[0],[0,-1]]"], "[0,-1]", "ranks of 0..15"),
+    ([*STATIC, "tree.paths=[[0],[1,0]]"], "[1,0] hangs below [1]", "add [1]"),
+    ([*STATIC, "tree.paths=[[0],[0]]"], "[0] more than once", "once"),
     (["drafter=frozen_kv", "drafter.position=first"], "drafter.position=first", "bonus"),
     (["drafter=draft_model", "drafter.draft_sampling=beam", *ONE_HOT], "drafter.draft_sampling=beam", "distribution"),
     (["target.path=."], "target.path=.", "target=hf"),
@@ -225,6 +246,9 @@ ALLOWED = [
     ["drafter=mtp_eagle", "drafter.num_draft_tokens=4", "drafter.path=two_modules"],
     ["drafter=mtp_vanilla", "drafter.recycled_hidden=post_norm"],
     ["drafter=frozen_kv", "drafter.position=bonus", "drafter.num_draft_tokens=8"],
+    TREE,
+    [*TREE, "tree.depth=5", "tree.num_rows=64", "batch_size=4", "prune=catchup"],
+    [*STATIC, "tree.paths=[[1],[1,3],[1,3,0],[0]]"],
     ["drafter=ngram", "record.topk=16"],
     ["drafter=none", "graph=round_overlap"],
     ["graph=step_replay", "graph.verify=false", "drafter.num_draft_tokens=1"],

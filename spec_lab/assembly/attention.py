@@ -8,6 +8,10 @@ from spec_lab.assembly.option import AttentionOption
 LOADER = "spec_lab.assembly.attention_loader"
 
 OPTIONS = (
-    AttentionOption(name="torch", make=Deferred(LOADER, "torch_attention")),
+    AttentionOption(
+        name="torch",
+        make=Deferred(LOADER, "torch_attention"),
+        make_for_trees=Deferred(LOADER, "torch_tree_attention"),
+    ),
     AttentionOption(name="triton", make=Deferred(LOADER, "triton_attention"), needs_triton=True),
 )

@@ -8,6 +8,7 @@ import torch
 
 from spec_lab.assembly.triton import require_triton
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.core.protocols import AttentionBackend, RopeWrite
 
 
@@ -25,6 +26,11 @@ class BackendContext:
 def torch_attention(context: BackendContext) -> AttentionBackend:
     """The reference, on any device."""
     return TorchAttention(context.page_size, context.max_positions, context.rope_write)
+
+
+def torch_tree_attention(context: BackendContext) -> AttentionBackend:
+    """The reference, with masks for the rows of trees."""
+    return TorchTreeAttention(context.page_size, context.max_positions, context.rope_write)
 
 
 def triton_attention(context: BackendContext) -> AttentionBackend:

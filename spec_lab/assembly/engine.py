@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.assembly import registry
@@ -12,16 +13,18 @@ from spec_lab.assembly.heads import DrafterFactory, DrafterResources
 from spec_lab.assembly.models import Limits, Models, build_cache, overlaps
 from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.assembly.rules import RejectionConfig, RejectionMethodChoice, StrictAcceptanceConfig
-from spec_lab.assembly.rules_loader import RuleResources, build_rule
-from spec_lab.config import PruneConfig, RunConfig
+from spec_lab.assembly.rules_loader import RuleResources, build_rule, build_tree_rule
+from spec_lab.assembly.run_tree import tree_sizes
+from spec_lab.config import PruneConfig, RunConfig, TreeConfig
 from spec_lab.core.protocols import PrunePolicy
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageAllocator, PageTable
-from spec_lab.engine.round import Parts
+from spec_lab.engine.round import DecodeRound, Parts
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.engine.timing import make_timer
+from spec_lab.engine.tree_round import tree_round
 from spec_lab.errors import UserError
 
 UNPRUNED = PruneConfig(prefill="all_rows", catchup="none")
@@ -45,7 +48,9 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
             "prune.catchup=pre_attention need; use prune=none or attention=torch"
         )
     seeds = SlotSeeds(limits.num_slots, config.seed, models.device)
-    rule = build_rule(config, RuleResources(models, limits, seeds))
+    rule_resources = RuleResources(models, limits, seeds)
+    sizes = tree_sizes(config)
+    rule = build_rule(config, rule_resources) if sizes is None else build_tree_rule(config, rule_resources)
     cache = build_cache(models.target.layer_sizes, models.target.config.num_layers, limits, models)
     drafter = make_drafter(DrafterResources(limits, prune, seeds, cache))
     assert limits.margin >= 2 * drafter.num_draft_tokens
@@ -57,13 +62,14 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
         backend=models.backend,
         mover=build_mover(config, models),
         cache=cache,
-        slots=SlotState(limits.num_slots, drafter.num_draft_tokens, table),
+        slots=SlotState(limits.num_slots, drafter.num_draft_tokens if sizes is None else sizes.num_rows - 1, table),
         timer=make_timer(models.device),
     )
     allocator = PageAllocator(limits.num_pages)
     scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
     graph = build_graph_mode(config, models, limits)
-    return Engine(parts, prune, graph, scheduler, config.cache.prefill_chunk, overlaps(config))
+    make_round = DecodeRound if sizes is None else partial(tree_round, sizes.num_rows, limits.page_size)
+    return Engine(parts, prune, graph, scheduler, config.cache.prefill_chunk, overlaps(config), make_round)
 
 
 def build_teacher(config: RunConfig, models: Models, limits: Limits) -> TeacherForcing:
@@ -80,7 +86,7 @@ def plain_config(config: RunConfig) -> RunConfig:
     """
     is_greedy = config.sampling.temperature == 0
     rule = StrictAcceptanceConfig() if is_greedy else RejectionConfig(method=RejectionMethodChoice.one_hot)
-    return dataclasses.replace(config, drafter=NoDrafterConfig(), acceptance=rule, prune=PLAIN_PRUNE)
+    return dataclasses.replace(config, drafter=NoDrafterConfig(), acceptance=rule, prune=PLAIN_PRUNE, tree=TreeConfig())
 
 
 def unpruned_config(config: RunConfig) -> RunConfig:

@@ -61,7 +61,13 @@ class RoundGraphConfig(GraphConfig):
 
 
 OPTIONS = (
-    GraphOption(name="eager", schema=EagerGraphConfig, build=Deferred(LOADER, "eager"), num_launched=None),
+    GraphOption(
+        name="eager",
+        schema=EagerGraphConfig,
+        build=Deferred(LOADER, "eager"),
+        num_launched=None,
+        runs_trees=True,
+    ),
     GraphOption(name="split_seed", schema=SplitSeedGraphConfig, build=Deferred(LOADER, "split_seed"), num_launched=1),
     GraphOption(name="step_replay", schema=StepReplayGraphConfig, build=Deferred(LOADER, "step_replay")),
     GraphOption(name="full_loop", schema=FullLoopGraphConfig, build=Deferred(LOADER, "full_loop")),

@@ -12,6 +12,7 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.assembly import registry
 from spec_lab.assembly.drafters.trained import DraftSampling, TrainedDrafterConfig
 from spec_lab.assembly.models import Limits, Models
+from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import DrafterConfig, RunConfig
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import Drafter, PrunePolicy
@@ -33,7 +34,10 @@ DrafterFactory = Callable[[DrafterResources], Drafter[Any]]
 
 def load_drafter(config: RunConfig, models: Models) -> DrafterFactory:
     """Load the drafter's weights; the factory then makes one drafter an engine around them."""
-    return registry.of(config).drafter(config).load(config, config.drafter, models)
+    option = registry.of(config).drafter(config)
+    load = option.load if tree_sizes(config) is None else option.load_tree
+    assert load is not None, "a drafter without branches is refused a tree"
+    return load(config, config.drafter, models)
 
 
 def weights_folder(config: RunConfig, options: DrafterConfig) -> Path:

@@ -13,6 +13,7 @@ from spec_lab.assembly import registry
 from spec_lab.assembly.attention_loader import BackendContext
 from spec_lab.assembly.kernels import KERNELS, Kernels
 from spec_lab.assembly.memory import room_for
+from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import RunConfig, Weights
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend
@@ -33,7 +34,7 @@ class Limits:
 
     Attributes:
         max_seq_len: longest prompt plus output.
-        margin: positions past it that a round may write: 2K, and N more where the host runs a round behind.
+        margin: positions past it that a round may write: 2K of a chain, and N more where the host runs a round behind.
         max_kv_len: the longest committed length at the start of a round.
     """
 
@@ -105,12 +106,23 @@ def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: 
         )
     max_seq_len = config.cache.max_seq_len or _num_tokens(longest)
     num_late_rows = num_draft_tokens + 1 if overlaps(config) else 0
-    margin = 2 * num_draft_tokens + num_late_rows
+    margin = _reach(config, num_draft_tokens) + num_late_rows
     page_size = config.cache.page_size
     num_slots = min(config.batch_size, len(requests))
     pages_each = _num_pages(max_seq_len + margin, page_size)
     num_pages = config.cache.num_pages or pages_each * num_slots + NUM_RESERVED_PAGES
     return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows)
+
+
+def _reach(config: RunConfig, num_draft_tokens: int) -> int:
+    """Positions past its last token that a request's round may write: 2K of a chain, K + 1 of them by verify.
+
+    The branches of a tree lie side by side: verify writes a slot a row, and a drafter one a branch and level.
+    """
+    sizes = tree_sizes(config)
+    if sizes is None:
+        return 2 * num_draft_tokens
+    return max(sizes.num_rows, sizes.depth + (sizes.depth - 1) * sizes.width, 2 * sizes.depth)
 
 
 def overlaps(config: RunConfig) -> bool:
@@ -156,7 +168,10 @@ def load_models(
     max_positions = min(model_config.max_position_embeddings, max_seq_len + 2 * 16)
     kernels = KERNELS[config.kernels](device, dtype)
     context = BackendContext(config.cache.page_size, max_positions, device, dtype, kernels.rope_write)
-    backend = registry.of(config).attention(config).make(context)
+    attention = registry.of(config).attention(config)
+    make_backend = attention.make if tree_sizes(config) is None else attention.make_for_trees
+    assert make_backend is not None, "a backend that masks no trees is refused one"
+    backend = make_backend(context)
     shapes = decoder_tensor_shapes(model_config)
     partition.layer_sizes(model_config)  # what cannot be split is refused before it is read
     if config.target.weights == Weights.random:

@@ -176,6 +176,7 @@ OPTIONS = (
         judge=Deferred(LOADER, "strict_rule"),
         greedy_only="compares with the argmax",
         keeps_greedy_text=True,
+        walk=Deferred(LOADER, "strict_tree_rule"),
     ),
     RuleOption(
         name="relaxed_thinking",

@@ -14,6 +14,7 @@ from spec_lab.acceptance.phase import RelaxationPhase, RoundPhase, ThinkingMarke
 from spec_lab.acceptance.rates import expand_mean_length
 from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance
 from spec_lab.acceptance.synthetic import SyntheticAcceptance
+from spec_lab.acceptance.tree import StrictTreeAcceptance
 from spec_lab.assembly import registry
 from spec_lab.assembly.kernels import TORCH, Kernels
 from spec_lab.assembly.models import Limits, Models
@@ -27,6 +28,7 @@ from spec_lab.assembly.rules import (
 )
 from spec_lab.config import AcceptanceConfig, RunConfig
 from spec_lab.core.protocols import AcceptanceRule
+from spec_lab.core.tree_protocols import TreeRule
 from spec_lab.corpus.example import THINK_END, THINK_START
 from spec_lab.errors import UserError
 
@@ -72,6 +74,18 @@ def build_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRule:
         models.kernels,
     )
     return build_deterministic_rule(config.acceptance, context, config.extensions)
+
+
+def build_tree_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRule:
+    """The form for trees of the rule that `acceptance=` names."""
+    walk = registry.of(config).rule(config).walk
+    assert walk is not None, "a rule that judges no trees is refused one"
+    return walk(config, config.acceptance, resources)
+
+
+def strict_tree_rule(config: RunConfig, options: StrictAcceptanceConfig, resources: RuleResources) -> TreeRule:
+    """Makes acceptance=strict for trees."""
+    return StrictTreeAcceptance()
 
 
 def build_deterministic_rule(

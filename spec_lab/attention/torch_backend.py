@@ -95,6 +95,14 @@ class TorchAttention:
     def _mask(self, metadata: AttentionMetadata, window: int | None, dtype: torch.dtype, group: int) -> torch.Tensor:
         """Return the additive mask [batch, 1, group * num_queries, max_seq_len]: 0 where a row sees a key, -inf
         elsewhere."""
+        visible = self._visible(metadata, window)
+        # A junk row that sees nothing would give NaN: it looks at position 0 instead.
+        visible[..., 0] |= ~visible.any(-1)
+        mask = torch.full(visible.shape, float("-inf"), dtype=dtype, device=visible.device).masked_fill_(visible, 0.0)
+        return mask.unsqueeze(1).repeat(1, 1, group, 1)
+
+    def _visible(self, metadata: AttentionMetadata, window: int | None) -> torch.Tensor:
+        """Say which keys each row sees: [batch, num_queries, max_seq_len]."""
         device = metadata.seq_lens.device
         key_positions = torch.arange(metadata.max_seq_len, device=device)
         behind = torch.arange(metadata.num_queries - 1, -1, -1, device=device)
@@ -102,7 +110,4 @@ class TorchAttention:
         visible = key_positions < ends
         if window is not None:
             visible &= key_positions >= ends - window
-        # A junk row that sees nothing would give NaN: it looks at position 0 instead.
-        visible[..., 0] |= ~visible.any(-1)
-        mask = torch.full(visible.shape, float("-inf"), dtype=dtype, device=device).masked_fill_(visible, 0.0)
-        return mask.unsqueeze(1).repeat(1, 1, group, 1)
+        return visible

@@ -7,6 +7,7 @@ an option that does not exist is refused here, with the nearest name, whatever s
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from spec_lab.cli.flags import DRY_RUN_FLAG, FLAGS_THAT_ADD_OPTIONS, split_flags
 from spec_lab.cli.nearest import hint, nearest
 from spec_lab.cli.options import Group, Key, Menu, conf_folder, run_menu
 from spec_lab.errors import UserError
+
+LIST_OF_LISTS = "list[list["
 
 
 def check_arguments(arguments: Sequence[str], menu: Menu | None = None) -> list[str]:
@@ -161,9 +164,16 @@ def _check_choice(override: Override, key: Key) -> None:
 
 
 def _accepts(schema: type, field: str, value: Any) -> bool:
-    """OmegaConf would let a list into a list of numbers."""
-    if isinstance(value, list) and any(isinstance(entry, list | dict) for entry in value):
-        return False
+    """OmegaConf would let a list into a list of numbers, and a number into a list of lists."""
+    type_name = next(str(known.type) for known in dataclasses.fields(schema) if known.name == field)
+    if isinstance(value, list):
+        entries = value
+        if type_name.startswith(LIST_OF_LISTS):
+            if not all(isinstance(entry, list) for entry in value):
+                return False
+            entries = [item for entry in value for item in entry]
+        if any(isinstance(entry, list | dict) for entry in entries):
+            return False
     try:
         OmegaConf.update(OmegaConf.structured(schema), field, value)
     except OmegaConfBaseException:
@@ -193,4 +203,5 @@ def _in_words(type_name: str) -> str:
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
     bare = type_name.removesuffix(" or null")
     suffix = " or null" if bare != type_name else ""
-    return words.get(bare, "a list like [a,b]") + suffix
+    example = "a list like [[a],[a,b]]" if bare.startswith(LIST_OF_LISTS) else "a list like [a,b]"
+    return words.get(bare, example) + suffix

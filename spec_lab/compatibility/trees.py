@@ -102,11 +102,11 @@ TREE_CHECKS: tuple[Check, ...] = tuple(
         (
             depth_is_k,
             branches_are_drafted,
+            branches_are_not_drawn,
             branches_are_judged,
             branches_are_masked,
             graph_runs_trees,
             kernels_know_trees,
-            branches_are_not_drawn,
             recorded_rows_are_a_chain,
             metadata_is_not_moved,
         ),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
 from spec_lab.core.draft_tree import DraftTree, TreeRows
-from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, DrafterRequirements
-from spec_lab.core.types import AttentionMetadata, DraftStep, PromptChunk, Request, Verification, VerifiedRound
+from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, Drafter
+from spec_lab.core.types import AttentionMetadata, Verification
 
 
 class TreeAttentionBackend(AttentionBackend, Protocol):
@@ -64,30 +64,9 @@ class TreeRule(AcceptanceRule, Protocol):
         ...
 
 
-State = TypeVar("State")
-
-
-class TreeDrafter(Protocol[State]):
+class TreeDrafter(Drafter[Any], Protocol):
     """Drafts a tree of `num_draft_tokens` levels: `catch_up` makes the first, each `step` another."""
 
-    num_draft_tokens: int
-    requirements: DrafterRequirements
-
-    def admit(self, slot: int, request: Request) -> None: ...
-
-    def ingest(self, chunk: PromptChunk) -> State | None: ...
-
-    def catch_up(self, verified: VerifiedRound) -> State: ...
-
-    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None: ...
-
-    def step(self, state: State, step: DraftStep) -> None:
-        """Draft the next level."""
-        ...
-
-    def finish(self, state: State) -> DraftTree:
+    def finish(self, state: Any) -> DraftTree:
         """Return the tree that is to be verified."""
         ...
-
-
-AnyTreeDrafter = TreeDrafter[Any]

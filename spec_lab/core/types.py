@@ -13,6 +13,8 @@ from enum import StrEnum
 
 import torch
 
+from spec_lab.core.draft_tree import TreeRows
+
 
 class FinishReason(StrEnum):
     """The reason for which a request ended."""
@@ -112,6 +114,7 @@ class AttentionMetadata:
             the end.
         masks: additive masks by (window, query heads a KV head), derived when first needed and shared by the layers
             that have both; a draft head may group its heads in another way than the target.
+        tree: what the rows see where they are those of a tree (`core.tree_protocols`); None where they are a chain.
     """
 
     positions: torch.Tensor
@@ -122,6 +125,7 @@ class AttentionMetadata:
     max_seq_len: int
     read_slots: torch.Tensor | None = None
     masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
+    tree: TreeRows | None = None
 
 
 @dataclass(slots=True)
@@ -210,7 +214,7 @@ class Verification:
 @dataclass(slots=True)
 class VerifiedRound:
     """The input of a catch-up step, after accept: round, verification, and the target's features [batch * N,
-    feature_size]."""
+    feature_size]. Of a tree only the accepted path is left, so that N is its depth + 1."""
 
     batch: RoundBatch
     verification: Verification

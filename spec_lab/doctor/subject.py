@@ -14,6 +14,7 @@ from spec_lab.assembly.graphs import EagerGraphConfig
 from spec_lab.assembly.heads import DrafterFactory, load_drafter
 from spec_lab.assembly.models import Limits, Models, engine_limits, load_models, target_folder, thinking_markers
 from spec_lab.assembly.rules import StrictAcceptanceConfig
+from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig
@@ -82,10 +83,12 @@ def load_subject(config: RunConfig) -> Subject:
     """Load target and drafter, and let the target write.
 
     Raises:
-        UserError: there is no drafter, or a checkpoint, a prompt set or a size is not what it should be.
+        UserError: there is no drafter, its drafts are a tree, or a checkpoint, a prompt set or a size is not what it should be.
     """
     if config.drafter.num_draft_tokens == 0:
         raise UserError("drafter=none drafts nothing that could be examined; choose drafter=eagle3")
+    if tree_sizes(config) is not None:
+        raise UserError(f"tree={config.tree.name}: what is examined is a chain of drafts; use tree=none")
     config = strict_greedy(config)
     torch.manual_seed(config.seed)
     tokenizer, workload = open_workload(config, target_folder(config))

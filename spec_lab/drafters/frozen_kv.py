@@ -64,6 +64,89 @@ ANCHORS: Mapping[str, Anchor] = {"last": Anchor(0, 0), "bonus": Anchor(1, 1)}
 
 
 @dataclass(slots=True)
+class Seeded:
+    """The outcome of a seed step, with which drafting goes on.
+
+    Attributes:
+        hidden: [batch, hidden_size] the model's output.
+        attention: one-query metadata over the committed keys, which holds for every step of the round.
+    """
+
+    hidden: torch.Tensor
+    attention: AttentionMetadata
+    rows: DraftedRows
+
+
+class FrozenSeed:
+    """The first step of every frozen-KV drafter: from the newest emitted token and the target's hidden state.
+
+    `caches` are the target's: for each layer of the head the one it reads.
+    """
+
+    def __init__(
+        self,
+        num_draft_tokens: int,
+        head: FrozenHead,
+        caches: Sequence[LayerCache],
+        backend: AttentionBackend,
+        anchor: Anchor,
+    ) -> None:
+        self.num_draft_tokens = num_draft_tokens
+        features = FeatureSpec(final_hidden=NormSide.POST_NORM, last_prompt_row=True)
+        self.requirements = DrafterRequirements(features=features)
+        self.head = head
+        self.caches = tuple(caches)
+        self.backend = backend
+        self._anchor = anchor
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Do nothing: there is no state between rounds."""
+
+    def seed_prompt(self, chunk: PromptChunk) -> Seeded | None:
+        """Do nothing before the last chunk; then run the seed step on the prompt's last row."""
+        if chunk.live_attention is None:
+            return None
+        assert chunk.features is not None
+        # Earlier rows may have been pruned or not; the last one is the prompt's last either way.
+        tokens, target_hidden = chunk.next_token_ids[-1:], chunk.features[-1:]
+        rows = DraftedRows.of_prompt(chunk)
+        return self._seed(tokens, target_hidden, rows, chunk.attention.page_table, chunk.kv_len)
+
+    def seed_round(self, verified: VerifiedRound) -> Seeded:
+        """The newest emitted token t[L + n] with the target's hidden state h[L + n - 1], row n - 1 of verify."""
+        assert verified.features is not None
+        batch, emitted = verified.batch, verified.verification
+        num_rows = emitted.tokens.shape[1]
+        last = emitted.num_live - 1
+        tokens = emitted.tokens.gather(1, last.unsqueeze(1)).squeeze(1)
+        first_rows = torch.arange(batch.num_rows, device=last.device) * num_rows
+        target_hidden = verified.features.index_select(0, first_rows + last)
+        rows = DraftedRows(batch.slot_ids, batch.kv_lens + last + 1)
+        return self._seed(tokens, target_hidden, rows, batch.page_table, batch.max_kv_len + num_rows)
+
+    def _seed(
+        self,
+        tokens: torch.Tensor,
+        target_hidden: torch.Tensor,
+        rows: DraftedRows,
+        page_table: torch.Tensor,
+        max_kv_len: int,
+    ) -> Seeded:
+        """Build the round's metadata over `rows.kv_lens` committed keys, and draft once.
+
+        Built as a plain decode of that length: with one key more a step would read a slot that was never written, or
+        a rejected token's.
+        """
+        attention = self.backend.build(
+            positions=(rows.kv_lens - 1 + self._anchor.positions_past_last_key).unsqueeze(1),
+            seq_lens=rows.kv_lens,
+            page_table=page_table,
+            max_seq_len=max_kv_len,
+        )
+        return Seeded(self.head.forward(tokens, target_hidden, self.caches, attention), attention, rows)
+
+
+@dataclass(slots=True)
 class FrozenState:
     """State between the steps of a round.
 
@@ -80,8 +163,8 @@ class FrozenState:
     attention: None = None
 
 
-class FrozenKVDrafter:
-    """Keeps the protocol `Drafter`. `caches` are the target's: for each layer of the head the one it reads."""
+class FrozenKVDrafter(FrozenSeed):
+    """Keeps the protocol `Drafter`: drafts a chain."""
 
     def __init__(
         self,
@@ -92,39 +175,15 @@ class FrozenKVDrafter:
         picker: DraftPicker,
         anchor: Anchor,
     ) -> None:
-        self.num_draft_tokens = num_draft_tokens
-        features = FeatureSpec(final_hidden=NormSide.POST_NORM, last_prompt_row=True)
-        self.requirements = DrafterRequirements(features=features)
-        self.head = head
-        self.caches = tuple(caches)
-        self.backend = backend
+        super().__init__(num_draft_tokens, head, caches, backend, anchor)
         self.picker = picker
-        self._anchor = anchor
-
-    def admit(self, slot: int, request: Request) -> None:
-        """Do nothing: there is no state between rounds."""
 
     def ingest(self, chunk: PromptChunk) -> FrozenState | None:
-        """Do nothing before the last chunk; then run the seed step on the prompt's last row."""
-        if chunk.live_attention is None:
-            return None
-        assert chunk.features is not None
-        # Earlier rows may have been pruned or not; the last one is the prompt's last either way.
-        tokens, target_hidden = chunk.next_token_ids[-1:], chunk.features[-1:]
-        rows = DraftedRows.of_prompt(chunk)
-        return self._seed(tokens, target_hidden, rows, chunk.attention.page_table, chunk.kv_len)
+        seeded = self.seed_prompt(chunk)
+        return None if seeded is None else self._start(seeded)
 
     def catch_up(self, verified: VerifiedRound) -> FrozenState:
-        """The newest emitted token t[L + n] with the target's hidden state h[L + n - 1], row n - 1 of verify."""
-        assert verified.features is not None
-        batch, emitted = verified.batch, verified.verification
-        num_rows = emitted.tokens.shape[1]
-        last = emitted.num_live - 1
-        tokens = emitted.tokens.gather(1, last.unsqueeze(1)).squeeze(1)
-        first_rows = torch.arange(batch.num_rows, device=last.device) * num_rows
-        target_hidden = verified.features.index_select(0, first_rows + last)
-        rows = DraftedRows(batch.slot_ids, batch.kv_lens + last + 1)
-        return self._seed(tokens, target_hidden, rows, batch.page_table, batch.max_kv_len + num_rows)
+        return self._start(self.seed_round(verified))
 
     def step(self, state: FrozenState, step: DraftStep) -> None:
         recurrent = self.head.project(state.hidden)
@@ -134,24 +193,6 @@ class FrozenKVDrafter:
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.picker.kept_logits(slot_ids)
 
-    def _seed(
-        self,
-        tokens: torch.Tensor,
-        target_hidden: torch.Tensor,
-        rows: DraftedRows,
-        page_table: torch.Tensor,
-        max_kv_len: int,
-    ) -> FrozenState:
-        """Build the round's metadata over `rows.kv_lens` committed keys, and draft once.
-
-        Built as a plain decode of that length: with one key more a step would read a slot that was never written, or
-        a rejected token's.
-        """
-        attention = self.backend.build(
-            positions=(rows.kv_lens - 1 + self._anchor.positions_past_last_key).unsqueeze(1),
-            seq_lens=rows.kv_lens,
-            page_table=page_table,
-            max_seq_len=max_kv_len,
-        )
-        hidden = self.head.forward(tokens, target_hidden, self.caches, attention)
-        return FrozenState(self.picker.first(self.head, hidden, rows), hidden, attention, rows)
+    def _start(self, seeded: Seeded) -> FrozenState:
+        tokens = self.picker.first(self.head, seeded.hidden, seeded.rows)
+        return FrozenState(tokens, seeded.hidden, seeded.attention, seeded.rows)

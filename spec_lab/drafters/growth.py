@@ -40,6 +40,12 @@ class Branches:
     came_from: torch.Tensor
 
 
+def rows_of_branches(hidden: torch.Tensor, branches: Branches) -> torch.Tensor:
+    """Hand each branch the row it came from: of [batch, branches before, width] to [batch * branches, width]."""
+    index = branches.came_from.unsqueeze(2).expand(-1, -1, hidden.shape[2])
+    return hidden.gather(1, index).flatten(0, 1)
+
+
 Growth = TypeVar("Growth")
 
 

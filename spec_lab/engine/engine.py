@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -39,15 +40,17 @@ class Engine:
         scheduler: Scheduler,
         prefill_chunk: int,
         overlap: bool = False,
+        make_round: Callable[[Any], DecodeRound] = DecodeRound,
     ) -> None:
-        """`overlap`: the host reads a round's results only after it has launched the next."""
+        """`overlap`: the host reads a round's results only after it has launched the next; `make_round` takes `parts`
+        and makes the round, of a chain or of a tree."""
         self.parts = parts
         self.graph = graph
         self.prune = prune
         self.scheduler = scheduler
         self.overlap = overlap
-        self.round = DecodeRound(parts)
-        self.prompt_pass = PromptPass(parts, prune, prefill_chunk)
+        self.round = make_round(parts)
+        self.prompt_pass = PromptPass(self.round, prune, prefill_chunk)
 
     @property
     def num_draft_tokens(self) -> int:

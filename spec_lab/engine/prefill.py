@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from spec_lab.core.protocols import PrunePolicy
 from spec_lab.core.results import RowCounts
 from spec_lab.core.types import AttentionMetadata, PromptChunk, Sequence
-from spec_lab.engine.round import Parts, collect_drafts
+from spec_lab.engine.round import DecodeRound
 
 
 class PromptPass:
     """Runs one chunk of one prompt at a time; prompt rows and verify rows never share a forward."""
 
-    def __init__(self, parts: Parts, prune: PrunePolicy, chunk_size: int) -> None:
-        self._parts = parts
+    def __init__(self, decode_round: DecodeRound, prune: PrunePolicy, chunk_size: int) -> None:
+        self._round = decode_round
+        self._parts = decode_round.parts
         self._prune = prune
         self.chunk_size = chunk_size
 
@@ -36,12 +35,9 @@ class PromptPass:
         sequence.num_prefilled = sequence.kv_len = end
         if is_last:
             assert state is not None
-            self._parts.slots.start(sequence.slot, end, sampled, self._drafts(state))
+            self._round.start(sequence.slot, end, sampled, state)
             sequence.tokens.append(int(sampled))
         return counts
-
-    def _drafts(self, state: Any) -> torch.Tensor:
-        return collect_drafts(self._parts.drafter, self._parts.backend, state)
 
     def _attention(
         self, slot: int, start: int, end: int, is_last: bool

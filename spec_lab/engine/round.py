@@ -9,7 +9,14 @@ import torch
 
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, Drafter, MetadataMover, StageTimer, State, Target
-from spec_lab.core.types import AcceptanceInputs, DraftStep, RoundBatch, Verification, VerifiedRound
+from spec_lab.core.types import (
+    AcceptanceInputs,
+    AttentionMetadata,
+    DraftStep,
+    RoundBatch,
+    Verification,
+    VerifiedRound,
+)
 from spec_lab.engine.slots import SlotState
 from spec_lab.pruning.selection import AllRows
 
@@ -45,37 +52,42 @@ class DecodeRound:
 
     def run(self, batch: RoundBatch) -> Verification:
         """Run one round over `batch`, and leave the next round's inputs in the slots."""
-        verified = self.verify(batch)
-        verification = self.accept(verified)
-        state = self.catch_up(VerifiedRound(batch, verification, verified.features))
-        draft_tokens = self.recur(state)
-        self.commit(batch, verification, draft_tokens)
-        return verification
+        verified = self.accept(self.verify(batch))
+        state = self.catch_up(verified)
+        drafts = self.recur(state)
+        self.commit(verified, drafts)
+        return verified.verification
 
     def load(self, slot_ids: torch.Tensor, max_kv_len: int) -> RoundBatch:
         """Read the rows of [batch] slots from the slot state."""
         return self.parts.slots.batch(slot_ids, max_kv_len)
 
     def verify(self, batch: RoundBatch) -> Verified:
-        """Run the target over N rows a request, at positions L..L+K."""
+        """Run the target over N rows a request."""
         parts = self.parts
         batch_size, num_rows = batch.input_ids.shape
         with parts.timer.span("verify"):
-            attention = parts.backend.build(
-                positions=batch.kv_lens.unsqueeze(1) + torch.arange(num_rows, device=batch.kv_lens.device),
-                seq_lens=batch.kv_lens + num_rows,
-                page_table=batch.page_table,
-                max_seq_len=batch.max_kv_len + num_rows,
-            )
+            attention = self.attention(batch)
             features = parts.drafter.requirements.features
             output = parts.target.forward(batch.input_ids.reshape(-1), parts.cache, attention, AllRows(), features)
             logits = parts.target.logits(output.hidden).view(batch_size, num_rows, -1)
         return Verified(batch, logits, output.features)
 
-    def accept(self, verified: Verified) -> Verification:
+    def attention(self, batch: RoundBatch) -> AttentionMetadata:
+        """Build the metadata of verify's rows, at positions L..L+K."""
+        num_rows = batch.input_ids.shape[1]
+        return self.parts.backend.build(
+            positions=batch.kv_lens.unsqueeze(1) + torch.arange(num_rows, device=batch.kv_lens.device),
+            seq_lens=batch.kv_lens + num_rows,
+            page_table=batch.page_table,
+            max_seq_len=batch.max_kv_len + num_rows,
+        )
+
+    def accept(self, verified: Verified) -> VerifiedRound:
+        """Let the rule judge the drafts."""
         batch = verified.batch
         with self.parts.timer.span("accept"):
-            return self.parts.rule.accept(
+            verification = self.parts.rule.accept(
                 AcceptanceInputs(
                     logits=verified.logits,
                     draft_tokens=batch.draft_tokens,
@@ -85,20 +97,26 @@ class DecodeRound:
                     draft_logits=self.parts.drafter.kept_logits(batch.slot_ids),
                 )
             )
+            return VerifiedRound(batch, verification, verified.features)
 
     def catch_up(self, verified: VerifiedRound) -> Any:
         """Run the drafter's catch-up step (its seed step, if it has no cache of its own): the state with draft 1."""
         with self.parts.timer.span("catchup"):
             return self.parts.drafter.catch_up(verified)
 
-    def recur(self, state: Any) -> torch.Tensor:
-        """Run the other draft steps, and return all drafts of the round [batch, num_draft_tokens]."""
+    def recur(self, state: Any) -> Any:
+        """Run the other draft steps, and return all drafts of the round: [batch, num_draft_tokens] of a chain."""
         with self.parts.timer.span("recur"):
             return collect_drafts(self.parts.drafter, self.parts.mover, state)
 
-    def commit(self, batch: RoundBatch, verification: Verification, draft_tokens: torch.Tensor) -> None:
+    def commit(self, verified: VerifiedRound, drafts: Any) -> None:
         with self.parts.timer.span("commit"):
-            self.parts.slots.commit(batch, verification, draft_tokens)
+            self.parts.slots.commit(verified.batch, verified.verification, drafts)
+
+    def start(self, slot: int, kv_len: int, pending_token: torch.Tensor, state: Any) -> None:
+        """Draft from the state that a prompt pass ended in, and leave the first round's inputs in the slot."""
+        drafts = collect_drafts(self.parts.drafter, self.parts.backend, state)
+        self.parts.slots.start(slot, kv_len, pending_token, drafts)
 
 
 def collect_drafts(drafter: Drafter[State], mover: MetadataMover, state: State) -> torch.Tensor:

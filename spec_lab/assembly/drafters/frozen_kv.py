@@ -35,5 +35,6 @@ OPTION = DrafterOption(
     folder=WEIGHTS.folder,
     aspects=Deferred("spec_lab.doctor.aspects", "frozen_kv_aspects"),
     hands_hidden_on=True,
+    load_tree=Deferred("spec_lab.assembly.drafters.frozen_kv_loader", "load_frozen_kv_tree_drafter"),
     no_moves="stands at one position in all its steps",
 )

@@ -10,9 +10,12 @@ import torch
 from spec_lab.assembly.drafters.frozen_kv import FrozenKvDrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models
+from spec_lab.assembly.trees_loader import build_tree_shape
 from spec_lab.config import RunConfig
+from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import Drafter
-from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter
+from spec_lab.drafters.frozen_kv import ANCHORS, Anchor, FrozenKVDrafter
+from spec_lab.drafters.frozen_kv_tree import FrozenKVTreeDrafter
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
 from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
 from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantTarget
@@ -24,6 +27,20 @@ def load_frozen_kv_drafter(config: RunConfig, options: FrozenKvDrafterConfig, mo
     return frozen_kv_factory(config, options, models, assistant, tensors)
 
 
+def load_frozen_kv_tree_drafter(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:
+    """The same head, which drafts the branches of a tree."""
+    assistant_target = AssistantTarget.from_model_config(models.target.config)
+    assistant, tensors = load_assistant(weights_folder(config, options), assistant_target, models.dtype, models.device)
+    anchor = ANCHORS[options.position]
+    head = _head(models, assistant, tensors, anchor)
+    shape = build_tree_shape(config, models.device)
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        return FrozenKVTreeDrafter(shape, head, _caches(assistant, resources), models.backend, anchor)
+
+    return make
+
+
 def frozen_kv_factory(
     config: RunConfig,
     options: FrozenKvDrafterConfig,
@@ -32,9 +49,22 @@ def frozen_kv_factory(
     tensors: Mapping[str, torch.Tensor],
 ) -> DrafterFactory:
     """Drafters around an assistant that was read already."""
-    target = models.target
     anchor = ANCHORS[options.position]
-    head = Gemma4Assistant(
+    head = _head(models, assistant, tensors, anchor)
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        caches = _caches(assistant, resources)
+        picker = make_picker(config, options, models, resources)
+        return FrozenKVDrafter(options.num_draft_tokens, head, caches, models.backend, picker, anchor)
+
+    return make
+
+
+def _head(
+    models: Models, assistant: AssistantConfig, tensors: Mapping[str, torch.Tensor], anchor: Anchor
+) -> Gemma4Assistant:
+    target = models.target
+    return Gemma4Assistant(
         assistant,
         tensors,
         target.embedding,
@@ -44,9 +74,7 @@ def frozen_kv_factory(
         target.partition,
     )
 
-    def make(resources: DrafterResources) -> Drafter[Any]:
-        caches = [resources.target_cache.layers[layer.kv_source] for layer in assistant.layers]
-        picker = make_picker(config, options, models, resources)
-        return FrozenKVDrafter(options.num_draft_tokens, head, caches, models.backend, picker, anchor)
 
-    return make
+def _caches(assistant: AssistantConfig, resources: DrafterResources) -> list[LayerCache]:
+    """For each layer of the head the target's that it reads."""
+    return [resources.target_cache.layers[layer.kv_source] for layer in assistant.layers]

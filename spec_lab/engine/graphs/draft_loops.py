@@ -28,12 +28,10 @@ class SeparateVerify(CapturedMode):
         self._capture_verify = capture_verify
 
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
-        verified = self._verify(bucket, decode_round, slot_ids)
-        verification = decode_round.accept(verified)
+        verified = decode_round.accept(self._verify(bucket, decode_round, slot_ids))
         draft = self._draft if decode_round.parts.drafter.num_draft_tokens else _no_drafts
-        draft_tokens = draft(bucket, decode_round, VerifiedRound(verified.batch, verification, verified.features))
-        decode_round.commit(verified.batch, verification, draft_tokens)
-        return verification
+        decode_round.commit(verified, draft(bucket, decode_round, verified))
+        return verified.verification
 
     def _verify(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verified:
         def load_and_verify(slot_ids: torch.Tensor) -> Verified:
@@ -45,18 +43,18 @@ class SeparateVerify(CapturedMode):
         return verified
 
     @abstractmethod
-    def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
-        """Return the drafts of the round [batch, num_draft_tokens]."""
+    def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> Any:
+        """Return the drafts of the round, as `DecodeRound.recur` does."""
 
 
-def _no_drafts(bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
+def _no_drafts(bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> Any:
     return decode_round.recur(decode_round.catch_up(verified))
 
 
 class SplitSeed(SeparateVerify):
     """graph=split_seed: the first draft step is launched, the others are one graph (SGLang before #25539)."""
 
-    def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
+    def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> Any:
         state = decode_round.catch_up(verified)
         if decode_round.parts.drafter.num_draft_tokens < 2:
             return decode_round.recur(state)
@@ -68,8 +66,8 @@ class FullLoop(SeparateVerify):
     inside it (SGLang #25539, vLLM #46849).
     """
 
-    def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> torch.Tensor:
-        def draft(verified: VerifiedRound) -> torch.Tensor:
+    def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> Any:
+        def draft(verified: VerifiedRound) -> Any:
             return decode_round.recur(decode_round.catch_up(verified))
 
         return self._segment(bucket, decode_round, "draft", draft)(verified)

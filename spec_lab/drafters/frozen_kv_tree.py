@@ -1,0 +1,91 @@
+"""Drafts a tree with queries only (SGLang's FROZEN_KV_MTP with a top-k above 1).
+
+Branches are exact for free: nothing is written while drafting, so a branch can see no stranger's keys, and every branch
+of every level is one more query over the same committed keys at the same position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spec_lab.core.draft_tree import DraftTree
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.types import AttentionMetadata, DraftStep, PromptChunk, VerifiedRound
+from spec_lab.drafters.frozen_kv import Anchor, FrozenHead, FrozenSeed, Seeded
+from spec_lab.drafters.growth import TreeShape, rank_tokens, rows_of_branches
+from spec_lab.drafters.picking import GivenDrafts
+
+
+@dataclass(slots=True)
+class FrozenTreeState:
+    """State between the levels of a round.
+
+    Attributes:
+        hidden: [batch, branches, hidden_size] the model's output for the newest branches.
+        frozen_attention: metadata of one query a request, by the number of branches once it has been made for more.
+    """
+
+    growth: Any
+    hidden: torch.Tensor
+    frozen_attention: dict[int, AttentionMetadata]
+
+
+class FrozenKVTreeDrafter(GivenDrafts, FrozenSeed):
+    """Keeps the protocol `TreeDrafter`."""
+
+    def __init__(
+        self,
+        shape: TreeShape[Any],
+        head: FrozenHead,
+        caches: Sequence[LayerCache],
+        backend: AttentionBackend,
+        anchor: Anchor,
+    ) -> None:
+        super().__init__(shape.depth, head, caches, backend, anchor)
+        self.shape = shape
+
+    def ingest(self, chunk: PromptChunk) -> FrozenTreeState | None:
+        seeded = self.seed_prompt(chunk)
+        return None if seeded is None else self._start(seeded)
+
+    def catch_up(self, verified: VerifiedRound) -> FrozenTreeState:
+        return self._start(self.seed_round(verified))
+
+    def step(self, state: FrozenTreeState, step: DraftStep) -> None:
+        branches = self.shape.branch(state.growth)
+        batch, width = branches.tokens.shape
+        recurrent = rows_of_branches(state.hidden, branches)
+        hidden = self.head.forward(
+            branches.tokens.reshape(-1),
+            self.head.project(recurrent),
+            self.caches,
+            self._attention(state, width),
+        )
+        state.hidden = hidden.view(batch, width, -1)
+        logits = self.head.target_logits(hidden).view(batch, width, -1)
+        self.shape.add(state.growth, rank_tokens(logits, self.shape.topk))
+
+    def finish(self, state: FrozenTreeState) -> DraftTree:
+        return self.shape.finish(state.growth)
+
+    def _start(self, seeded: Seeded) -> FrozenTreeState:
+        logits = self.head.target_logits(seeded.hidden).unsqueeze(1)
+        growth = self.shape.start(rank_tokens(logits, self.shape.topk))
+        return FrozenTreeState(growth, seeded.hidden.unsqueeze(1), {1: seeded.attention})
+
+    def _attention(self, state: FrozenTreeState, width: int) -> AttentionMetadata:
+        """Return metadata of `width` queries a request, each a sequence of its own over the same pages."""
+        if width not in state.frozen_attention:
+            alone = state.frozen_attention[1]
+            state.frozen_attention[width] = self.backend.build(
+                positions=alone.positions.repeat_interleave(width).unsqueeze(1),
+                seq_lens=alone.seq_lens.repeat_interleave(width),
+                page_table=alone.page_table.repeat_interleave(width, dim=0),
+                max_seq_len=alone.max_seq_len,
+            )
+        return state.frozen_attention[width]

@@ -1,0 +1,109 @@
+"""A decode round whose drafts are a tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spec_lab.core.draft_tree import DraftTree, TreeRows, ancestors_and_self
+from spec_lab.core.kv_cache import cache_slots
+from spec_lab.core.tree_protocols import JudgedRows, TreeAttentionBackend, TreeDrafter, TreeRule
+from spec_lab.core.types import AttentionMetadata, DraftStep, RoundBatch, VerifiedRound
+from spec_lab.engine.round import DecodeRound, Parts, Verified
+
+
+@dataclass(slots=True)
+class TreeParts:
+    """The parts of a round that a tree asks more of; each is also in the round's `Parts`."""
+
+    drafter: TreeDrafter
+    rule: TreeRule
+    backend: TreeAttentionBackend
+
+
+def tree_round(num_rows: int, page_size: int, parts: Any) -> TreeRound:
+    """Make the round of parts of which drafter, rule and backend know trees."""
+    return TreeRound(parts, TreeParts(parts.drafter, parts.rule, parts.backend), num_rows, page_size)
+
+
+class TreeRound(DecodeRound):
+    """The stages of a round, of which verify, accept and the drafts are those of a tree.
+
+    Behind accept stands a chain: the KV and the features of the accepted path lie where those of accepted drafts of a
+    chain would, so that catch-up, its pruning and all that follows are as they are.
+    """
+
+    def __init__(self, parts: Parts, tree: TreeParts, num_rows: int, page_size: int) -> None:
+        """`num_rows`: N of the tree, the root with the drafts."""
+        super().__init__(parts)
+        self._tree = tree
+        self._depth = tree.drafter.num_draft_tokens
+        self._page_size = page_size
+        num_slots = parts.slots.kv_lens.shape[0]
+        # The parent of each row of a slot's next tree, [num_slots + 1, N]; the last slot is the scratch slot.
+        self.parents = torch.zeros((num_slots, num_rows), dtype=torch.int64, device=parts.slots.kv_lens.device)
+
+    def attention(self, batch: RoundBatch) -> AttentionMetadata:
+        """Build the metadata of verify's rows: slots L..L+N-1, positions L + depth."""
+        visible = ancestors_and_self(self._parents(batch), self._depth)
+        depths = visible.sum(dim=2) - 1
+        max_seq_len = batch.max_kv_len + visible.shape[1]
+        return self._tree.backend.build_tree(
+            TreeRows(visible, depths, depths), batch.kv_lens, batch.page_table, max_seq_len
+        )
+
+    def accept(self, verified: Verified) -> VerifiedRound:
+        """Let the rule walk the tree, and leave its path as a chain of n rows."""
+        batch = verified.batch
+        with self.parts.timer.span("accept"):
+            judged = JudgedRows(verified.logits, batch.input_ids, self._parents(batch), batch.active)
+            walk = self._tree.rule.walk(judged, self._depth)
+            self._compact(batch, walk.path)
+            features = verified.features
+            if features is not None:
+                first_rows = torch.arange(batch.num_rows, device=walk.path.device) * batch.input_ids.shape[1]
+                features = features.index_select(0, (first_rows.unsqueeze(1) + walk.path).reshape(-1))
+            return VerifiedRound(batch, walk.verification, features)
+
+    def recur(self, state: Any) -> DraftTree:
+        """Run the other draft steps, and return the tree that is to be verified."""
+        with self.parts.timer.span("recur"):
+            return self._collect(state)
+
+    def commit(self, verified: VerifiedRound, drafts: DraftTree) -> None:
+        batch = verified.batch
+        with self.parts.timer.span("commit"):
+            self.parents.index_copy_(0, batch.slot_ids, drafts.parents)
+            self.parts.slots.commit(batch, verified.verification, drafts.tokens)
+
+    def start(self, slot: int, kv_len: int, pending_token: torch.Tensor, state: Any) -> None:
+        """Draft from the state that a prompt pass ended in, and leave the first round's tree in the slot."""
+        drafts = self._collect(state)
+        self.parents[slot] = drafts.parents[0]
+        self.parts.slots.start(slot, kv_len, pending_token, drafts.tokens)
+
+    def _collect(self, state: Any) -> DraftTree:
+        """Take level 1 from `state`, and run a draft step for each further one."""
+        drafter = self._tree.drafter
+        columns = torch.arange(self._depth, device=self.parents.device)
+        for index in range(1, self._depth):
+            drafter.step(state, DraftStep(index, columns[index : index + 1]))
+        return drafter.finish(state)
+
+    def _parents(self, batch: RoundBatch) -> torch.Tensor:
+        return self.parents.index_select(0, batch.slot_ids)
+
+    def _compact(self, batch: RoundBatch, path: torch.Tensor) -> None:
+        """Copy the KV of the path's rows to the slots L + 1, L + 2, ... of all layers; the root is at L already.
+
+        Keys are rotated for their positions already. All are read before any is written; what is copied behind the
+        path is junk, which the next verify writes over.
+        """
+        start = batch.kv_lens.unsqueeze(1)
+        drafts = torch.arange(1, path.shape[1], device=path.device)
+        sources = cache_slots(batch.page_table, start + path[:, 1:], self._page_size).reshape(-1)
+        targets = cache_slots(batch.page_table, start + drafts, self._page_size).reshape(-1)
+        kv = self.parts.cache.kv
+        kv.index_copy_(1, targets, kv.index_select(1, sources))
