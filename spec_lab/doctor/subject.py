@@ -83,7 +83,8 @@ def load_subject(config: RunConfig) -> Subject:
     """Load target and drafter, and let the target write.
 
     Raises:
-        UserError: there is no drafter, its drafts are a tree, or a checkpoint, a prompt set or a size is not what it should be.
+        UserError: there is no drafter, it drafts a tree, or a checkpoint, a prompt set or a size is not what it should
+            be.
     """
     if config.drafter.num_draft_tokens == 0:
         raise UserError("drafter=none drafts nothing that could be examined; choose drafter=eagle3")

@@ -76,5 +76,5 @@ def _head(
 
 
 def _caches(assistant: AssistantConfig, resources: DrafterResources) -> list[LayerCache]:
-    """For each layer of the head the target's that it reads."""
+    """Finds for each layer of the head the layer of the target that it reads."""
     return [resources.target_cache.layers[layer.kv_source] for layer in assistant.layers]
