@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +18,13 @@ from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
+from spec_lab.measure.world import Together
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import ModelConfig, read_model_config
 from spec_lab.models.decoder import build_mlp
 from spec_lab.models.partition import WHOLE, Partition, kept_part
 from spec_lab.models.random_weights import random_tensors
+from spec_lab.models.tensor_parallel import TensorParallel
 from tests.lab import generate, make_config, make_pair, random_requests
 from tests.ranks import on_ranks
 from tests.tiny_assistant import make_tiny_assistant
@@ -129,6 +133,18 @@ def test_a_drafter_that_reads_the_targets_kv_is_split_as_well(tmp_path: Path) ->
 
     whole = drafts(WHOLE)
     assert on_ranks(2, drafts) == [whole, whole]
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_ranks_that_emit_other_tokens_are_found(differs: bool) -> None:
+    def compare(partition: TensorParallel) -> None:
+        tokens = [5, 6 + differs * partition.rank]
+        record = SimpleNamespace(request_id="r", output_ids=tokens, emitted_per_round=[2])
+        result: Any = SimpleNamespace(requests=[record])
+        Together(partition, CPU).require_agreement(result)
+
+    with pytest.raises(RuntimeError, match="emitted different tokens") if differs else nullcontext():
+        on_ranks(2, compare)
 
 
 @pytest.mark.parametrize(

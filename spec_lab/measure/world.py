@@ -20,7 +20,9 @@ from spec_lab.config import RunConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.errors import UserError
 from spec_lab.measure.shared_failure import failures_shared
+from spec_lab.models.collectives import TorchCollectives
 from spec_lab.models.partition import WHOLE, Partition
+from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.ranks import Ranks, ranks
 
 
@@ -58,14 +60,11 @@ ALONE = Alone()
 class Together:
     """Keeps the protocol `World`, for the processes of the default group of `torch.distributed`."""
 
-    def __init__(self, own: Ranks, device: torch.device) -> None:
-        from spec_lab.models.collectives import TorchCollectives
-        from spec_lab.models.tensor_parallel import TensorParallel
-
-        self.size = own.size
+    def __init__(self, partition: TensorParallel, device: torch.device) -> None:
+        self.size = partition.size
+        self.partition: Partition = partition
+        self._collectives = partition.collectives
         self._device = device
-        self._collectives = TorchCollectives(own.size)
-        self.partition: Partition = TensorParallel(own.rank, own.size, self._collectives)
 
     def require_agreement(self, result: GenerationResult) -> None:
         told = repr([(record.request_id, record.output_ids, record.emitted_per_round) for record in result.requests])
@@ -95,7 +94,7 @@ def world_of(config: RunConfig, folder: Path) -> Iterator[World]:
     device = _own_device(config, own)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     with failures_shared(own, folder):
-        yield Together(own, device)
+        yield Together(TensorParallel(own.rank, own.size, TorchCollectives(own.size)), device)
     dist.destroy_process_group()  # after a failure it could wait for one that has gone
 
 

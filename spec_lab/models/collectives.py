@@ -9,6 +9,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+# torch 2.13 has a new name for it, and warns of the old one.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 @torch.library.custom_op("spec_lab::add_up", mutates_args=("terms",))
 def _add_up(terms: torch.Tensor) -> None:
@@ -17,7 +20,7 @@ def _add_up(terms: torch.Tensor) -> None:
 
 @torch.library.custom_op("spec_lab::gather", mutates_args=("parts",))
 def _gather(parts: torch.Tensor, part: torch.Tensor) -> None:
-    dist.all_gather(list(parts.unbind(0)), part)
+    _all_gather(parts, part)
 
 
 class TorchCollectives:
@@ -30,6 +33,6 @@ class TorchCollectives:
         _add_up(terms)
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
-        parts = part.new_empty(self._size, *part.shape)
+        parts = part.new_empty(self._size * part.shape[0], *part.shape[1:])
         _gather(parts, part)
-        return parts
+        return parts.unflatten(0, (self._size, -1))
