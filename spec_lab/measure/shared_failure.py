@@ -27,7 +27,7 @@ from spec_lab.record.amend import amend_status
 NEWS = "spec_lab/ending"
 NOTHING = ""
 """These are the news where the first process ends by itself."""
-PATIENCE_SECONDS = 2.0
+PATIENCE_SECONDS = 5.0
 """A failed process waits so long before it says so: what all of them run into, the first one says itself."""
 FOREVER = timedelta(days=365)
 
