@@ -23,6 +23,7 @@ from spec_lab.cli.sweep import FolderResolver, SweepPlace
 from spec_lab.cli.task import JobTask, WorkerTask
 from spec_lab.errors import UserError
 from spec_lab.record.reading import read_summary
+from spec_lab.train.__main__ import main as train
 
 ROOT = Path(__file__).parents[1]
 GPUS = ("GPU-aaaa-1", "GPU-bbbb-2")
@@ -153,6 +154,15 @@ def test_a_launcher_that_is_not_installed_is_a_line(launcher: str, monkeypatch: 
     with pytest.raises(UserError, match=rf"hydra/launcher={launcher} needs .*pip install .*'\.\[launchers\]'"):
         refuse_missing_launcher(["-m", f"hydra/launcher={launcher}"])
     refuse_missing_launcher(["hydra/launcher=basic", "drafter=joblib"])
+
+
+def test_what_starts_no_workers_takes_no_launcher(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs the extra `launchers`")
+    assert main(["hydra/launcher=joblib", *CHEAP]) == 2
+    assert "hydra/launcher=joblib: a single run has nothing to launch; leave it out" in capsys.readouterr().err
+    assert train(["-m", "hydra/launcher=joblib", "seed=0,1"]) == 2
+    assert "hydra/launcher=joblib: a training runs in one process; leave it out" in capsys.readouterr().err
+    assert not list(host.iterdir())
 
 
 def test_a_job_cannot_choose_its_gpu(host: Path) -> None:

@@ -150,6 +150,7 @@ def test_bayes_needs_a_metric_and_a_choice(empty_folder: Path, capsys: pytest.Ca
         (["--count", "x"], "--count"),
         (["--seed", "-1"], "--seed"),
         (["--cuont", "3"], "--cuont"),
+        (["hydra/launcher=joblib"], "hydra/launcher=joblib: a search"),
     ],
 )
 def test_mistake_behind_the_file_is_one_line(

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from spec_lab.__main__ import main
+from spec_lab.cli.unsafe import refuse_argument
 from spec_lab.compatibility.names import refuse_name
 from spec_lab.doctor.__main__ import main as doctor
+from spec_lab.errors import UserError
 from spec_lab.train.__main__ import main as train
 
 
@@ -40,9 +42,6 @@ RUNS_CODE = [
     ["-m", "hydra.sweeper._target_=os.mkdir", "+hydra.sweeper.path=ran"],
     ["+hydra.job_logging.handlers.x.()=os.mkdir", "+hydra.job_logging.handlers.x.path=ran"],
     ["hydra.job_logging={version:1,root:{handlers:[x]},handlers:{x:{():os.mkdir,path:ran}}}"],
-    ["-m", "hydra/launcher=submitit_slurm", "hydra.launcher.setup=[mkdir ran]"],
-    ["-m", "hydra/launcher=submitit_slurm", "+hydra.launcher.additional_parameters.wrap=mkdir"],
-    ["-m", "hydra/launcher=submitit_slurm", "hydra.launcher.comment='a\nmkdir ran'"],
     ["references=[{_target_:os.mkdir,path:ran}]"],
     ["drafter={_target_:os.mkdir}"],
 ]
@@ -57,6 +56,20 @@ def test_what_would_run_code_is_refused_in_a_line(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("refused: ")
     assert list(evil.parent.iterdir()) == [evil]
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "hydra.launcher.setup=[mkdir ran]",
+        "+hydra.launcher.additional_parameters.wrap=mkdir",
+        "hydra.launcher.comment='a\nmkdir ran'",
+    ],
+)
+def test_what_a_clusters_shell_would_run_is_refused(argument: str) -> None:
+    with pytest.raises(UserError, match=r"a shell would run it; write an option .*many_machines"):
+        refuse_argument(argument)
+    refuse_argument("hydra.launcher.partition=gpu")
 
 
 @pytest.mark.parametrize("argument", ["output_dir=a\0b", "name=\udcff", "workload.path=\udce4.jsonl"])

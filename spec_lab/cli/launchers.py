@@ -32,6 +32,13 @@ def refuse_missing_launcher(arguments: Iterable[str]) -> None:
             raise UserError(f"{argument} needs the package {plugin.replace('_', '-')}; {INSTALL}")
 
 
+def refuse_launcher(arguments: Iterable[str], program: str) -> None:
+    """Raise UserError where `program`, which starts no workers, is asked for a launcher that it would not use."""
+    for argument in arguments:
+        if argument.lstrip("+").startswith(("hydra/launcher", "hydra.launcher")):
+            raise UserError(f"{argument}: {program} runs in one process; leave it out (docs/many_machines.md)")
+
+
 def refuse_sharing(launcher: Mapping[str, Any], device: str) -> None:
     """Raise UserError where more jobs would run at a time than there are devices to time them on.
 

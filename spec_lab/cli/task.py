@@ -66,8 +66,11 @@ def run_composed(composed: DictConfig, continues: bool, adapt: Adapt) -> JobOutc
     """Run one composed job, or find how it ended before where its multirun is continued. Its errors become outcomes."""
     settings = HydraConfig.get()
     in_sweep = not OmegaConf.is_missing(settings.job, "num")
+    launcher = settings.runtime.choices["hydra/launcher"]
     base = Path(settings.runtime.output_dir)
     try:
+        if launcher != IN_PROCESS and not in_sweep:
+            raise UserError(f"hydra/launcher={launcher}: a single run has nothing to launch; leave it out, or add -m")
         config = adapt(to_run_config(composed))
         if in_sweep:
             join_sweep(config.logger, base.name)
@@ -79,8 +82,7 @@ def run_composed(composed: DictConfig, continues: bool, adapt: Adapt) -> JobOutc
             folder, status = ended
             print(f"{status} before: {display(folder.absolute())}")
             return JobOutcome(status, folder, earlier=True)
-        is_alone = settings.runtime.choices["hydra/launcher"] == IN_PROCESS
-        with nullcontext() if is_alone or config.dry_run else _device_of(config):
+        with nullcontext() if launcher == IN_PROCESS or config.dry_run else _device_of(config):
             return run_job(Job(config, choices, base, in_sweep))
     except UserError as error:
         print_refusal(error)

@@ -9,6 +9,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from spec_lab.cli.launchers import refuse_launcher
 from spec_lab.cli.options import Menu, run_menu
 from spec_lab.cli.overrides import check_overrides, extensions_in
 from spec_lab.errors import UserError
@@ -32,6 +33,7 @@ def check_space(file: SweepFile, overrides: Sequence[str]) -> None:
     Raises:
         UserError: a key does not exist, a value does not fit it, or one key is set in two places.
     """
+    refuse_launcher([*file.overrides, *overrides], "a search, which asks after each run what to try next,")
     menu = run_menu(extensions_in([*file.overrides, *overrides]))
     check_overrides(overrides, menu=menu)
     swept = set(file.parameters)

@@ -51,11 +51,13 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     from spec_lab.cli.compose import store_schemas
     from spec_lab.cli.job import worst_exit_code
+    from spec_lab.cli.launchers import refuse_launcher
     from spec_lab.cli.overrides import check_arguments
     from spec_lab.cli.session import call_hydra, check_came_to_jobs
     from spec_lab.train.options import SCHEMAS
 
     checked = check_arguments(arguments, train_menu())
+    refuse_launcher(checked, "a training")
     store_schemas(SCHEMAS)
     statuses: list[Status] = []
     with _scratch_folder():
