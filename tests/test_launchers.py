@@ -20,6 +20,7 @@ from spec_lab.cli.launchers import lost_worker, refuse_missing_launcher, refuse_
 from spec_lab.cli.lease import leased, lock_file, visible_gpus
 from spec_lab.cli.outcomes import OUTCOMES_FOLDER, Outcomes
 from spec_lab.cli.sweep import FolderResolver, SweepPlace
+from spec_lab.cli.sweep_lock import SweepLock, sharing_lock
 from spec_lab.cli.task import JobTask, WorkerTask
 from spec_lab.errors import UserError
 from spec_lab.record.reading import read_summary
@@ -236,6 +237,22 @@ def test_outcomes_are_read_back_and_one_that_never_ended_failed(tmp_path: Path) 
     assert (died.status, died.reason) == ("failed", "it has begun and not ended")
     outcomes.clear()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_outlives_its_command_keeps_the_sweep(tmp_path: Path) -> None:
+    """As after SIGKILL, or where one job of submitit died and others run on."""
+    command = SweepLock(tmp_path)
+    command.take()
+    with sharing_lock(tmp_path):
+        command.release()
+        with pytest.raises(UserError, match="another process is running"):
+            SweepLock(tmp_path).take()
+    again = SweepLock(tmp_path)
+    again.take()
+    again.release()
+    assert list(tmp_path.iterdir()) == []
+    with sharing_lock(tmp_path):
+        assert list(tmp_path.iterdir()) == [], "a dry run has no lock"
 
 
 def test_what_is_sent_to_a_worker_knows_the_folder(tmp_path: Path) -> None:

@@ -1,10 +1,15 @@
-"""One process a sweep: two that share a folder would each run every job."""
+"""One command a sweep: two that share a folder would each run every job.
+
+The lock is taken alone and then shared with the workers of a launcher, which may outlive the command: as long as one of
+them runs a job, nobody can take it.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -32,15 +37,11 @@ class SweepLock:
     def _is_taken(self) -> bool:
         """Tells whether the locked file is the one that stands there: its last holder may just have removed it."""
         file = self._path.open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not (_lock(file, fcntl.LOCK_EX) and _lock(file, fcntl.LOCK_SH)):
             file.close()
             raise UserError(
                 f"{self._path.parent} is a sweep that another process is running; wait for it, or set another name=..."
-            ) from error
-        except OSError:
-            pass  # a file system without locks, where nothing can be known
+            )
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
                 self._file = file
@@ -49,8 +50,34 @@ class SweepLock:
         return False
 
     def release(self) -> None:
-        """Give the lock back and remove its file; nothing happens where it was not taken."""
+        """Give the lock back; remove its file, unless a worker has it still. Nothing happens where it was not taken."""
         if self._file is not None:
-            self._path.unlink(missing_ok=True)
+            if _lock(self._file, fcntl.LOCK_EX):
+                self._path.unlink(missing_ok=True)
             self._file.close()
             self._file = None
+
+
+@contextmanager
+def sharing_lock(folder: Path) -> Iterator[None]:
+    """Shares the lock of the sweep in `folder` while a worker runs one of its jobs."""
+    file = None
+    with suppress(OSError):  # there is none in a dry run
+        file = (folder / LOCK_FILE).open()
+        _lock(file, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _lock(file: TextIO, kind: int) -> bool:
+    """Tells whether nobody stands in the way of a lock of this kind, which is then held."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks, where nothing can be known
+    return True

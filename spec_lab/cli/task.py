@@ -22,6 +22,7 @@ from spec_lab.cli.lease import leased, spread
 from spec_lab.cli.options import read_groups
 from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep import SweepPlace
+from spec_lab.cli.sweep_lock import sharing_lock
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 
@@ -58,8 +59,9 @@ class WorkerTask:
     def __call__(self, composed: DictConfig) -> None:
         assert self.place.folder is not None, "a launcher starts jobs once their folder has a name"
         outcomes, number = Outcomes(self.place.folder), HydraConfig.get().job.num
-        outcomes.begin(number)
-        outcomes.end(number, run_composed(composed, self.place.continues, lambda config: config))
+        with sharing_lock(self.place.folder):
+            outcomes.begin(number)
+            outcomes.end(number, run_composed(composed, self.place.continues, lambda config: config))
 
 
 def run_composed(composed: DictConfig, continues: bool, adapt: Adapt) -> JobOutcome:
