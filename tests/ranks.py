@@ -44,7 +44,7 @@ class ThreadCollectives:
 
 
 def on_ranks(size: int, function: Callable[[TensorParallel], Result]) -> list[Result]:
-    """Return what `function` returns on each rank; raise what the first of them raised."""
+    """Return what `function` returns on each rank; raise what one of them raised, but not that it was left waiting."""
     meeting = Meeting(size)
 
     def run(rank: int) -> Result:
@@ -55,4 +55,8 @@ def on_ranks(size: int, function: Callable[[TensorParallel], Result]) -> list[Re
             raise
 
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(run, range(size)))
+        futures = [pool.submit(run, rank) for rank in range(size)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return [future.result() for future in futures]

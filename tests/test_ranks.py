@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,13 @@ import pytest
 import spec_lab
 import spec_lab.doctor.__main__ as doctor
 from spec_lab.__main__ import main
+from spec_lab.assembly.loggers import WandbConfig
 from spec_lab.cli import follower
 from spec_lab.cli.follower import Adapt, on_this_rank
 from spec_lab.compatibility.run import refusals
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
+from spec_lab.library import Composed
 from spec_lab.ranks import Ranks, ranks
 
 Start = Callable[..., None]
@@ -35,9 +38,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Start:
     return start
 
 
+@cache
+def plain_config() -> RunConfig:
+    return spec_lab.compose(["drafter=none"]).config
+
+
 def config_of(tensor_parallel: int, device: str = "cpu") -> RunConfig:
-    config = spec_lab.compose(["drafter=none", f"device={device}"]).config
-    return replace(config, target=replace(config.target, tensor_parallel=tensor_parallel))
+    config = plain_config()
+    return replace(config, device=device, target=replace(config.target, tensor_parallel=tensor_parallel))
 
 
 def test_a_process_of_its_own_is_the_only_rank(monkeypatch: pytest.MonkeyPatch, started: Start) -> None:
@@ -83,13 +91,14 @@ def test_a_multirun_under_torchrun_is_refused(started: Start, capsys: pytest.Cap
 def test_what_works_in_one_process_says_so(started: Start, capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main(["target.tensor_parallel=2"]) == 2
     assert "spec_lab.doctor works in one process" in capsys.readouterr().err
+    composed = Composed(config_of(2), {})
     for program in (spec_lab.run, spec_lab.examine):
         with pytest.raises(UserError, match="works in one process"):
-            program(spec_lab.compose(["target.tensor_parallel=2"]))
+            program(composed)
 
 
 def test_other_ranks_are_silent_and_leave_nothing(started: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    config = spec_lab.compose(["logger=wandb"]).config
+    config = replace(plain_config(), logger=WandbConfig())
     seen: list[Any] = []
 
     def program(adapt: Adapt) -> int:
