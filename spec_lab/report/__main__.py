@@ -9,6 +9,7 @@ Runs with other definitions, prompts or versions are shown and not compared, unl
 
   python -m spec_lab.report outputs/drafters-sweep-1a2b3c4d
   python -m spec_lab.report outputs/RUN outputs/OTHER --base 2 --csv runs.csv --figures figures
+  python -m spec_lab.report outputs/drafters-sweep-1a2b3c4d --markdown
   python -m spec_lab.report --tail outputs/drafters-sweep-1a2b3c4d
 """
 
@@ -31,6 +32,7 @@ from spec_lab.report.drafter_table import Cell, format_comparison, read_comparis
 from spec_lab.report.frame import frame_of
 from spec_lab.report.graph_table import format_graph_comparison, read_graph_comparisons
 from spec_lab.report.knob_table import KnobStudy, format_knob_study, read_knob_studies
+from spec_lab.report.markdown_table import format_markdown
 from spec_lab.report.paired_table import Compared, compare, format_compared
 from spec_lab.report.run_table import format_definitions, format_run, format_runs
 from spec_lab.report.saved_plots import Plot, overview_plots_of, plots_of
@@ -67,6 +69,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--anyway", action="store_true", help="compare what has other definitions, prompts or versions")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all runs and their references as one table")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="save all figures there")
+    parser.add_argument("--markdown", action="store_true", help="print one table for a document, and nothing else")
     parser.add_argument("--tail", action="store_true", help="follow the sweep in FOLDER: print its jobs as they end")
     options = parser.parse_args(arguments)
     if options.last < 1:
@@ -94,6 +97,9 @@ def _report(options: argparse.Namespace) -> int:
     runs = runs if options.folders else runs[-options.last :]
     if options.base is not None and not 1 <= options.base <= len(runs):
         raise UserError(f"--base={options.base}: there are the runs 1 to {len(runs)}; name one of them")
+    if options.markdown:
+        print(format_markdown(runs))
+        return EXIT_CODES["finished"]
     all_runs = numbered(runs)
     sets = [all_runs] if options.anyway else comparable_sets(all_runs)
     found = [_compare(part, options.base) for part in sets]

@@ -1,0 +1,100 @@
+"""Runs as a Markdown table for a document, with what they ran on below: `python -m spec_lab.report --markdown`.
+
+Only numbers that a busy machine leaves comparable are in it: each is a ratio of parts of one run that took turns, or
+counts tokens.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+
+from spec_lab.errors import UserError
+from spec_lab.record.reading import read_all_request_rows
+from spec_lab.record.runs import Run
+from spec_lab.record.schema import Summary
+from spec_lab.record.wording import ABSENT, number, percent, with_range
+from spec_lab.report.bootstrap import bootstrap_acceptance_length
+from spec_lab.report.known_options import describe_rule
+
+HEADER = (
+    "drafter",
+    "prune",
+    "rule",
+    "K",
+    "acceptance length",
+    "break-even",
+    "speedup over plain",
+    "outputs equal to plain's",
+)
+TEXT_COLUMNS = 3
+WIDTH = 120
+NOTE = """\
+Acceptance length with its 95 % bootstrap interval over prompts; *break-even* is the acceptance length at which a round
+is worth its time; speedup is the decode rate over that of plain decoding, repeat by repeat: median (lowest to highest).
+"""
+
+
+def format_markdown(runs: Sequence[Run]) -> str:
+    """The table of the finished runs, and two paragraphs below it.
+
+    Raises:
+        UserError: no run has finished, or the requests of one cannot be read.
+    """
+    finished = [run for run in runs if run.summary["status"] == "finished"]
+    if not finished:
+        raise UserError("--markdown shows finished runs, and there is none; name another folder")
+    rule = ["---"] * TEXT_COLUMNS + ["---:"] * (len(HEADER) - TEXT_COLUMNS)
+    lines = [_line(HEADER), _line(rule), *(_line(_cells(run)) for run in finished)]
+    return "\n\n".join(["\n".join(lines), NOTE.strip(), _origin([run.summary for run in finished])])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cells(run: Run) -> list[str]:
+    summary = run.summary
+    num_draft_tokens = summary["num_draft_tokens"] or 0
+    rows = read_all_request_rows(run.folder, summary)
+    length = bootstrap_acceptance_length(rows, num_draft_tokens) if num_draft_tokens else None
+    speedup = summary["speedup"]
+    imposed = "*" if summary["acceptance_imposed"] else ""
+    return [
+        summary["choices"].get("drafter", ABSENT),
+        summary["choices"].get("prune", ABSENT),
+        describe_rule(summary).rule,
+        str(num_draft_tokens),
+        ABSENT if length is None else with_range(length.value, length.low, length.high) + imposed,
+        number(summary["break_even_acceptance_length"]),
+        ABSENT if speedup is None else with_range(speedup["value"], speedup["low"], speedup["high"]),
+        percent(summary["equal_to_plain"], 0),
+    ]
+
+
+def _origin(summaries: Sequence[Summary]) -> str:
+    """Target, prompts, machine, versions and day of the runs; several of each where they differ."""
+
+    def all_of(value: Callable[[Summary], object]) -> str:
+        return " and ".join(dict.fromkeys(str(value(summary)) for summary in summaries))
+
+    target, batch = (all_of(lambda s: s["choices"].get("target", ABSENT)), all_of(_batch_size))
+    prompts, repeats = (all_of(lambda s: s["num_requests"]), all_of(lambda s: len(s["repeats"])))
+    machine = ", ".join(all_of(value) for value in (lambda s: s["device_name"], lambda s: s["dtype"]))
+    threads, torch = (all_of(lambda s: s["num_threads"]), all_of(lambda s: s["versions"].get("torch")))
+    day = all_of(lambda s: s["started_at"][:10])
+    return textwrap.fill(
+        f"Target {target}, {prompts} prompts, batch {batch}, {repeats} repeats; {machine}, threads {threads}; torch "
+        f"{torch}, revision {all_of(_revision)}; {day}.",
+        WIDTH,
+        break_on_hyphens=False,
+    )
+
+
+def _batch_size(summary: Summary) -> object:
+    return summary["config"].get("batch_size", ABSENT)
+
+
+def _revision(summary: Summary) -> str:
+    commit, changed, _ = (summary["git_revision"] or "unknown").partition("+")
+    return commit[:7] + (" with changes" if changed else "")
