@@ -282,7 +282,18 @@ def test_command_refuses_in_a_line(
 
 def test_command_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "nowhere"), "acceptance=strict"]) == 2
-    assert capsys.readouterr().err == f"refused: {tmp_path / 'nowhere' / 'summary.json'}: No such file or directory\n"
+    missing = tmp_path / "nowhere" / "summary.json"
+    remedy = "name the folder of a run, which it prints at its end"
+    assert capsys.readouterr().err == f"refused: {missing}: No such file or directory; {remedy}\n"
+
+
+def test_what_is_printed_fits_a_terminal(
+    recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([str(recorded), "acceptance=strict"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and lines[-1].endswith("part from it.")
 
 
 def store(folder: Path, origin: object = None, **changes: np.ndarray | None) -> None:

@@ -14,8 +14,30 @@ from pathlib import Path
 from typing import TextIO
 
 from spec_lab.errors import UserError
+from spec_lab.record.sinks import SWEEP_FILE
 
 LOCK_FILE = ".lock"
+MARKS = (LOCK_FILE, "multirun.yaml", "proposals.json")
+"""A folder with one of these files is that of a sweep, which has the lock as long as it runs."""
+
+
+def was_left(folder: Path) -> bool:
+    """Tells whether the sweep in `folder` began, and neither runs nor has come to its end."""
+    is_sweep = any((folder / mark).exists() for mark in MARKS)
+    # In this order: a sweep says that it has ended before it gives the lock back.
+    return is_sweep and not _is_held(folder / LOCK_FILE) and not (folder / SWEEP_FILE).exists()
+
+
+def _is_held(path: Path) -> bool:
+    """Tells whether a process has the lock; a file on a system without locks is taken for one that is held."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 class SweepLock:

@@ -28,6 +28,8 @@ def read_summary(folder: Path) -> Summary:
     path = folder / SUMMARY_FILE
     try:
         value = parse_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UserError(f"{path}: {error.strerror}; name the folder of a run, which it prints at its end") from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
     except ValueError as error:

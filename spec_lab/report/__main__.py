@@ -23,6 +23,7 @@ from pathlib import Path
 
 from spec_lab.cli.arguments import LineParser
 from spec_lab.cli.ending import EXIT_CODES, guarded
+from spec_lab.cli.sweep_lock import was_left
 from spec_lab.errors import UserError, describe_os_error, one_line
 from spec_lab.record.runs import Run, search_runs
 from spec_lab.record.sinks import replace_text
@@ -84,8 +85,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _tail(folder: Path) -> int:
-    for number, run in enumerate(follow(folder), start=1):
+    for number, run in enumerate(follow(folder, was_left), start=1):
         print(format_ended(run, number), flush=True)
+    if was_left(folder):
+        _say([f"{folder}: the sweep was killed or interrupted; typed again, its command goes on where it was"])
+        return EXIT_CODES["failed"]
     return EXIT_CODES["finished"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from spec_lab.errors import UserError
@@ -17,10 +17,13 @@ from spec_lab.report.table import text_width
 SECONDS_BETWEEN_LOOKS = 0.5
 
 
-def follow(folder: Path, seconds: float = SECONDS_BETWEEN_LOOKS) -> Iterator[Run]:
+def follow(folder: Path, was_left: Callable[[Path], bool], seconds: float = SECONDS_BETWEEN_LOOKS) -> Iterator[Run]:
     """The runs of a sweep, or of any folder of runs, as they end; first those that have.
 
     It ends with the sweep, or with the run where the folder is that of one.
+
+    Args:
+        was_left: tells of a folder that its sweep was killed or interrupted: nothing will come of it.
 
     Raises:
         UserError: there is no such folder.
@@ -30,7 +33,7 @@ def follow(folder: Path, seconds: float = SECONDS_BETWEEN_LOOKS) -> Iterator[Run
     ended: set[Path] = set()
     while True:
         # Asked before the look round: what ends in between is found by the next one.
-        is_closed = (folder / SWEEP_FILE).exists()
+        is_closed = (folder / SWEEP_FILE).exists() or was_left(folder)
         for run in list(_newly_ended(folder, ended)):
             ended.add(run.folder)
             yield run

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from spec_lab.record.wording import ABSENT, number
-from spec_lab.report.table import format_table
+from spec_lab.report.table import format_table, paragraph
 
 NOTE = """\
 Acceptance length as judged: accepted drafts a round, plus one, over all recorded rounds, before any cut by end of
@@ -33,7 +33,7 @@ def format_judgements(own: Judgement, others: Sequence[Judgement], categories: M
     ]
     num_rounds = sum(map(len, own.accepted.values()))
     count = f"{num_rounds:,} rounds of {len(own.accepted):,} requests."
-    return "\n\n".join([format_table(header, body, left=("rule",)), count, NOTE])
+    return "\n\n".join([format_table(header, body, left=("rule",)), count, paragraph(NOTE)])
 
 
 def _lengths(judgement: Judgement, own: Judgement) -> list[str]:
