@@ -21,10 +21,14 @@ from spec_lab.cli.lease import leased, lock_file, visible_gpus
 from spec_lab.cli.outcomes import OUTCOMES_FOLDER, Outcomes
 from spec_lab.cli.sweep import FolderResolver, SweepPlace
 from spec_lab.cli.sweep_lock import SweepLock, sharing_lock
-from spec_lab.cli.task import JobTask, WorkerTask
+from spec_lab.cli.task import JobTask, WorkerTask, device_of
+from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 from spec_lab.record.reading import read_summary
+from spec_lab.record.schema import Summary
+from spec_lab.record.verdict import verdict
 from spec_lab.train.__main__ import main as train
+from tests.fake_runs import make_info, make_summary
 
 ROOT = Path(__file__).parents[1]
 GPUS = ("GPU-aaaa-1", "GPU-bbbb-2")
@@ -69,9 +73,11 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
     monkeypatch.setenv("TMPDIR", str(locks))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "to be restored")  # what the code under test sets is put back too
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.chdir(work)
     lease._take_gpu.cache_clear()
+    lease.spread.cache_clear()
     return work
 
 
@@ -210,6 +216,19 @@ def test_every_worker_has_a_gpu_and_a_dead_one_gives_it_back(host: Path) -> None
         for worker in workers:
             worker.kill()
             worker.communicate()
+
+
+def test_where_times_are_not_wanted_nobody_waits(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = RunConfig(shared_device=True)
+    with device_of(shared), device_of(shared):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] in GPUS
+    assert list(Path(os.environ["TMPDIR"]).iterdir()) == []
+    assert "its times mean nothing (shared_device=true)" in verdict(summary_with({"shared_device": True}))
+    assert "mean nothing" not in verdict(summary_with({"shared_device": False})) + verdict(summary_with({}))
+
+
+def summary_with(config: dict[str, Any]) -> Summary:
+    return make_summary(info=make_info({"batch_size": 1, "drafter": {"num_draft_tokens": 3}} | config))
 
 
 def test_a_gpu_is_not_chosen_behind_cudas_back(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,6 +256,7 @@ def test_a_killed_run_tells_nothing_either(workplace: Path) -> None:
         assert b"somebody" not in path.read_bytes(), path
 
 
+@pytest.mark.slow
 def test_what_cannot_be_drawn_costs_a_warning(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record_run(Path("run"), [WandbSink("p", draw=draw_a_dot)])
     assert "warning: W&B: plot not drawn: no axis can show it" in capsys.readouterr().err
@@ -263,6 +264,7 @@ def test_what_cannot_be_drawn_costs_a_warning(workplace: Path, capsys: pytest.Ca
     assert [key for key in found if key.startswith("figures/")] == ["figures/dot"]
 
 
+@pytest.mark.slow
 def test_a_run_of_wandbs_own_agent_has_its_sweep_as_group(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SWEEP_ID", "a1b2c3")
     record_run(Path("run"), [WandbSink("p")])

@@ -84,14 +84,14 @@ def run_composed(composed: DictConfig, continues: bool, adapt: Adapt) -> JobOutc
             folder, status = ended
             print(f"{status} before: {display(folder.absolute())}")
             return JobOutcome(status, folder, earlier=True)
-        with nullcontext() if launcher == IN_PROCESS or config.dry_run else _device_of(config):
+        with nullcontext() if launcher == IN_PROCESS or config.dry_run else device_of(config):
             return run_job(Job(config, choices, base, in_sweep))
     except UserError as error:
         print_refusal(error)
         return JobOutcome("refused", reason=str(error))
 
 
-def _device_of(config: RunConfig) -> AbstractContextManager[None]:
+def device_of(config: RunConfig) -> AbstractContextManager[None]:
     """The device of a job in a worker: its own for as long as it runs, or any where its times are not wanted."""
     if not config.shared_device:
         return leased(config.device)
