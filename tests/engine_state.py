@@ -17,11 +17,14 @@ from spec_lab.engine.engine import Engine
 
 
 def find_tensors(engine: Engine) -> dict[str, torch.Tensor]:
-    """Return every tensor of cache, slots, rule and drafter, by the path of attributes that leads to it first."""
+    """Return every tensor of cache, slots, rule and drafter, and a tree's parents, by the path of attributes that leads
+    to it first."""
     found: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name in ("cache", "slots", "rule", "drafter"):
         _walk(getattr(engine.parts, name), name, found, seen)
+    if hasattr(engine.round, "parents"):  # of a tree, a row a slot
+        found["round.parents"] = engine.round.parents
     return found
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
+from spec_lab.config import TreeConfig
 from tests.graph_lab import MODES
 from tests.lab import PRUNING
 
@@ -47,6 +49,17 @@ TRAINED = ("eagle3", "draft_model", "mtp_eagle", "mtp_vanilla", "frozen_kv")
 BATCHES, PAGES, CHUNKS, PADDINGS = (1, 3, 8), (1, 4, 16), (1, 5, 512), (1, 4)
 POSITIONS = ("last", "bonus")
 
+TREES: dict[str, TreeConfig] = {
+    "none": TreeConfig(),
+    "dynamic": DynamicTreeConfig(topk=3, depth=3, num_rows=9),
+    "static": StaticTreeConfig(paths=[[1], [0], [0, 0], [0, 2], [1, 0], [0, 0, 1], [0, 0, 0]]),
+    "deep": DynamicTreeConfig(topk=2, depth=5, num_rows=16),
+    "flat": DynamicTreeConfig(topk=4, depth=1, num_rows=4),
+}
+"""Trees by name; their depths are among the numbers of drafts of those that draft them."""
+
+TREE_DRAFTERS = ("frozen_kv", "eagle3", "mtp_eagle")
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -58,6 +71,7 @@ class Case:
         padding: an eager batch is rounded up to a multiple of it; a captured one has its own sizes.
         graph: a key of `MODES`, or "eager".
         options: further knobs of the drafter.
+        tree: a key of `TREES`, whose depth stands for the number of drafts.
     """
 
     target: str
@@ -70,10 +84,12 @@ class Case:
     padding: int = 1
     graph: str = "eager"
     options: tuple[tuple[str, Any], ...] = ()
+    tree: str = "none"
 
     def __str__(self) -> str:
         sizes = f"batch{self.batch_size}-k{self.num_draft_tokens}-page{self.page_size}-chunk{self.chunk}"
         options = "".join(f"-{value}" for _, value in self.options)
+        options += "" if self.tree == "none" else f"-{self.tree}"
         return f"{self.drafter}{options}-{self.prune}-{self.graph}-{sizes}-pad{self.padding}-{self.target}"
 
 
@@ -121,5 +137,35 @@ def slow_cases() -> Iterator[Case]:
 EAGER = list(eager_cases())
 QUICK = [case for row, case in enumerate(EAGER) if row % 3 == row // 3 % 3]
 """A third of them: each drafter with each pruning at one batch size, which goes round."""
-CASES = [*QUICK, *list(captured_cases())[::2]]
-SLOW_CASES = list(dict.fromkeys([*slow_cases(), *(c for c in EAGER if c not in QUICK), *list(captured_cases())[1::2]]))
+
+
+def tree_cases() -> Iterator[Case]:
+    """Every drafter of trees with every tree and every graph mode that runs them; everything else goes round."""
+    trees = [name for name in TREES if name != "none"]
+    modes = ["eager", *(mode for mode in MODES if mode != "step_replay")]
+    for turn, (tree, graph, drafter) in enumerate(product(trees, modes, TREE_DRAFTERS)):
+        yield Case(
+            list(TARGETS)[turn % 3],
+            drafter,
+            list(PRUNING)[turn % 4],
+            BATCHES[turn // 3 % 3],
+            page_size=PAGES[turn // 2 % 3],
+            chunk=CHUNKS[turn // 4 % 3],
+            padding=PADDINGS[turn % 2],
+            graph=graph,
+            tree=tree,
+        )
+
+
+QUICK_TREES = list(tree_cases())[::17]
+CASES = [*QUICK, *list(captured_cases())[::2], *QUICK_TREES]
+SLOW_CASES = list(
+    dict.fromkeys(
+        [
+            *slow_cases(),
+            *(c for c in EAGER if c not in QUICK),
+            *list(captured_cases())[1::2],
+            *(c for c in tree_cases() if c not in QUICK_TREES),
+        ]
+    )
+)

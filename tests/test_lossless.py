@@ -17,6 +17,8 @@ import torch
 from spec_lab.assembly import registry
 from spec_lab.assembly.option import DrafterOption
 from spec_lab.assembly.rules import RejectionConfig
+from spec_lab.assembly.run_tree import with_depth_as_k
+from spec_lab.assembly.trees import DynamicTreeConfig
 from spec_lab.config import SamplingConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
@@ -39,6 +41,8 @@ from tests.lossless_cases import (
     SLOW_CASES,
     TARGETS,
     TRAINED,
+    TREE_DRAFTERS,
+    TREES,
     Case,
 )
 from tests.taught_pairs import TEACHERS, teach_drafters
@@ -98,6 +102,8 @@ class Lab:
             cache=sizes,
             options=dict(case.options),
         )
+        if case.tree != "none":
+            config = with_depth_as_k(replace(config, tree=TREES[case.tree]))
         if case.graph != "eager":
             config = replace(config, graph=MODES[case.graph])
         engine = make_engine(replace(config, **changes), self.requests)
@@ -182,6 +188,7 @@ def test_every_drafter_of_the_lab_is_in_the_table() -> None:
     assert set(DRAFTERS) == set(rows)
     assert set(TEACHERS) == {name for name, row in rows.items() if row.folder is not None}
     assert set(TRAINED) == {name for name, row in rows.items() if row.no_loop is None} - {"none"}
+    assert set(TREE_DRAFTERS) == {name for name, row in rows.items() if row.load_tree is not None}
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -214,6 +221,29 @@ def test_drafts_are_accepted_in_part(labs: Labs, drafter: str, lengths: set[int]
             accepted |= set(rounds[:-1] if drafter == "oracle" else rounds)
     assert accepted >= lengths
     assert drafter != "oracle" or accepted == lengths
+
+
+@pytest.mark.parametrize("drafter", TREE_DRAFTERS)
+def test_a_tree_is_accepted_in_part_and_further_than_its_spine(labs: Labs, drafter: str) -> None:
+    """Every length occurs, and more drafts are accepted than of a chain of its depth."""
+    lab = labs["qwen3"]
+    chain, tree = (
+        accepted_in(lab.run(Case("qwen3", drafter, batch_size=8, tree=tree))) for tree in ("none", "dynamic")
+    )
+    assert {count for rounds in tree for count in rounds} == EVERY_LENGTH
+    assert sum(map(len, tree)) < sum(map(len, chain)), "fewer rounds for the same text"
+
+
+@pytest.mark.parametrize("drafter", TREE_DRAFTERS)
+def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(labs: Labs, drafter: str) -> None:
+    """Output, accepted lengths and every byte of the target's KV are those of tree=none."""
+    lab = labs["qwen2_sliding"]
+    case = Case("qwen2_sliding", drafter, "catchup", batch_size=3, page_size=4)
+    engines = [lab.engine(case), lab.engine(case, tree=DynamicTreeConfig(topk=1, depth=3, num_rows=4))]
+    results = [engine.generate(lab.requests) for engine in engines]
+    assert tokens_of(results[0]) == tokens_of(results[1]) and accepted_in(results[0]) == accepted_in(results[1])
+    chain, tree = (engine.parts.cache.kv.view(torch.int32) for engine in engines)
+    assert torch.equal(chain, tree)
 
 
 @pytest.mark.parametrize("drafter", TRAINED)

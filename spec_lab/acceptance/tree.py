@@ -28,6 +28,8 @@ class StrictTreeAcceptance(StrictAcceptance):
             row = torch.where(goes_on, hits.int().argmax(dim=1, keepdim=True), row)
             num_accepted = num_accepted + goes_on
             path.append(row)
-        rows = torch.cat(path, dim=1)
+        # Behind the path the rows stay where they are, as those of a chain do.
+        columns = torch.arange(depth + 1, device=best.device)
+        rows = torch.where(columns <= num_accepted, torch.cat(path, dim=1), columns.clamp(max=best.shape[1] - 1))
         num_emitted = torch.where(judged.active, num_accepted.squeeze(1) + 1, 0)
         return Walk(Verification(best.gather(1, rows), num_emitted), rows)

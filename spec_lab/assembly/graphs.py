@@ -68,8 +68,14 @@ OPTIONS = (
         num_launched=None,
         runs_trees=True,
     ),
-    GraphOption(name="split_seed", schema=SplitSeedGraphConfig, build=Deferred(LOADER, "split_seed"), num_launched=1),
+    GraphOption(
+        name="split_seed",
+        schema=SplitSeedGraphConfig,
+        build=Deferred(LOADER, "split_seed"),
+        num_launched=1,
+        runs_trees=True,
+    ),
     GraphOption(name="step_replay", schema=StepReplayGraphConfig, build=Deferred(LOADER, "step_replay")),
-    GraphOption(name="full_loop", schema=FullLoopGraphConfig, build=Deferred(LOADER, "full_loop")),
-    GraphOption(name="round", schema=RoundGraphConfig, build=Deferred(LOADER, "whole_round")),
+    GraphOption(name="full_loop", schema=FullLoopGraphConfig, build=Deferred(LOADER, "full_loop"), runs_trees=True),
+    GraphOption(name="round", schema=RoundGraphConfig, build=Deferred(LOADER, "whole_round"), runs_trees=True),
 )

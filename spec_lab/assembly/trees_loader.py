@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from spec_lab.assembly import registry
+from spec_lab.assembly.models import Models
 from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
 from spec_lab.config import RunConfig
+from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.drafters.growth import DynamicTree, StaticTree, TreeShape
+from spec_lab.errors import UserError
 
 
 def dynamic_tree(options: DynamicTreeConfig, device: torch.device) -> DynamicTree:
@@ -27,3 +30,18 @@ def build_tree_shape(config: RunConfig, device: torch.device) -> TreeShape[Any]:
     make = registry.of(config).tree(config).make
     assert make is not None, "only runs with a tree are asked"
     return make(config.tree, device)
+
+
+def tree_backend(models: Models) -> TreeAttentionBackend:
+    """The backend of a run that has a tree, which was made for one."""
+    backend: Any = models.backend
+    return cast("TreeAttentionBackend", backend)
+
+
+def refuse_few_tokens(topk: int, num_tokens: int) -> None:
+    """Raise UserError where a drafter knows fewer tokens than are looked at below a branch."""
+    if topk > num_tokens:
+        raise UserError(
+            f"the tree has {topk} branches below a draft, and the drafter's vocabulary {num_tokens} tokens; "
+            f"use tree.topk={num_tokens}, or such ranks in tree.paths"
+        )

@@ -38,6 +38,65 @@ class RecurrentHead(DraftHead, Protocol):
 
 
 @dataclass(slots=True)
+class CaughtUp:
+    """The outcome of a catch-up step, or of a prompt, with which drafting goes on.
+
+    Attributes:
+        hidden: [batch, hidden_size] the live rows' output.
+        attention: one-row metadata of the live rows.
+    """
+
+    hidden: torch.Tensor
+    attention: AttentionMetadata
+    rows: DraftedRows
+
+
+class RecurrentCatchup:
+    """The first step of every drafter that reuses one layer. Its KV cache has the target's slot numbering: a row writes
+    its position's slot.
+    """
+
+    def __init__(
+        self,
+        num_draft_tokens: int,
+        head: RecurrentHead,
+        features: FeatureSpec,
+        cache: LayerCache,
+        backend: AttentionBackend,
+        prune: PrunePolicy,
+    ) -> None:
+        self.num_draft_tokens = num_draft_tokens
+        self.requirements = DrafterRequirements(features, catchup_rows=(num_draft_tokens + 1,))
+        self.head = head
+        self.cache = cache
+        self.backend = backend
+        self.prune = prune
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Do nothing: rows past a slot's length are never read."""
+
+    def take_chunk(self, chunk: PromptChunk) -> CaughtUp | None:
+        """Run the rows of a stretch of a prompt; only the last one goes on to drafting."""
+        assert chunk.features is not None
+        selection = self.prune.prompt.drafter_selection(chunk.num_rows, chunk.live_attention)
+        fused = self.head.fuse(chunk.features)
+        hidden = self.head.forward(chunk.next_token_ids, fused, self.cache, chunk.attention, selection)
+        if chunk.live_attention is None:
+            return None
+        return CaughtUp(hidden, chunk.live_attention, DraftedRows.of_prompt(chunk))
+
+    def take_round(self, verified: VerifiedRound) -> CaughtUp:
+        """Run the rows at L..L+K with the emitted tokens; the live row is n - 1, and sees L + n keys."""
+        assert verified.features is not None
+        plan = plan_catchup(verified, self.backend, self.num_draft_tokens)
+        selection = self.prune.catchup.selection(plan.live_rows, plan.live_attention)
+        tokens = verified.verification.tokens.reshape(-1)
+        fused = self.head.fuse(verified.features)
+        hidden = self.head.forward(tokens, fused, self.cache, plan.attention, selection)
+        return CaughtUp(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
+
+
+@dataclass(slots=True)
 class RecurrentState:
     """tokens [batch]; hidden [batch, hidden_size] to feed back; attention: one-row metadata, moved in place."""
 
@@ -47,8 +106,8 @@ class RecurrentState:
     rows: DraftedRows
 
 
-class RecurrentDrafter:
-    """Keeps the protocol `Drafter`. Its KV cache has the target's slot numbering: a row writes its position's slot."""
+class RecurrentDrafter(RecurrentCatchup):
+    """Keeps the protocol `Drafter`: drafts a chain."""
 
     def __init__(
         self,
@@ -60,35 +119,15 @@ class RecurrentDrafter:
         prune: PrunePolicy,
         picker: DraftPicker,
     ) -> None:
-        self.num_draft_tokens = num_draft_tokens
-        self.requirements = DrafterRequirements(features, catchup_rows=(num_draft_tokens + 1,))
-        self.head = head
-        self.cache = cache
-        self.backend = backend
-        self.prune = prune
+        super().__init__(num_draft_tokens, head, features, cache, backend, prune)
         self.picker = picker
 
-    def admit(self, slot: int, request: Request) -> None:
-        """Do nothing: rows past a slot's length are never read."""
-
     def ingest(self, chunk: PromptChunk) -> RecurrentState | None:
-        assert chunk.features is not None
-        selection = self.prune.prompt.drafter_selection(chunk.num_rows, chunk.live_attention)
-        fused = self.head.fuse(chunk.features)
-        hidden = self.head.forward(chunk.next_token_ids, fused, self.cache, chunk.attention, selection)
-        if chunk.live_attention is None:
-            return None
-        return self._start(hidden, chunk.live_attention, DraftedRows.of_prompt(chunk))
+        live = self.take_chunk(chunk)
+        return None if live is None else self._start(live)
 
     def catch_up(self, verified: VerifiedRound) -> RecurrentState:
-        """Run the rows at L..L+K with the emitted tokens; the live row is n - 1, and sees L + n keys."""
-        assert verified.features is not None
-        plan = plan_catchup(verified, self.backend, self.num_draft_tokens)
-        selection = self.prune.catchup.selection(plan.live_rows, plan.live_attention)
-        tokens = verified.verification.tokens.reshape(-1)
-        fused = self.head.fuse(verified.features)
-        hidden = self.head.forward(tokens, fused, self.cache, plan.attention, selection)
-        return self._start(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
+        return self._start(self.take_round(verified))
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.picker.kept_logits(slot_ids)
@@ -97,5 +136,6 @@ class RecurrentDrafter:
         state.hidden = self.head.forward(state.tokens, state.hidden, self.cache, state.attention, AllRows())
         state.tokens = self.picker.pick(self.head, state.hidden, state.rows, step.column)
 
-    def _start(self, hidden: torch.Tensor, attention: AttentionMetadata, rows: DraftedRows) -> RecurrentState:
-        return RecurrentState(self.picker.first(self.head, hidden, rows), hidden, attention, rows)
+    def _start(self, live: CaughtUp) -> RecurrentState:
+        tokens = self.picker.first(self.head, live.hidden, live.rows)
+        return RecurrentState(tokens, live.hidden, live.attention, live.rows)

@@ -10,10 +10,12 @@ import torch
 from spec_lab.assembly.drafters.eagle3 import Eagle3DrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models, build_cache
+from spec_lab.assembly.trees_loader import build_tree_shape, refuse_few_tokens, tree_backend
 from spec_lab.config import RunConfig, Weights
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec
 from spec_lab.drafters.recurrent import RecurrentDrafter
+from spec_lab.drafters.recurrent_tree import RecurrentTreeDrafter
 from spec_lab.errors import UserError
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, load_eagle3
@@ -24,6 +26,20 @@ def load_eagle3_drafter(config: RunConfig, options: Eagle3DrafterConfig, models:
     """Read the head, or make one of random weights; the factory then makes one drafter an engine around it."""
     head_config, tensors = read_eagle3(config, options, models)
     return eagle3_factory(config, options, models, head_config, tensors)
+
+
+def load_eagle3_tree_drafter(config: RunConfig, options: Eagle3DrafterConfig, models: Models) -> DrafterFactory:
+    """The same head, which drafts the branches of a tree."""
+    head_config, tensors = read_eagle3(config, options, models)
+    head, features = _head(options, models, head_config, tensors)
+    shape = build_tree_shape(config, models.device)
+    refuse_few_tokens(shape.topk, head_config.draft_vocab_size)
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        cache = build_cache(head_config.layer, 1, resources.limits, models).layers[0]
+        return RecurrentTreeDrafter(shape, head, features, cache, tree_backend(models), resources.prune)
+
+    return make
 
 
 def read_eagle3(
@@ -50,6 +66,22 @@ def eagle3_factory(
     tensors: Mapping[str, torch.Tensor],
 ) -> DrafterFactory:
     """Drafters around a head that was read already."""
+    head, features = _head(options, models, head_config, tensors)
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        cache = build_cache(head_config.layer, 1, resources.limits, models).layers[0]
+        picker = make_picker(config, options, models, resources)
+        return RecurrentDrafter(
+            options.num_draft_tokens, head, features, cache, models.backend, resources.prune, picker
+        )
+
+    return make
+
+
+def _head(
+    options: Eagle3DrafterConfig, models: Models, head_config: Eagle3Config, tensors: Mapping[str, torch.Tensor]
+) -> tuple[Eagle3Head, FeatureSpec]:
+    """Makes the head, and says what it reads of the target."""
     target = models.target
     taps = head_config.tap_layer_inputs or default_tap_layer_inputs(target.config.num_layers)
     head = Eagle3Head(
@@ -61,13 +93,4 @@ def eagle3_factory(
         target.num_positions,
         options.window,
     )
-
-    def make(resources: DrafterResources) -> Drafter[Any]:
-        cache = build_cache(head_config.layer, 1, resources.limits, models).layers[0]
-        picker = make_picker(config, options, models, resources)
-        features = FeatureSpec(layer_inputs=taps)
-        return RecurrentDrafter(
-            options.num_draft_tokens, head, features, cache, models.backend, resources.prune, picker
-        )
-
-    return make
+    return head, FeatureSpec(layer_inputs=taps)

@@ -128,6 +128,7 @@ OPTIONS = (
         folder=EAGLE_WEIGHTS.folder_of_modules,
         aspects=Deferred("spec_lab.doctor.aspects", "mtp_eagle_aspects"),
         hands_hidden_on=True,
+        load_tree=Deferred("spec_lab.assembly.drafters.mtp_loader", "load_mtp_eagle_tree_drafter"),
     ),
     DrafterOption(
         name="mtp_vanilla",

@@ -11,10 +11,12 @@ import torch
 from spec_lab.assembly.drafters.mtp import MtpDrafterConfig, MtpEagleDrafterConfig, NormChoice
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models, build_cache
+from spec_lab.assembly.trees_loader import build_tree_shape, tree_backend
 from spec_lab.config import RunConfig
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.drafters.recurrent import RecurrentDrafter
+from spec_lab.drafters.recurrent_tree import RecurrentTreeDrafter
 from spec_lab.models.layers import RotaryTable
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
@@ -26,6 +28,20 @@ def load_mtp_eagle_drafter(config: RunConfig, options: MtpEagleDrafterConfig, mo
     """One module, reused for every draft (TensorRT-LLM's MTP-Eagle, SGLang's NextN)."""
     mtp, tensors = read_mtp_modules(config, options, models, 1)
     return mtp_eagle_factory(config, options, models, mtp, tensors)
+
+
+def load_mtp_eagle_tree_drafter(config: RunConfig, options: MtpEagleDrafterConfig, models: Models) -> DrafterFactory:
+    """The same module, which drafts the branches of a tree."""
+    mtp, tensors = read_mtp_modules(config, options, models, 1)
+    (module,) = build_mtp_modules(mtp, tensors, models)
+    shape = build_tree_shape(config, models.device)
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        cache = build_cache(mtp.layer, 1, resources.limits, models).layers[0]
+        features = FeatureSpec(final_hidden=mtp.target_hidden)
+        return RecurrentTreeDrafter(shape, module, features, cache, tree_backend(models), resources.prune)
+
+    return make
 
 
 def mtp_eagle_factory(

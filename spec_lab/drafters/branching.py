@@ -1,0 +1,92 @@
+"""The branches of a drafter with a cache of its own: every row sees its own ancestors, and no stranger's keys.
+
+The rows of each level are written behind those of the level before, and which of them a branch sees is gathered along
+with it whenever branches are chosen anew (as EAGLE's own code does; SGLang gathers the hidden state alone, so that from
+the second level on a branch may see keys of another).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spec_lab.core.draft_tree import TreeRows
+from spec_lab.core.tree_protocols import TreeAttentionBackend
+from spec_lab.core.types import AttentionMetadata, DraftStep
+from spec_lab.drafters.growth import Branches, TreeShape, rank_tokens, rows_of_branches
+from spec_lab.drafters.picking import DraftHead
+
+
+@dataclass(slots=True)
+class BranchState:
+    """State between the levels of a round.
+
+    Attributes:
+        hidden: [batch, branches, hidden_size] the model's output for the newest branches.
+        live: metadata of the row that the root's drafts come from, which sees the keys before all branches.
+        visible: [batch, branches, rows so far] bool, which of the branch rows each of the newest branches sees.
+        depths: [rows so far] the level of each branch row, from 0.
+    """
+
+    growth: Any
+    hidden: torch.Tensor
+    live: AttentionMetadata
+    visible: torch.Tensor
+    depths: torch.Tensor
+
+
+def start_branches(
+    shape: TreeShape[Any], head: DraftHead, hidden: torch.Tensor, live: AttentionMetadata
+) -> BranchState:
+    """Draft level 1 from the live rows' output [batch, hidden_size]."""
+    batch = hidden.shape[0]
+    growth = shape.start(rank_tokens(head.target_logits(hidden).unsqueeze(1), shape.topk))
+    return BranchState(
+        growth,
+        hidden.unsqueeze(1),
+        live,
+        visible=torch.zeros((batch, 1, 0), dtype=torch.bool, device=hidden.device),
+        depths=torch.zeros(0, dtype=torch.int64, device=hidden.device),
+    )
+
+
+BranchForward = Callable[[Branches, torch.Tensor, AttentionMetadata], torch.Tensor]
+"""Turns branches, the outputs [batch * branches, hidden_size] they came from, and their metadata into their own."""
+
+
+def draft_level(
+    shape: TreeShape[Any],
+    head: DraftHead,
+    backend: TreeAttentionBackend,
+    state: BranchState,
+    step: DraftStep,
+    forward: BranchForward,
+) -> None:
+    """Choose the branches of the newest level, run `forward` on them, and take what is likeliest below each."""
+    branches = shape.branch(state.growth)
+    batch, width = branches.tokens.shape
+    hidden = rows_of_branches(state.hidden, branches)
+    attention = _see_ancestors(backend, state, branches, step.index - 1)
+    out = forward(branches, hidden, attention)
+    state.hidden = out.view(batch, width, -1)
+    logits = head.target_logits(out).view(batch, width, -1)
+    shape.add(state.growth, rank_tokens(logits, shape.topk))
+
+
+def _see_ancestors(
+    backend: TreeAttentionBackend, state: BranchState, branches: Branches, depth: int
+) -> AttentionMetadata:
+    """Build the metadata of new branches: each sees what the branch it came from sees, and itself."""
+    batch, width = branches.tokens.shape
+    num_before = state.visible.shape[2]
+    index = branches.came_from.unsqueeze(2).expand(-1, -1, num_before)
+    itself = torch.eye(width, dtype=torch.bool, device=index.device).expand(batch, -1, -1)
+    state.visible = torch.cat((state.visible.gather(1, index), itself), dim=2)
+    depths = torch.full((width,), depth, dtype=torch.int64, device=index.device)
+    state.depths = torch.cat((state.depths, depths))
+    rows = TreeRows(state.visible, depths.expand(batch, -1), state.depths.expand(batch, -1))
+    num_rows = num_before + width
+    return backend.build_tree(rows, state.live.seq_lens, state.live.page_table, state.live.max_seq_len + num_rows)
