@@ -215,9 +215,10 @@ def pruned_run(prune: str, engine: FakeEngine, slowdowns: Sequence[float]) -> Ru
 
 def test_pruning_is_told_in_rows_and_in_time() -> None:
     same = (1.0, 1.02, 0.99)
-    frame = pruning.savings([pruned_run("catchup", MAIN, same), pruned_run("none", UNPRUNED, same)])
-    assert list(frame["prune"]) == ["none", "catchup"]
-    none, catchup = frame.to_dict("records")
+    runs = [pruned_run(prune, MAIN, same) for prune in ("catchup", "post_attention")]
+    frame = pruning.savings([*runs, pruned_run("none", UNPRUNED, same)])
+    assert list(frame["prune"]) == ["none", "post_attention", "catchup"]
+    none, _, catchup = frame.to_dict("records")
     assert (none["catchup_rows"], catchup["catchup_rows"], catchup["live_rows"]) == (4, 1, 1)
     assert (none["logit_rows"], catchup["logit_rows"]) == (3, 1)
     assert catchup["round_ratio"] == pytest.approx(3.67 / 3.72)
@@ -225,7 +226,7 @@ def test_pruning_is_told_in_rows_and_in_time() -> None:
     assert catchup["beyond_noise"] and not none["beyond_noise"]
     said = pruning.conclude(frame)
     assert "At K = 3 **catchup** carries 1.0 of 4.0 rows a request round" in said
-    assert "Of 1 pruned runs 1 have a shorter round than the unpruned run beside them" in said
+    assert "Of 2 pruned runs 2 have a shorter round than the unpruned run beside them" in said
 
 
 def test_a_difference_within_the_range_of_the_repeats_is_none() -> None:

@@ -62,6 +62,12 @@ def test_begins_with_parameters_and_ends_with_a_conclusion_that_is_computed(path
     assert len(names) == len(set(names))
 
 
+def test_the_gallery_has_every_picture_that_has_a_name_and_no_other() -> None:
+    cells = [cell for path in NOTEBOOKS for cell in read_notebook(path).cells]
+    names = sorted(cell.metadata["name"] for cell in cells if "name" in cell.metadata)
+    assert names == sorted(path.stem for path in (ROOT / "docs" / "gallery").glob("*.png"))
+
+
 def show_first_run(outputs: Path) -> tuple[str, int, str]:
     """Run `first_run.ipynb` on the newest run below `outputs`; return its text, its number of plots, its end."""
     notebook = run_notebook(ROOT / "notebooks" / "first_run.ipynb", {"outputs": str(outputs)})

@@ -131,7 +131,7 @@ def conclude(frame: pd.DataFrame) -> str:
     """Says how many rows the pruning that leaves out most saves, and whether rounds are shorter, beyond noise."""
     k = int(frame["K"].max())
     part = frame[frame["K"] == k]
-    least = part.sort_values("catchup_rows", kind="stable").iloc[0]
+    least = part[part["catchup_rows"] == part["catchup_rows"].min()].iloc[-1]
     most = part["catchup_rows"].max()
     computed, unpruned, live = (number(value, 1) for value in (least["catchup_rows"], most, least["live_rows"]))
     rows = f"At K = {k} **{least['prune']}** carries {computed} of {unpruned} rows a request round past the KV write"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -27,7 +28,9 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if in_notebook():
-            from tqdm.auto import tqdm
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # without ipywidgets the bar is one of text, which nobody need be told
+                from tqdm.auto import tqdm
 
             self._bar = tqdm(total=self._total, unit=self._unit, leave=False)
         elif self._stream.isatty():
