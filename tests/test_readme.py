@@ -13,7 +13,7 @@ from spec_lab.report.__main__ import main as report
 from tests.fake_runs import record_run
 
 README = Path(__file__).parents[1] / "README.md"
-FIGURE = re.compile(r"\d+(?:[.,]\d+)*")
+FIGURE = re.compile(r"\d[\d,]*(\.\d+)?")
 
 
 def results() -> str:
@@ -32,8 +32,8 @@ def table_and_text(text: str) -> tuple[list[list[str]], str]:
 
 
 def shape(text: str) -> str:
-    """The text with a 0 for every figure."""
-    return FIGURE.sub("0", text)
+    """The text with zeros for every figure, as many behind the point as it has."""
+    return FIGURE.sub(lambda figure: "0" + re.sub(r"\d", "0", figure[1] or ""), text)
 
 
 @pytest.fixture
@@ -62,7 +62,8 @@ def test_the_table_is_laid_out_as_the_report_does_it(printed: str) -> None:
 
 
 def test_the_commands_beside_the_table_make_its_lines() -> None:
-    run, show = re.findall(r"^python -m (spec_lab\S*) (.+)$", results(), flags=re.MULTILINE)
+    lines = results().replace("\\\n", "")
+    run, show = re.findall(r"^python -m (spec_lab\S*) (.+)$", lines, flags=re.MULTILINE)
     assert run[0] == "spec_lab" and show[0] == "spec_lab.report" and show[1].endswith(" --markdown")
     overrides = [word for word in shlex.split(run[1]) if word != "-m"]
     [drafters] = [word.partition("=")[2].split(",") for word in overrides if word.startswith("drafter=")]
