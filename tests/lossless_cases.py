@@ -58,7 +58,7 @@ TREES: dict[str, TreeConfig] = {
 }
 """Trees by name; their depths are among the numbers of drafts of those that draft them."""
 
-TREE_DRAFTERS = ("frozen_kv", "eagle3", "mtp_eagle")
+TREE_DRAFTERS = ("frozen_kv", "eagle3", "mtp_eagle", "draft_model")
 
 
 @dataclass(frozen=True, slots=True)

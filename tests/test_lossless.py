@@ -18,14 +18,14 @@ from spec_lab.assembly import registry
 from spec_lab.assembly.option import DrafterOption
 from spec_lab.assembly.rules import RejectionConfig
 from spec_lab.assembly.run_tree import with_depth_as_k
-from spec_lab.assembly.trees import DynamicTreeConfig
+from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
 from spec_lab.config import SamplingConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.models.config import read_model_config
-from tests.engine_state import poison
+from tests.engine_state import find_tensors, is_cache, poison
 from tests.fake_target import PaddedGraph
 from tests.graph_lab import MODES
 from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
@@ -236,14 +236,34 @@ def test_a_tree_is_accepted_in_part_and_further_than_its_spine(labs: Labs, draft
 
 @pytest.mark.parametrize("drafter", TREE_DRAFTERS)
 def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(labs: Labs, drafter: str) -> None:
-    """Output, accepted lengths and every byte of the target's KV are those of tree=none."""
+    """Output, accepted lengths and every byte of both caches are those of tree=none."""
     lab = labs["qwen2_sliding"]
     case = Case("qwen2_sliding", drafter, "catchup", batch_size=3, page_size=4)
     engines = [lab.engine(case), lab.engine(case, tree=DynamicTreeConfig(topk=1, depth=3, num_rows=4))]
     results = [engine.generate(lab.requests) for engine in engines]
     assert tokens_of(results[0]) == tokens_of(results[1]) and accepted_in(results[0]) == accepted_in(results[1])
-    chain, tree = (engine.parts.cache.kv.view(torch.int32) for engine in engines)
-    assert torch.equal(chain, tree)
+    chain, tree = (
+        {path: tensor.view(torch.int32) for path, tensor in find_tensors(engine).items() if is_cache(engine, tensor)}
+        for engine in engines
+    )
+    assert chain.keys() == tree.keys() and all(torch.equal(chain[path], tree[path]) for path in chain)
+
+
+@pytest.mark.parametrize("drafter", TREE_DRAFTERS)
+def test_a_branch_sees_nothing_of_others(labs: Labs, drafter: str) -> None:
+    """What the drafter makes of a branch is the same whatever stands beside it."""
+    lab, alone, beside = labs["qwen2_sliding"], [[1], [1, 0], [1, 0, 0]], [[0], [0, 0], [0, 1], [0, 0, 0], [0, 1, 0]]
+    requests = [replace(request, max_new_tokens=1) for request in lab.requests]
+    found = []
+    for paths in (alone, [*alone, *beside]):
+        engine = lab.engine(Case("qwen2_sliding", drafter), tree=StaticTreeConfig(paths=paths))
+        drafts: Any = engine.parts.drafter
+        finish, rows = drafts.finish, []
+        drafts.finish = lambda state, finish=finish, rows=rows: (rows.append(state.hidden[0, -1]), finish(state))[1]
+        engine.generate(requests)
+        found.append(torch.stack(rows))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-5)
+    assert found[0].std() > 0.01
 
 
 @pytest.mark.parametrize("drafter", TRAINED)

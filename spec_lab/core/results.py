@@ -110,7 +110,7 @@ class GraphCounts:
 
 @dataclass(slots=True)
 class GenerationResult:
-    """Everything one pass over a workload produced."""
+    """Everything one pass over a workload produced. `tree_rows`: rows a request of each verify, None without a tree."""
 
     requests: list[RequestRecord]
     rounds: list[RoundRecord]
@@ -118,3 +118,4 @@ class GenerationResult:
     graph: GraphCounts
     num_draft_tokens: int
     seconds: float
+    tree_rows: int | None = None

@@ -8,6 +8,7 @@ import torch
 
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, VerifiedRound
+from spec_lab.drafters.picking import DraftedRows
 
 
 @dataclass(slots=True)
@@ -25,6 +26,20 @@ class Catchup:
     live_attention: AttentionMetadata
     live_rows: torch.Tensor
     live_lens: torch.Tensor
+
+
+@dataclass(slots=True)
+class CaughtUp:
+    """The outcome of a catch-up step, or of a prompt, with which drafting goes on.
+
+    Attributes:
+        hidden: [batch, hidden_size] the live rows' output.
+        attention: one-row metadata of the live rows.
+    """
+
+    hidden: torch.Tensor
+    attention: AttentionMetadata
+    rows: DraftedRows
 
 
 def plan_catchup(

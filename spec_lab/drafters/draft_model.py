@@ -14,7 +14,7 @@ import torch
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, PrunePolicy, RowSelection, Target
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, PromptChunk, Request, VerifiedRound
-from spec_lab.drafters.catchup import plan_catchup
+from spec_lab.drafters.catchup import CaughtUp, plan_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.pruning.selection import AllRows
 
@@ -32,17 +32,10 @@ class LanguageModelHead:
         return self.model.logits(hidden)
 
 
-@dataclass(slots=True)
-class DraftModelState:
-    """tokens [batch]; attention: one-row metadata, moved in place."""
-
-    tokens: torch.Tensor
-    attention: AttentionMetadata
-    rows: DraftedRows
-
-
-class DraftModelDrafter:
-    """Keeps the protocol `Drafter`. Its KV cache has the target's slot numbering: a row writes its position's slot."""
+class DraftModelCatchup:
+    """The first step of every drafter that is a language model. Its KV cache has the target's slot numbering: a row
+    writes its position's slot.
+    """
 
     def __init__(
         self,
@@ -51,7 +44,6 @@ class DraftModelDrafter:
         cache: PagedKVCache,
         backend: AttentionBackend,
         prune: PrunePolicy,
-        picker: DraftPicker,
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
         self.requirements = DrafterRequirements(catchup_rows=(num_draft_tokens + 1,))
@@ -60,12 +52,11 @@ class DraftModelDrafter:
         self.cache = cache
         self.backend = backend
         self.prune = prune
-        self.picker = picker
 
     def admit(self, slot: int, request: Request) -> None:
         """Do nothing: rows past a slot's length are never read."""
 
-    def ingest(self, chunk: PromptChunk) -> DraftModelState | None:
+    def take_chunk(self, chunk: PromptChunk) -> CaughtUp | None:
         """Feed the chunk's own tokens; on the last chunk also the sampled one, whose output gives draft 1."""
         if chunk.live_attention is None:
             selection = self.prune.prompt.drafter_selection(chunk.num_rows, None)
@@ -82,14 +73,51 @@ class DraftModelDrafter:
         self.backend.advance(chunk.live_attention)  # from the prompt's last token to the sampled one
         selection = self.prune.prompt.drafter_selection(len(tokens), chunk.live_attention)
         hidden = self._forward(tokens, attention, selection)
-        return self._start(hidden, chunk.live_attention, rows)
+        return CaughtUp(hidden, chunk.live_attention, rows)
 
-    def catch_up(self, verified: VerifiedRound) -> DraftModelState:
+    def take_round(self, verified: VerifiedRound) -> CaughtUp:
         """Feed the emitted tokens at L+1..L+N; the live row is n - 1, at L + n, and sees L + n + 1 keys."""
         plan = plan_catchup(verified, self.backend, self.num_draft_tokens, first_position=1)
         selection = self.prune.catchup.selection(plan.live_rows, plan.live_attention)
         hidden = self._forward(verified.verification.tokens.reshape(-1), plan.attention, selection)
-        return self._start(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
+        return CaughtUp(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
+
+    def _forward(self, token_ids: torch.Tensor, attention: AttentionMetadata, selection: RowSelection) -> torch.Tensor:
+        """Turn [rows] tokens into the live rows' output [live rows, hidden_size] after the final norm."""
+        output = self.model.forward(token_ids, self.cache, attention, selection, FeatureSpec())
+        return selection.live(output.hidden)
+
+
+@dataclass(slots=True)
+class DraftModelState:
+    """tokens [batch]; attention: one-row metadata, moved in place."""
+
+    tokens: torch.Tensor
+    attention: AttentionMetadata
+    rows: DraftedRows
+
+
+class DraftModelDrafter(DraftModelCatchup):
+    """Keeps the protocol `Drafter`: drafts a chain."""
+
+    def __init__(
+        self,
+        num_draft_tokens: int,
+        model: Target,
+        cache: PagedKVCache,
+        backend: AttentionBackend,
+        prune: PrunePolicy,
+        picker: DraftPicker,
+    ) -> None:
+        super().__init__(num_draft_tokens, model, cache, backend, prune)
+        self.picker = picker
+
+    def ingest(self, chunk: PromptChunk) -> DraftModelState | None:
+        live = self.take_chunk(chunk)
+        return None if live is None else self._start(live)
+
+    def catch_up(self, verified: VerifiedRound) -> DraftModelState:
+        return self._start(self.take_round(verified))
 
     def step(self, state: DraftModelState, step: DraftStep) -> None:
         hidden = self._forward(state.tokens, state.attention, AllRows())
@@ -98,10 +126,5 @@ class DraftModelDrafter:
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.picker.kept_logits(slot_ids)
 
-    def _forward(self, token_ids: torch.Tensor, attention: AttentionMetadata, selection: RowSelection) -> torch.Tensor:
-        """Turn [rows] tokens into the live rows' output [live rows, hidden_size] after the final norm."""
-        output = self.model.forward(token_ids, self.cache, attention, selection, FeatureSpec())
-        return selection.live(output.hidden)
-
-    def _start(self, hidden: torch.Tensor, attention: AttentionMetadata, rows: DraftedRows) -> DraftModelState:
-        return DraftModelState(self.picker.first(self.head, hidden, rows), attention, rows)
+    def _start(self, live: CaughtUp) -> DraftModelState:
+        return DraftModelState(self.picker.first(self.head, live.hidden, live.rows), live.attention, live.rows)

@@ -12,7 +12,7 @@ import torch
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, PrunePolicy, RowSelection
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, PromptChunk, Request, VerifiedRound
-from spec_lab.drafters.catchup import plan_catchup
+from spec_lab.drafters.catchup import CaughtUp, plan_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 from spec_lab.pruning.selection import AllRows
 
@@ -35,20 +35,6 @@ class RecurrentHead(DraftHead, Protocol):
         """Turn [rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] into the live rows' output, which has no
         row for an empty selection."""
         ...
-
-
-@dataclass(slots=True)
-class CaughtUp:
-    """The outcome of a catch-up step, or of a prompt, with which drafting goes on.
-
-    Attributes:
-        hidden: [batch, hidden_size] the live rows' output.
-        attention: one-row metadata of the live rows.
-    """
-
-    hidden: torch.Tensor
-    attention: AttentionMetadata
-    rows: DraftedRows
 
 
 class RecurrentCatchup:

@@ -12,9 +12,10 @@ from spec_lab.core.protocols import PrunePolicy
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, PromptChunk, VerifiedRound
 from spec_lab.drafters.branching import BranchState, draft_level, start_branches
+from spec_lab.drafters.catchup import CaughtUp
 from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import GivenDrafts
-from spec_lab.drafters.recurrent import CaughtUp, RecurrentCatchup, RecurrentHead
+from spec_lab.drafters.recurrent import RecurrentCatchup, RecurrentHead
 from spec_lab.pruning.selection import AllRows
 
 

@@ -138,6 +138,7 @@ class _GenerationRun:
             graph=replace(counts, nodes=dict(counts.nodes)),
             num_draft_tokens=self._engine.num_draft_tokens,
             seconds=self._now(),
+            tree_rows=self._engine.round.tree_rows,
         )
 
     def _now(self) -> float:

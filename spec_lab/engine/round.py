@@ -45,7 +45,12 @@ class Verified:
 
 
 class DecodeRound:
-    """The stages of a round. Each touches device tensors only, so that a graph mode may capture any stretch of them."""
+    """The stages of a round. Each touches device tensors only, so that a graph mode may capture any stretch of them.
+
+    `tree_rows`: rows a request of verify, where drafts are a tree.
+    """
+
+    tree_rows: int | None = None
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts

@@ -41,6 +41,7 @@ class TreeRound(DecodeRound):
         self._tree = tree
         self._depth = tree.drafter.num_draft_tokens
         self._page_size = page_size
+        self.tree_rows = num_rows
         num_slots = parts.slots.kv_lens.shape[0]
         # The parent of each row of a slot's next tree, [num_slots + 1, N]; the last slot is the scratch slot.
         self.parents = torch.zeros((num_slots, num_rows), dtype=torch.int64, device=parts.slots.kv_lens.device)

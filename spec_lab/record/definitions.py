@@ -54,7 +54,11 @@ DEFINITIONS: dict[str, str] = {
     ),
     "accepted_histogram": _first_paragraph(accepted_histogram),
     "emitted_histogram": _first_paragraph(emitted_histogram),
-    "num_draft_tokens": "K: draft tokens verified in a round.",
+    "num_draft_tokens": "K: draft tokens verified in a round; of a tree, those on its longest path.",
+    "tree_rows": (
+        "Rows a request that a round verifies where its drafts are a tree: the pending token and all drafts. Null for "
+        "a chain, which has num_draft_tokens + 1."
+    ),
     "num_requests": "Requests of the workload.",
     "rounds": _first_paragraph(num_request_rounds),
     "verify_calls": (

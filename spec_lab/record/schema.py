@@ -242,7 +242,8 @@ class Comparison(TypedDict):
 
 
 class Summary(Origin, Outcome, Speed, Comparison, RoundWork):
-    """`summary.json`. A run that has no results has the same keys, with nulls, zeros and empty lists."""
+    """`summary.json`. A run that has no results has the same keys, with nulls, zeros and empty lists.
+    `tree_rows` is younger than the schema's version."""
 
     schema_version: int
     status: Status
@@ -250,6 +251,7 @@ class Summary(Origin, Outcome, Speed, Comparison, RoundWork):
     verdict: str
     seconds: float
     num_draft_tokens: int | None
+    tree_rows: NotRequired[int | None]
     acceptance_imposed: bool
     acceptance_lossless: bool | None
     accepted_histogram: list[int]

@@ -81,6 +81,7 @@ def build_summary(
         **_origin(info),
         "seconds": seconds,
         "num_draft_tokens": num_draft_tokens if first else None,
+        "tree_rows": first.tree_rows if first else None,
         **_outcome(main, main.requests, diverged),
         "acceptance_imposed": acceptance_imposed,
         "acceptance_lossless": acceptance_lossless,

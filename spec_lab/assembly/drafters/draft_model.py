@@ -24,4 +24,5 @@ OPTION = DrafterOption(
     load=Deferred("spec_lab.assembly.drafters.draft_model_loader", "load_draft_model"),
     refusals=(WEIGHTS.missing,),
     folder=WEIGHTS.folder,
+    load_tree=Deferred("spec_lab.assembly.drafters.draft_model_loader", "load_draft_model_of_trees"),
 )

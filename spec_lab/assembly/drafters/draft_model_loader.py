@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from spec_lab.assembly.drafters.draft_model import DraftModelDrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models, build_cache
+from spec_lab.assembly.trees_loader import build_tree_shape, tree_backend
 from spec_lab.config import RunConfig
+from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import Drafter
 from spec_lab.drafters.draft_model import DraftModelDrafter
+from spec_lab.drafters.draft_model_tree import DraftModelTreeDrafter
 from spec_lab.errors import UserError
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.config import ModelConfig, read_model_config
@@ -19,6 +23,31 @@ from spec_lab.models.decoder import DecoderTarget
 
 def load_draft_model(config: RunConfig, options: DraftModelDrafterConfig, models: Models) -> DrafterFactory:
     """Any checkpoint that could be a target; UserError when its vocabulary is not the target's."""
+    model, make_cache = _load(config, options, models)
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        cache = make_cache(resources)
+        picker = make_picker(config, options, models, resources)
+        return DraftModelDrafter(options.num_draft_tokens, model, cache, models.backend, resources.prune, picker)
+
+    return make
+
+
+def load_draft_model_of_trees(config: RunConfig, options: DraftModelDrafterConfig, models: Models) -> DrafterFactory:
+    """The same model, which drafts the branches of a tree."""
+    model, make_cache = _load(config, options, models)
+    shape = build_tree_shape(config, models.device)
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        return DraftModelTreeDrafter(shape, model, make_cache(resources), tree_backend(models), resources.prune)
+
+    return make
+
+
+def _load(
+    config: RunConfig, options: DraftModelDrafterConfig, models: Models
+) -> tuple[DecoderTarget, Callable[[DrafterResources], PagedKVCache]]:
+    """The model, and what makes its cache in an engine."""
     folder = weights_folder(config, options)
     model_config = read_model_config(folder, "drafter.path")
     if model_config.vocab_size != models.target.vocab_size:
@@ -29,13 +58,11 @@ def load_draft_model(config: RunConfig, options: DraftModelDrafterConfig, models
     tensors = load_tensors(folder, decoder_tensor_shapes(model_config), models.dtype, models.device)
     model = DecoderTarget(model_config, tensors, models.backend, models.target.num_positions)
 
-    def make(resources: DrafterResources) -> Drafter[Any]:
+    def make_cache(resources: DrafterResources) -> PagedKVCache:
         _refuse_few_positions(model_config, folder, resources.limits.max_seq_len)
-        cache = build_cache(model_config, model_config.num_layers, resources.limits, models)
-        picker = make_picker(config, options, models, resources)
-        return DraftModelDrafter(options.num_draft_tokens, model, cache, models.backend, resources.prune, picker)
+        return build_cache(model_config, model_config.num_layers, resources.limits, models)
 
-    return make
+    return model, make_cache
 
 
 def _refuse_few_positions(model_config: ModelConfig, folder: Path, max_seq_len: int) -> None:
