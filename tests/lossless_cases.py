@@ -158,7 +158,7 @@ def tree_cases() -> Iterator[Case]:
         )
 
 
-QUICK_TREES = list(tree_cases())[::17]
+QUICK_TREES = list(tree_cases())[::48]
 CASES = [*QUICK, *list(captured_cases())[::2], *QUICK_TREES]
 SLOW_CASES = list(
     dict.fromkeys(

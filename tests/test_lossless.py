@@ -49,6 +49,9 @@ from tests.taught_pairs import TEACHERS, teach_drafters
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target
 
+ONE_QUICK_TREE_DRAFTER = [
+    pytest.param(name, marks=[] if name == "eagle3" else pytest.mark.slow) for name in TREE_DRAFTERS
+]
 VOCAB = 24
 EVERY_LENGTH = {0, 1, 2, 3}
 
@@ -223,7 +226,7 @@ def test_drafts_are_accepted_in_part(labs: Labs, drafter: str, lengths: set[int]
     assert drafter != "oracle" or accepted == lengths
 
 
-@pytest.mark.parametrize("drafter", TREE_DRAFTERS)
+@pytest.mark.parametrize("drafter", ONE_QUICK_TREE_DRAFTER)
 def test_a_tree_is_accepted_in_part_and_further_than_its_spine(labs: Labs, drafter: str) -> None:
     """Every length occurs, and more drafts are accepted than of a chain of its depth."""
     lab = labs["qwen3"]
@@ -234,7 +237,7 @@ def test_a_tree_is_accepted_in_part_and_further_than_its_spine(labs: Labs, draft
     assert sum(map(len, tree)) < sum(map(len, chain)), "fewer rounds for the same text"
 
 
-@pytest.mark.parametrize("drafter", TREE_DRAFTERS)
+@pytest.mark.parametrize("drafter", ONE_QUICK_TREE_DRAFTER)
 def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(labs: Labs, drafter: str) -> None:
     """Output, accepted lengths and every byte of both caches are those of tree=none."""
     lab = labs["qwen2_sliding"]
@@ -249,7 +252,7 @@ def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(labs: Labs, drafter: s
     assert chain.keys() == tree.keys() and all(torch.equal(chain[path], tree[path]) for path in chain)
 
 
-@pytest.mark.parametrize("drafter", TREE_DRAFTERS)
+@pytest.mark.parametrize("drafter", ONE_QUICK_TREE_DRAFTER)
 def test_a_branch_sees_nothing_of_others(labs: Labs, drafter: str) -> None:
     """What the drafter makes of a branch is the same whatever stands beside it."""
     lab, alone, beside = labs["qwen2_sliding"], [[1], [1, 0], [1, 0, 0]], [[0], [0, 0], [0, 1], [0, 0, 0], [0, 1, 0]]
