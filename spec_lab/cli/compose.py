@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from spec_lab.assembly import registry
 from spec_lab.assembly.registry import Registry
 from spec_lab.assembly.run_tree import with_depth_as_k
+from spec_lab.cli.explain import explain, not_read
 from spec_lab.cli.labels import name_groups
 from spec_lab.cli.options import Menu, conf_folder, read_groups, run_menu
 from spec_lab.cli.overrides import check_overrides, extensions_in
@@ -151,39 +152,6 @@ def chosen_options(hydra_choices: Mapping[str, str | None]) -> dict[str, str]:
     if "experiment" not in chosen:
         chosen.pop("size", None)
     return chosen
-
-
-def explain(error: Exception, menu: Menu | None = None) -> str:
-    """Says what Hydra or OmegaConf complains about, in one line with a remedy of ours where we know one.
-
-    `menu` is what could be chosen; None stands for that of a run.
-    """
-    menu = menu or run_menu()
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    first = lines[0] if lines else type(error).__name__
-    if first.startswith("Could not override '"):
-        key = first.split("'")[1]
-        if key in menu.keys:
-            return not_read(key, menu)
-    if ": Could not load 'schema/" in first:
-        option, schema = first.split("'")[1], first.split("'")[3]
-        return (
-            f"{option.replace('/', '=')}: nothing registers its schema {schema}; name the module that does with "
-            "extensions=[MODULE] (docs/extend.md)"
-        )
-    if first.startswith("Ambiguous value for argument"):
-        argument = first.split("'")[1]
-        return f"{argument} gives several values; add -m to run them all"
-    cause = str(error.__cause__ or "").partition("\n")[0]
-    return f"{first.removesuffix('.')}: {cause}" if cause and cause not in first else first
-
-
-def not_read(key: str, menu: Menu) -> str:
-    """The refusal of a key that exists, but that none of the chosen options reads."""
-    group = key.partition(".")[0]
-    owners = menu.keys[key].defaults if key in menu.keys and group in menu.groups else {}
-    remedy = f"leave it out or choose {group}={'|'.join(owners)}" if owners else "leave it out"
-    return f"{key} is not read by the options chosen; {remedy}"
 
 
 def _unknown_keys(node: DictConfig, prefix: str = "") -> list[str]:

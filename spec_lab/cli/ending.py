@@ -78,9 +78,14 @@ def explained(error: BaseException, menu: Menu | None = None) -> Trouble | None:
     from hydra.errors import HydraException
 
     others = (cause for cause in behind(error) if not isinstance(cause, HydraException))  # one of Hydra's is an OSError
-    wrapped = next((cause for cause in others if isinstance(cause, (UserError, OSError))), None)
+    wrapped = next((cause for cause in others if isinstance(cause, UserError) or _is_of_a_file(cause)), None)
     if wrapped is not None:
         return trouble_of(wrapped)
-    from spec_lab.cli.compose import explain
+    from spec_lab.cli.explain import explain
 
     return Trouble(explain(error, menu), "refused")
+
+
+def _is_of_a_file(error: BaseException) -> bool:
+    """Tells an error of the operating system from what OmegaConf raises of the same class about contents."""
+    return isinstance(error, OSError) and error.errno is not None

@@ -65,7 +65,7 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
             _check_sign(override, menu)
             _check_value(override, menu.keys[name])
         else:
-            raise UserError(f"{override.input_line}: {_explain_unknown(name, menu)}")
+            raise UserError(f"{override.input_line}: {explain_unknown(name, menu)}")
     _check_size(parsed)
 
 
@@ -150,7 +150,7 @@ def _check_value(override: Override, key: Key) -> None:
         _check_choice(override, key)
     for value in _values(override):
         if not any(_accepts(schema, key.name.rpartition(".")[2], value) for schema in key.schemas):
-            raise UserError(f"{override.input_line}: {key.name} takes {_in_words(key.type_name)}, not {value!r}")
+            raise UserError(f"{override.input_line}: {key.name} takes {in_words(key.type_name)}, not {value!r}")
 
 
 def _check_choice(override: Override, key: Key) -> None:
@@ -189,7 +189,8 @@ def _values(override: Override) -> Iterator[Any]:
         yield from override.sweep_iterator()
 
 
-def _explain_unknown(name: str, menu: Menu) -> str:
+def explain_unknown(name: str, menu: Menu) -> str:
+    """Says that there is no key `name`, with the nearest there is."""
     parent, _, leaf = name.rpartition(".")
     if leaf == "name" and parent in menu.groups:
         return f"{name} comes with the option; write {parent}=..."
@@ -199,7 +200,8 @@ def _explain_unknown(name: str, menu: Menu) -> str:
     return f"there is no key {name}{hint(nearest(name, [*menu.groups, *menu.keys]))}"
 
 
-def _in_words(type_name: str) -> str:
+def in_words(type_name: str) -> str:
+    """Says what a key of that type takes."""
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
     bare = type_name.removesuffix(" or null")
     suffix = " or null" if bare != type_name else ""

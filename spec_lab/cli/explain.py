@@ -1,0 +1,121 @@
+"""Says in a line why a configuration does not compose: the file, the key, the cause and a remedy.
+
+Hydra and OmegaConf spread these over the lines of a message, the attributes of an exception, and the causes behind it.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import Any
+
+from hydra.errors import MissingConfigException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+
+from spec_lab.cli.nearest import hint, nearest
+from spec_lab.cli.options import Menu, run_menu
+from spec_lab.cli.overrides import explain_unknown, in_words
+from spec_lab.errors import behind
+
+PLACE = re.compile(r"In '(?P<option>[^']+)': ")
+"""Hydra begins a message so, with the file it was about to take in, without the ending."""
+UNMATCHED = re.compile(r"Could not override '(?P<name>[^'@]+)")
+NO_SCHEMA = re.compile(r"In '(?P<option>[^']+)': Could not load '(?P<schema>schema/[^']+)'")
+NO_OPTION = re.compile(r"In '(?P<place>[^']+)': Could not (find|load) '")
+LAYOUT = "KEY: VALUE on lines of its own, below a line '# @package _global_' where it sets keys of several groups"
+LONGEST_CAUSE = 200
+
+
+def explain(error: Exception, menu: Menu | None = None) -> str:
+    """Says what Hydra or OmegaConf complains about, in one line with a remedy of ours where we know one.
+
+    `menu` is what could be chosen; None stands for that of a run.
+    """
+    menu, first = menu or run_menu(), _first_line(error)
+    no_schema = NO_SCHEMA.match(first)
+    if no_schema:
+        return (
+            f"{no_schema['option'].replace('/', '=')}: nothing registers its schema {no_schema['schema']}; name the "
+            "module that does with extensions=[MODULE] (docs/extend.md)"
+        )
+    if first.startswith("Ambiguous value for argument"):
+        argument = first.split("'")[1]
+        return f"{argument} gives several values; add -m to run them all"
+    no_option = NO_OPTION.match(first)
+    if no_option and isinstance(error, MissingConfigException):
+        return _missing_option(error, no_option["place"], menu)
+    file = _local_of(error, "hydra._internal.core_plugins.file_config_source", "full_path")
+    if file is not None:
+        cause = "it refers to itself, or is nested too deep" if isinstance(error, RecursionError) else _cause(error)
+        return f"{file}: cannot be read as options ({cause}); mend it: UTF-8 text, {LAYOUT}"
+    return _in_its_file(error, first, menu)
+
+
+def not_read(key: str, menu: Menu) -> str:
+    """The refusal of a key that exists, but that none of the chosen options reads."""
+    group = key.partition(".")[0]
+    owners = menu.keys[key].defaults if key in menu.keys and group in menu.groups else {}
+    remedy = f"leave it out or choose {group}={'|'.join(owners)}" if owners else "leave it out"
+    return f"{key} is not read by the options chosen; {remedy}"
+
+
+def _missing_option(error: MissingConfigException, place: str, menu: Menu) -> str:
+    """Explains that a file of options, or the command line, chooses what is not there; `place` lists the group."""
+    group, _, option = str(error.missing_cfg_file).rpartition("/")
+    overrides = _local_of(error, "hydra._internal.defaults_list", "overrides")
+    override = None if overrides is None else overrides.override_metadata.get(group)
+    if override is not None and override.external_override:
+        begin = f"{group}={option}"
+    else:
+        begin = f"{place if override is None else override.containing_config_path}.yaml"
+    if not error.options:
+        return f"{begin}: there is no {error.missing_cfg_file}{hint(nearest(group, menu.groups))}"
+    near = nearest(option, error.options)
+    remedy = hint(near) if near else f"; it takes one of {', '.join(error.options)}"
+    return f"{begin}: {group} has no option {option}{remedy}"
+
+
+def _in_its_file(error: Exception, first: str, menu: Menu) -> str:
+    """Explains what is wrong with a key, begun with the file of options that sets it, where one does."""
+    place = PLACE.match(first)
+    option, message = (place["option"], first.removeprefix(place[0])) if place else ("", first)
+    begin = f"{option}.yaml: " if option else ""
+    unmatched = UNMATCHED.match(message)
+    if unmatched:
+        name = unmatched["name"]
+        return begin + (not_read(name, menu) if name in menu.keys else explain_unknown(name, menu))
+    wrong = next((one for one in behind(error) if isinstance(one, OmegaConfBaseException)), None)
+    if wrong is not None:
+        return begin + _wrong_key(wrong, option.rpartition("/")[0], menu)
+    cause = str(error.__cause__ or "").partition("\n")[0]
+    return begin + (f"{message.removesuffix('.')}: {cause}" if cause and cause not in message else message)
+
+
+def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
+    """Explains an error of OmegaConf; `group` is that of the file that brought it, empty where none did."""
+    key, cause = str(error.full_key or ""), _cause(error)
+    if isinstance(error, ConfigKeyError) and key in menu.keys:
+        return not_read(key, menu)
+    if isinstance(error, ConfigKeyError) and key and key != group:
+        return explain_unknown(key, menu)
+    if not key or isinstance(error, ConfigKeyError):
+        cause = f"they would be keys of {group}, which has none" if key else cause
+        return f"its contents do not fit ({cause}); write {LAYOUT}"
+    if isinstance(error, ValidationError) and key in menu.keys:
+        return f"{key} takes {', '.join(menu.keys[key].choices) or in_words(menu.keys[key].type_name)} ({cause})"
+    return cause if key in cause else f"{key}: {cause}"
+
+
+def _local_of(error: BaseException, module: str, name: str) -> Any:
+    """A local variable of Hydra's where it raised `error`, which is in no message; None where it has no such one."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_globals["__name__"] == module]
+    return next((frame.f_locals[name] for frame in reversed(frames) if name in frame.f_locals), None)
+
+
+def _cause(error: Exception) -> str:
+    return _first_line(error).removesuffix(".")[:LONGEST_CAUSE]
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

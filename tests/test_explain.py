@@ -1,0 +1,56 @@
+"""A file of options that does not compose is refused in a line with the file, the key, the cause and a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spec_lab.__main__ import main
+
+GLOBAL = b"# @package _global_\n"
+BROKEN = {
+    "unknown key": (GLOBAL + b"max_new_token: 5", ["max_new_token;", "did you mean max_new_tokens?"]),
+    "key of another option": (GLOBAL + b"drafter: {max_ngram: 3}", ["drafter.max_ngram", "choose drafter=ngram"]),
+    "value": (GLOBAL + b"max_new_tokens: hello", ["max_new_tokens takes a whole number", "'hello'"]),
+    "value of a closed set": (GLOBAL + b"references: [plane]", ["references[0]", "'plane'", "plain, unpruned"]),
+    "group that is a number": (GLOBAL + b"sampling: 3", ["SamplingConfig", "KEY: VALUE"]),
+    "text": (b"just text", ["keys of experiment, which has none", "KEY: VALUE"]),
+    "list": (b"- a\n- b", ["keys of experiment, which has none", "KEY: VALUE"]),
+    "list of all": (GLOBAL + b"- a\n- b", ["do not fit", "KEY: VALUE"]),
+    "number": (GLOBAL + b"3", ["type: int", "KEY: VALUE"]),
+    "bytes": (b"\xff\xfe", ["can't decode byte", "mend it: UTF-8 text"]),
+    "loop": (b"a: &a [*a]", ["refers to itself", "mend it"]),
+    "option": (GLOBAL + b"defaults: [override /drafter: ngran]", ["drafter has no option ngran", "mean ngram?"]),
+    "option like none": (
+        GLOBAL + b"defaults: [override /drafter: xyz]",
+        ["no option xyz", "one of draft_model, eagle3"],
+    ),
+    "group": (GLOBAL + b"defaults: [override /drafte: ngram]", ["no key drafte;", "did you mean drafter?"]),
+    "group without override": (GLOBAL + b"defaults: [/drafte: ngram]", ["no drafte/ngram", "did you mean drafter?"]),
+}
+
+QUICK = ("unknown key", "value", "text", "bytes", "loop", "option")
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in BROKEN]
+)
+def test_a_broken_file_of_options_is_named_with_a_remedy(
+    case: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, words = BROKEN[case]
+    file = empty_folder / "conf" / "experiment" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(text)
+    assert main(["--config-dir", str(empty_folder / "conf"), "experiment=mine", "--dry-run"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("refused: ") and not line.endswith(":")
+    assert all(word in line for word in ["experiment/mine.yaml: ", *words]), line
+
+
+def test_an_option_that_was_typed_is_refused_as_it_was_typed(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--config-dir", str(empty_folder), "drafter=ngran", "--dry-run"]) == 2
+    assert "refused: drafter=ngran: drafter has no option ngran; did you mean ngram?" in capsys.readouterr().err
