@@ -17,6 +17,7 @@ from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.assembly.extensions import find_extensions
 from spec_lab.assembly.option import CatchupPruningOption, DrafterOption, RuleOption
 from spec_lab.cli.compose import compose_run
+from spec_lab.cli.named_rules import read_rules
 from spec_lab.compatibility.run import refusals
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.errors import UserError
@@ -240,6 +241,72 @@ def test_every_kind_of_name_that_nothing_builds_is_refused(knob: str, value: str
     getattr(config, knob).name = value
     [refusal] = refusals(config)
     assert refusal.startswith(f"{knob}={value}: nothing builds it; use one of ")
+
+
+FOUND_TOO_LATE = (
+    "extensions is read before anything is composed: type extensions=[my_lab] on the command line, or install it with "
+    "the entry point group spec_lab.extensions"
+)
+WRITTEN = {
+    "set": "extensions: [my_lab]\n",
+    "swept": "hydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      extensions: '[my_lab]'\n",
+}
+
+
+@pytest.fixture
+def written(lab: Path, tmp_path: Path) -> Path:
+    """A folder with experiments that name the extension in their YAML."""
+    (tmp_path / "experiment").mkdir()
+    for name, text in WRITTEN.items():
+        comments = f"# @package _global_\n# python -m spec_lab experiment={name}\n# Theirs.\n"
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(comments + text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("experiment", WRITTEN)
+def test_an_extension_that_only_a_file_names_is_refused(
+    experiment: str, written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--config-dir", str(written), f"experiment={experiment}", "--dry-run"]) == 2
+    assert capsys.readouterr().err == f"refused: {FOUND_TOO_LATE}\n"
+
+
+def test_an_extension_that_only_a_file_names_is_refused_without_a_command_line(written: Path) -> None:
+    with pytest.raises(UserError, match=re.escape(FOUND_TOO_LATE)):
+        compose_run([f"hydra.searchpath=[{written.as_uri()!r}]", "experiment=set"])
+
+
+def test_an_extension_that_is_typed_may_stand_in_a_file_too(written: Path) -> None:
+    assert main(["--config-dir", str(written), "experiment=set", LAB, "drafter=copycat", "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["drafter=copycat"], "it takes one of eagle3"),
+        (["acceptance=near"], "it takes one of strict"),
+        (["acceptance=strickt"], "did you mean strict?"),
+        (["prune=large_batches"], "it takes one of none"),
+        (["prune.catchup=large_batches"], "it takes none, post_attention"),
+    ],
+)
+def test_an_option_that_may_be_an_extensions_is_refused_with_what_to_do(arguments: list[str], hint: str) -> None:
+    with pytest.raises(UserError, match=r"[;?] [aA]n extension's options need extensions=\[MODULE\]$") as refused:
+        compose_run(arguments)
+    assert hint in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_rescore_says_what_to_do_for_a_rule_of_an_extension() -> None:
+    with pytest.raises(UserError, match=r"; an extension's options need extensions=\[MODULE\]$"):
+        read_rules(["acceptance=near"])
+
+
+@pytest.mark.parametrize("argument", ["sampling=near", "references=[near]"])
+def test_what_no_extension_adds_is_refused_without_it(argument: str) -> None:
+    with pytest.raises(UserError) as refused:
+        compose_run([argument])
+    assert "extensions" not in str(refused.value)
 
 
 BROKEN = {

@@ -279,8 +279,8 @@ def test_what_is_sent_to_a_worker_knows_the_folder(tmp_path: Path) -> None:
         raise AssertionError("a worker names no folder")
 
     place = SweepPlace(tmp_path / "a-sweep", continues=True)
-    task = pickle.loads(pickle.dumps(JobTask(place, lambda config: config, [JobOutcome("finished")])))
-    assert task == WorkerTask(place)
+    task = pickle.loads(pickle.dumps(JobTask(place, lambda config: config, [JobOutcome("finished")], ("my_lab",))))
+    assert task == WorkerTask(place, ("my_lab",))
     resolver: Callable[..., str] = pickle.loads(pickle.dumps(FolderResolver(name, place)))
     assert resolver("outputs", "run") == str(tmp_path / "a-sweep")
 

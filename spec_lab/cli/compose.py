@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from spec_lab.assembly import registry
+from spec_lab.assembly.extensions import ENTRY_POINTS
 from spec_lab.assembly.registry import Registry
 from spec_lab.assembly.run_tree import with_depth_as_k
 from spec_lab.cli.explain import explain, not_read
@@ -64,9 +65,26 @@ def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:
     try:
         folder, arguments = str(conf_folder().absolute()), [*search_path(registered), *overrides]
         with _alone_with_hydra(), initialize_config_dir(folder, version_base=VERSION_BASE, job_name="spec_lab"):
-            return compose("config", overrides=arguments, return_hydra_config=True)
+            composed = compose("config", overrides=arguments, return_hydra_config=True)
+        refuse_unread_extensions(composed.extensions, registered)
+        return composed
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error)) from error
+
+
+def refuse_unread_extensions(names: Sequence[str], registered: Registry) -> None:
+    """Raise UserError where a file names an extension whose rows and `conf/` were not there when it was composed.
+
+    Args:
+        names: what `extensions` was composed to.
+        registered: what it was composed with.
+    """
+    there = {extension.name for extension in registered.extensions}
+    if not there.issuperset(names):
+        raise UserError(
+            f"extensions is read before anything is composed: type extensions=[{','.join(names)}] on the command line, "
+            f"or install it with the entry point group {ENTRY_POINTS}"
+        )
 
 
 @contextmanager

@@ -17,12 +17,15 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from spec_lab.assembly.registry import KNOBS
 from spec_lab.cli.flags import DRY_RUN_FLAG, FLAGS_THAT_ADD_OPTIONS, split_flags
 from spec_lab.cli.nearest import hint, nearest
-from spec_lab.cli.options import Group, Key, Menu, conf_folder, run_menu
+from spec_lab.cli.options import Key, Menu, conf_folder, run_menu
 from spec_lab.errors import UserError
 
 LIST_OF_LISTS = "list[list["
+EXTENDED = frozenset([*KNOBS.values(), *(knob.partition(".")[0] for knob in KNOBS.values())])
+"""The groups, and the knobs whose values are options, that an extension's rows add to."""
 
 
 def check_arguments(arguments: Sequence[str], menu: Menu | None = None) -> list[str]:
@@ -60,10 +63,10 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
             continue
         if name in menu.groups:
             _check_sign(override, menu)
-            _check_option(override, menu.groups[name], may_add_options)
+            _check_option(override, menu, may_add_options)
         elif name in menu.keys:
             _check_sign(override, menu)
-            _check_value(override, menu.keys[name])
+            _check_value(override, menu)
         else:
             raise UserError(f"{override.input_line}: {explain_unknown(name, menu)}")
     _check_size(parsed)
@@ -111,14 +114,23 @@ def _check_sign(override: Override, menu: Menu) -> None:
         raise UserError(f"{text}: {name} exists, nothing is added; write {text.lstrip('+')}")
 
 
-def _check_option(override: Override, group: Group, may_add_options: bool) -> None:
+def _check_option(override: Override, menu: Menu, may_add_options: bool) -> None:
+    group = menu.groups[override.key_or_group]
     for option in _values(override):
         if not isinstance(option, str):
             raise UserError(f"{override.input_line}: {group.name} takes one of {', '.join(group.options)}")
         if option not in group.options and not may_add_options:
             near = nearest(option, group.options)
             suggestion = hint(near) if near else f"; it takes one of {', '.join(group.options)}"
-            raise UserError(f"{override.input_line}: {group.name} has no option {option}{suggestion}")
+            said = f"{override.input_line}: {group.name} has no option {option}{suggestion}"
+            raise UserError(_with_extensions(said, group.name, menu))
+
+
+def _with_extensions(said: str, name: str, menu: Menu) -> str:
+    """A refusal of an option of the group or knob `name`, with what to do where an extension may have it."""
+    if "extensions" not in menu.keys or name not in EXTENDED:
+        return said
+    return f"{said}{' An' if said.endswith('?') else '; an'} extension's options need extensions=[MODULE]"
 
 
 def extensions_in(arguments: Iterable[str]) -> tuple[str, ...]:
@@ -145,22 +157,24 @@ def _value_of(text: str) -> Any:
     return None if override.is_sweep_override() else override.value()
 
 
-def _check_value(override: Override, key: Key) -> None:
+def _check_value(override: Override, menu: Menu) -> None:
+    key = menu.keys[override.key_or_group]
     if key.choices:
-        _check_choice(override, key)
+        _check_choice(override, key, menu)
     for value in _values(override):
         if not any(_accepts(schema, key.name.rpartition(".")[2], value) for schema in key.schemas):
             raise UserError(f"{override.input_line}: {key.name} takes {in_words(key.type_name)}, not {value!r}")
 
 
-def _check_choice(override: Override, key: Key) -> None:
+def _check_choice(override: Override, key: Key, menu: Menu) -> None:
     for value in _values(override):
         for name in value if isinstance(value, list) else [value]:
             if str(name) not in key.choices:
                 near = nearest(str(name), key.choices)
                 suggestion = f"; did you mean {near}?" if near else ""
                 takes = f"it takes {', '.join(key.choices)}"
-                raise UserError(f"{override.input_line}: {key.name} has no value {name}, {takes}{suggestion}")
+                said = f"{override.input_line}: {key.name} has no value {name}, {takes}{suggestion}"
+                raise UserError(_with_extensions(said, key.name, menu))
 
 
 def _accepts(schema: type, field: str, value: Any) -> bool:

@@ -58,7 +58,7 @@ class Session:
         shows_only = "dry_run=true" in checked or any(flag in FLAGS_THAT_SHOW for flag in checked)
         with Multirun(writes=not shows_only) as self._sweep:
             FolderResolver(self._name_sweep, self._sweep.place).register()
-            task = JobTask(self._sweep.place, self._adapt)
+            task = JobTask(self._sweep.place, self._adapt, extensions=extensions)
             all_arguments = [*checked, *search_path(registered)]
             lost = self._launch(task, all_arguments)
             self._read_outcomes(task, lost)

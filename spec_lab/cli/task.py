@@ -11,8 +11,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from spec_lab.assembly import registry
 from spec_lab.assembly.loggers import join_sweep
-from spec_lab.cli.compose import chosen_options, to_run_config
+from spec_lab.cli.compose import chosen_options, refuse_unread_extensions, to_run_config
 from spec_lab.cli.ending import print_refusal
 from spec_lab.cli.folder import display, find_ended, folder_name
 from spec_lab.cli.follower import Adapt
@@ -37,17 +38,19 @@ class JobTask:
     Attributes:
         place: of a multirun; it has its folder when Hydra launches the first job.
         adapt: changes each composed run before it is checked.
+        extensions: the modules that were typed, which the jobs are composed with.
     """
 
     place: SweepPlace
     adapt: Adapt
     outcomes: list[JobOutcome] = field(default_factory=list)
+    extensions: tuple[str, ...] = ()
 
     def __call__(self, composed: DictConfig) -> None:
-        self.outcomes.append(run_composed(composed, self.place.continues, self.adapt))
+        self.outcomes.append(run_composed(composed, self.place.continues, self.adapt, self.extensions))
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return WorkerTask, (self.place,)
+        return WorkerTask, (self.place, self.extensions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +58,18 @@ class WorkerTask:
     """Runs jobs in a process that is not the one that was typed, and leaves how they ended in the multirun's folder."""
 
     place: SweepPlace
+    extensions: tuple[str, ...] = ()
 
     def __call__(self, composed: DictConfig) -> None:
         assert self.place.folder is not None, "a launcher starts jobs once their folder has a name"
         outcomes, number = Outcomes(self.place.folder), HydraConfig.get().job.num
         with sharing_lock(self.place.folder):
             outcomes.begin(number)
-            outcomes.end(number, run_composed(composed, self.place.continues, lambda config: config))
+            ended = run_composed(composed, self.place.continues, lambda config: config, self.extensions)
+            outcomes.end(number, ended)
 
 
-def run_composed(composed: DictConfig, continues: bool, adapt: Adapt) -> JobOutcome:
+def run_composed(composed: DictConfig, continues: bool, adapt: Adapt, extensions: tuple[str, ...]) -> JobOutcome:
     """Run one composed job, or find how it ended before where its multirun is continued. Its errors become outcomes."""
     settings = HydraConfig.get()
     in_sweep = not OmegaConf.is_missing(settings.job, "num")
@@ -74,6 +79,7 @@ def run_composed(composed: DictConfig, continues: bool, adapt: Adapt) -> JobOutc
         if launcher != IN_PROCESS and not in_sweep:
             raise UserError(f"hydra/launcher={launcher}: a single run has nothing to launch; leave it out, or add -m")
         config = adapt(to_run_config(composed))
+        refuse_unread_extensions(config.extensions, registry.load(extensions))
         if in_sweep:
             join_sweep(config.logger, base.name)
         else:

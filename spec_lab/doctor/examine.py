@@ -10,12 +10,10 @@ from spec_lab.doctor.findings import Finding, does_not_apply
 from spec_lab.doctor.hidden import CHECK as HIDDEN_CHECK
 from spec_lab.doctor.hidden import check_hidden
 from spec_lab.doctor.loop import check_bounds, check_loop, check_output, check_teacher_forcing
-from spec_lab.doctor.readings import ALL_ASPECTS, check_readings
+from spec_lab.doctor.readings import aspect_names, check_readings
 from spec_lab.doctor.recycled import CHECK as RECYCLED_CHECK
 from spec_lab.doctor.recycled import check_recycled
 from spec_lab.doctor.subject import Subject
-
-FORCED_CHECKS = (HIDDEN_CHECK, RECYCLED_CHECK, *ALL_ASPECTS, "loop against teacher forcing", "teacher forcing")
 
 
 def examine(subject: Subject) -> list[Finding]:
@@ -27,14 +25,20 @@ def examine(subject: Subject) -> list[Finding]:
     findings = [*check_bounds(subject), check_output(subject, loop.records)]
     if registry.of(subject.config).drafter(subject.config).folder is None:
         reason = f"drafter={subject.config.drafter.name} has no weights"
-        skipped = ("tokenizer", "vocabulary map (d2t)", "dtype of the weights", *FORCED_CHECKS)
+        skipped = ("tokenizer", "vocabulary map (d2t)", "dtype of the weights", *_forced_checks(subject))
         return findings + [does_not_apply(check, reason) for check in skipped]
     findings += [check_tokenizer(subject), check_vocabulary(subject), check_dtype(subject)]
     evidence = gather(subject, loop)
     if evidence is None:
         reason = f"fewer than {MIN_ROUNDS} rounds to compare; use more prompts, longer outputs or fewer draft tokens"
-        return findings + [does_not_apply(check, reason) for check in FORCED_CHECKS]
+        return findings + [does_not_apply(check, reason) for check in _forced_checks(subject)]
     return findings + _forced(subject, evidence)
+
+
+def _forced_checks(subject: Subject) -> list[str]:
+    """The names of what `_forced` finds, where it cannot be asked."""
+    readings = aspect_names(aspects_of(subject.config, subject.reference_models))
+    return [HIDDEN_CHECK, RECYCLED_CHECK, *readings, "loop against teacher forcing", "teacher forcing"]
 
 
 def _forced(subject: Subject, evidence: Evidence) -> list[Finding]:

@@ -65,6 +65,12 @@ ALL_ASPECTS = (
     "query position",
     "KV source layers",
 )
+"""The aspects of the built-in drafters, in the order in which they are reported."""
+
+
+def aspect_names(aspects: Iterable[Aspect]) -> list[str]:
+    """Returns what is reported: every built-in aspect, then those that an extension's drafter brings."""
+    return list(dict.fromkeys([*ALL_ASPECTS, *(aspect.name for aspect in aspects)]))
 
 
 def check_readings(evidence: Evidence, aspects: Iterable[Aspect]) -> list[Finding]:
@@ -77,7 +83,7 @@ def check_readings(evidence: Evidence, aspects: Iterable[Aspect]) -> list[Findin
         _finding(evidence.as_configured, by_name[name], scored[name], best)
         if scored.get(name)
         else does_not_apply(name, _why_not(by_name.get(name), evidence))
-        for name in ALL_ASPECTS
+        for name in aspect_names(by_name.values())
     ]
 
 
