@@ -150,10 +150,10 @@ class AttentionConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    page_size: int = knob(16, "tokens a page")
+    page_size: int = knob(16, "tokens a page", least=1)
     max_seq_len: int | None = knob(None, "longest sequence, in tokens; null is what the workload needs")
     num_pages: int | None = knob(None, "pages in all; null is enough for batch_size requests of the longest length")
-    prefill_chunk: int = knob(512, "prompt rows a forward")
+    prefill_chunk: int = knob(512, "prompt rows a forward", least=1)
 
 
 @dataclass
@@ -161,7 +161,9 @@ class RecordConfig:
     """These keys say what is recorded besides the measurements."""
 
     topk: int = knob(
-        0, "likeliest tokens of each verify row kept for re-scoring, in a pass of its own, 16 say; 0 keeps none"
+        0,
+        "likeliest tokens of each verify row kept for re-scoring, in a pass of its own, 16 say; 0 keeps none",
+        least=0,
     )
 
 
@@ -170,18 +172,24 @@ class WorkloadConfig:
     """workload=pocket (shipped prompts), generated, jsonl, spec_bench, fixed_length, random_ids."""
 
     name: str = MISSING
-    limit: int | None = knob(None, "prompts a run, taken in turn from the categories; null is all of them")
+    limit: int | None = knob(None, "prompts a run, taken in turn from the categories; null is all of them", least=1)
     categories: list[str] | None = knob(None, "categories to take prompts from; null is all of them")
     path: str | None = knob(None, "JSON Lines file with the prompts; workload=jsonl and spec_bench only")
-    prompt_tokens: int | None = knob(None, "tokens a prompt; workload=fixed_length and random_ids only", most=10**7)
-    per_category: int | None = knob(None, "prompts drawn of each category; workload=generated only", most=10**4)
+    prompt_tokens: int | None = knob(
+        None, "tokens a prompt; workload=fixed_length and random_ids only", most=10**7, least=1
+    )
+    per_category: int | None = knob(
+        None, "prompts drawn of each category; workload=generated only", most=10**4, least=1
+    )
     turns: int | None = knob(
         None, "turns asked of a conversation; null is all of them; workload=spec_bench only", least=1
     )
     unusable: Unusable = knob(
         Unusable.refuse, "where a line of the file is broken, or a prompt is longer than the target reads"
     )
-    num_requests: int | None = knob(None, "how many requests; workload=fixed_length and random_ids only", most=10**6)
+    num_requests: int | None = knob(
+        None, "how many requests; workload=fixed_length and random_ids only", most=10**6, least=1
+    )
     ignore_eos: bool = knob(False, "decode on past the end-of-sequence token, up to max_new_tokens")
 
 
@@ -231,15 +239,17 @@ class RunConfig:
     kernels: KernelSet = knob(
         KernelSet.torch, "what computes acceptance, sampling, draft bookkeeping and RoPE with the KV write"
     )
-    batch_size: int = knob(1, "requests decoded together")
-    max_new_tokens: int = knob(160, "longest output of a request, in tokens")
+    batch_size: int = knob(1, "requests decoded together", least=1)
+    max_new_tokens: int = knob(160, "longest output of a request, in tokens", least=1)
     references: list[ReferenceChoice] = knob(
         [ReferenceChoice.plain, ReferenceChoice.unpruned], "measured beside the run; [] turns them off"
     )
-    repeats: int = knob(3, "timed repeats, interleaved with the references")
-    warmup_requests: int = knob(2, "requests decoded before anything is timed")
-    profile_rounds: int = knob(16, "rounds profiled after the timed part for the table of kernels; 0 turns it off")
-    num_threads: int | None = knob(None, "CPU threads of torch; null leaves torch's choice")
+    repeats: int = knob(3, "timed repeats, interleaved with the references", least=1)
+    warmup_requests: int = knob(2, "requests decoded before anything is timed", least=0)
+    profile_rounds: int = knob(
+        16, "rounds profiled after the timed part for the table of kernels; 0 turns it off", least=0
+    )
+    num_threads: int | None = knob(None, "CPU threads of torch; null leaves torch's choice", least=1)
     extensions: list[str] = knob([], "modules outside this package whose options join those here: docs/extend.md")
     output_dir: str = knob("outputs", "folder in which the run makes its own folder")
     fresh: bool = knob(False, "repeat a sweep that has ended in a new folder; typed again without it, it is only shown")

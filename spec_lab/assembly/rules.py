@@ -9,7 +9,7 @@ from spec_lab.acceptance.rates import check_rates, expand_mean_length
 from spec_lab.assembly.deferred import Deferred
 from spec_lab.assembly.drafters.trained import DraftSampling
 from spec_lab.assembly.option import RuleOption
-from spec_lab.config import AcceptanceConfig, Choice, RunConfig, knob
+from spec_lab.config import AcceptanceConfig, Choice, KernelSet, RunConfig, knob
 from spec_lab.errors import UserError
 
 LOADER = "spec_lab.assembly.rules_loader"
@@ -146,7 +146,7 @@ def lossy_draft_option(config: RunConfig) -> str | None:
 def block_verification_has_no_kernel(config: RunConfig) -> str | None:
     """Block verification stays in torch."""
     rule: Any = config.acceptance
-    if config.kernels != "triton" or rule.method != RejectionMethodChoice.block:
+    if config.kernels != KernelSet.triton or rule.method != RejectionMethodChoice.block:
         return None
     return "acceptance.method=block has no kernel in kernels=triton; use kernels=torch or acceptance.method=standard"
 

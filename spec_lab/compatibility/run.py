@@ -91,30 +91,6 @@ def truncation_needs_sampling(config: RunConfig) -> str | None:
     return None
 
 
-def sizes(config: RunConfig) -> str | None:
-    """Counts that have a least value, and the value to use instead of a smaller one."""
-    least: tuple[tuple[str, int | None, int, str], ...] = (
-        ("batch_size", config.batch_size, 1, "1"),
-        ("max_new_tokens", config.max_new_tokens, 1, "160"),
-        ("repeats", config.repeats, 1, "3"),
-        ("warmup_requests", config.warmup_requests, 0, "0"),
-        ("profile_rounds", config.profile_rounds, 0, "0"),
-        ("num_threads", config.num_threads, 1, "null"),
-        ("cache.page_size", config.cache.page_size, 1, "16"),
-        ("cache.prefill_chunk", config.cache.prefill_chunk, 1, "512"),
-        ("cache.num_pages", config.cache.num_pages, 1, "null"),
-        ("workload.limit", config.workload.limit, 1, "null"),
-        ("workload.prompt_tokens", config.workload.prompt_tokens, 1, "64"),
-        ("workload.num_requests", config.workload.num_requests, 1, "8"),
-        ("workload.per_category", config.workload.per_category, 1, "20"),
-        ("record.topk", config.record.topk, 0, "0"),
-    )
-    for knob, value, minimum, remedy in least:
-        if value is not None and value < minimum:
-            return f"{knob}={value} is too small, at least {minimum} is needed; use {knob}={remedy}"
-    return None
-
-
 def threads_have_cores(config: RunConfig) -> str | None:
     """A library that is asked for a hundred thousand threads dies without a word."""
     most = MOST_THREADS_A_CORE * (os.cpu_count() or 1)
@@ -199,7 +175,6 @@ CHECKS: tuple[Check, ...] = (
     *RANK_CHECKS,
     sampling_range,
     truncation_needs_sampling,
-    sizes,
     threads_have_cores,
     cache_holds_a_request,
     device_and_dtype,

@@ -234,7 +234,7 @@ class _GenerationRun:
     def _stage_seconds(self) -> dict[str, float]:
         """Keep the stages that exist: without drafts there is nothing to catch up, with one draft nothing recurs.
 
-        None with overlap: the next round has recorded over this one's events.
+        Nothing is kept with overlap: the next round has recorded over this one's events.
         """
         if self._engine.overlap:
             return {}

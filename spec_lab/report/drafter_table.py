@@ -21,9 +21,9 @@ from spec_lab.report.table import format_table, paragraph, table_width, text_wid
 DRAFT_STAGES = ("catchup", "recur", "draft")
 NOT_COMPARED = ("output_dir", "dry_run", "fresh", "logger", "name", "record", "profile_rounds", "drafter")
 COLUMNS_EXPLAINED: Mapping[str, str] = {
-    "acceptance length": "Emitted tokens / request rounds, the bonus or correction token included, pooled over the "
-    "prompts (all) and by category; rounds cut short by EOS or a limit are left out.",
-    "@1, @2, ...": "Percent of those rounds that accepted the draft at this position; 1 + their sum / 100 is the "
+    "acceptance length": "Tokens a request round gives, the bonus or correction token included, pooled over the "
+    "prompts (all) and by category: a round cut by a limit counts as judged, drafts behind an end of sequence do not.",
+    "@1, @2, ...": "Percent of the request rounds that accept the draft at this position; 1 + their sum / 100 is the "
     "acceptance length.",
     "draft ms": "catchup + recur: the time a round spends in the drafter, from the target's features to K new drafts.",
     "draft/plain": "The same in plain steps: over the whole round of plain decoding, one token a request.",
@@ -35,10 +35,10 @@ COLUMNS_EXPLAINED: Mapping[str, str] = {
     "end to end": "The same ratio for all output tokens over the whole call, prompt passes included: median.",
 }
 HOW_THEY_DIFFER = """\
-Why predicted and measured differ: rounds cut short by EOS or a limit count in measured with the tokens they kept, and
-not in the acceptance length. Measured is lower where the other rounds give more (an oracle's all give K + 1), higher
-where they give less, and the shorter the outputs, the more. And a ratio of medians is no median of ratios. The prompt
-pass, in which a drafter takes in the prompt and makes its first drafts, is only in end to end."""
+Why predicted and measured differ: a round cut short by EOS or a limit counts in measured with the tokens it kept, and
+in the acceptance length as it was judged, up to the end of sequence. So measured is lower, and the shorter the outputs,
+the more. And a ratio of medians is no median of ratios. The prompt pass, in which a drafter takes in the prompt and
+makes its first drafts, is only in end to end."""
 
 
 @dataclass(frozen=True, slots=True)
