@@ -9,11 +9,13 @@ from typing import Any
 from spec_lab.assembly.deferred import Deferred
 from spec_lab.assembly.option import TreeOption
 from spec_lab.assembly.tree_sizes import TreeSizes
+from spec_lab.bounds import out_of_bounds
 from spec_lab.config import RunConfig, TreeConfig, knob
 
 LOADER = "spec_lab.assembly.trees_loader"
 MAX_ROWS = 64
 MAX_TOPK = 16
+MAX_DEPTH = 16
 
 # As wide as the first level of a dynamic tree and of its rows, and deepest below the likeliest draft.
 DEFAULT_PATHS = [
@@ -29,7 +31,9 @@ class DynamicTreeConfig(TreeConfig):
 
     name: str = "dynamic"
     topk: int = knob(4, "branches a level, and drafts looked at below each", least=1, most=MAX_TOPK)
-    depth: int = knob(3, "levels of drafts: the longest path, which stands for drafter.num_draft_tokens", least=1)
+    depth: int = knob(
+        3, "levels of drafts: the longest path, which stands for drafter.num_draft_tokens", least=1, most=MAX_DEPTH
+    )
     num_rows: int = knob(16, "rows a request that are verified, the pending token with them", least=2, most=MAX_ROWS)
 
 
@@ -60,10 +64,10 @@ def static_sizes(options: StaticTreeConfig) -> TreeSizes:
 
 
 def dynamic_rows_exist(config: RunConfig) -> str | None:
-    """A dynamic tree verifies no more drafts than it scores."""
+    """A dynamic tree verifies no more drafts than it scores; sizes out of their bounds are refused as such."""
     options: Any = config.tree
     most = options.topk + (options.depth - 1) * options.topk**2 + 1
-    if options.num_rows <= most:
+    if options.num_rows <= most or out_of_bounds(options):
         return None
     return (
         f"tree.num_rows={options.num_rows} is more than the {most} rows that tree.topk={options.topk} "
@@ -81,6 +85,8 @@ def paths_are_a_tree(config: RunConfig) -> str | None:
         shown = ",".join(map(str, path))
         if not path or not all(0 <= rank < MAX_TOPK for rank in path):
             return f"tree.paths: [{shown}] must be ranks of 0..{MAX_TOPK - 1}, at least one; use [0]"
+        if len(path) > MAX_DEPTH:
+            return f"tree.paths: [{shown}] is {len(path)} drafts long, the longest there can be is {MAX_DEPTH}; cut it"
         if options.paths.count(path) > 1:
             return f"tree.paths names [{shown}] more than once; name each draft once"
         if len(path) > 1 and tuple(path[:-1]) not in paths:

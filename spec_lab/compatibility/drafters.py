@@ -6,15 +6,18 @@ from collections.abc import Callable
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.drafters.trained import sampled_drafts_need_a_temperature
+from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import RunConfig
 
 MAX_DRAFT_TOKENS = 16
 
 
 def drafting_needs_tokens(config: RunConfig) -> str | None:
-    """Every drafter that drafts at all drafts between one token and the most there can be."""
+    """A drafter that drafts a chain drafts between one token and the most there can be; a tree bounds its own depth."""
     drafter = config.drafter
-    if not registry.of(config).drafter(config).drafts or 1 <= drafter.num_draft_tokens <= MAX_DRAFT_TOKENS:
+    if not registry.of(config).drafter(config).drafts or tree_sizes(config) is not None:
+        return None
+    if 1 <= drafter.num_draft_tokens <= MAX_DRAFT_TOKENS:
         return None
     if drafter.num_draft_tokens == 0:
         return (
