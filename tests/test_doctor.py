@@ -64,6 +64,11 @@ def test_what_cannot_be_examined_is_refused(
     assert captured.err.startswith("refused: ") and said in captured.err
 
 
+def test_the_flags_that_help_names_are_those_that_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0 and "no flag except --help and --version" in capsys.readouterr().out
+    assert main(["--version"]) == 0 and capsys.readouterr().out.startswith("spec_lab ")
+
+
 def test_a_map_that_contradicts_itself_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head = Path(shutil.copytree(ZOO / "pocket-eagle3", tmp_path / "head"))
     tensors = load_file(head / "model.safetensors")

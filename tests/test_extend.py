@@ -313,6 +313,10 @@ BROKEN = {
     "no_such_module": (None, "there is no module no_such_module"),
     "no_function": ("", "no_function has no function register(registry)"),
     "fails_to_load": ("import nothing_of_that_name", "fails_to_load cannot be imported"),
+    "leaves": ("import sys\nsys.exit(3)", "leaves cannot be imported (SystemExit: 3); python -c"),
+    "leaves_later": ("def register(registry):\n    raise SystemExit", "leaves_later.register fails (SystemExit"),
+    "../x": (None, "'../x' is no module's name; write it as an import does"),
+    ".my_lab": (None, "'.my_lab' is no module's name"),
     "bad_syntax": ("def", "bad_syntax cannot be imported"),
     "fails": ("def register(registry):\n    raise KeyError('x')", "fails.register fails (KeyError"),
     "twice": (
@@ -335,6 +339,15 @@ def test_a_broken_extension_is_refused_in_a_line(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_ctrl_c_while_an_extension_is_imported_ends_it_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow_lab.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["extensions=[slow_lab]", "--dry-run"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.parametrize("typed", ["extensions=my_lab", "extensions=[1]", "extensions=[a],[b]", "extensions={a:1}"])

@@ -41,6 +41,17 @@ def a_link_to_a_file(place: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)
+@pytest.mark.parametrize("typed", ["''", "'a\nb'"])
+def test_what_is_no_path_in_a_line_is_refused(
+    typed: str, arguments: list[str], runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, f"output_dir={typed}"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("refused: output_dir='") and line.endswith("use one such as output_dir=outputs")
+    assert not list(empty_folder.iterdir()) and not runner.calls
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
 @pytest.mark.parametrize("below", ["", "/two/below"])
 @pytest.mark.parametrize("obstruct", [a_file, a_dangling_link, a_loop, a_link_to_a_file])
 def test_what_is_in_the_way_is_named_in_a_line(

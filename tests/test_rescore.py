@@ -280,6 +280,18 @@ def test_command_refuses_in_a_line(
     assert output.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_the_folder_may_stand_anywhere(place: int, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typed = ["extensions=[]", RELAXED, "acceptance.topk=3"]
+    assert main([*typed[:place], str(recorded), *typed[place:]]) == 0
+    assert "relaxed_thinking topk=3" in capsys.readouterr().out
+
+
+def test_command_without_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["acceptance=strict", RELAXED]) == 2
+    assert "no run is named; add the folder of one" in capsys.readouterr().err
+
+
 def test_command_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "nowhere"), "acceptance=strict"]) == 2
     missing = tmp_path / "nowhere" / "summary.json"

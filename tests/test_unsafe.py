@@ -84,7 +84,7 @@ def test_settings_of_hydra_that_run_nothing_are_taken(empty_folder: Path) -> Non
     assert main(["workload.categories=[_target_x,'a (b)']", "--dry-run"]) == 0
 
 
-PATHS = ["", ".", "..", "../x", "../../x", "/x", "a/b", "a/", ".x"]
+PATHS = ["", ".", "..", "../x", "../../x", "/x", "a/b", "a/", ".x", "-x"]
 NO_WORDS = [" a", "a\nb", "a\tb", "\x1b[31mred", "a\0b", "\u202eb", "n" * 300, "ü" * 60]
 
 

@@ -64,7 +64,7 @@ class Extension:
             register(registry)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"extensions: {self.name}.register fails ({describe_error(error)}); mend it") from error
 
 
@@ -79,6 +79,11 @@ def find_extensions(names: Iterable[str]) -> list[Extension]:
 
 
 def _import(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise UserError(
+            f"extensions: {name!r} is no module's name; write it as an import does, such as extensions=[my_lab], and "
+            "put the folder that holds it on PYTHONPATH"
+        )
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -87,11 +92,11 @@ def _import(name: str) -> ModuleType:
                 f"extensions: there is no module {name}; install it, or put the folder that holds it on PYTHONPATH"
             ) from error
         raise _broken(name, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(name, error) from error
 
 
-def _broken(name: str, error: Exception) -> UserError:
+def _broken(name: str, error: Exception | SystemExit) -> UserError:
     return UserError(
         f'extensions: {name} cannot be imported ({describe_error(error)}); python -c "import {name}" shows where'
     )

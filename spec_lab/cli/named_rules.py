@@ -18,6 +18,7 @@ from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 
 GROUP = "acceptance"
+EXTENSIONS = "extensions"
 MAX_RULES = 200
 
 
@@ -37,7 +38,7 @@ def read_rules(arguments: Sequence[str]) -> list[NamedRule]:
     Raises:
         UserError: something is mistyped, is no rule, does not fit one, or names a rule that draws.
     """
-    shared = [argument for argument in arguments if argument.startswith("extensions=")]
+    shared = [argument for argument in arguments if argument.startswith(f"{EXTENSIONS}=")]
     extensions_in(shared)
     arguments = [argument for argument in arguments if argument not in shared]
     if not arguments:
@@ -47,6 +48,12 @@ def read_rules(arguments: Sequence[str]) -> list[NamedRule]:
     if len(rules) > MAX_RULES:
         raise UserError(f"these are more than {MAX_RULES} rules; name fewer values")
     return [_read_rule(rule, shared) for rule in rules]
+
+
+def is_of_a_rule(argument: str) -> bool:
+    """Tells what `read_rules` reads from all else that may be typed beside it, such as a folder."""
+    key, equals, _ = argument.lstrip("+").partition("=")
+    return bool(equals) and (key in (GROUP, EXTENSIONS) or key.startswith(f"{GROUP}."))
 
 
 def _split(arguments: Sequence[str]) -> list[list[str]]:

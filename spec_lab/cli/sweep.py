@@ -21,7 +21,7 @@ from spec_lab.cli.folder import (
 )
 from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep_lock import SweepLock
-from spec_lab.compatibility.names import refuse_name
+from spec_lab.compatibility.names import refuse_name, refuse_output_dir
 from spec_lab.errors import WORN_OUT, UserError
 from spec_lab.ranks import ranks
 from spec_lab.record.schema import Status
@@ -119,7 +119,7 @@ class Multirun:
             UserError: the folder cannot be made, may not have that name, or belongs to another process; or several
                 processes were started, which split a target.
         """
-        refused = refuse_name(name)
+        refused = refuse_name(name) or refuse_output_dir(output_dir)
         if refused is not None:
             raise UserError(refused)
         if ranks().size > 1:

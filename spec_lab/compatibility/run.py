@@ -17,7 +17,7 @@ from spec_lab.bounds import out_of_bounds
 from spec_lab.compatibility.drafters import DRAFTER_CHECKS
 from spec_lab.compatibility.graphs import GRAPH_CHECKS
 from spec_lab.compatibility.kernels import KERNEL_CHECKS
-from spec_lab.compatibility.names import refuse_name
+from spec_lab.compatibility.names import refuse_name, refuse_output_dir
 from spec_lab.compatibility.ranks import RANK_CHECKS
 from spec_lab.compatibility.trees import TREE_CHECKS
 from spec_lab.config import Dtype, RunConfig
@@ -56,6 +56,10 @@ def refusals(config: RunConfig) -> list[str]:
 
 def run_name(config: RunConfig) -> str | None:
     return refuse_name(config.name)
+
+
+def output_folder(config: RunConfig) -> str | None:
+    return refuse_output_dir(config.output_dir)
 
 
 def sampling_range(config: RunConfig) -> str | None:
@@ -168,6 +172,7 @@ def workload_categories(config: RunConfig) -> str | None:
 
 CHECKS: tuple[Check, ...] = (
     run_name,
+    output_folder,
     *DRAFTER_CHECKS,
     *GRAPH_CHECKS,
     *KERNEL_CHECKS,

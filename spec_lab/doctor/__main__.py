@@ -14,7 +14,7 @@ from spec_lab.assembly import registry
 from spec_lab.cli.compose import compose_run, compose_with_hydra
 from spec_lab.cli.ending import guarded
 from spec_lab.cli.flags import split_flags
-from spec_lab.cli.help import help_text
+from spec_lab.cli.help import help_text, version_text
 from spec_lab.cli.overrides import extensions_in
 from spec_lab.compatibility.ranks import refuse_split
 from spec_lab.compatibility.run import refuse
@@ -28,7 +28,7 @@ the most likely fault. Exit code 0: none found, 1: found, 2: refused. What each 
   python -m spec_lab.doctor drafter=eagle3
   python -m spec_lab.doctor target=hf target.path=DIR drafter=eagle3 drafter.path=DIR graph=full_loop
 
-It takes what follows, but no flag except --help.
+It takes what follows, but no flag except --help and --version.
 """
 
 
@@ -41,13 +41,18 @@ def _run(arguments: Sequence[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(INTRODUCTION + "\n" + help_text(extensions_in(arguments)))
         return 0
+    if "--version" in arguments:
+        print(version_text())
+        return 0
     return _examine(_composed(arguments))
 
 
 def _composed(arguments: Sequence[str]) -> RunConfig:
     flags, overrides = split_flags(arguments)
     if flags:
-        raise UserError(f"{flags[0]}: spec_lab.doctor examines one run and has no flag but --help; leave it out")
+        raise UserError(
+            f"{flags[0]}: spec_lab.doctor examines one run and has no flag but --help and --version; leave it out"
+        )
     config, choices = compose_run(overrides)
     if _is_sweep(overrides):
         experiment = choices.get("experiment")

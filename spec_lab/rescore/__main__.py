@@ -7,7 +7,7 @@ The run must have kept its verify rows (record.topk=16). Rules that draw cannot 
   python -m spec_lab.rescore outputs/RUN acceptance=strict acceptance=relaxed_thinking acceptance.form=ratio
 
 Each acceptance= begins a rule and the knobs behind it are its own; values separated by commas make several rules.
-extensions=[MODULE] names where rules from outside are.
+extensions=[MODULE] names where rules from outside are. FOLDER may stand anywhere among them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 
 from spec_lab.cli.arguments import LineParser
 from spec_lab.cli.ending import EXIT_CODES, guarded
-from spec_lab.cli.named_rules import read_rules
+from spec_lab.cli.named_rules import is_of_a_rule, read_rules
+from spec_lab.errors import UserError
 from spec_lab.record.reading import read_request_rows, read_summary
 from spec_lab.rescore.table import Judgement, format_judgements
 from spec_lab.rescore.verify_rows import VerifyRows, load_verify_rows
@@ -32,9 +33,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     layout = argparse.RawDescriptionHelpFormatter
     parser = LineParser(prog="python -m spec_lab.rescore", description=__doc__, formatter_class=layout)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of a run")
+    parser.add_argument("folder", metavar="FOLDER", help="the folder of a run")
     parser.add_argument("rules", nargs="+", metavar="RULE", help="acceptance=RULE, then its acceptance.KNOB=VALUE")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.folder, options.rules = _find_folder([options.folder, *options.rules])
+    return options
+
+
+def _find_folder(arguments: list[str]) -> tuple[Path, list[str]]:
+    """Returns the folder, wherever it stands, and what names the rules, in the order typed."""
+    others = [argument for argument in arguments if not is_of_a_rule(argument)]
+    if not others:
+        raise UserError(f"{' '.join(arguments)}: no run is named; add the folder of one, as in outputs/RUN")
+    folder = next((other for other in others if Path(other).exists()), others[0])
+    arguments.remove(folder)
+    return Path(folder), arguments
 
 
 def _rescore(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.bounds import out_of_bounds
+from spec_lab.compatibility.names import refuse_output_dir
 from spec_lab.errors import UserError
 from spec_lab.train.config import OptimisationConfig, TrainConfig
 from spec_lab.train.fitting import Fitting, TargetSizes, heads_fit
@@ -37,6 +38,10 @@ def nothing_to_train(config: TrainConfig) -> str | None:
     if config.trained_target is None and config.trained_drafter is None:
         return "target=shipped drafter=none leaves nothing to train; choose target=pocket or a drafter"
     return None
+
+
+def output_folder(config: TrainConfig) -> str | None:
+    return refuse_output_dir(config.output_dir)
 
 
 def device(config: TrainConfig) -> str | None:
@@ -80,6 +85,7 @@ def drafter_fits(config: TrainConfig) -> str | None:
 
 CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
     nothing_to_train,
+    output_folder,
     device,
     schedule,
     target_heads,
