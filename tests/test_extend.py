@@ -313,7 +313,7 @@ BROKEN = {
     "no_such_module": (None, "there is no module no_such_module"),
     "no_function": ("", "no_function has no function register(registry)"),
     "fails_to_load": ("import nothing_of_that_name", "fails_to_load cannot be imported"),
-    "leaves": ("import sys\nsys.exit(3)", "leaves cannot be imported (SystemExit: 3); python -c"),
+    "leaves": ("import sys\nsys.exit(3)", "leaves cannot be imported (SystemExit: 3); it must not end"),
     "leaves_later": ("def register(registry):\n    raise SystemExit", "leaves_later.register fails (SystemExit"),
     "../x": (None, "'../x' is no module's name; write it as an import does"),
     ".my_lab": (None, "'.my_lab' is no module's name"),

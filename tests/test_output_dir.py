@@ -152,14 +152,26 @@ def test_a_folder_whose_record_cannot_be_written_is_not_left_behind(error: BaseE
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("sweep", ["seed=range(0,0)", "drafter=glob(nope*)", "batch_size=range(3,1)"])
+@pytest.mark.parametrize(
+    ("sweep", "remedy"),
+    [
+        ("seed=range(0,0)", "give every key at least one value"),
+        ("drafter=glob(nope*)", "drafter takes eagle3"),
+        ("batch_size=range(3,1)", "give every key at least one value"),
+    ],
+)
 @pytest.mark.parametrize("arguments", [[], ["repeats=1,2"], ["hydra.sweep.dir=x"]])
 def test_a_sweep_without_a_job_is_refused_in_a_line(
-    sweep: str, arguments: list[str], runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+    sweep: str,
+    remedy: str,
+    arguments: list[str],
+    runner: FakeRunner,
+    empty_folder: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["-m", sweep, *arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line == f"refused: {sweep} comes to no job; give every key at least one value"
+    assert line.startswith(f"refused: {sweep} comes to no job; {remedy}")
     assert not [path for path in empty_folder.rglob("*") if path.is_file() and path.parent.name != "x"]
     assert not (empty_folder / "outputs").exists()
 

@@ -97,6 +97,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _broken(name: str, error: Exception | SystemExit) -> UserError:
-    return UserError(
-        f'extensions: {name} cannot be imported ({describe_error(error)}); python -c "import {name}" shows where'
-    )
+    remedy = f'python -c "import {name}" shows where'
+    if isinstance(error, SystemExit):  # Python shows no place of it
+        remedy = "it must not end the process; mend it"
+    return UserError(f"extensions: {name} cannot be imported ({describe_error(error)}); {remedy}")

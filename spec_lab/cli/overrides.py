@@ -119,7 +119,7 @@ def _check_option(override: Override, menu: Menu, may_add_options: bool) -> None
     if override.value_type is ValueType.GLOB_CHOICE_SWEEP and not may_add_options:
         pattern: Any = override.value()  # Hydra's annotation leaves its own Glob out
         if not pattern.filter(list(group.options)):
-            raise UserError(f"{override.input_line}: no option fits; {group.name} takes {', '.join(group.options)}")
+            raise UserError(f"{override.input_line} comes to no job; {group.name} takes {', '.join(group.options)}")
     for option in _values(override):
         if not isinstance(option, str):
             raise UserError(f"{override.input_line}: {group.name} takes one of {', '.join(group.options)}")
