@@ -13,6 +13,7 @@ import torch
 
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.types import Request, VerifiedRound
+from spec_lab.drafters.catchup import CaughtUp
 from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelState
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.engine.engine import Engine
@@ -149,7 +150,7 @@ class NewestTokenOnly(DraftModelDrafter):
             verified.batch.max_kv_len + 2 * self.num_draft_tokens + 1,
         )
         hidden = self._forward(newest, attention, AllRows())
-        return self._start(hidden, attention, DraftedRows(verified.batch.slot_ids, positions))
+        return self._start(CaughtUp(hidden, attention, DraftedRows(verified.batch.slot_ids, positions)))
 
 
 def test_feeding_only_the_newest_token_leaves_one(pairs: Pairs) -> None:

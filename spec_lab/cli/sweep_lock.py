@@ -32,7 +32,7 @@ def _is_held(path: Path) -> bool:
     """Tells whether a process has the lock; a file on a system without locks is taken for one that is held."""
     try:
         with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who runs shares it with its workers
     except FileNotFoundError:
         return False
     except OSError:
