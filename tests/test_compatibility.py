@@ -23,6 +23,7 @@ from spec_lab.compatibility import run as compatibility
 from spec_lab.compatibility.run import refusals, refuse
 from spec_lab.config import RunConfig, SamplingConfig
 from spec_lab.errors import UserError
+from tests.tiers import every_other
 
 HF_TARGET = ["target=hf", "target.path=."]
 HF = [*HF_TARGET, "drafter=ngram"]
@@ -283,7 +284,7 @@ def compose(*overrides: str) -> RunConfig:
     return compose_run(overrides)[0]
 
 
-@pytest.mark.parametrize(("overrides", "knob", "remedy"), FORBIDDEN)
+@pytest.mark.parametrize(("overrides", "knob", "remedy"), every_other(FORBIDDEN, 3))
 def test_forbidden_is_refused_in_one_line_with_knob_and_remedy(
     overrides: list[str], knob: str, remedy: str, folders: Path
 ) -> None:

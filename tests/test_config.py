@@ -93,6 +93,7 @@ def test_every_schema_is_used_by_an_option() -> None:
     assert used | {RunConfig} == set(registry.load().schemas().values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_file_opens_with_the_command_that_uses_it(group: str, option: str) -> None:
     command = read_groups()[group].options[option].command

@@ -187,18 +187,14 @@ def of_module(tensors: Tensors, layer: str) -> Tensors:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "change", "max_rounds", "check", "said"),
     [
         ("frozen_kv", unprojected, FEW_ROUNDS, "recycled path", "draft 2 does not use the hidden state"),
         # Of the rounds not half have two right drafts, and enough of these are needed to judge the third.
-        pytest.param(
-            *("mtp_vanilla", random_last_module, 72, "teacher forcing", "draft 3 is right in "), marks=pytest.mark.slow
-        ),
-        pytest.param(
-            *("mtp_vanilla", exchanged_modules, FEW_ROUNDS, "module order", "but modules 2 1 3 gives +"),
-            marks=pytest.mark.slow,
-        ),
+        ("mtp_vanilla", random_last_module, 72, "teacher forcing", "draft 3 is right in "),
+        ("mtp_vanilla", exchanged_modules, FEW_ROUNDS, "module order", "but modules 2 1 3 gives +"),
     ],
 )
 def test_later_drafts_alone_are_wrong(

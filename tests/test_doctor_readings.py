@@ -123,7 +123,7 @@ def _reference_drafter(subject: Subject) -> DrafterFactory:
 
 SLOW = (
     *("residual", "recycled_output", "window", "taps_the_other_way", "target_side", "both_sides"),
-    *("vanilla_concat", "vanilla_handed_on", "frozen_concat"),
+    *("vanilla_concat", "vanilla_handed_on", "vanilla_order", "frozen_concat", "frozen_position", "frozen_sources"),
 )
 WRONG: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "taps": ("eagle3", "tap ids", "file", {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}),

@@ -17,7 +17,7 @@ from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.lab import Reference, assert_captured_alike, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedRule, install
-from tests.tiers import checkerboard
+from tests.tiers import checkerboard, every_other
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 
 HEADS: dict[str, dict[str, Any]] = {
@@ -183,7 +183,9 @@ def test_each_option_changes_the_drafts(
 
 
 @pytest.mark.parametrize("prune", ["none", "prefill", "post_attention", "catchup"])
-@pytest.mark.parametrize(("window", "page_size", "bucket"), [(1, 4, 1), (3, 1, 4), (5, 16, 4), (17, 4, 4)])
+@pytest.mark.parametrize(
+    ("window", "page_size", "bucket"), every_other([(1, 4, 1), (3, 1, 4), (5, 16, 4), (17, 4, 4)], 3)
+)
 def test_a_window_equals_the_slow_chain_with_one(
     targets: dict[str, tuple[Path, Reference]], tmp_path: Path, window: int, page_size: int, bucket: int, prune: str
 ) -> None:

@@ -30,6 +30,7 @@ def name_of(group: str, *overrides: str) -> str:
     return compose_run(overrides)[1][group]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_an_option_as_it_comes_keeps_its_name(group: str, option: str) -> None:
     assert name_of(group, f"{group}={option}") == option

@@ -34,6 +34,8 @@ SHAPES = [(group, option) for group, option in OPTIONS if group == "target" and 
 
 RUNNABLE = [entry for entry in OPTIONS if entry not in SHAPES]
 INTERPRETED = ("attention", "triton")
+RUN_ELSEWHERE = ("workload", "logger", "sampling", "target")
+"""Groups whose options have quick tests of their own, which run them."""
 SAMPLED = ["acceptance=rejection", "sampling=sampled", "drafter.draft_sampling=distribution"]
 NEEDS = {
     ("acceptance", "rejection"): SAMPLED,
@@ -89,9 +91,13 @@ def test_a_shape_composes(group: str, option: str) -> None:
     assert choices[group].split("+")[0] == option
 
 
+def is_slow(group: str, option: str) -> bool:
+    return (group, option) == INTERPRETED or group in RUN_ELSEWHERE
+
+
 @pytest.mark.parametrize(
     ("group", "option"),
-    [pytest.param(*entry, marks=pytest.mark.slow if entry == INTERPRETED else []) for entry in RUNNABLE],
+    [pytest.param(*entry, marks=pytest.mark.slow if is_slow(*entry) else []) for entry in RUNNABLE],
 )
 def test_every_option_builds_and_runs(
     group: str, option: str, pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path

@@ -25,6 +25,7 @@ from spec_lab.report.known_options import describe_rule
 from spec_lab.report.study import bootstrap_acceptance_length, format_study, read_studies
 from spec_lab.report.study_plot import acceptance_against_accuracy
 from tests.fake_runs import make_info, make_request, make_round
+from tests.tiers import checkerboard
 
 STRICT = {"name": "strict"}
 DELTA = {"name": "relaxed_thinking", "form": "delta", "topk": 10, "delta": 0.6, "ratio": 0.5, "phase": "token"}
@@ -184,8 +185,7 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("broken", ["2", "3"])
+@pytest.mark.parametrize(("cut", "broken"), checkerboard(CUTS, ["2", "3"]))
 def test_broken_requests_cost_their_run_and_no_other(
     sweep: Path, cut: str, broken: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,3 +20,12 @@ def checkerboard(*axes: Iterable[Any]) -> list[Any]:
         is_black = sum(place for place, _ in row) % 2 == 0
         rows.append(pytest.param(*(value for _, value in row), marks=[] if is_black else pytest.mark.slow))
     return rows
+
+
+def every_other(rows: Iterable[Any], values: int = 1) -> list[Any]:
+    """The rows for `parametrize`, of `values` values each: the first, third, ... by default, the others as slow ones.
+
+    For long tables of cases of one kind, each of which costs the same.
+    """
+    tuples = (row if values > 1 else (row,) for row in rows)
+    return [pytest.param(*row, marks=pytest.mark.slow if place % 2 else []) for place, row in enumerate(tuples)]
