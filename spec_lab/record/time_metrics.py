@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit", "readback")
 """`draft` is catchup and recur in one graph, `graph` a whole round in one, where the spans inside cannot be timed."""
+DRAFT_STAGES = ("catchup", "recur", "draft")
+"""Those that a drafter takes its time in."""
 
 
 def decode_tokens_per_second(rounds: Sequence[RoundRecord]) -> float | None:

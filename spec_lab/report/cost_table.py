@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spec_lab.record.schema import Ratio
+from spec_lab.record.time_metrics import DRAFT_STAGES
 from spec_lab.record.wording import ABSENT, number, with_range
 from spec_lab.report.comparable import NumberedRun
 from spec_lab.report.frame import predicted_speedup
 from spec_lab.report.known_options import ORACLE
 from spec_lab.report.table import format_table, paragraph
 
-DRAFT_STAGES = ("catchup", "recur", "draft")
 NOTE = """\
 draft, verify, rest: the stages of a round in steps of plain decoding, each request's share; rest is the host's time
 between stages, accept, commit and readback, and all of it where one graph holds the round. They add up to break-even,

@@ -14,12 +14,14 @@ from typing import Any
 
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Ratio, Summary
-from spec_lab.record.time_metrics import paired_ratio
-from spec_lab.record.wording import ABSENT, number, with_range
+from spec_lab.record.time_metrics import DRAFT_STAGES, paired_ratio
+from spec_lab.record.wording import ABSENT, number
+from spec_lab.report.cells import ratio_cell
+from spec_lab.report.comparable import BESIDE_THE_RUN
+from spec_lab.report.frame import predicted_speedup
 from spec_lab.report.table import format_table, paragraph, table_width, text_width
 
-DRAFT_STAGES = ("catchup", "recur", "draft")
-NOT_COMPARED = ("output_dir", "dry_run", "fresh", "logger", "name", "record", "profile_rounds", "drafter")
+NOT_COMPARED = (*BESIDE_THE_RUN, "drafter")
 COLUMNS_EXPLAINED: Mapping[str, str] = {
     "acceptance length": "Tokens a request round gives, the bonus or correction token included, pooled over the "
     "prompts (all) and by category: a round cut by a limit counts as judged, drafts behind an end of sequence do not.",
@@ -71,9 +73,7 @@ class Cell:
 
     @property
     def predicted_speedup(self) -> float | None:
-        """Acceptance length over break-even acceptance length."""
-        length, break_even = self.summary["acceptance_length"], self.summary["break_even_acceptance_length"]
-        return length / break_even if length is not None and break_even else None
+        return predicted_speedup(self.summary)
 
     @property
     def end_to_end_speedup(self) -> Ratio | None:
@@ -208,7 +208,7 @@ def _cost_columns(cells: Sequence[Cell]) -> dict[str, list[str]]:
         "verify/plain": [number(cell.in_plain_steps(cell.verify_ms)) for cell in cells],
         "break-even": [number(cell.summary["break_even_acceptance_length"]) for cell in cells],
         "predicted": [number(cell.predicted_speedup) for cell in cells],
-        "measured": [_ratio(cell.summary["speedup"]) for cell in cells],
+        "measured": [ratio_cell(cell.summary["speedup"]) for cell in cells],
         "end to end": [_median(cell.end_to_end_speedup) for cell in cells],
     }
 
@@ -224,10 +224,6 @@ def _category_length(summary: Summary, category: str) -> str:
 
 def _percent(rate: float | None) -> str:
     return number(None if rate is None else 100 * rate, 0)
-
-
-def _ratio(ratio: Ratio | None) -> str:
-    return ABSENT if ratio is None else with_range(ratio["value"], ratio["low"], ratio["high"])
 
 
 def _median(ratio: Ratio | None) -> str:

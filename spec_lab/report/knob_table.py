@@ -12,8 +12,9 @@ from functools import reduce
 from typing import Any, Literal
 
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import Ratio, Summary
-from spec_lab.record.wording import ABSENT, number, with_range
+from spec_lab.record.schema import Summary
+from spec_lab.record.wording import ABSENT, number
+from spec_lab.report.cells import ratio_cell
 from spec_lab.report.study import NOT_COMPARED
 from spec_lab.report.table import format_table
 
@@ -51,15 +52,11 @@ def _prompt_pass(summary: Summary) -> str:
 
 
 def _speedup(summary: Summary) -> str:
-    return _ratio(summary["speedup"])
+    return ratio_cell(summary["speedup"])
 
 
 def _pruning_speedup(summary: Summary) -> str:
-    return _ratio(summary["pruning_speedup"])
-
-
-def _ratio(ratio: Ratio | None) -> str:
-    return ABSENT if ratio is None else with_range(ratio["value"], ratio["low"], ratio["high"])
+    return ratio_cell(summary["pruning_speedup"])
 
 
 def _rows(kind: Literal["catchup_computed", "prefill_hidden", "prefill_logits"]) -> Callable[[Summary], str]:

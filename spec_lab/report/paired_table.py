@@ -16,6 +16,7 @@ from spec_lab.record.schema import Ratio, Summary
 from spec_lab.record.verdict import JUDGED_REPEATS, is_noise
 from spec_lab.record.wording import ABSENT, number, with_range
 from spec_lab.report.bootstrap import NUM_RESAMPLES, SEED, Interval, bootstrap_acceptance_length, bootstrap_difference
+from spec_lab.report.cells import interval_cell
 from spec_lab.report.comparable import NumberedRun
 from spec_lab.report.known_options import describe_rule
 from spec_lab.report.table import format_table, paragraph
@@ -114,7 +115,7 @@ def _cells(row: Compared, is_base: bool) -> list[str]:
         summary["choices"].get("drafter", ABSENT),
         str(summary["num_draft_tokens"]),
         describe_rule(summary).rule,
-        _range(row.length) + ("*" if summary["acceptance_imposed"] else ""),
+        interval_cell(row.length) + ("*" if summary["acceptance_imposed"] else ""),
         "base" if is_base else _signed(row.difference),
         prompts,
         "" if is_base else row.length_verdict,
@@ -160,10 +161,6 @@ def decode_rate_over(summary: Summary, base: Summary) -> Ratio | None:
 
 def _of(ratio: Ratio) -> tuple[float, float, float]:
     return ratio["value"], ratio["low"], ratio["high"]
-
-
-def _range(interval: Interval | None) -> str:
-    return ABSENT if interval is None else with_range(interval.value, interval.low, interval.high)
 
 
 def _signed(interval: Interval | None) -> str:

@@ -10,7 +10,8 @@ from spec_lab.record.runs import Run
 from spec_lab.record.schema import THIS_RUN, Accuracy, Outcome, Ratio, Speed, Summary
 from spec_lab.record.time_metrics import STAGES, paired_ratio
 from spec_lab.record.versions import old_definition
-from spec_lab.record.wording import ABSENT, number, percent, with_range
+from spec_lab.record.wording import ABSENT, number, percent
+from spec_lab.report.cells import accuracy_cell, ratio_cell
 from spec_lab.report.known_options import describe_rule
 from spec_lab.report.table import format_table, text_width
 
@@ -113,7 +114,7 @@ def speed_cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
             number(lengths.get(name, summary["acceptance_length"])) + ("*" if _is_imposed(name, summary) else ""),
             number(speed["decode_tokens_per_second"], 1),
             number(speed["end_to_end_tokens_per_second"], 1),
-            _ratio(_over_plain(name, summary)),
+            ratio_cell(_over_plain(name, summary)),
             _accuracy(accuracies.get(name, summary["accuracy"]), _is_imposed(name, summary)),
         ]
         for name, speed in _configurations(summary).items()
@@ -161,20 +162,12 @@ def _run_cells(run: Run) -> list[str]:
         describe_rule(summary).rule,
         number(summary["acceptance_length"]) + ("*" if summary["acceptance_imposed"] else ""),
         number(summary["decode_tokens_per_second"], 1),
-        _ratio(summary["speedup"]),
+        ratio_cell(summary["speedup"]),
         _accuracy(summary["accuracy"], summary["acceptance_imposed"]),
         summary["status"],
         str(run.folder),
     ]
 
 
-def _ratio(ratio: Ratio | None) -> str:
-    return ABSENT if ratio is None else with_range(ratio["value"], ratio["low"], ratio["high"])
-
-
 def _accuracy(accuracy: Accuracy, is_imposed: bool) -> str:
-    if is_imposed:
-        return "imposed"
-    if accuracy["value"] is None:
-        return ABSENT
-    return f"{percent(accuracy['value'])} ({percent(accuracy['low'])} to {percent(accuracy['high'])})"
+    return "imposed" if is_imposed else accuracy_cell(accuracy)

@@ -17,15 +17,18 @@ from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Accuracy, AccuracyChange
-from spec_lab.record.wording import ABSENT, number, percent, with_range
+from spec_lab.record.wording import ABSENT, number, percent
 from spec_lab.report.bootstrap import Interval, bootstrap_acceptance_length
+from spec_lab.report.cells import accuracy_cell, interval_cell
+from spec_lab.report.comparable import BESIDE_THE_RUN
 from spec_lab.report.known_options import STRICT, describe_rule
 from spec_lab.report.table import format_table, paragraph
 
 NOTE = """\
 95 % intervals: acceptance length by bootstrap over requests, accuracy by Wilson's score, difference in percentage
 points to strict at the same K paired by prompt (answers lost and gained); equal to strict token by token."""
-NOT_COMPARED = ("output_dir", "dry_run", "fresh", "logger", "name", "record", "num_threads", "profile_rounds")
+NOT_COMPARED = (*BESIDE_THE_RUN, "num_threads")
+"""Acceptance and answers do not depend on threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +125,8 @@ def format_study(points: Sequence[Point]) -> str:
         [
             str(point.num_draft_tokens),
             point.rule,
-            _interval(point.acceptance_length),
-            _accuracy(point.accuracy),
+            interval_cell(point.acceptance_length),
+            accuracy_cell(point.accuracy),
             *_change(point.change),
             number(point.thinking_tokens, 1),
             percent(point.equal_to_strict),
@@ -178,16 +181,6 @@ def _key(run: Run, without: Collection[str]) -> str:
     config = dict(run.summary["config"])
     config["drafter"] = {key: value for key, value in config.get("drafter", {}).items() if key not in without}
     return json.dumps({key: value for key, value in config.items() if key not in without}, sort_keys=True)
-
-
-def _interval(interval: Interval | None) -> str:
-    return ABSENT if interval is None else with_range(interval.value, interval.low, interval.high)
-
-
-def _accuracy(accuracy: Accuracy) -> str:
-    if accuracy["value"] is None:
-        return ABSENT
-    return f"{percent(accuracy['value'])} ({percent(accuracy['low'])} to {percent(accuracy['high'])})"
 
 
 def _change(change: AccuracyChange | None) -> list[str]:
