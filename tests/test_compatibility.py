@@ -157,6 +157,7 @@ FORBIDDEN = [
     (["prune.prefill=first_row"], "prune.prefill=first_row", "last_row"),
     (["prune.catchup=last_row"], "prune.catchup=last_row", "pre_attention"),
     (["references=[plane]"], "references", "plain, unpruned"),
+    (["output_dir="], "output_dir=", "output_dir=outputs"),
     (["batch_size=0"], "batch_size=0", "batch_size=1"),
     (["batch_size=-2"], "batch_size=-2", "batch_size=1"),
     (["max_new_tokens=0"], "max_new_tokens=0", "max_new_tokens=1"),

@@ -172,7 +172,8 @@ def tiers(few: int, many: int) -> pytest.MarkDecorator:
 
 def knobs(menu: Menu, data: st.DataObject) -> list[str]:
     """One key of the menu or two, each with anything behind it, and the options that read them."""
-    keys = data.draw(st.lists(st.sampled_from(sorted(menu.keys)), min_size=1, max_size=2, unique=True))
+    names = sorted(menu.keys.keys() - {"dry_run"})  # which prints what it refuses with all the rest
+    keys = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True))
     options = {}
     for key in keys:
         owners = [owner for owner in menu.keys[key].defaults if owner]
@@ -230,7 +231,7 @@ TYPED_AT: Mapping[str, Callable[[Path, Path, st.DataObject], None]] = {
 }  # fmt: skip
 
 
-@tiers(2, 300)
+@tiers(2, 100)
 @pytest.mark.parametrize("case", TYPED_AT)
 @pytest.mark.usefixtures("stubbed")
 def test_anything_may_be_typed(case: str, examples: int, lab: Path, tmp_path: Path) -> None:
@@ -266,7 +267,7 @@ YAML = {
 }
 
 
-@tiers(1, 200)
+@tiers(1, 60)
 @pytest.mark.parametrize("case", YAML)
 @pytest.mark.usefixtures("stubbed")
 def test_anything_may_stand_in_a_yaml_file(case: str, examples: int, lab: Path, tmp_path: Path) -> None:
@@ -282,7 +283,7 @@ FILES = (
 )
 
 
-@tiers(1, 150)
+@tiers(1, 50)
 @pytest.mark.parametrize("name", FILES)
 def test_anything_may_stand_in_a_file_of_a_run(name: str, examples: int, lab: Path, tmp_path: Path) -> None:
     kind, prompts = ("spec_bench", "bench.jsonl") if name == "bench.jsonl" else ("jsonl", "prompts.jsonl")
@@ -300,7 +301,7 @@ def test_anything_may_stand_in_a_file_of_a_run(name: str, examples: int, lab: Pa
 RECORDS = ("study/strict/summary.json", "study/strict/requests.jsonl", "study/delta/rounds.jsonl", "study/sweep.json")
 
 
-@tiers(1, 200)
+@tiers(1, 60)
 @pytest.mark.parametrize("name", RECORDS)
 def test_anything_may_stand_in_a_record(name: str, examples: int, lab: Path, tmp_path: Path) -> None:
     def check(data: st.DataObject) -> None:
@@ -310,7 +311,7 @@ def test_anything_may_stand_in_a_record(name: str, examples: int, lab: Path, tmp
     throw(check, examples)
 
 
-@tiers(3, 300)
+@tiers(3, 100)
 @pytest.mark.parametrize("name", ["summary.json", "requests.jsonl", "verify_rows.safetensors"])
 def test_anything_may_stand_in_a_run_to_judge_again(name: str, examples: int, lab: Path, tmp_path: Path) -> None:
     def check(data: st.DataObject) -> None:
