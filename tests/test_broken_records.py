@@ -86,7 +86,7 @@ def check_error(folder: Path, read: Callable[[], object]) -> None:
 
 
 FAST = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-MANY = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def change_of_a_summary(records: Path, data: st.DataObject) -> tuple[Path, bytes]:

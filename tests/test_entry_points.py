@@ -267,7 +267,7 @@ YAML = {
 }
 
 
-@tiers(1, 60)
+@tiers(1, 30)
 @pytest.mark.parametrize("case", YAML)
 @pytest.mark.usefixtures("stubbed")
 def test_anything_may_stand_in_a_yaml_file(case: str, examples: int, lab: Path, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ FILES = (
 )
 
 
-@tiers(1, 50)
+@tiers(1, 30)
 @pytest.mark.parametrize("name", FILES)
 def test_anything_may_stand_in_a_file_of_a_run(name: str, examples: int, lab: Path, tmp_path: Path) -> None:
     kind, prompts = ("spec_bench", "bench.jsonl") if name == "bench.jsonl" else ("jsonl", "prompts.jsonl")
@@ -301,7 +301,7 @@ def test_anything_may_stand_in_a_file_of_a_run(name: str, examples: int, lab: Pa
 RECORDS = ("study/strict/summary.json", "study/strict/requests.jsonl", "study/delta/rounds.jsonl", "study/sweep.json")
 
 
-@tiers(1, 60)
+@tiers(1, 30)
 @pytest.mark.parametrize("name", RECORDS)
 def test_anything_may_stand_in_a_record(name: str, examples: int, lab: Path, tmp_path: Path) -> None:
     def check(data: st.DataObject) -> None:
