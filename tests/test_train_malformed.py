@@ -100,6 +100,14 @@ def test_a_file_that_is_cut_or_overwritten_is_read_or_refused(
     assert refusal is None or (str(folder) in refusal and "\n" not in refusal)
 
 
+@pytest.mark.parametrize("broken", [b" ", b"(", b"'"])
+def test_a_header_of_rows_that_is_no_python_is_refused(broken: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "malformed"
+    file.write_bytes(rows_bytes(tmp_path).replace(b"}", broken, 1))
+    with pytest.raises(UserError, match="cannot be read"):
+        read_rows(file)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"recipe": 3}', "null", "[" * 100_000, '"\\ud800"', "9" * 5000])
 def test_a_record_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "record").write_text(text)

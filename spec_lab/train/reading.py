@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,10 @@ from safetensors import SafetensorError
 from spec_lab.errors import UserError, is_out_of_memory
 from spec_lab.models.json_input import parse_json
 
-BROKEN = (OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, pickle.UnpicklingError, SafetensorError)
+BROKEN = (
+    *(OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, pickle.UnpicklingError, SafetensorError),
+    *(SyntaxError, tokenize.TokenError),  # numpy reads a header as Python
+)
 """This says what json, numpy, torch and safetensors raise for files that are cut short or hold something else."""
 
 
