@@ -180,8 +180,7 @@ def test_nothing_tells_who_and_where(recorded: tuple[Path, Summary], workplace: 
         assert not path.is_symlink(), "a link names a path"
         content = path.read_bytes()
         for private in (
-            HOST,
-            os.uname().nodename,
+            *private_names(),
             str(workplace),
             str(workplace.parent),
             ARGUMENT,
