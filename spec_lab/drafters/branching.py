@@ -7,17 +7,18 @@ the second level on a branch may see keys of another).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from spec_lab.core.draft_tree import TreeRows
+from spec_lab.core.draft_tree import DraftTree, TreeRows
 from spec_lab.core.tree_protocols import TreeAttentionBackend
-from spec_lab.core.types import AttentionMetadata, DraftStep
+from spec_lab.core.types import AttentionMetadata, DraftStep, PromptChunk, VerifiedRound
+from spec_lab.drafters.catchup import CaughtUp
 from spec_lab.drafters.growth import Branches, TreeShape, rank_tokens, rows_of_branches
-from spec_lab.drafters.picking import DraftHead
+from spec_lab.drafters.picking import GivenDrafts
 
 
 @dataclass(slots=True)
@@ -38,42 +39,61 @@ class BranchState:
     depths: torch.Tensor
 
 
-def start_branches(
-    shape: TreeShape[Any], head: DraftHead, hidden: torch.Tensor, live: AttentionMetadata
-) -> BranchState:
-    """Draft level 1 from the live rows' output [batch, hidden_size]."""
-    batch = hidden.shape[0]
-    growth = shape.start(rank_tokens(head.target_logits(hidden).unsqueeze(1), shape.topk))
-    return BranchState(
-        growth,
-        hidden.unsqueeze(1),
-        live,
-        visible=torch.zeros((batch, 1, 0), dtype=torch.bool, device=hidden.device),
-        depths=torch.zeros(0, dtype=torch.int64, device=hidden.device),
-    )
+class BranchDrafter(GivenDrafts, ABC):
+    """Keeps the protocol `TreeDrafter`, behind a class that takes the first step.
 
+    Attributes:
+        head: the `DraftHead` of that class, which knows it as more than that.
+    """
 
-BranchForward = Callable[[Branches, torch.Tensor, AttentionMetadata], torch.Tensor]
-"""Turns branches, the outputs [batch * branches, hidden_size] they came from, and their metadata into their own."""
+    shape: TreeShape[Any]
+    head: Any
+    tree_backend: TreeAttentionBackend
 
+    @abstractmethod
+    def take_chunk(self, chunk: PromptChunk) -> CaughtUp | None:
+        """Feed a chunk of a prompt; None before the last one."""
 
-def draft_level(
-    shape: TreeShape[Any],
-    head: DraftHead,
-    backend: TreeAttentionBackend,
-    state: BranchState,
-    step: DraftStep,
-    forward: BranchForward,
-) -> None:
-    """Choose the branches of the newest level, run `forward` on them, and take what is likeliest below each."""
-    branches = shape.branch(state.growth)
-    batch, width = branches.tokens.shape
-    hidden = rows_of_branches(state.hidden, branches)
-    attention = _see_ancestors(backend, state, branches, step.index - 1)
-    out = forward(branches, hidden, attention)
-    state.hidden = out.view(batch, width, -1)
-    logits = head.target_logits(out).view(batch, width, -1)
-    shape.add(state.growth, rank_tokens(logits, shape.topk))
+    @abstractmethod
+    def take_round(self, verified: VerifiedRound) -> CaughtUp:
+        """Run the catch-up step."""
+
+    @abstractmethod
+    def run_branches(self, branches: Branches, hidden: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:
+        """Turn branches and the outputs [batch * branches, hidden_size] they came from into their own outputs."""
+
+    def ingest(self, chunk: PromptChunk) -> BranchState | None:
+        live = self.take_chunk(chunk)
+        return None if live is None else self._start(live)
+
+    def catch_up(self, verified: VerifiedRound) -> BranchState:
+        return self._start(self.take_round(verified))
+
+    def step(self, state: BranchState, step: DraftStep) -> None:
+        """Choose the branches of the newest level, run them, and take what is likeliest below each."""
+        branches = self.shape.branch(state.growth)
+        batch, width = branches.tokens.shape
+        hidden = rows_of_branches(state.hidden, branches)
+        attention = _see_ancestors(self.tree_backend, state, branches, step.index - 1)
+        out = self.run_branches(branches, hidden, attention)
+        state.hidden = out.view(batch, width, -1)
+        logits = self.head.target_logits(out).view(batch, width, -1)
+        self.shape.add(state.growth, rank_tokens(logits, self.shape.topk))
+
+    def finish(self, state: BranchState) -> DraftTree:
+        return self.shape.finish(state.growth)
+
+    def _start(self, live: CaughtUp) -> BranchState:
+        """Draft level 1 from the live rows' output [batch, hidden_size]."""
+        hidden = live.hidden
+        growth = self.shape.start(rank_tokens(self.head.target_logits(hidden).unsqueeze(1), self.shape.topk))
+        return BranchState(
+            growth,
+            hidden.unsqueeze(1),
+            live.attention,
+            visible=torch.zeros((hidden.shape[0], 1, 0), dtype=torch.bool, device=hidden.device),
+            depths=torch.zeros(0, dtype=torch.int64, device=hidden.device),
+        )
 
 
 def _see_ancestors(
