@@ -155,7 +155,7 @@ def test_other_batches(targets: dict[str, tuple[Path, Reference]], tmp_path: Pat
 
 
 def at_every_catch_up(lab: Lab, probe: Callable[[VerifiedRound], None]) -> None:
-    """Call `probe` before the drafter's own seed step of each round."""
+    """Call `probe` before the drafter's own first step of each round."""
     catch_up = lab.drafter.catch_up
 
     def probed(verified: VerifiedRound) -> FrozenState:
@@ -283,7 +283,7 @@ def test_the_layers_read_are_resolved_at_construction(
 
 
 def test_the_targets_hidden_state_matters(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
-    """It is that of row n - 1 and of no other: a seed from another row would go unseen in the output."""
+    """It is that of row n - 1 and of no other: a first step from another row would go unseen in the output."""
     lab = make_lab(targets, tmp_path, CASES["last_full_layer"])
     differing = []
 
@@ -303,7 +303,7 @@ def test_the_targets_hidden_state_matters(targets: dict[str, tuple[Path, Referen
 
 
 @pytest.mark.parametrize("prune", ["none", "prefill"])
-def test_the_seed_reads_the_last_prompt_row(
+def test_the_first_step_reads_the_last_prompt_row(
     targets: dict[str, tuple[Path, Reference]], tmp_path: Path, prune: str
 ) -> None:
     """It is the last row of the last of several chunks, where transformers up to 5.17 took the first. Pruned, that row

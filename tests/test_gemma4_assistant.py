@@ -24,7 +24,9 @@ from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
 from spec_lab.models.gemma4_assistant_config import AssistantTarget, LayerRope, TargetLayerKV
 from tests.tiny_checkpoints import randomize
 
-transformers = pytest.importorskip("transformers", minversion="5.18", reason="up to 5.17 the seed is row 0 of a prompt")
+transformers = pytest.importorskip(
+    "transformers", minversion="5.18", reason="up to 5.17 the first step reads row 0 of a prompt"
+)
 pytest.importorskip("transformers.models.gemma4_assistant")
 
 VOCAB, WINDOW, PAGE, POSITIONS, DRAFTS = 64, 8, 4, 128, 5

@@ -51,8 +51,9 @@ def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, **constants: 
 
 def compile_attention(dtype: str, num_queries: int, head_dim: int, group: int, is_whole: bool) -> str:
     from spec_kernels import attention
+    from spec_kernels.attention_tiles import choose_tiles
 
-    tiles = attention.choose_tiles(num_queries, head_dim, 4 if dtype == "fp32" else 2)
+    tiles = choose_tiles(num_queries, head_dim, 4 if dtype == "fp32" else 2)
     return compile_kernel(
         attention._attend_split,
         dtype,
@@ -71,7 +72,7 @@ def compile_attention(dtype: str, num_queries: int, head_dim: int, group: int, i
 
 def compile_vocabulary() -> None:
     """Compile the kernels over a vocabulary of 152k tokens, for N = 4."""
-    from spec_kernels import gumbel, rejection, relaxed, strict
+    from spec_kernels import gumbel, rejection, relaxed, softmax, strict
 
     merge = {"ROW_TILE": 4, "TILE_TILE": 64}
     for dtype in ("bf16", "fp32"):
@@ -79,7 +80,7 @@ def compile_vocabulary() -> None:
         assert "ld.global.v4" in tops, "logits in loads of 16 bytes, where 16 divides the vocabulary's size"
         compile_kernel(relaxed._standing_in_tiles, dtype, VOCAB_TILE=4096)
         compile_kernel(relaxed._merge_standing, dtype, TILE_TILE=64)
-        compile_kernel(rejection._softmax_in_tiles, dtype, VOCAB_TILE=4096)
+        compile_kernel(softmax._softmax_in_tiles, dtype, VOCAB_TILE=4096)
         compile_kernel(gumbel._race_in_tiles, dtype, RACE_TILE=1024)
         for is_sampled in (False, True):
             compile_kernel(rejection._walk_drafts, dtype, IS_SAMPLED=is_sampled, **merge)

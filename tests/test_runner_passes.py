@@ -17,6 +17,7 @@ from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import runner
+from spec_lab.measure.lab import MAIN, Lab, load_lab
 from spec_lab.measure.world import World
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.schema import Summary
@@ -51,11 +52,11 @@ def execute(configure: Callable[..., RunConfig], tmp_path: Path) -> Execute:
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     """Note engine and request ids of every generation of a run, in order."""
-    labs: list[runner.Lab] = []
+    labs: list[Lab] = []
     seen: list[tuple[str, list[str]]] = []
-    load_lab, generate = runner.load_lab, Engine.generate
+    generate = Engine.generate
 
-    def load(config: RunConfig, world: World) -> runner.Lab:
+    def load(config: RunConfig, world: World) -> Lab:
         labs.append(load_lab(config, world))
         return labs[-1]
 
@@ -93,10 +94,9 @@ def test_passes_are_warmed_up_and_take_turns(execute: Execute, passes: list[tupl
     What is warmed up fills a round, here of two requests.
     """
     execute(prune="catchup", repeats=3, warmup_requests=1, profile_rounds=1, max_new_tokens=6)
-    main = runner.MAIN
-    warm_up = [(name, IDS[:2]) for name in (main, "plain", "unpruned")]
-    order = [main, "plain", "unpruned", "plain", "unpruned", main, "unpruned", main, "plain"]
-    profiled_and_counted = [(main, IDS[:2])] * 2
+    warm_up = [(name, IDS[:2]) for name in (MAIN, "plain", "unpruned")]
+    order = [MAIN, "plain", "unpruned", "plain", "unpruned", MAIN, "unpruned", MAIN, "plain"]
+    profiled_and_counted = [(MAIN, IDS[:2])] * 2
     assert passes == [*warm_up, *((name, IDS) for name in order), *profiled_and_counted]
 
 
@@ -113,8 +113,8 @@ def test_passes_are_warmed_up_and_take_turns(execute: Execute, passes: list[tupl
 def test_references_are_those_that_differ_from_the_run(
     drafter: str, changes: dict[str, Any], references: set[str], configure: Callable[..., RunConfig]
 ) -> None:
-    lab = runner.load_lab(configure(drafter, **changes))
-    assert set(lab.engines) == {runner.MAIN} | references
+    lab = load_lab(configure(drafter, **changes))
+    assert set(lab.engines) == {MAIN} | references
 
 
 def test_a_repeated_run_with_references_records_all_of_it(execute: Execute, tmp_path: Path) -> None:

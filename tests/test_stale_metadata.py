@@ -16,7 +16,7 @@ from spec_lab.assembly.models import engine_limits, load_models
 from spec_lab.cli.compose import compose_run
 from spec_lab.config import GraphConfig
 from spec_lab.core.results import GenerationResult
-from spec_lab.measure.runner import MAIN, load_lab
+from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.record.acceptance_metrics import acceptance_length
 from tests.lab import make_config, make_engine, make_pair, random_requests
 from tests.tiny_checkpoints import refused

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from spec_lab.measure.audit import audit
-from spec_lab.measure.runner import load_lab
+from spec_lab.measure.lab import load_lab
 from spec_lab.record.reading import read_request_rows, read_summary
 from tests.tiny_runs import CHEAP, make_run_config, make_runnable_pair, write_prompts
 

@@ -7,13 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from spec_kernels.attention import (
-    MAX_DECODE_QUERIES,
-    choose_split_keys,
-    choose_tiles,
-    paged_attention,
-    paged_attention_reference,
-)
+from spec_kernels.attention import paged_attention, paged_attention_reference
+from spec_kernels.attention_tiles import MAX_DECODE_QUERIES, choose_split_keys, choose_tiles
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.tiers import checkerboard
 

@@ -26,7 +26,8 @@ import torch
 import torch.nn.functional as F
 from figures import Figure, write_figures
 
-from spec_kernels.attention import choose_split_keys, paged_attention
+from spec_kernels.attention import paged_attention
+from spec_kernels.attention_tiles import choose_split_keys
 
 BANDWIDTH = 4.2e12
 L2_BYTES = 60e6

@@ -10,49 +10,16 @@ Sources: FlashAttention-2 (Dao 2023) for the online softmax, Flash-Decoding (Dao
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.attention_tiles import MAX_DECODE_QUERIES, choose_tiles
 from spec_kernels.utils import assert_rows_of, launch_on
 
-MAX_DECODE_QUERIES = 16
-"""Up to here a row does not depend on the number of query rows; above, tiles are those of a prompt chunk."""
-
-_MAX_SPLITS = 32
-_MIN_SPLIT_KEYS = 64
 _MERGED_AT_ONCE = 16
 _EVERY_KEY = 1 << 30
 _LOG2_E = 1.4426950408889634
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """One program's work: `rows` (query row, query head) pairs of a KV head, `keys` positions an iteration."""
-
-    rows: int
-    keys: int
-    num_warps: int
-    num_stages: int
-
-
-def choose_tiles(num_queries: int, channel_tile: int, element_size: int) -> Tiles:
-    """Tiles that fit shared memory. Up to MAX_DECODE_QUERIES they do not depend on `num_queries`.
-
-    A prompt chunk's tiles are higher, so that its many rows share the reading of a key; not for the widest heads in
-    float32, which have no tensor core product: the unrolled one takes long to compile.
-    """
-    row_bytes = channel_tile * element_size
-    keys = 32 if row_bytes > 256 else 64
-    is_high = num_queries > MAX_DECODE_QUERIES and row_bytes <= 512
-    return Tiles(rows=64 if is_high else 16, keys=keys, num_warps=4, num_stages=2)
-
-
-def choose_split_keys(max_positions: int) -> int:
-    """Keys a split, a power of two, for a cache of `max_positions`: one value a run, so that rows can be compared."""
-    return max(_MIN_SPLIT_KEYS, triton.next_power_of_2(triton.cdiv(max_positions, _MAX_SPLITS)))
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_readable", "window", "split_stride"])
@@ -236,13 +203,8 @@ def paged_attention(
     """
     batch, num_columns = page_table.shape
     num_rows, num_heads, head_dim = queries.shape
-    num_queries = num_rows // batch
-    num_kv_heads = kv.shape[2]
-    assert_rows_of(out, num_rows, num_heads * head_dim)
-    assert_rows_of(kv, kv.shape[0], 2, num_kv_heads, head_dim)
-    assert out.is_contiguous() and kv.is_contiguous() and queries.stride(2) == 1 and page_table.stride(1) == 1
-    assert num_queries * batch == num_rows and num_heads % num_kv_heads == 0 and queries.dtype == kv.dtype
-
+    num_queries, num_kv_heads = num_rows // batch, kv.shape[2]
+    _assert_shapes(out, queries, kv, page_table)
     channel_tile = max(16, triton.next_power_of_2(head_dim))
     tiles = choose_tiles(num_queries, channel_tile, kv.element_size())
     assert split_keys % tiles.keys == 0
@@ -284,6 +246,16 @@ def paged_attention(
                 SPLIT_KEYS=split_keys,
                 SPLIT_TILE=_MERGED_AT_ONCE,
             )
+
+
+def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor) -> None:
+    """Assert what the kernels take for granted."""
+    num_rows, num_heads, head_dim = queries.shape
+    num_slots, _, num_kv_heads, _ = kv.shape
+    assert_rows_of(out, num_rows, num_heads * head_dim)
+    assert_rows_of(kv, num_slots, 2, num_kv_heads, head_dim)
+    assert out.is_contiguous() and kv.is_contiguous() and queries.stride(2) == 1 and page_table.stride(1) == 1
+    assert num_rows % page_table.shape[0] == 0 and num_heads % num_kv_heads == 0 and queries.dtype == kv.dtype
 
 
 def paged_attention_reference(

@@ -16,6 +16,7 @@ import triton.language as tl
 from spec_kernels import noise_reference
 from spec_kernels.noise import USE_ACCEPT, USE_EMIT, arrival, round_key, uniform
 from spec_kernels.noise_reference import Use
+from spec_kernels.softmax import merge_rows, softmax_in_tiles
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import (
     NO_TOKEN,
@@ -24,54 +25,10 @@ from spec_kernels.vocabulary import (
     finite_or_zero,
     load_logits,
     lowest_top,
-    merge_sums,
     num_tiles_of,
     probability,
     scaled_by,
 )
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _softmax_in_tiles(
-    tops_ptr: tl.tensor,
-    sums_ptr: tl.tensor,
-    logits_ptr: tl.tensor,
-    temperature: tl.tensor,
-    num_rows: tl.tensor,
-    vocab_size: tl.tensor,
-    request_stride: tl.tensor,
-    row_stride: tl.tensor,
-    VOCAB_TILE: tl.constexpr,
-) -> None:
-    """Reads one vocabulary tile of one row: its largest scaled logit, and the sum of exponentials relative to it."""
-    row = tl.program_id(0)
-    tile = tl.program_id(1)
-    ids = tile * VOCAB_TILE + tl.arange(0, VOCAB_TILE)
-    row_ptr = logits_ptr + (row // num_rows).to(tl.int64) * request_stride + row % num_rows * row_stride
-    scaled = scaled_by(load_logits(row_ptr, ids, vocab_size), temperature)
-    top = tl.max(scaled, 0)
-    out = row * tl.num_programs(1) + tile
-    tl.store(tops_ptr + out, top)
-    tl.store(sums_ptr + out, tl.sum(tl.exp(scaled - finite_or_zero(top)), 0))
-
-
-@triton.jit
-def _merge_rows(
-    tops_ptr: tl.tensor,
-    sums_ptr: tl.tensor,
-    first_row: tl.tensor,
-    rows: tl.tensor,
-    is_row: tl.tensor,
-    num_tiles: tl.tensor,
-    TILE_TILE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Merges tiles to the largest scaled logit and the sum of exponentials of whole rows."""
-    tiles = tl.arange(0, TILE_TILE)[None, :]
-    is_tile = is_row[:, None] & (tiles < num_tiles)
-    parts = (first_row + rows)[:, None] * num_tiles + tiles
-    tops = tl.load(tops_ptr + parts, mask=is_tile, other=float("-inf"))
-    sums = tl.load(sums_ptr + parts, mask=is_tile, other=0.0)
-    return tl.max(tops, 1), merge_sums(sums, tops, tl.max(tops, 1, keep_dims=True), 1)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles", "batch"])
@@ -111,14 +68,14 @@ def _walk_drafts(
     is_row = rows < num_rows
     is_draft = rows < num_rows - 1
     drafts = tl.load(draft_tokens_ptr + request * draft_stride + rows, mask=is_draft, other=0)
-    tops, totals = _merge_rows(tops_ptr, sums_ptr, request * num_rows, rows, is_row, num_tiles, TILE_TILE)
+    tops, totals = merge_rows(tops_ptr, sums_ptr, request * num_rows, rows, is_row, num_tiles, TILE_TILE)
     own_ptrs = logits_ptr + request * request_stride + rows * row_stride + drafts
     own = scaled_by(tl.load(own_ptrs, mask=is_row, other=0.0).to(tl.float32), temperature)
     p = probability(own, tops, tl.where(is_row, totals, 1.0))
     q = tl.full((ROW_TILE,), 1.0, tl.float32)
     if IS_SAMPLED:
         first = request * (num_rows - 1)
-        q_tops, q_totals = _merge_rows(draft_tops_ptr, draft_sums_ptr, first, rows, is_draft, num_tiles, TILE_TILE)
+        q_tops, q_totals = merge_rows(draft_tops_ptr, draft_sums_ptr, first, rows, is_draft, num_tiles, TILE_TILE)
         q_ptrs = draft_logits_ptr + request * draft_request_stride + rows * draft_row_stride + drafts
         q_own = tl.load(q_ptrs, mask=is_draft, other=0.0).to(tl.float32)
         q = probability(q_own, q_tops, tl.where(is_draft, q_totals, 1.0))
@@ -253,44 +210,33 @@ def rejection_sample(
         kv_lens: [batch] int64 L at the start of the round.
         temperature: above 0.
     """
-    batch, num_rows, vocab_size = logits.shape
     assert temperature > 0, "greedy verification is strict_accept"
-    assert_rows_of(tokens, batch, num_rows)
-    assert_rows_of(draft_tokens, batch, num_rows - 1)
-    for vector in (num_emitted, active, slot_ids, kv_lens):
-        assert_rows_of(vector, batch)
-    assert tokens.is_contiguous() and slot_seeds.is_contiguous() and logits.stride(2) == 1
-    q_logits = logits if draft_logits is None else draft_logits
-    if draft_logits is not None:
-        assert_rows_of(draft_logits, batch, num_rows - 1, vocab_size)
+    _assert_shapes(tokens, logits, draft_tokens, draft_logits, (num_emitted, active, slot_ids, kv_lens))
+    assert slot_seeds.is_contiguous()
+    batch, num_rows, vocab_size = logits.shape
     is_sampled = draft_logits is not None and num_rows > 1
+    q_logits = logits if draft_logits is None else draft_logits
     num_tiles, num_race_tiles = num_tiles_of(vocab_size, VOCAB_TILE), num_tiles_of(vocab_size, RACE_TILE)
     tops, sums, q_tops, q_sums = logits.new_empty((4, batch * num_rows, num_tiles), dtype=torch.float32).unbind()
     reached = logits.new_empty((4, batch), dtype=torch.float32)
     num_accepted = torch.empty_like(num_emitted)
     ratios = logits.new_empty((batch, num_race_tiles, 2), dtype=torch.float64)
     winners = torch.empty_like(ratios, dtype=torch.int32)
-    strides = (logits.stride(0), logits.stride(1))
-    q_strides = (q_logits.stride(0), q_logits.stride(1))
+    strides = (*logits.stride()[:2], *q_logits.stride()[:2], draft_tokens.stride(0))
     draws = (slot_ids, slot_seeds, kv_lens, temperature, batch, num_rows)
     with launch_on(logits):
-        _softmax_in_tiles[(batch * num_rows, num_tiles)](
-            *(tops, sums, logits, temperature, num_rows, vocab_size, *strides), VOCAB_TILE=VOCAB_TILE
-        )
+        softmax_in_tiles(tops, sums, logits, temperature)
         if is_sampled:
-            _softmax_in_tiles[(batch * (num_rows - 1), num_tiles)](
-                *(q_tops, q_sums, q_logits, 1.0, num_rows - 1, vocab_size, *q_strides), VOCAB_TILE=VOCAB_TILE
-            )
+            softmax_in_tiles(q_tops, q_sums, q_logits, 1.0)
         _walk_drafts[(batch,)](
             *(tokens, num_emitted, num_accepted, reached, tops, sums, q_tops, q_sums, logits, q_logits, draft_tokens),
-            *(active, *draws, num_tiles, *strides, *q_strides, draft_tokens.stride(0)),
+            *(active, *draws, num_tiles, *strides),
             IS_SAMPLED=is_sampled,
             ROW_TILE=triton.next_power_of_2(num_rows),
             TILE_TILE=triton.next_power_of_2(num_tiles),
         )
         _race_in_tiles[(batch, num_race_tiles)](
-            *(ratios, winners, num_accepted, reached, logits, q_logits, draft_tokens, *draws, vocab_size),
-            *(*strides, *q_strides, draft_tokens.stride(0)),
+            *(ratios, winners, num_accepted, reached, logits, q_logits, draft_tokens, *draws, vocab_size, *strides),
             IS_SAMPLED=is_sampled,
             RACE_TILE=RACE_TILE,
         )
@@ -298,6 +244,24 @@ def rejection_sample(
             *(tokens, num_accepted, ratios, winners, num_rows, num_race_tiles),
             TILE_TILE=triton.next_power_of_2(num_race_tiles),
         )
+
+
+def _assert_shapes(
+    tokens: torch.Tensor,
+    logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_logits: torch.Tensor | None,
+    vectors: tuple[torch.Tensor, ...],
+) -> None:
+    """Assert what the kernels take for granted; `vectors` have an entry a request."""
+    batch, num_rows, vocab_size = logits.shape
+    assert_rows_of(tokens, batch, num_rows)
+    assert_rows_of(draft_tokens, batch, num_rows - 1)
+    if draft_logits is not None:
+        assert_rows_of(draft_logits, batch, num_rows - 1, vocab_size)
+    for vector in vectors:
+        assert_rows_of(vector, batch)
+    assert tokens.is_contiguous() and logits.stride(2) == 1
 
 
 def rejection_sample_reference(

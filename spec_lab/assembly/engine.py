@@ -16,7 +16,7 @@ from spec_lab.assembly.rules import RejectionConfig, RejectionMethodChoice, Stri
 from spec_lab.assembly.rules_loader import RuleResources, build_rule, build_tree_rule
 from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import PruneConfig, RunConfig, TreeConfig
-from spec_lab.core.protocols import PrunePolicy
+from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.round import DecodeRound, Parts

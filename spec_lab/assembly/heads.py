@@ -15,7 +15,8 @@ from spec_lab.assembly.models import Limits, Models
 from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import DrafterConfig, RunConfig
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.protocols import Drafter, PrunePolicy
+from spec_lab.core.protocols import Drafter
+from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPicker, SamplingPicker
 
 

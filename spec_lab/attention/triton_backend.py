@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from spec_kernels.attention import choose_split_keys, paged_attention
+from spec_kernels.attention import paged_attention
+from spec_kernels.attention_tiles import choose_split_keys
 from spec_kernels.metadata import advance_metadata
 from spec_kernels.rope_write import write_kv
 from spec_lab.attention.torch_backend import TorchAttention

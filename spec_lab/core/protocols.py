@@ -184,7 +184,7 @@ class Drafter(Protocol[State]):
         """Take a verified round, and return the state with draft 1.
 
         A drafter with a cache of its own catches up with what the round emitted. For a drafter without one (frozen-KV,
-        lookup, random) there is nothing to catch up with: this is its seed step, from the last accepted row.
+        lookup, random) there is nothing to catch up with: this is its first draft step, from the last accepted row.
         """
         ...
 
@@ -229,57 +229,6 @@ class AcceptanceRule(Protocol):
     def accept(self, inputs: AcceptanceInputs) -> Verification:
         """Judge one round. Touches device tensors only."""
         ...
-
-
-class PromptPruning(Protocol):
-    """Chooses which rows of the prompt pass go on (`prune.prefill`).
-
-    `live_attention` is metadata of one query at the prompt's last position, None in the middle of a chunked prompt.
-    """
-
-    needs_prewrite: ClassVar[bool]
-
-    def target_selection(
-        self, num_rows: int, live_attention: AttentionMetadata | None, features: FeatureSpec
-    ) -> RowSelection:
-        """Select the rows of the chunk that go on past the KV write of the target's last layer."""
-        ...
-
-    def logit_rows(self, hidden: torch.Tensor, is_last: bool) -> torch.Tensor:
-        """Pick the rows of `hidden` [kept rows, hidden_size] for which logits are computed."""
-        ...
-
-    def drafter_selection(self, num_rows: int, live_attention: AttentionMetadata | None) -> RowSelection:
-        """Select the rows of the chunk that go on past the KV write of the drafter's layer."""
-        ...
-
-
-class CatchupPruning(Protocol):
-    """Chooses which rows of the drafter's catch-up step go on (`prune.catchup`)."""
-
-    needs_prewrite: ClassVar[bool]
-
-    def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
-        """Select rows: `live_rows` [batch] are flat row indices, `live_attention` has one query each, at the trimmed
-        length."""
-        ...
-
-    def num_computed(self, num_requests: int, num_rows: int) -> int:
-        """Return how many of `num_requests * num_rows` rows are computed past the KV write."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PrunePolicy:
-    """The two knobs together."""
-
-    prompt: PromptPruning
-    catchup: CatchupPruning
-
-    @property
-    def needs_prewrite(self) -> bool:
-        """Says whether a query may have to attend over a cache that was written before."""
-        return self.prompt.needs_prewrite or self.catchup.needs_prewrite
 
 
 class StageTimer(Protocol):

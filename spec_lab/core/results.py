@@ -32,7 +32,9 @@ class RowCounts:
 
 @dataclass(slots=True)
 class RoundRecord:
-    """One round as the sinks see it; lists have an entry a request.
+    """One round as the engine counted it; lists have an entry a request.
+
+    The line that a recorder writes of it is a `RoundRow`, which has the same figures.
 
     Attributes:
         stage_seconds: a key for each stage that could be told apart.

@@ -78,7 +78,7 @@ def _examine(config: RunConfig) -> int:
     from spec_lab.doctor.findings import faults
     from spec_lab.doctor.report import format_findings
     from spec_lab.doctor.subject import load_subject
-    from spec_lab.measure.runner import default_num_threads
+    from spec_lab.measure.lab import default_num_threads
 
     if not registry.of(config).rule(config).keeps_greedy_text or config.sampling.temperature > 0:
         print("examined with strict greedy acceptance, where a draft is right or wrong", file=sys.stderr)

@@ -30,6 +30,7 @@ from spec_lab.models.mtp_checkpoint import MtpConfig
 from spec_lab.models.mtp_layouts import PROJECTION
 
 Tensors = Mapping[str, torch.Tensor]
+Eagle3Factory = Callable[[Eagle3Config, Tensors], DrafterFactory]
 ATTENTION_INPUTS = tuple(f"midlayer.self_attn.{name}_proj.weight" for name in "qkv")
 
 
@@ -40,49 +41,45 @@ def aspects_of(config: RunConfig, models: Models) -> list[Aspect]:
 
 
 def eagle3_aspects(config: RunConfig, options: Eagle3DrafterConfig, models: Models) -> list[Aspect]:
-    target = models.target.config
     head, tensors = read_eagle3(config, options, models)
-    taps = head.tap_layer_inputs or default_tap_layer_inputs(target.num_layers)
-
-    def reading(name: str, changed: Eagle3Config, with_tensors: Tensors = tensors, least: int = 1) -> Reading:
-        make = partial(eagle3_factory, config, options, models, changed, with_tensors)
-        return Reading(name, make, least)
-
-    residual = replace(head, norm_before_residual=not head.norm_before_residual)
-    output = replace(head, norm_output=not head.norm_output)
+    factory = partial(eagle3_factory, config, options, models)
+    swapped = _swap_halves(tensors, ATTENTION_INPUTS)
+    order = Reading("hidden before embedding", partial(factory, head, swapped))
     aspects = [
-        Aspect(
-            "tap ids",
-            f"inputs of layers {_listed(taps)}",
-            [
-                reading(f"{name} (inputs of {_listed(other)})", replace(head, tap_layer_inputs=other))
-                for name, other in _other_taps(taps, target.num_layers).items()
-            ],
-        ),
-        Aspect(
-            "concat order",
-            "embedding before hidden",
-            [reading("hidden before embedding", head, _swap_halves(tensors, ATTENTION_INPUTS))],
-        ),
-        Aspect(
-            "norm order",
-            f"norm_before_residual {_word(head.norm_before_residual)}, norm_output {_word(head.norm_output)}",
-            [
-                reading(f"norm_before_residual {_word(residual.norm_before_residual)}", residual),
-                reading(f"norm_output {_word(output.norm_output)}", output, least=2),
-            ],
-        ),
+        _tap_aspect(head, tensors, models.target.config.num_layers, factory),
+        Aspect("concat order", "embedding before hidden", [order]),
+        _eagle3_norm_aspect(head, tensors, factory),
     ]
-    every_key = partial(eagle3_factory, config, replace(options, window=None), models, head, tensors)
     if options.window is None:
         aspects.append(Aspect("attention window", "all keys", []))
     else:
+        every_key = partial(eagle3_factory, config, replace(options, window=None), models, head, tensors)
         aspects.append(Aspect("attention window", f"{options.window} keys", [Reading("all keys", every_key)]))
     if "d2t" in tensors:
         maps = _other_maps(tensors["d2t"], head.target_vocab_size)
-        others = [reading(name, head, {**tensors, "d2t": d2t}) for name, d2t in maps.items()]
+        others = [Reading(name, partial(factory, head, {**tensors, "d2t": d2t})) for name, d2t in maps.items()]
         aspects.append(Aspect("d2t offsets", "draft id + d2t", others))
     return aspects
+
+
+def _tap_aspect(head: Eagle3Config, tensors: Tensors, num_layers: int, factory: Eagle3Factory) -> Aspect:
+    taps = head.tap_layer_inputs or default_tap_layer_inputs(num_layers)
+    readings = []
+    for name, other in _other_taps(taps, num_layers).items():
+        changed = replace(head, tap_layer_inputs=other)
+        readings.append(Reading(f"{name} (inputs of {_listed(other)})", partial(factory, changed, tensors)))
+    return Aspect("tap ids", f"inputs of layers {_listed(taps)}", readings)
+
+
+def _eagle3_norm_aspect(head: Eagle3Config, tensors: Tensors, factory: Eagle3Factory) -> Aspect:
+    residual = replace(head, norm_before_residual=not head.norm_before_residual)
+    output = replace(head, norm_output=not head.norm_output)
+    readings = [
+        Reading(f"norm_before_residual {_word(residual.norm_before_residual)}", partial(factory, residual, tensors)),
+        Reading(f"norm_output {_word(output.norm_output)}", partial(factory, output, tensors), 2),
+    ]
+    stored = f"norm_before_residual {_word(head.norm_before_residual)}, norm_output {_word(head.norm_output)}"
+    return Aspect("norm order", stored, readings)
 
 
 def mtp_eagle_aspects(config: RunConfig, options: MtpEagleDrafterConfig, models: Models) -> list[Aspect]:

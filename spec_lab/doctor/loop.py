@@ -93,11 +93,11 @@ def check_loop(evidence: Evidence) -> Finding:
 
 
 def _cause(same_first: float, same_all: float, least: float) -> str | None:
-    """Draft 1 comes from the catch-up (or seed) step, the others from the recurrent ones."""
+    """Draft 1 comes from the catch-up (or first) step, the others from the recurrent ones."""
     if same_first < least:
         return (
-            "cache or loop: draft 1 is another in the loop, so the catch-up (seed) step reads a stale cache, a wrong "
-            "slot or a wrong length; compare graph=eager, prune=none and attention=torch"
+            "cache or loop: draft 1 is another in the loop, so the catch-up (or first) step reads a stale cache, a "
+            "wrong slot or a wrong length; compare graph=eager, prune=none and attention=torch"
         )
     if same_all < least:
         return (

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, PrunePolicy, RowSelection, Target
+from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, RowSelection, Target
+from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, PromptChunk, Request, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp, plan_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftPicker

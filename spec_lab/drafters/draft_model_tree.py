@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.protocols import PrunePolicy, Target
+from spec_lab.core.protocols import Target
+from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.drafters.branching import BranchDrafter

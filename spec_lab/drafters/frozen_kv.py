@@ -64,8 +64,8 @@ ANCHORS: Mapping[str, Anchor] = {"last": Anchor(0, 0), "bonus": Anchor(1, 1)}
 
 
 @dataclass(slots=True)
-class Seeded:
-    """The outcome of a seed step, with which drafting goes on.
+class FirstStepOutput:
+    """The outcome of the first step of a round, with which drafting goes on.
 
     Attributes:
         hidden: [batch, hidden_size] the model's output.
@@ -77,8 +77,10 @@ class Seeded:
     rows: DraftedRows
 
 
-class FrozenSeed:
+class FrozenFirstStep:
     """The first step of every frozen-KV drafter: from the newest emitted token and the target's hidden state.
+
+    SGLang calls it the seed step; nothing about it is random.
 
     `caches` are the target's: for each layer of the head the one it reads.
     """
@@ -102,18 +104,18 @@ class FrozenSeed:
     def admit(self, slot: int, request: Request) -> None:
         """Do nothing: there is no state between rounds."""
 
-    def seed_prompt(self, chunk: PromptChunk) -> Seeded | None:
-        """Do nothing before the last chunk; then run the seed step on the prompt's last row."""
+    def take_chunk(self, chunk: PromptChunk) -> FirstStepOutput | None:
+        """Do nothing before the last chunk; then run the first step from the prompt's last row."""
         if chunk.live_attention is None:
             return None
         assert chunk.features is not None
         # Earlier rows may have been pruned or not; the last one is the prompt's last either way.
         tokens, target_hidden = chunk.next_token_ids[-1:], chunk.features[-1:]
         rows = DraftedRows.of_prompt(chunk)
-        return self._seed(tokens, target_hidden, rows, chunk.attention.page_table, chunk.kv_len)
+        return self._take_first_step(tokens, target_hidden, rows, chunk.attention.page_table, chunk.kv_len)
 
-    def seed_round(self, verified: VerifiedRound) -> Seeded:
-        """The newest emitted token t[L + n] with the target's hidden state h[L + n - 1], row n - 1 of verify."""
+    def take_round(self, verified: VerifiedRound) -> FirstStepOutput:
+        """Run the first step from the newest emitted token t[L + n] and the target's hidden state of row n - 1."""
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification
         num_rows = emitted.tokens.shape[1]
@@ -122,16 +124,16 @@ class FrozenSeed:
         first_rows = torch.arange(batch.num_rows, device=last.device) * num_rows
         target_hidden = verified.features.index_select(0, first_rows + last)
         rows = DraftedRows(batch.slot_ids, batch.kv_lens + last + 1)
-        return self._seed(tokens, target_hidden, rows, batch.page_table, batch.max_kv_len + num_rows)
+        return self._take_first_step(tokens, target_hidden, rows, batch.page_table, batch.max_kv_len + num_rows)
 
-    def _seed(
+    def _take_first_step(
         self,
         tokens: torch.Tensor,
         target_hidden: torch.Tensor,
         rows: DraftedRows,
         page_table: torch.Tensor,
         max_kv_len: int,
-    ) -> Seeded:
+    ) -> FirstStepOutput:
         """Build the round's metadata over `rows.kv_lens` committed keys, and draft once.
 
         Built as a plain decode of that length: with one key more a step would read a slot that was never written, or
@@ -143,7 +145,7 @@ class FrozenSeed:
             page_table=page_table,
             max_seq_len=max_kv_len,
         )
-        return Seeded(self.head.forward(tokens, target_hidden, self.caches, attention), attention, rows)
+        return FirstStepOutput(self.head.forward(tokens, target_hidden, self.caches, attention), attention, rows)
 
 
 @dataclass(slots=True)
@@ -163,7 +165,7 @@ class FrozenState:
     attention: None = None
 
 
-class FrozenKVDrafter(FrozenSeed):
+class FrozenKVDrafter(FrozenFirstStep):
     """Keeps the protocol `Drafter`: drafts a chain."""
 
     def __init__(
@@ -179,11 +181,11 @@ class FrozenKVDrafter(FrozenSeed):
         self.picker = picker
 
     def ingest(self, chunk: PromptChunk) -> FrozenState | None:
-        seeded = self.seed_prompt(chunk)
-        return None if seeded is None else self._start(seeded)
+        first = self.take_chunk(chunk)
+        return None if first is None else self._start(first)
 
     def catch_up(self, verified: VerifiedRound) -> FrozenState:
-        return self._start(self.seed_round(verified))
+        return self._start(self.take_round(verified))
 
     def step(self, state: FrozenState, step: DraftStep) -> None:
         recurrent = self.head.project(state.hidden)
@@ -193,6 +195,6 @@ class FrozenKVDrafter(FrozenSeed):
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.picker.kept_logits(slot_ids)
 
-    def _start(self, seeded: Seeded) -> FrozenState:
-        tokens = self.picker.first(self.head, seeded.hidden, seeded.rows)
-        return FrozenState(tokens, seeded.hidden, seeded.attention, seeded.rows)
+    def _start(self, first: FirstStepOutput) -> FrozenState:
+        tokens = self.picker.first(self.head, first.hidden, first.rows)
+        return FrozenState(tokens, first.hidden, first.attention, first.rows)

@@ -16,7 +16,7 @@ from spec_lab.core.draft_tree import DraftTree
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, PromptChunk, VerifiedRound
-from spec_lab.drafters.frozen_kv import Anchor, FrozenHead, FrozenSeed, Seeded
+from spec_lab.drafters.frozen_kv import Anchor, FirstStepOutput, FrozenFirstStep, FrozenHead
 from spec_lab.drafters.growth import TreeShape, rank_tokens, rows_of_branches
 from spec_lab.drafters.picking import GivenDrafts
 
@@ -35,7 +35,7 @@ class FrozenTreeState:
     frozen_attention: dict[int, AttentionMetadata]
 
 
-class FrozenKVTreeDrafter(GivenDrafts, FrozenSeed):
+class FrozenKVTreeDrafter(GivenDrafts, FrozenFirstStep):
     """Keeps the protocol `TreeDrafter`."""
 
     def __init__(
@@ -50,11 +50,11 @@ class FrozenKVTreeDrafter(GivenDrafts, FrozenSeed):
         self.shape = shape
 
     def ingest(self, chunk: PromptChunk) -> FrozenTreeState | None:
-        seeded = self.seed_prompt(chunk)
-        return None if seeded is None else self._start(seeded)
+        first = self.take_chunk(chunk)
+        return None if first is None else self._start(first)
 
     def catch_up(self, verified: VerifiedRound) -> FrozenTreeState:
-        return self._start(self.seed_round(verified))
+        return self._start(self.take_round(verified))
 
     def step(self, state: FrozenTreeState, step: DraftStep) -> None:
         branches = self.shape.branch(state.growth)
@@ -73,10 +73,10 @@ class FrozenKVTreeDrafter(GivenDrafts, FrozenSeed):
     def finish(self, state: FrozenTreeState) -> DraftTree:
         return self.shape.finish(state.growth)
 
-    def _start(self, seeded: Seeded) -> FrozenTreeState:
-        logits = self.head.target_logits(seeded.hidden).unsqueeze(1)
+    def _start(self, first: FirstStepOutput) -> FrozenTreeState:
+        logits = self.head.target_logits(first.hidden).unsqueeze(1)
         growth = self.shape.start(rank_tokens(logits, self.shape.topk))
-        return FrozenTreeState(growth, seeded.hidden.unsqueeze(1), {1: seeded.attention})
+        return FrozenTreeState(growth, first.hidden.unsqueeze(1), {1: first.attention})
 
     def _attention(self, state: FrozenTreeState, width: int) -> AttentionMetadata:
         """Return metadata of `width` queries a request, each a sequence of its own over the same pages."""

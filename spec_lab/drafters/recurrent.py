@@ -10,7 +10,8 @@ from typing import Protocol
 import torch
 
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, PrunePolicy, RowSelection
+from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, RowSelection
+from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, PromptChunk, Request, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp, plan_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from spec_lab.core.origins import round_origins
-from spec_lab.core.protocols import PrunePolicy
+from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.results import GenerationResult, PrefillRecord, RequestRecord, RoundRecord, RowCounts
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.graphs.mode import GraphMode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spec_lab.core.protocols import PrunePolicy
+from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.results import RowCounts
 from spec_lab.core.types import AttentionMetadata, PromptChunk, Sequence
 from spec_lab.engine.round import DecodeRound

@@ -36,7 +36,7 @@ class Parts:
 
 
 @dataclass(slots=True)
-class Verified:
+class VerifyOutput:
     """The target's answer to a batch: logits [batch, N, vocab], and the drafter's features [batch * N, ...]."""
 
     batch: RoundBatch
@@ -67,7 +67,7 @@ class DecodeRound:
         """Read the rows of [batch] slots from the slot state."""
         return self.parts.slots.batch(slot_ids, max_kv_len)
 
-    def verify(self, batch: RoundBatch) -> Verified:
+    def verify(self, batch: RoundBatch) -> VerifyOutput:
         """Run the target over N rows a request."""
         parts = self.parts
         batch_size, num_rows = batch.input_ids.shape
@@ -76,7 +76,7 @@ class DecodeRound:
             features = parts.drafter.requirements.features
             output = parts.target.forward(batch.input_ids.reshape(-1), parts.cache, attention, AllRows(), features)
             logits = parts.target.logits(output.hidden).view(batch_size, num_rows, -1)
-        return Verified(batch, logits, output.features)
+        return VerifyOutput(batch, logits, output.features)
 
     def attention(self, batch: RoundBatch) -> AttentionMetadata:
         """Build the metadata of verify's rows, at positions L..L+K."""
@@ -88,13 +88,13 @@ class DecodeRound:
             max_seq_len=batch.max_kv_len + num_rows,
         )
 
-    def accept(self, verified: Verified) -> VerifiedRound:
+    def accept(self, output: VerifyOutput) -> VerifiedRound:
         """Let the rule judge the drafts."""
-        batch = verified.batch
+        batch = output.batch
         with self.parts.timer.span("accept"):
             verification = self.parts.rule.accept(
                 AcceptanceInputs(
-                    logits=verified.logits,
+                    logits=output.logits,
                     draft_tokens=batch.draft_tokens,
                     active=batch.active,
                     slot_ids=batch.slot_ids,
@@ -102,10 +102,10 @@ class DecodeRound:
                     draft_logits=self.parts.drafter.kept_logits(batch.slot_ids),
                 )
             )
-            return VerifiedRound(batch, verification, verified.features)
+            return VerifiedRound(batch, verification, output.features)
 
     def catch_up(self, verified: VerifiedRound) -> Any:
-        """Run the drafter's catch-up step (its seed step, if it has no cache of its own): the state with draft 1."""
+        """Run the drafter's catch-up step (its first step, if it has no cache of its own): the state with draft 1."""
         with self.parts.timer.span("catchup"):
             return self.parts.drafter.catch_up(verified)
 
@@ -115,6 +115,7 @@ class DecodeRound:
             return collect_drafts(self.parts.drafter, self.parts.mover, state)
 
     def commit(self, verified: VerifiedRound, drafts: Any) -> None:
+        """Leave the next round's inputs in the slots; the host has read nothing yet."""
         with self.parts.timer.span("commit"):
             self.parts.slots.commit(verified.batch, verified.verification, drafts)
 

@@ -11,7 +11,7 @@ from spec_lab.core.draft_tree import DraftTree, TreeRows, ancestors_and_self
 from spec_lab.core.kv_cache import cache_slots
 from spec_lab.core.tree_protocols import JudgedRows, TreeAttentionBackend, TreeDrafter, TreeRule
 from spec_lab.core.types import AttentionMetadata, DraftStep, RoundBatch, VerifiedRound
-from spec_lab.engine.round import DecodeRound, Parts, Verified
+from spec_lab.engine.round import DecodeRound, Parts, VerifyOutput
 
 
 @dataclass(slots=True)
@@ -55,14 +55,14 @@ class TreeRound(DecodeRound):
             TreeRows(visible, depths, depths), batch.kv_lens, batch.page_table, max_seq_len
         )
 
-    def accept(self, verified: Verified) -> VerifiedRound:
+    def accept(self, output: VerifyOutput) -> VerifiedRound:
         """Let the rule walk the tree, and leave its path as a chain of n rows."""
-        batch = verified.batch
+        batch = output.batch
         with self.parts.timer.span("accept"):
-            judged = JudgedRows(verified.logits, batch.input_ids, self._parents(batch), batch.active)
+            judged = JudgedRows(output.logits, batch.input_ids, self._parents(batch), batch.active)
             walk = self._tree.rule.walk(judged, self._depth)
             self._compact(batch, walk.path)
-            features = verified.features
+            features = output.features
             if features is not None:
                 first_rows = torch.arange(batch.num_rows, device=walk.path.device) * batch.input_ids.shape[1]
                 features = features.index_select(0, (first_rows.unsqueeze(1) + walk.path).reshape(-1))

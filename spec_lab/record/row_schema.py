@@ -45,7 +45,9 @@ class RequestRow(TypedDict):
 class RoundRow(TypedDict):
     """A line of `rounds.jsonl`: one round of the main configuration, lists with an entry a request.
 
-    `num_surplus` requests more were in it, which the round before had ended.
+    It has the figures of a `RoundRecord` and is a type of its own on purpose: this is the layout of a file, which lines
+    of older records must fit too, so that keys may be missing here that the engine always has. `num_surplus` requests
+    more were in the round, which the round before had ended.
     """
 
     repeat: int

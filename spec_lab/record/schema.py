@@ -241,19 +241,11 @@ class Comparison(TypedDict):
     accuracy_change: AccuracyChange | None
 
 
-class Summary(Origin, Outcome, Speed, Comparison, RoundWork):
-    """`summary.json`. A run that has no results has the same keys, with nulls, zeros and empty lists.
-    `tree_rows` is younger than the schema's version."""
+class Results(Outcome, Speed, Comparison, RoundWork):
+    """Everything that was measured. `tree_rows` is younger than the schema's version."""
 
-    schema_version: int
-    status: Status
-    reason: str | None
-    verdict: str
-    seconds: float
     num_draft_tokens: int | None
     tree_rows: NotRequired[int | None]
-    acceptance_imposed: bool
-    acceptance_lossless: bool | None
     accepted_histogram: list[int]
     emitted_histogram: list[int]
     verify_calls: int
@@ -261,5 +253,17 @@ class Summary(Origin, Outcome, Speed, Comparison, RoundWork):
     gpu_idle_share: float | None
     kernels: list[Kernel]
     by_category: dict[str, Outcome]
+
+
+class Summary(Origin, Results):
+    """`summary.json`. A run that has no results has the same keys, with nulls, zeros and empty lists."""
+
+    schema_version: int
+    status: Status
+    reason: str | None
+    verdict: str
+    seconds: float
+    acceptance_imposed: bool
+    acceptance_lossless: bool | None
     divergence: DivergenceCounts | None
     definitions: dict[str, str]

@@ -24,6 +24,7 @@ from spec_lab.record.schema import (
     Ratio,
     Reference,
     Repeat,
+    Results,
     RoundWork,
     Speed,
     Status,
@@ -67,12 +68,7 @@ def build_summary(
         acceptance_imposed: the rule set how much is accepted, so acceptance is no result.
         acceptance_lossless: whether the rule promises plain decoding's output; None where no rule was at work.
     """
-    references = references or {}
-    first = main.repeats[0] if main.repeats else None
-    num_draft_tokens = main.num_draft_tokens
     diverged = None if divergences is None else {divergence.request_id for divergence in divergences}
-    work = work or NOT_PROFILED
-    speed = _speed(main.repeats)
     summary: Summary = {
         "schema_version": SCHEMA_VERSION,
         "status": status,
@@ -80,11 +76,29 @@ def build_summary(
         "verdict": "",
         **_origin(info),
         "seconds": seconds,
+        "acceptance_imposed": acceptance_imposed,
+        "acceptance_lossless": acceptance_lossless,
+        **_results(main, references or {}, diverged, kernels, work or NOT_PROFILED),
+        "divergence": None if divergences is None else _count_divergences(len(main.requests), divergences),
+        "definitions": definitions.DEFINITIONS,
+    }
+    summary["verdict"] = verdict(summary)
+    return summary
+
+
+def _results(
+    main: Measured,
+    references: Mapping[str, Measured],
+    diverged: Collection[str] | None,
+    kernels: Sequence[Kernel],
+    work: RoundWork,
+) -> Results:
+    first, num_draft_tokens = main.repeats[0] if main.repeats else None, main.num_draft_tokens
+    speed = _speed(main.repeats)
+    return {
         "num_draft_tokens": num_draft_tokens if first else None,
         "tree_rows": first.tree_rows if first else None,
         **_outcome(main, main.requests, diverged),
-        "acceptance_imposed": acceptance_imposed,
-        "acceptance_lossless": acceptance_lossless,
         "accepted_histogram": acceptance_metrics.accepted_histogram(main.requests, num_draft_tokens),
         "emitted_histogram": acceptance_metrics.emitted_histogram(main.requests, num_draft_tokens),
         "verify_calls": len(first.rounds) if first else 0,
@@ -95,11 +109,7 @@ def build_summary(
         "gpu_idle_share": time_metrics.gpu_idle_share(work["gpu_busy_ms_per_round"], speed["round_ms"]),
         "kernels": list(kernels),
         "by_category": _by_category(main, diverged),
-        "divergence": None if divergences is None else _count_divergences(len(main.requests), divergences),
-        "definitions": definitions.DEFINITIONS,
     }
-    summary["verdict"] = verdict(summary)
-    return summary
 
 
 def _origin(info: RunInfo) -> Origin:

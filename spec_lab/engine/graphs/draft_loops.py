@@ -12,7 +12,7 @@ import torch
 from spec_lab.core.types import AttentionMetadata, DraftStep, Verification, VerifiedRound
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.graphs.captured import Bucket, CapturedMode
-from spec_lab.engine.round import DecodeRound, Verified
+from spec_lab.engine.round import DecodeRound, VerifyOutput
 
 
 class SeparateVerify(CapturedMode):
@@ -33,14 +33,14 @@ class SeparateVerify(CapturedMode):
         decode_round.commit(verified, draft(bucket, decode_round, verified))
         return verified.verification
 
-    def _verify(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verified:
-        def load_and_verify(slot_ids: torch.Tensor) -> Verified:
+    def _verify(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> VerifyOutput:
+        def load_and_verify(slot_ids: torch.Tensor) -> VerifyOutput:
             return decode_round.verify(decode_round.load(slot_ids, self._max_kv_len))
 
         if not self._capture_verify:
             return load_and_verify(slot_ids)
-        verified: Verified = self._segment(bucket, decode_round, "verify", load_and_verify)(slot_ids)
-        return verified
+        output: VerifyOutput = self._segment(bucket, decode_round, "verify", load_and_verify)(slot_ids)
+        return output
 
     @abstractmethod
     def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> Any:
@@ -52,7 +52,9 @@ def _no_drafts(bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRoun
 
 
 class SplitSeed(SeparateVerify):
-    """graph=split_seed: the first draft step is launched, the others are one graph (SGLang before #25539)."""
+    """graph=split_seed: the first draft step, which SGLang calls the seed step, is launched, the others are one graph
+    (SGLang before #25539).
+    """
 
     def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> Any:
         state = decode_round.catch_up(verified)
@@ -62,7 +64,7 @@ class SplitSeed(SeparateVerify):
 
 
 class FullLoop(SeparateVerify):
-    """graph=full_loop: all draft steps are one graph, with the seed or catch-up step folded in and the metadata moved
+    """graph=full_loop: all draft steps are one graph, with the catch-up or first step folded in and the metadata moved
     inside it (SGLang #25539, vLLM #46849).
     """
 
@@ -126,6 +128,7 @@ class StepReplay(SeparateVerify):
         def first(verified: VerifiedRound) -> StepInputs:
             return first_step(decode_round, verified)
 
+        # Records have the nodes of this graph under SGLang's word for the first step.
         inputs: StepInputs = self._segment(bucket, decode_round, "seed", first, stage="catchup")(verified)
         for index in range(1, drafter.num_draft_tokens):
             inputs.column.fill_(index)
@@ -141,7 +144,7 @@ class StepReplay(SeparateVerify):
 
 
 def first_step(decode_round: DecodeRound, verified: VerifiedRound) -> StepInputs:
-    """Run the catch-up (or seed) step, and make the buffers that the other steps go on with."""
+    """Run the catch-up (or first) step, and make the buffers that the other steps go on with."""
     state = decode_round.catch_up(verified)
     num_draft_tokens = decode_round.parts.drafter.num_draft_tokens
     drafts = state.tokens.new_zeros((state.tokens.shape[0], num_draft_tokens))

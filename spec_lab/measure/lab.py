@@ -1,0 +1,104 @@
+"""Everything that a run needs, loaded: prompts, target, drafter, and an engine for itself and each reference."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.assembly import registry
+from spec_lab.assembly.engine import UNPRUNED, build_engine, build_teacher, plain_config, unpruned_config
+from spec_lab.assembly.heads import load_drafter
+from spec_lab.assembly.models import Limits, Models, engine_limits, load_models, target_folder, thinking_markers
+from spec_lab.assembly.workloads_loader import check_requests, longest_sequence, open_workload
+from spec_lab.config import PruneConfig, RunConfig
+from spec_lab.core.types import Request
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.teacher import TeacherForcing
+from spec_lab.measure.world import ALONE, World
+from spec_lab.record.progress import Progress
+from spec_lab.record.schema import THIS_RUN
+from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
+from spec_lab.workloads.tokenizer import Tokenizer
+
+MAIN = THIS_RUN
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """Everything loaded for a run.
+
+    Attributes:
+        engines: the run's own under `MAIN`, and its references by name.
+    """
+
+    config: RunConfig
+    world: World
+    models: Models
+    tokenizer: Tokenizer
+    requests: list[Request]
+    engines: dict[str, Engine]
+    teacher: TeacherForcing
+
+
+def load_lab(config: RunConfig, world: World = ALONE) -> Lab:
+    """Load prompts, target and drafter, and make the engines."""
+    torch.manual_seed(config.seed)
+    torch.set_num_threads(config.num_threads or default_num_threads(config))
+    tokenizer, first_turns = open_workload(config, target_folder(config))
+    limits = engine_limits(config, first_turns, config.drafter.num_draft_tokens)
+    longest = min(longest_conversation(first_turns, tokenizer), longest_sequence(config))
+    models = load_models(config, max(limits.max_seq_len, longest), thinking_markers(tokenizer), world.partition)
+    requests = _with_later_turns(config, models, tokenizer, first_turns)
+    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    make_drafter = load_drafter(config, models)
+    engines = {MAIN: build_engine(config, models, make_drafter, limits)}
+    if "plain" in config.references and config.drafter.num_draft_tokens > 0:
+        engines["plain"] = plain_engine(config, models, limits)
+    if "unpruned" in config.references and _prunes(config.prune, engines[MAIN]):
+        engines["unpruned"] = build_engine(unpruned_config(config), models, make_drafter, limits)
+    for request in requests:
+        engines[MAIN].scheduler.check(request)
+    teacher = build_teacher(config, models, limits)
+    teacher.require_finite(requests[0].prompt_ids)  # where activations overflow at all, most do from the first tokens
+    return Lab(config, world, models, tokenizer, requests, engines, teacher)
+
+
+def default_num_threads(config: RunConfig) -> int:
+    """Returns what the target's option says; where it says nothing, all cores, shared by the processes of the run."""
+    shared = max(1, (os.cpu_count() or 1) // config.target.tensor_parallel)
+    return registry.of(config).target(config).num_threads or shared
+
+
+def _with_later_turns(
+    config: RunConfig, models: Models, tokenizer: Tokenizer, first_turns: list[Request]
+) -> list[Request]:
+    """The requests of all turns, once plain decoding has answered those that others follow."""
+
+    def answer(asked: list[Request]) -> list[str]:
+        engine = plain_engine(config, models, engine_limits(config, asked, 0))
+        with Progress(len(asked), "answer") as progress:
+            progress.stage("answering the turns that others follow")
+            records = engine.generate(asked, on_finish=lambda _: progress.advance()).requests
+        return [tokenizer.decode(before_end(record.output_ids, models.target.eos_token_ids)) for record in records]
+
+    requests = with_later_turns(first_turns, tokenizer, answer, longest_sequence(config), config.workload.unusable)
+    check_requests(requests, models.target.config, target_folder(config))
+    return requests
+
+
+def plain_engine(config: RunConfig, models: Models, limits: Limits) -> Engine:
+    """Make the engine that decodes without drafts, and prunes nothing."""
+    plain = plain_config(config)
+    return build_engine(plain, models, load_drafter(plain, models), limits)
+
+
+def _prunes(prune: PruneConfig, engine: Engine) -> bool:
+    """Tells whether anything is pruned. A drafter without a catch-up step makes `prune.catchup` a no-op."""
+    asks_catchup = prune.catchup != UNPRUNED.catchup
+    catches_up = engine.parts.drafter.requirements.catches_up
+    if asks_catchup and not catches_up:
+        print(f"prune.catchup={prune.catchup} has nothing to prune: this drafter has no catch-up step", file=sys.stderr)
+    return prune.prefill != UNPRUNED.prefill or (asks_catchup and catches_up)
