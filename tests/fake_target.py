@@ -20,7 +20,7 @@ from spec_lab.assembly import registry
 from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
-from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, PagedKVCache
+from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, CacheRow, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, Drafter, DrafterRequirements, RowSelection
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.types import (
@@ -270,7 +270,7 @@ def make_fake_engine(
     if num_pages is None:
         num_pages = num_slots * -(-(max_seq_len + margin) // page_size) + NUM_RESERVED_PAGES
     table = PageTable(num_slots, max_seq_len + margin, page_size, device)
-    cache = PagedKVCache(len(WINDOWS), num_pages, page_size, 1, WIDTH, torch.float32, device)
+    cache = PagedKVCache([CacheRow((2, 1, WIDTH))] * len(WINDOWS), num_pages, page_size, torch.float32, device)
     cache.kv[:, (NULL_PAGE + 1) * page_size :] = float("nan")
     slots = SlotState(num_slots, drafter.num_draft_tokens if tree_rows is None else tree_rows - 1, table)
     rule = StrictAcceptance() if tree_rows is None else StrictTreeAcceptance()

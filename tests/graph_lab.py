@@ -30,7 +30,7 @@ from spec_lab.engine.capture import CapturedGraph
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.tape import TapeRecorder, poison
 from spec_lab.engine.torch_internals import storage_id
-from spec_lab.models.config import read_model_config
+from spec_lab.models.families.table import read_model_config
 from tests.captures import flat
 from tests.engine_state import find_tensors, is_cache
 from tests.lab import make_config, make_pair, random_requests

@@ -30,7 +30,8 @@ from spec_lab.config import (
 from spec_lab.core.kv_cache import SCRATCH_PAGE
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.models.config import Family, read_model_config
+from spec_lab.models.families.plain import Family
+from spec_lab.models.families.table import read_model_config
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 
 PRUNING = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from spec_lab.models.decoder import DecoderLayer
+from spec_lab.models.layers import DecoderLayer
 
 
 @dataclass
@@ -34,8 +34,8 @@ class CountingBackend:
 
 def count_rows(layer: DecoderLayer) -> LayerRows:
     """Count the rows of `layer` from now on."""
-    rows, attention = LayerRows(), layer.attention
-    attention.backend = CountingBackend(attention.backend, rows.attended)  # type: ignore[assignment]
+    rows, attention = LayerRows(), cast(Any, layer.attention)
+    attention.backend = CountingBackend(attention.backend, rows.attended)
     attention.o = _counting(attention.o, rows.projected)
     layer.mlp = _counting(layer.mlp, rows.mlp)
     return rows

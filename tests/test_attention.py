@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE, PagedKVCache, cache_slots
+from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE, CacheRow, PagedKVCache, cache_slots
 from spec_lab.core.types import AttentionMetadata, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.catchup import plan_catchup
 from spec_lab.engine.pages import PageTable
@@ -50,7 +50,7 @@ def fill(lens: list[int], page_size: int, seed: int = 0, garbage: float = float(
     num_columns = -(-MAX_SEQ_LEN // page_size)
     num_pages = 2 + num_columns * len(lens)
     table = PageTable(len(lens), MAX_SEQ_LEN, page_size, device)
-    cache = PagedKVCache(1, num_pages, page_size, NUM_KV_HEADS, HEAD_DIM, torch.float32, device)
+    cache = PagedKVCache([CacheRow((2, NUM_KV_HEADS, HEAD_DIM))], num_pages, page_size, torch.float32, device)
     cache.kv[:, (NULL_PAGE + 1) * page_size :] = garbage
     backend = TorchAttention(page_size, MAX_POSITIONS)
     free = (torch.randperm(num_pages - 2, generator=generator) + 2).tolist()

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.core.kv_cache import NULL_PAGE, LayerCache, PagedKVCache
+from spec_lab.core.kv_cache import NULL_PAGE, CacheRow, LayerCache, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
-from spec_lab.models.config import read_model_config
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.eagle3_checkpoint import load_eagle3
+from spec_lab.models.families.table import read_model_config
 from tests.fake_target import make_prune
 from tests.lab import make_pair
 
@@ -102,7 +102,7 @@ def make_lane(
     columns, device = MAX_SEQ_LEN // PAGE_SIZE, torch.device("cpu")
     num_pages = 2 + columns * len(kv_lens)
     table = PageTable(len(kv_lens), MAX_SEQ_LEN, PAGE_SIZE, device)
-    cache = PagedKVCache(1, num_pages, PAGE_SIZE, 2, 16, torch.float32, device).layers[0]
+    cache = PagedKVCache([CacheRow((2, 2, 16))], num_pages, PAGE_SIZE, torch.float32, device).layers[0]
     cache.kv[(NULL_PAGE + 1) * PAGE_SIZE :] = float("nan")
     generator = torch.Generator().manual_seed(3)
     for slot, length in enumerate(kv_lens):

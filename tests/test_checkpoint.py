@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.models.checkpoint import decoder_tensor_shapes, is_finite, load_tensors
-from spec_lab.models.config import Family, read_model_config
+from spec_lab.models.families.plain import Family
+from spec_lab.models.families.table import read_model_config
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
 
 KINDS: dict[str, tuple[Family, dict[str, Any]]] = {

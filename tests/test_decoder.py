@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.assembly.models import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
-from spec_lab.models.config import Family, read_model_config
 from spec_lab.models.decoder import DecoderTarget
+from spec_lab.models.families.plain import Family
+from spec_lab.models.families.table import read_model_config
 from spec_lab.models.linear import DenseLinear, can_pack, make_linear
 from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
 from tests.tiny_checkpoints import make_tiny_target, use_hub_spelling
@@ -95,7 +97,7 @@ def make_lane(folder: Path, num_requests: int = 1, dtype: torch.dtype = torch.fl
     num_pages = 2 + columns * num_requests
     for slot in range(num_requests):
         table.assign(slot, list(range(2 + slot, num_pages, num_requests))[::-1])
-    cache = PagedKVCache(config.num_layers, num_pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, dtype, device)
+    cache = PagedKVCache([cache_row(plan) for plan in config.layers], num_pages, PAGE_SIZE, dtype, device)
     cache.kv[:, (NULL_PAGE + 1) * PAGE_SIZE :] = float("nan")
     return Lane(DecoderTarget(config, tensors, backend), backend, cache, table)
 
@@ -165,13 +167,14 @@ def test_logits_and_features_equal_transformers(checkpoints: Any, tmp_path: Path
 def test_the_kinds_are_what_they_say(checkpoints: Any) -> None:
     """Without this the matrix above could run one model thirteen times."""
     configs = {kind: read_model_config(checkpoints(kind)[0]) for kind in KINDS}
-    assert configs["qwen2"].qkv_bias and configs["qwen3"].qk_norm and configs["llama_tied"].tie_word_embeddings
-    assert configs["llama"].head_dim != configs["llama"].hidden_size // configs["llama"].num_heads
-    assert configs["qwen2_sliding"].layer_windows == (None,) * 3 + (6,) * 5
-    assert configs["qwen3_sliding"].layer_windows == (6,) * 8 and LENGTH > 6
+    plans = {kind: config.layers[0] for kind, config in configs.items()}
+    assert plans["qwen2"].qkv_bias and plans["qwen3"].qk_norm and configs["llama_tied"].tie_word_embeddings
+    assert plans["llama"].head_dim != configs["llama"].hidden_size // plans["llama"].num_heads
+    assert [plan.window for plan in configs["qwen2_sliding"].layers] == [None] * 3 + [6] * 5
+    assert [plan.window for plan in configs["qwen3_sliding"].layers] == [6] * 8 and LENGTH > 6
     assert len(list(checkpoints("llama_sharded")[0].glob("*.safetensors"))) > 1
-    assert configs["llama_llama3_rope"].rope.scaling == "llama3"
-    assert configs["llama_linear_rope"].rope.scaling == "linear"
+    assert plans["llama_llama3_rope"].rope.scaling == "llama3"
+    assert plans["llama_linear_rope"].rope.scaling == "linear"
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2_sliding", "qwen3_sliding"])

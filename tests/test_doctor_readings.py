@@ -25,7 +25,7 @@ from spec_lab.doctor.readings import ALL_ASPECTS, check_readings
 from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import TeacherForcedDrafts
-from spec_lab.models.config import read_model_config
+from spec_lab.models.families.table import read_model_config
 from tests.lab import make_config, random_requests
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target

@@ -13,11 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.models.config import ModelConfig, RopeConfig
+from spec_lab.models.config import ModelConfig
 from spec_lab.models.eagle3_checkpoint import default_tap_layer_inputs, load_eagle3, read_eagle3_config
+from spec_lab.models.families.table import read_decoder
+from spec_lab.models.plan import RopeConfig
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_eagle3, refused, rewrite_config, rewrite_tensors
 
-TARGET = ModelConfig.from_dict(TINY_SIZES | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16}, "target")
+TARGET = read_decoder(TINY_SIZES | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16}, "target")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -47,9 +49,9 @@ def test_both_layouts_give_the_same_tensors(tmp_path: Path, layout: Any, family:
     config, tensors = load_eagle3(tmp_path, TARGET, torch.float32, "cpu")
     assert_same(tensors, expected)
     assert config.layer.family == family
-    assert config.layer.qk_norm == (family == "qwen3")
+    assert config.layer.only_layer.qk_norm == (family == "qwen3")
     assert config.layer.num_layers == 1
-    assert config.layer.rope == RopeConfig(theta=10000.0, scaling="none")
+    assert config.layer.only_layer.rope == RopeConfig(theta=10000.0, scaling="none")
     assert (config.target_hidden_size, config.draft_vocab_size, config.target_vocab_size) == (32, 120, 160)
     assert config.norm_before_residual == embed_tokens
     assert config.tap_layer_inputs is None

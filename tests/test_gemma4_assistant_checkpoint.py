@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from spec_lab.assembly.drafters.trained import ZOO
-from spec_lab.models.config import ModelConfig, read_model_config
+from spec_lab.models.config import ModelConfig
+from spec_lab.models.families.table import read_model_config
 from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
 from spec_lab.models.gemma4_assistant_config import (
     AssistantConfig,
@@ -172,9 +173,10 @@ def test_refuses_other_assistants(
 
 def test_refuses_a_target_with_scaled_rope(tmp_path: Path, target: ModelConfig) -> None:
     make_tiny_assistant(tmp_path, target)
-    for rope in (replace(target.rope, scaling="linear"), replace(target.rope, partial_rotary_factor=0.5)):
+    for change in ({"scaling": "linear"}, {"partial_rotary_factor": 0.5}):
+        plans = tuple(replace(plan, rope=replace(plan.rope, **change)) for plan in target.layers)
         with refused("the rope of layer 0", "drafter.path"):
-            read(tmp_path, replace(target, rope=rope))
+            read(tmp_path, replace(target, layers=plans))
 
 
 def test_refuses_tensors_that_do_not_fit(tmp_path: Path, target: ModelConfig) -> None:

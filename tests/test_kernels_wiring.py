@@ -30,9 +30,11 @@ from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
 from spec_lab.models.checkpoint import decoder_tensor_shapes
-from spec_lab.models.config import Family, RopeConfig, read_model_config
-from spec_lab.models.decoder import build_attention
+from spec_lab.models.families.plain import Family
+from spec_lab.models.families.table import read_model_config
+from spec_lab.models.layer_builder import build_attention
 from spec_lab.models.layers import FusedRopeAndWrite, RopeThenWrite
+from spec_lab.models.plan import RopeConfig
 from tests.graph_lab import live_kv
 from tests.kernel_lab import DEVICE
 from tests.lab import make_config, make_pair, random_requests
@@ -220,12 +222,14 @@ def test_heads_that_are_normed_first_keep_torch(tmp_path: Path, family: Family, 
     "change", [{"attention_gate": True}, {"rope": RopeConfig(300.0, "none", partial_rotary_factor=0.5)}]
 )
 def test_gates_and_partial_rotation_keep_torch(change: dict[str, Any], folders: dict[str, Path]) -> None:
-    config = replace(read_model_config(folders["target"]), **change)
+    config = read_model_config(folders["target"])
+    plan = replace(config.layers[0], **change)
+    config = replace(config, layers=(plan,))
     backend = TorchAttention(4, 64, rope_write=rope_write)
     tensors = {
         name: torch.zeros(shape)
         for name, shape in decoder_tensor_shapes(config).items()
         if name.startswith("model.layers.0.self_attn.")
     }
-    attention = build_attention(config, tensors, "model.layers.0.self_attn.", None, backend)
+    attention = build_attention(plan, config.rms_norm_eps, tensors, "model.layers.0.self_attn.", backend)
     assert isinstance(attention.rope_and_write, RopeThenWrite)

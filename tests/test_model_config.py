@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.models.config import Family, ModelConfig, RopeConfig, read_model_config
+from spec_lab.models.config import ModelConfig
+from spec_lab.models.families.plain import Family
+from spec_lab.models.families.table import read_decoder, read_model_config
+from spec_lab.models.plan import LayerPlan, RopeConfig
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_target, refused, rewrite_config, use_hub_spelling
 
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
@@ -27,7 +30,17 @@ ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen
 
 def read(family: Family = "llama", drop: tuple[str, ...] = (), **changes: Any) -> ModelConfig:
     config = TINY_SIZES | {"architectures": [ARCHITECTURES[family]], "model_type": family} | changes
-    return ModelConfig.from_dict({key: value for key, value in config.items() if key not in drop}, "folder/config.json")
+    return read_decoder({key: value for key, value in config.items() if key not in drop}, "folder/config.json")
+
+
+def plan_of(family: Family = "llama", **changes: Any) -> LayerPlan:
+    """The plan that all layers have."""
+    (plan,) = set(read(family, **changes).layers)
+    return plan
+
+
+def windows(config: ModelConfig) -> tuple[int | None, ...]:
+    return tuple(plan.window for plan in config.layers)
 
 
 @pytest.mark.parametrize("spelling", ["transformers", "hub"])
@@ -43,18 +56,18 @@ def test_reads_what_transformers_reads(tmp_path: Path, family: Family, spelling:
     for ours, its in {
         "vocab_size": "vocab_size",
         "hidden_size": "hidden_size",
-        "intermediate_size": "intermediate_size",
         "num_layers": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
-        "num_kv_heads": "num_key_value_heads",
         "rms_norm_eps": "rms_norm_eps",
         "max_position_embeddings": "max_position_embeddings",
         "tie_word_embeddings": "tie_word_embeddings",
         "bos_token_id": "bos_token_id",
     }.items():
         assert getattr(config, ours) == getattr(reference, its), ours
-    assert config.head_dim == model.model.layers[0].self_attn.head_dim == (8 if family == "qwen2" else 16)
-    assert config.rope == RopeConfig(theta=5000.0, scaling="linear", factor=2.0)
+    (plan,) = set(config.layers)
+    assert plan.intermediate_size == reference.intermediate_size
+    assert (plan.num_heads, plan.num_kv_heads) == (reference.num_attention_heads, reference.num_key_value_heads)
+    assert plan.head_dim == model.model.layers[0].self_attn.head_dim == (8 if family == "qwen2" else 16)
+    assert plan.rope == RopeConfig(theta=5000.0, scaling="linear", factor=2.0)
     assert config.eos_token_ids == (2,)
     assert config.torch_dtype == "float32"
 
@@ -67,52 +80,53 @@ def test_left_out_keys_have_the_defaults_of_transformers(family: Family) -> None
     optional = ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id")
     sizes = {key: value for key, value in TINY_SIZES.items() if key not in (*optional, "tie_word_embeddings")}
     sizes |= {"num_attention_heads": 32, "hidden_size": 64}
-    config = ModelConfig.from_dict(sizes | {"architectures": [ARCHITECTURES[family]]}, "config.json")
+    config = read_decoder(sizes | {"architectures": [ARCHITECTURES[family]]}, "config.json")
     reference = AutoConfig.for_model(family, **sizes)
-    assert config.num_kv_heads == reference.num_key_value_heads
+    (plan,) = set(config.layers)
+    assert plan.num_kv_heads == reference.num_key_value_heads
     assert config.max_position_embeddings == reference.max_position_embeddings
     assert config.rms_norm_eps == reference.rms_norm_eps
     assert config.bos_token_id == reference.bos_token_id
     assert config.eos_token_ids == ()
-    assert config.head_dim == (getattr(reference, "head_dim", None) or 2)
-    assert config.rope == RopeConfig(theta=reference.rope_parameters["rope_theta"], scaling="none")
+    assert plan.head_dim == (getattr(reference, "head_dim", None) or 2)
+    assert plan.rope == RopeConfig(theta=reference.rope_parameters["rope_theta"], scaling="none")
     assert config.tie_word_embeddings == reference.tie_word_embeddings
-    assert set(config.layer_windows) == {None}
+    assert plan.window is None
 
 
 def test_biases_and_norms_of_each_family() -> None:
-    assert [(c.qkv_bias, c.o_bias, c.qk_norm) for c in map(read, FAMILIES)] == [
+    assert [(c.qkv_bias, c.o_bias, c.qk_norm) for c in map(plan_of, FAMILIES)] == [
         (False, False, False),
         (True, False, False),
         (False, False, True),
     ]
-    llama = read("llama", attention_bias=True, mlp_bias=True)
+    llama = plan_of("llama", attention_bias=True, mlp_bias=True)
     assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (True, True, True)
-    qwen2 = read("qwen2", attention_bias=True, mlp_bias=True)
+    qwen2 = plan_of("qwen2", attention_bias=True, mlp_bias=True)
     assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.mlp_bias) == (True, False, False)
-    qwen3 = read("qwen3", attention_bias=True, mlp_bias=True)
+    qwen3 = plan_of("qwen3", attention_bias=True, mlp_bias=True)
     assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.mlp_bias) == (True, True, False)
 
 
 def test_llama3_rope_in_every_spelling() -> None:
     expected = RopeConfig(500000.0, "llama3", 8.0, 1.0, 4.0, 64)
     scaling = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
-    assert read(rope_parameters=LLAMA3).rope == expected
-    assert read(rope_theta=500000.0, rope_scaling=scaling).rope == expected
+    assert plan_of(rope_parameters=LLAMA3).rope == expected
+    assert plan_of(rope_theta=500000.0, rope_scaling=scaling).rope == expected
     legacy = {key: value for key, value in scaling.items() if key != "rope_type"} | {"type": "llama3"}
-    assert read(rope_theta=500000.0, rope_scaling=legacy).rope == expected
+    assert plan_of(rope_theta=500000.0, rope_scaling=legacy).rope == expected
 
 
 def test_rope_without_scaling_in_every_spelling() -> None:
     expected = RopeConfig(theta=1e6, scaling="none")
-    assert read(rope_theta=1000000, rope_scaling=None).rope == expected
-    assert read(rope_theta=1e6, rope_scaling={"rope_type": "default"}).rope == expected
-    assert read(rope_parameters={"rope_theta": 1e6, "rope_type": "default"}).rope == expected
+    assert plan_of(rope_theta=1000000, rope_scaling=None).rope == expected
+    assert plan_of(rope_theta=1e6, rope_scaling={"rope_type": "default"}).rope == expected
+    assert plan_of(rope_parameters={"rope_theta": 1e6, "rope_type": "default"}).rope == expected
 
 
 def test_llama3_rope_falls_back_to_the_models_length() -> None:
     shortened = {key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"}
-    assert read(rope_parameters=shortened, max_position_embeddings=96).rope.original_max_position_embeddings == 96
+    assert plan_of(rope_parameters=shortened, max_position_embeddings=96).rope.original_max_position_embeddings == 96
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
@@ -133,15 +147,15 @@ def test_windows_equal_transformers(tmp_path: Path, family: Family, options: dic
     model = make_tiny_target(tmp_path, family, **options)
     expected = tuple(layer.self_attn.sliding_window for layer in model.model.layers)
     assert (24 in expected) == options["use_sliding_window"]
-    assert read_model_config(tmp_path).layer_windows == expected
+    assert windows(read_model_config(tmp_path)) == expected
     if "layer_types" not in options:
         use_hub_spelling(tmp_path)
         rewrite_config(tmp_path, **options)
-        assert read_model_config(tmp_path).layer_windows == expected
+        assert windows(read_model_config(tmp_path)) == expected
 
 
 def test_llama_has_no_windows() -> None:
-    assert read(sliding_window=16, use_sliding_window=True, max_window_layers=0).layer_windows == (None,) * 8
+    assert windows(read(sliding_window=16, use_sliding_window=True, max_window_layers=0)) == (None,) * 8
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -207,13 +221,11 @@ def test_rope_keyed_by_layer_type_is_refused_as_transformers_cannot_read_it(
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_a_null_first_window_layer_matters_only_where_windows_are_on(family: Family) -> None:
-    assert read(family, max_window_layers=None).layer_windows == (None,) * 8
-    assert (
-        read(family, max_window_layers=None, use_sliding_window=True, sliding_window=None).layer_windows == (None,) * 8
-    )
+    assert windows(read(family, max_window_layers=None)) == (None,) * 8
+    assert windows(read(family, max_window_layers=None, use_sliding_window=True, sliding_window=None)) == (None,) * 8
     with refused("folder/config.json", "max_window_layers is null"):
         read(family, max_window_layers=None, use_sliding_window=True, sliding_window=24)
-    assert read(family, use_sliding_window=True, sliding_window=24).layer_windows == (None,) * 8
+    assert windows(read(family, use_sliding_window=True, sliding_window=24)) == (None,) * 8
 
 
 def test_declared_dtype_in_both_spellings() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.assembly.models import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.protocols import RowSelection
@@ -18,17 +19,17 @@ from spec_lab.core.types import AttentionMetadata, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.models import mtp_layouts
 from spec_lab.models.config import ModelConfig
-from spec_lab.models.layers import RotaryTable
+from spec_lab.models.families.table import read_decoder
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.mtp_checkpoint import load_mtp, num_mtp_modules
 from spec_lab.models.mtp_layouts import MtpLayout
-from spec_lab.models.rope import rope_tables
+from spec_lab.models.rope import rotary_table
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.tiny_checkpoints import TINY_SIZES, refused, rewrite_config, rewrite_tensors
 from tests.tiny_mtp import FAMILIES, TinyMtp, make_tiny_mtp
 
-TARGET = ModelConfig.from_dict(TINY_SIZES | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16}, "target")
+TARGET = read_decoder(TINY_SIZES | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16}, "target")
 NUM_ROWS, PAGE_SIZE = 4, 4
 STARTS, LIVE = [9, 2, 0], [0, 3, 2]
 EMBEDDING = torch.randn(160, 32, generator=torch.Generator().manual_seed(1))
@@ -67,12 +68,12 @@ def make_lane(folder: Path, **sides: NormSide) -> Lane:
     config, (tensors,) = load_mtp(folder, TARGET, 1, torch.float32, "cpu")
     config = replace(config, **sides)
     backend, device = TorchAttention(PAGE_SIZE, 64), torch.device("cpu")
-    rotary = RotaryTable(*rope_tables(config.layer, 64, torch.float32, "cpu"))
+    plan = config.layer.only_layer
+    rotary = rotary_table(plan.rope, plan.head_dim, 64, torch.float32, "cpu")
     table = PageTable(3, 16, PAGE_SIZE, device)
     for slot in range(3):
         table.assign(slot, list(range(2 + slot, 14, 3)))
-    layer = config.layer
-    cache = PagedKVCache(1, 14, PAGE_SIZE, layer.num_kv_heads, layer.head_dim, torch.float32, device)
+    cache = PagedKVCache([cache_row(plan)], 14, PAGE_SIZE, torch.float32, device)
     cache.kv[:, (NULL_PAGE + 1) * PAGE_SIZE :] = float("nan")
     return Lane(MtpModule(config, tensors, EMBEDDING, make_linear(HEAD), rotary, backend), backend, cache, table)
 
@@ -292,7 +293,7 @@ def test_the_config_on_the_hub_may_leave_keys_out(tmp_path: Path) -> None:
     default.
     """
     make_tiny_mtp(tmp_path, "qwen3_5", TARGET, rope_parameters={"rope_type": "default", "rope_theta": 1e7})
-    layer = load_mtp(tmp_path, TARGET, 1, torch.float32, "cpu")[0].layer
+    layer = load_mtp(tmp_path, TARGET, 1, torch.float32, "cpu")[0].layer.only_layer
     assert (layer.rope.partial_rotary_factor, layer.rope.theta, layer.attention_gate) == (0.25, 1e7, True)
     (tmp_path / "model.safetensors").unlink()
     make_tiny_mtp(tmp_path, "mimo", TARGET)
@@ -300,6 +301,6 @@ def test_the_config_on_the_hub_may_leave_keys_out(tmp_path: Path) -> None:
     del config["layer_types"], config["rope_parameters"]
     hub = config | {"rope_theta": 640000, "rope_scaling": None, "attention_bias": True, "sliding_window": 32768}
     (tmp_path / "config.json").write_text(json.dumps(hub))
-    layer = load_mtp(tmp_path, TARGET, 1, torch.float32, "cpu")[0].layer
+    layer = load_mtp(tmp_path, TARGET, 1, torch.float32, "cpu")[0].layer.only_layer
     assert (layer.rope.theta, layer.qkv_bias, layer.o_bias, layer.qk_norm) == (640000.0, True, False, False)
-    assert layer.layer_windows == (None,)
+    assert layer.window is None

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, SCRATCH_PAGE, LayerCache, PagedKVCache
+from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, SCRATCH_PAGE, CacheRow, LayerCache, PagedKVCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import (
     AcceptanceInputs,
@@ -112,7 +112,7 @@ class Trace:
     def __init__(self, prefill: str, catchup: str) -> None:
         self.backend = TorchAttention(4, 64)
         self.modules = [LetterModule() for _ in range(3)]
-        cache = PagedKVCache(3, 12, 4, 1, 1, torch.float32, CPU)
+        cache = PagedKVCache([CacheRow((2, 1, 1))] * 3, 12, 4, torch.float32, CPU)
         cache.kv[:, (NULL_PAGE + 1) * 4 :] = float("nan")
         self.caches = cache.layers
         self.table = torch.tensor([[5, 3, 7, 9, SCRATCH_PAGE]])
@@ -261,7 +261,7 @@ def make_checked_engine(
     modules = [NotingModule() for _ in range(num_modules)]
 
     def make_drafter(target: FakeTarget) -> MtpVanillaDrafter:
-        cache = PagedKVCache(num_modules, num_pages, page_size, 1, 2 * WIDTH, torch.float32, CPU)
+        cache = PagedKVCache([CacheRow((2, 1, 2 * WIDTH))] * num_modules, num_pages, page_size, torch.float32, CPU)
         cache.kv[:, (NULL_PAGE + 1) * page_size :] = float("nan")
         window = MtpWindow(3, num_modules, 2 * WIDTH, torch.float32, CPU)
         window.tokens[:3] = -7

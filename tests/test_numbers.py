@@ -15,7 +15,7 @@ from spec_lab.config import RunConfig, SamplingConfig
 from spec_lab.doctor.subject import load_subject
 from spec_lab.errors import UserError
 from spec_lab.measure.lab import load_lab
-from spec_lab.models.config import read_model_config
+from spec_lab.models.families.table import read_model_config
 from tests.lab import make_config
 from tests.tiny_checkpoints import make_tiny_eagle3, rewrite_tensors
 from tests.tiny_runs import CHEAP, make_run_config, make_runnable_pair, write_prompts

@@ -16,7 +16,7 @@ from spec_lab.compatibility.run import refusals
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.errors import UserError
 from spec_lab.measure.runner import run
-from spec_lab.models.config import read_model_config
+from spec_lab.models.families.table import read_model_config
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_mtp import make_tiny_mtp

@@ -10,7 +10,7 @@ import pytest
 from spec_lab.__main__ import main
 from spec_lab.assembly.targets import SHAPES
 from spec_lab.models.checkpoint import decoder_tensor_shapes
-from spec_lab.models.config import read_model_config
+from spec_lab.models.families.table import read_model_config
 from spec_lab.record.runs import read_summary
 from tests.tiny_checkpoints import make_tiny_target
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.models.config import ModelConfig, RopeConfig
+from spec_lab.models.families.table import read_decoder
+from spec_lab.models.plan import RopeConfig
 from spec_lab.models.rope import inverse_frequencies, rope_tables
 
 LLAMA3 = {
@@ -27,7 +28,7 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
-def read_config(rope: dict[str, Any]) -> ModelConfig:
+def read_rope(rope: dict[str, Any]) -> RopeConfig:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 8,
@@ -39,7 +40,7 @@ def read_config(rope: dict[str, Any]) -> ModelConfig:
         "max_position_embeddings": 1024,
         "rope_parameters": rope,
     }
-    return ModelConfig.from_dict(config, "config.json")
+    return read_decoder(config, "config.json").only_layer.rope
 
 
 def reference_embedding(rope: dict[str, Any]) -> Any:
@@ -55,10 +56,10 @@ def reference_embedding(rope: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("name", ROPES)
 def test_tables_equal_transformers(name: str) -> None:
     reference = reference_embedding(ROPES[name])
-    config = read_config(ROPES[name])
-    assert torch.equal(inverse_frequencies(config.rope, 64), reference.inv_freq)
+    config = read_rope(ROPES[name])
+    assert torch.equal(inverse_frequencies(config, 64), reference.inv_freq)
 
-    cos, sin = rope_tables(config, 700, torch.float32, "cpu")
+    cos, sin = rope_tables(config, 64, 700, torch.float32, "cpu")
     expected_cos, expected_sin = reference(torch.zeros(1), torch.arange(700).unsqueeze(0))
     assert cos.shape == sin.shape == (700, 64)
     torch.testing.assert_close(cos, expected_cos[0], rtol=0, atol=1e-6)
@@ -66,7 +67,7 @@ def test_tables_equal_transformers(name: str) -> None:
 
 
 def test_llama3_case_has_kept_blended_and_divided_frequencies() -> None:
-    rope = read_config(LLAMA3).rope
+    rope = read_rope(LLAMA3)
     ratio = inverse_frequencies(replace(rope, scaling="none"), 64) / inverse_frequencies(rope, 64)
     kept, divided = torch.isclose(ratio, torch.tensor(1.0)), torch.isclose(ratio, torch.tensor(8.0))
     assert kept.any()
@@ -76,9 +77,9 @@ def test_llama3_case_has_kept_blended_and_divided_frequencies() -> None:
 
 def test_tables_are_cast_after_the_float32_angles() -> None:
     """In bf16 neighbouring positions past 256 would have one angle."""
-    config = read_config(ROPES["default"])
-    full, _ = rope_tables(config, 600, torch.float32, "cpu")
-    cast, _ = rope_tables(config, 600, torch.bfloat16, "cpu")
+    config = read_rope(ROPES["default"])
+    full, _ = rope_tables(config, 64, 600, torch.float32, "cpu")
+    cast, _ = rope_tables(config, 64, 600, torch.bfloat16, "cpu")
     assert cast.dtype == torch.bfloat16
     assert torch.equal(cast, full.to(torch.bfloat16))
 

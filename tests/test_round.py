@@ -21,7 +21,7 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.readback import PendingResult, RoundResult, read_now
 from spec_lab.engine.slots import SlotState
-from spec_lab.models.config import read_model_config
+from spec_lab.models.families.table import read_model_config
 from tests.fake_target import FakeTarget, PaddedGraph, ScriptedDrafter, make_fake_engine
 from tests.lab import make_config, make_engine, make_pair
 from tests.layer_rows import count_rows
@@ -259,8 +259,8 @@ def test_at_the_maximum_length_positions_are_clamped_and_writes_go_to_scratch(tm
 
         return noted
 
-    for part in (target, drafter.head):
-        part.rotary.rows = noting(part.rotary.rows)
+    for table in (*target.rotary_tables, drafter.head.rotary):
+        table.rows = noting(table.rows)
     result = engine.generate([request])
     assert result.requests[0].output_ids == plain.requests[0].output_ids
     assert max(positions) == 26 and positions.count(26) > 2

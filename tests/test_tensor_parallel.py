@@ -20,8 +20,9 @@ from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
 from spec_lab.measure.world import Together
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
-from spec_lab.models.config import ModelConfig, read_model_config
-from spec_lab.models.decoder import build_mlp
+from spec_lab.models.config import ModelConfig
+from spec_lab.models.families.table import read_model_config
+from spec_lab.models.layer_builder import build_mlp
 from spec_lab.models.partition import WHOLE, Partition, kept_part
 from spec_lab.models.random_weights import random_tensors
 from spec_lab.models.tensor_parallel import TensorParallel
@@ -76,11 +77,12 @@ def test_random_weights_do_not_depend_on_the_number_of_ranks() -> None:
 def test_a_split_pair_of_products_is_the_whole_one(tmp_path: Path) -> None:
     make_tiny_target(tmp_path, "llama", **BIASED)
     rows = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
-    _, tensors = load(tmp_path, WHOLE)
-    expected = build_mlp(tensors, "model.layers.1.mlp.", bias=True)(rows)
+    config, tensors = load(tmp_path, WHOLE)
+    expected = build_mlp(config.layers[1], tensors, "model.layers.1.mlp.")(rows)
 
     def split(partition: Partition) -> torch.Tensor:
-        return build_mlp(load(tmp_path, partition)[1], "model.layers.1.mlp.", True, partition)(rows)
+        _, of_rank = load(tmp_path, partition)
+        return build_mlp(partition.share(config.layers[1]), of_rank, "model.layers.1.mlp.", partition)(rows)
 
     ranks = on_ranks(2, split)
     torch.testing.assert_close(ranks[0], expected)
@@ -161,5 +163,5 @@ def test_what_does_not_divide_is_refused(
     make_tiny_target(tmp_path, "qwen3", **changes)
     config = read_model_config(tmp_path)
     with pytest.raises(UserError) as error:
-        on_ranks(size, lambda partition: partition.layer_sizes(config))
+        on_ranks(size, lambda partition: partition.share(config.layers[0]))
     assert all(part in str(error.value) for part in (f"target.tensor_parallel={size}", *fragments))

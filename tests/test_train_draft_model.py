@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from spec_lab.assembly.models import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.types import FeatureSpec
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
-from spec_lab.models.config import read_model_config
 from spec_lab.models.decoder import DecoderTarget
+from spec_lab.models.families.table import read_model_config
 from spec_lab.pruning.selection import AllRows
 from spec_lab.train.config import DraftModelTrainingConfig, OptimisationConfig
 from spec_lab.train.draft_model_recipe import DistillationLoss, DraftModelRecipe, distillation_batch
@@ -103,7 +104,7 @@ def decoder_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     tensors = load_tensors(folder, decoder_tensor_shapes(config), torch.float32, "cpu")
     table = PageTable(1, len(tokens), 4, CPU)
     table.assign(0, [5, 4, 3, 2])
-    cache = PagedKVCache(config.num_layers, 6, 4, config.num_kv_heads, config.head_dim, torch.float32, CPU)
+    cache = PagedKVCache([cache_row(plan) for plan in config.layers], 6, 4, torch.float32, CPU)
     model = DecoderTarget(config, tensors, backend)
     positions = torch.arange(len(tokens))[None]
     attention = backend.build(positions, torch.tensor([len(tokens)]), table.pages[:1], len(tokens))

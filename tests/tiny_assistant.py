@@ -37,7 +37,7 @@ def make_tiny_assistant(
         text: further keys of text_config.
         outer: further keys of config.json, as `kv_source_layers=[1, 6]`, `use_ordered_embeddings=True`.
     """
-    rope = {"rope_type": "default", "rope_theta": target.rope.theta}
+    rope = {"rope_type": "default", "rope_theta": target.layers[0].rope.theta}
     config: dict[str, Any] = {
         "architectures": ["Gemma4AssistantForCausalLM"],
         "model_type": "gemma4_assistant",
@@ -51,9 +51,9 @@ def make_tiny_assistant(
             "num_hidden_layers": len(layer_types),
             "num_kv_shared_layers": len(layer_types),
             "num_attention_heads": num_heads,
-            "num_key_value_heads": target.num_kv_heads,
-            "head_dim": target.head_dim,
-            "global_head_dim": target.head_dim,
+            "num_key_value_heads": target.layers[0].num_kv_heads,
+            "head_dim": target.layers[0].head_dim,
+            "global_head_dim": target.layers[0].head_dim,
             "layer_types": list(layer_types),
             "rope_parameters": {FULL: rope, SLIDING: rope},
             "rms_norm_eps": 1e-6,
@@ -73,7 +73,7 @@ def make_tiny_assistant(
 def _tensors(config: dict[str, Any], target: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     text = config["text_config"]
-    hidden, inner, query_size = text["hidden_size"], 40, text["num_attention_heads"] * target.head_dim
+    hidden, inner, query_size = text["hidden_size"], 40, text["num_attention_heads"] * target.layers[0].head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (target.vocab_size, hidden),
         "model.norm.weight": (hidden,),
@@ -88,7 +88,7 @@ def _tensors(config: dict[str, Any], target: ModelConfig, seed: int) -> dict[str
         }
         shapes |= {
             f"{prefix}self_attn.q_proj.weight": (query_size, hidden),
-            f"{prefix}self_attn.q_norm.weight": (target.head_dim,),
+            f"{prefix}self_attn.q_norm.weight": (target.layers[0].head_dim,),
             f"{prefix}self_attn.o_proj.weight": (hidden, query_size),
             f"{prefix}mlp.gate_proj.weight": (inner, hidden),
             f"{prefix}mlp.up_proj.weight": (inner, hidden),
@@ -102,7 +102,7 @@ def _tensors(config: dict[str, Any], target: ModelConfig, seed: int) -> dict[str
     for name in tensors:
         # The attention scale is 1: without this a softmax is nearly one-hot, and enlarges every rounding error.
         if name.endswith("q_norm.weight"):
-            tensors[name] *= target.head_dim**-0.5
+            tensors[name] *= target.layers[0].head_dim ** -0.5
     if ordered:
         tensors["masked_embedding.token_ordering"] = torch.randperm(target.vocab_size, generator=generator)
     return tensors

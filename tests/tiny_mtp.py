@@ -161,11 +161,12 @@ def make_tiny_mtp(
 
 def _config(family: TinyFamily, target: ModelConfig, modeling: Any, in_targets_folder: bool) -> Any:
     """The modules' own sizes, or the target's where both have one config.json."""
+    plan = target.layers[0]
     targets = {
-        "intermediate_size": target.intermediate_size,
-        "num_attention_heads": target.num_heads,
-        "num_key_value_heads": target.num_kv_heads,
-        "head_dim": target.head_dim,
+        "intermediate_size": plan.intermediate_size,
+        "num_attention_heads": plan.num_heads,
+        "num_key_value_heads": plan.num_kv_heads,
+        "head_dim": plan.head_dim,
     }
     options = {
         "hidden_size": target.hidden_size,

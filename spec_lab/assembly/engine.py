@@ -51,7 +51,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
     rule_resources = RuleResources(models, limits, seeds)
     sizes = tree_sizes(config)
     rule = build_rule(config, rule_resources) if sizes is None else build_tree_rule(config, rule_resources)
-    cache = build_cache(models.target.layer_sizes, models.target.config.num_layers, limits, models)
+    cache = build_cache(models.target.layer_plans, limits, models)
     drafter = make_drafter(DrafterResources(limits, prune, seeds, cache))
     assert limits.margin >= 2 * drafter.num_draft_tokens
     table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, models.device)
@@ -75,7 +75,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
 def build_teacher(config: RunConfig, models: Models, limits: Limits) -> TeacherForcing:
     """Make the judge of texts, over a cache that holds one of them at a time."""
     one_sequence = limits.one_sequence()
-    cache = build_cache(models.target.layer_sizes, models.target.config.num_layers, one_sequence, models)
+    cache = build_cache(models.target.layer_plans, one_sequence, models)
     return TeacherForcing(models.target, models.backend, cache, limits.page_size, config.cache.prefill_chunk)
 
 

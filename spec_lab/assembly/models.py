@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -15,16 +17,16 @@ from spec_lab.assembly.kernels import KERNELS, Kernels
 from spec_lab.assembly.memory import room_for
 from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import RunConfig, Weights
-from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
+from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, CacheRow, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import Request
 from spec_lab.corpus.example import THINK_END, THINK_START
 from spec_lab.errors import UserError
-from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
-from spec_lab.models.config import ModelConfig, read_model_config
 from spec_lab.models.decoder import DecoderTarget
+from spec_lab.models.families.table import read_model_config
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.random_weights import random_tensors
+from spec_lab.models.plan import LayerPlan
+from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.workloads.tokenizer import Tokenizer
 
 
@@ -172,27 +174,21 @@ def load_models(
     make_backend = attention.make if tree_sizes(config) is None else attention.make_for_trees
     assert make_backend is not None, "a backend that masks no trees is refused one"
     backend = make_backend(context)
-    shapes = decoder_tensor_shapes(model_config)
-    partition.layer_sizes(model_config)  # what cannot be split is refused before it is read
-    if config.target.weights == Weights.random:
-        tensors = random_tensors(shapes, dtype, device, config.seed, partition)
-    else:
-        tensors = load_tensors(folder, shapes, dtype, device, partition=partition)
-    target = DecoderTarget(model_config, tensors, backend, max_positions, partition)
+    checkpoint = None if config.target.weights == Weights.random else folder
+    source = WeightSource(checkpoint, dtype, device, partition, config.seed)
+    target = load_target(model_config, source, backend, max_positions)
     return Models(target, backend, kernels, device, dtype, markers)
 
 
-def build_cache(shape: ModelConfig, num_layers: int, limits: Limits, models: Models) -> PagedKVCache:
-    """A cache of `limits.num_pages` pages; UserError when the device has no room for it."""
-    num_elements = num_layers * limits.num_pages * limits.page_size * 2 * shape.num_kv_heads * shape.head_dim
+def cache_row(plan: LayerPlan) -> CacheRow:
+    """Says what the cache of a layer holds of one token."""
+    return CacheRow((2, plan.num_kv_heads, plan.head_dim), plan.kv_owner)
+
+
+def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models) -> PagedKVCache:
+    """A cache of `limits.num_pages` pages for layers of these plans; UserError when the device has no room for it."""
+    rows = [cache_row(plan) for plan in plans]
+    num_elements = limits.num_pages * limits.page_size * sum(prod(row.shape) for row in rows if row.owner is None)
     what = f"a cache of cache.num_pages={limits.num_pages} pages of {limits.page_size} tokens"
     with room_for(num_elements * models.dtype.itemsize, what, models.device):
-        return PagedKVCache(
-            num_layers,
-            limits.num_pages,
-            limits.page_size,
-            shape.num_kv_heads,
-            shape.head_dim,
-            models.dtype,
-            models.device,
-        )
+        return PagedKVCache(rows, limits.num_pages, limits.page_size, models.dtype, models.device)

@@ -7,6 +7,7 @@ nobody will read: padded rows, and positions past the end of the cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,22 +24,50 @@ class LayerCache:
     kv: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class CacheRow:
+    """Says what a layer's cache holds of one token.
+
+    Attributes:
+        shape: (2, num_kv_heads, head_dim) of keys and values.
+        owner: the layer whose rows this one reads, which has none of its own then; None is itself.
+    """
+
+    shape: tuple[int, ...]
+    owner: int | None = None
+
+
 class PagedKVCache:
-    """KV of several layers, addressed by cache slot = page * page_size + offset."""
+    """Rows of several layers, addressed by cache slot = page * page_size + offset; one page table serves all layers.
+
+    Attributes:
+        tensors: [layers, num_pages * page_size, *shape], one for all layers whose rows have the same shape.
+        layers: a view a layer; a layer that reads another's has that one's.
+    """
 
     def __init__(
-        self,
-        num_layers: int,
-        num_pages: int,
-        page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, rows: Sequence[CacheRow], num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (num_layers, num_pages * page_size, 2, num_kv_heads, head_dim)
-        self.kv = torch.zeros(shape, dtype=dtype, device=device)
-        self.layers = tuple(LayerCache(layer) for layer in self.kv)
+        self.num_pages = num_pages
+        self.dtype = dtype
+        self.device = device
+        owned: dict[tuple[int, ...], list[int]] = {}
+        for index, row in enumerate(rows):
+            if row.owner is None:
+                owned.setdefault(row.shape, []).append(index)
+        views: dict[int, LayerCache] = {}
+        self.tensors: tuple[torch.Tensor, ...] = ()
+        for shape, indices in owned.items():
+            tensor = torch.zeros((len(indices), num_pages * page_size, *shape), dtype=dtype, device=device)
+            self.tensors += (tensor,)
+            views |= {index: LayerCache(view) for index, view in zip(indices, tensor, strict=True)}
+        self.layers = tuple(views[index if row.owner is None else row.owner] for index, row in enumerate(rows))
+
+    @property
+    def kv(self) -> torch.Tensor:
+        """The rows of all layers [num_layers, num_pages * page_size, 2, num_kv_heads, head_dim], where they agree."""
+        (tensor,) = self.tensors
+        return tensor
 
 
 def cache_slots(page_table: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:

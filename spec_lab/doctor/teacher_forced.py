@@ -126,7 +126,7 @@ class TeacherForcedDrafts:
         request, plain = self._subject.requests[index], self._subject.plain[index]
         token_ids = torch.tensor([*plain.prompt_ids, *plain.output_ids], device=self._device)
         config = self._subject.models.target.config
-        cache = build_cache(config, config.num_layers, self._limits, self._subject.models)
+        cache = build_cache(config.layers, self._limits, self._subject.models)
         return TargetText(request, token_ids, cache)
 
     def _make(self, make_drafter: DrafterFactory, text: int) -> Drafter[Any]:

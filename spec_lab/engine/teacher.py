@@ -39,8 +39,8 @@ class TeacherForcing:
         self, target: Target, backend: AttentionBackend, cache: PagedKVCache, page_size: int, chunk_size: int
     ) -> None:
         """`cache` holds one sequence of the longest text."""
-        num_pages = cache.kv.shape[1] // page_size - NUM_RESERVED_PAGES
-        table = PageTable(1, num_pages * page_size, page_size, cache.kv.device)
+        num_pages = cache.num_pages - NUM_RESERVED_PAGES
+        table = PageTable(1, num_pages * page_size, page_size, cache.device)
         table.assign(0, list(range(NUM_RESERVED_PAGES, NUM_RESERVED_PAGES + num_pages)))
         self._page_table = table.pages[:1]
         self.eos_token_ids = target.eos_token_ids
@@ -79,7 +79,7 @@ class TeacherForcing:
             broken = ~logits.isfinite().all(dim=-1)
             if bool(broken.any()):
                 position = start + int(broken.nonzero()[0])
-                dtype = str(self._cache.kv.dtype).removeprefix("torch.")
+                dtype = str(self._cache.dtype).removeprefix("torch.")
                 raise UserError(
                     f"target: its logits become NaN or infinite in dtype={dtype} (at position {position} of a text); "
                     f"{'use dtype=bfloat16 or float32' if dtype == 'float16' else 'use another checkpoint'}"

@@ -106,5 +106,5 @@ class TreeRound(DecodeRound):
         drafts = torch.arange(1, path.shape[1], device=path.device)
         sources = cache_slots(batch.page_table, start + path[:, 1:], self._page_size).reshape(-1)
         targets = cache_slots(batch.page_table, start + drafts, self._page_size).reshape(-1)
-        kv = self.parts.cache.kv
-        kv.index_copy_(1, targets, kv.index_select(1, sources))
+        for rows in self.parts.cache.tensors:
+            rows.index_copy_(1, targets, rows.index_select(1, sources))

@@ -14,6 +14,7 @@ from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.json_input import ConfigFields, read_json, shown
 from spec_lab.models.partition import WHOLE, Part, Partition
+from spec_lab.models.plan import LayerPlan
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -41,8 +42,8 @@ def decoder_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a whole decoder in the Hugging Face layout; no `lm_head.weight` where it is tied."""
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    for index in range(config.num_layers):
-        layer = layer_tensor_shapes(config, attention_input_size=hidden)
+    for index, plan in enumerate(config.layers):
+        layer = layer_tensor_shapes(plan, hidden, attention_input_size=hidden)
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
@@ -50,30 +51,41 @@ def decoder_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def layer_tensor_shapes(config: ModelConfig, attention_input_size: int) -> dict[str, tuple[int, ...]]:
+def layer_tensor_shapes(plan: LayerPlan, hidden_size: int, attention_input_size: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of one layer, without prefix. An EAGLE-3 head's attention reads 2 * hidden_size channels."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention = {
-        "q_proj": (2 * query_size if config.attention_gate else query_size, attention_input_size),
-        "k_proj": (kv_size, attention_input_size),
-        "v_proj": (kv_size, attention_input_size),
-        "o_proj": (hidden, query_size),
+    return {
+        "input_layernorm.weight": (hidden_size,),
+        "post_attention_layernorm.weight": (hidden_size,),
+        **_attention_shapes(plan, hidden_size, attention_input_size),
+        **_mlp_shapes(plan, hidden_size),
     }
-    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
+
+
+def _attention_shapes(plan: LayerPlan, hidden_size: int, input_size: int) -> dict[str, tuple[int, ...]]:
+    query_size, kv_size = plan.num_heads * plan.head_dim, plan.num_kv_heads * plan.head_dim
+    projections = {
+        "q_proj": (2 * query_size if plan.attention_gate else query_size, input_size),
+        "k_proj": (kv_size, input_size),
+        "v_proj": (kv_size, input_size),
+        "o_proj": (hidden_size, query_size),
     }
-    for name, shape in attention.items():
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in projections.items():
         shapes[f"self_attn.{name}.weight"] = shape
-        if config.o_bias if name == "o_proj" else config.qkv_bias:
+        if plan.o_bias if name == "o_proj" else plan.qkv_bias:
             shapes[f"self_attn.{name}.bias"] = shape[:1]
-    if config.qk_norm:
-        shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
-    for name, shape in mlp.items():
+    if plan.qk_norm:
+        shapes |= {f"self_attn.{name}.weight": (plan.head_dim,) for name in ("q_norm", "k_norm")}
+    return shapes
+
+
+def _mlp_shapes(plan: LayerPlan, hidden_size: int) -> dict[str, tuple[int, ...]]:
+    inner = plan.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        shape = (hidden_size, inner) if name == "down_proj" else (inner, hidden_size)
         shapes[f"mlp.{name}.weight"] = shape
-        if config.mlp_bias:
+        if plan.mlp_bias:
             shapes[f"mlp.{name}.bias"] = shape[:1]
     return shapes
 

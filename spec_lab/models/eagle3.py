@@ -8,7 +8,7 @@ some EAGLE-3.1 heads want it, after.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.models.decoder import build_attention, build_mlp
 from spec_lab.models.eagle3_checkpoint import NUM_TAPS, Eagle3Config
-from spec_lab.models.layers import RMSNorm, RotaryTable
+from spec_lab.models.layer_builder import build_attention, build_mlp
+from spec_lab.models.layers import RMSNorm
 from spec_lab.models.linear import Linear, make_linear
-from spec_lab.models.rope import rope_tables
+from spec_lab.models.rope import rotary_table
 
 
 class Eagle3Head:
@@ -41,21 +41,20 @@ class Eagle3Head:
         Args:
             window: newest keys a row sees, itself included; None is all of them.
         """
-        layer, eps = config.layer, config.layer.rms_norm_eps
+        plan, eps = replace(config.layer.only_layer, window=window), config.layer.rms_norm_eps
         self.config = config
         self._embedding = tensors.get("embed_tokens.weight", embedding)
         self._tap_norm = tap_norm(config, tensors)
         self._fc = make_linear(tensors["fc.weight"])
         self._embedding_norm = RMSNorm(tensors["midlayer.input_layernorm.weight"], eps)
         self._hidden_norm = RMSNorm(tensors["midlayer.hidden_norm.weight"], eps)
-        self.attention = build_attention(layer, tensors, "midlayer.self_attn.", window, backend)
-        self.mlp = build_mlp(tensors, "midlayer.mlp.", layer.mlp_bias)
+        self.attention = build_attention(plan, eps, tensors, "midlayer.self_attn.", backend)
+        self.mlp = build_mlp(plan, tensors, "midlayer.mlp.")
         self._mlp_norm = RMSNorm(tensors["midlayer.post_attention_layernorm.weight"], eps)
         self._norm = RMSNorm(tensors["norm.weight"], eps)
         self._head: Linear = make_linear(tensors.get("lm_head.weight", target_head))
         self._draft_to_target = draft_to_target_ids(tensors.get("d2t"))
-        cos, sin = rope_tables(layer, max_positions, embedding.dtype, embedding.device)
-        self.rotary = RotaryTable(cos, sin)
+        self.rotary = rotary_table(plan.rope, plan.head_dim, max_positions, embedding.dtype, embedding.device)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Fuse tapped features [rows, 3 * target_hidden_size] into [rows, hidden_size]."""

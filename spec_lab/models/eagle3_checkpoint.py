@@ -24,6 +24,7 @@ from spec_lab.models.checkpoint import (
     stored_tensors,
 )
 from spec_lab.models.config import ModelConfig, read_config_json
+from spec_lab.models.families.table import read_decoder
 from spec_lab.models.json_input import ConfigFields, shown, shown_ids
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ class Eagle3Config:
     """An EAGLE-3 head of one layer.
 
     Attributes:
-        layer: sizes, rope (the head's own) and qk_norm of the layer; `max_position_embeddings` raised to the target's.
+        layer: the decoder of one layer that the head is, with a rope of its own; its `max_position_embeddings` are
+            raised to the target's.
         tap_layer_inputs: the target's layers whose inputs the head reads, ascending; None means
             `default_tap_layer_inputs` of the target.
         norm_before_residual: the layer's residual is the normed feature, not the raw output of `fc`.
@@ -142,7 +144,7 @@ def load_eagle3(
 def eagle3_tensor_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a head's weights; the vocabulary maps are not among them."""
     hidden = config.layer.hidden_size
-    layer = layer_tensor_shapes(config.layer, attention_input_size=2 * hidden)
+    layer = layer_tensor_shapes(config.layer.only_layer, hidden, attention_input_size=2 * hidden)
     return {
         **_tap_norm_shapes(config),
         "fc.weight": (hidden, NUM_TAPS * config.target_hidden_size),
@@ -197,8 +199,8 @@ def _layer_config(config: ConfigFields, eagle: ConfigFields) -> ModelConfig:
             f"set {KNOB} to one, or choose the drafter that the folder is for"
         )
     decoder = {**layer.values, "architectures": [LAYER_ARCHITECTURES[family]], "num_hidden_layers": 1}
-    layer_config = ModelConfig.from_dict(decoder, source)
-    if layer_config.layer_windows != (None,):
+    layer_config = read_decoder(decoder, source)
+    if layer_config.only_layer.window is not None:
         raise UserError(f"{source}: a head with a sliding window is not supported; set {KNOB} to a full-attention head")
     return layer_config
 

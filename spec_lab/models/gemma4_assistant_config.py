@@ -17,6 +17,7 @@ from typing import Any
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig, read_config_json
 from spec_lab.models.json_input import ConfigFields, shown, shown_ids
+from spec_lab.models.plan import LayerPlan
 
 KNOB = "drafter.path"
 ARCHITECTURE = "Gemma4AssistantForCausalLM"
@@ -63,6 +64,15 @@ class TargetLayerKV:
     rope: LayerRope
     owns_kv: bool = True
 
+    @classmethod
+    def from_plan(cls, plan: LayerPlan) -> TargetLayerKV:
+        """Makes it of a layer of a Llama or Qwen target."""
+        partial = plan.rope.partial_rotary_factor
+        # Not Gemma's: here the exponents are those of the rotated channels alone.
+        scaling = plan.rope.scaling if partial == 1.0 else f"of the first {partial:g} of the channels"
+        rope = LayerRope(plan.rope.theta, scaling=scaling)
+        return cls(plan.window is not None, plan.num_kv_heads, plan.head_dim, rope, plan.kv_owner is None)
+
     @property
     def layer_type(self) -> str:
         return SLIDING if self.is_sliding else FULL
@@ -83,16 +93,8 @@ class AssistantTarget:
 
     @classmethod
     def from_model_config(cls, config: ModelConfig) -> AssistantTarget:
-        """Makes it of a Llama or Qwen target: one head size and one rope for all layers."""
-        partial = config.rope.partial_rotary_factor
-        # Not Gemma's: here the exponents are those of the rotated channels alone.
-        scaling = config.rope.scaling if partial == 1.0 else f"of the first {partial:g} of the channels"
-        rope = LayerRope(config.rope.theta, scaling=scaling)
-        layers = tuple(
-            TargetLayerKV(window is not None, config.num_kv_heads, config.head_dim, rope)
-            for window in config.layer_windows
-        )
-        return cls(config.hidden_size, config.vocab_size, 1.0, layers)
+        """Makes it of a Llama or Qwen target."""
+        return cls(config.hidden_size, config.vocab_size, 1.0, tuple(map(TargetLayerKV.from_plan, config.layers)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,59 @@ class GatedMLP:
         return self.down(F.silu(gate) * up)
 
 
+class AttentionPart(Protocol):
+    """Mixes the rows of a request: the part of a layer that has a cache."""
+
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        """Write what all rows leave in the cache, and attend: [kept rows, hidden_size]."""
+        ...
+
+    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+        """Write what all rows leave in the cache, and nothing else."""
+        ...
+
+
+class RowsPart(Protocol):
+    """Turns each row by itself: the part of a layer behind attention."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
+
+
+class DecoderLayer:
+    """Pre-norm residual block. All rows write KV; the selected ones go on."""
+
+    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
+
+    def __init__(self, attention: AttentionPart, mlp: RowsPart, attention_norm: RMSNorm, mlp_norm: RMSNorm) -> None:
+        self.attention = attention
+        self.mlp = mlp
+        self.attention_norm = attention_norm
+        self.mlp_norm = mlp_norm
+
+    def __call__(
+        self,
+        stream: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        """Turn the [rows, hidden_size] residual stream into [kept rows, hidden_size], which may be no row at all."""
+        rows = self.attention_norm(stream)
+        if selection.is_empty:
+            self.attention.write(rows, rotary, cache, metadata)
+            return stream[:0]
+        stream = selection.residual(stream) + self.attention(rows, rotary, cache, metadata, selection)
+        return stream + self.mlp(self.mlp_norm(stream))
+
+
 def fused_linear(weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None) -> Linear:
     """Make one product for several projections of the same rows; weights are stacked along the output."""
     return make_linear(torch.cat(weights), torch.cat(biases) if biases else None)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, NormSide
-from spec_lab.models.decoder import build_layer
+from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layers import RMSNorm, RotaryTable
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.mtp_checkpoint import MtpConfig
@@ -42,7 +42,7 @@ class MtpModule:
         self._embedding_norm = RMSNorm(tensors[EMBEDDING_NORM], eps)
         self._hidden_norm = RMSNorm(tensors[HIDDEN_NORM], eps)
         self._projection = make_linear(tensors[PROJECTION])
-        self.layer = build_layer(config.layer, tensors, "", None, backend)
+        self.layer = build_layer(config.layer.only_layer, eps, tensors, "", backend)
         self._norm = RMSNorm(tensors[FINAL_NORM], eps)
         self._recycles_normed = config.recycled_hidden is NormSide.POST_NORM
 

@@ -24,7 +24,8 @@ from spec_lab.models.checkpoint import (
     read_tensors,
     stored_tensors,
 )
-from spec_lab.models.config import ARCHITECTURES, ModelConfig, num_mtp_modules, read_config_json, text_part
+from spec_lab.models.config import ModelConfig, num_mtp_modules, read_config_json, text_part
+from spec_lab.models.families.table import READERS, read_decoder
 from spec_lab.models.json_input import ConfigFields
 from spec_lab.models.mtp_layouts import (
     EMBEDDING_NORM,
@@ -103,7 +104,7 @@ def mtp_tensor_shapes(layer: ModelConfig) -> dict[str, tuple[int, ...]]:
         EMBEDDING_NORM: (hidden,),
         HIDDEN_NORM: (hidden,),
         PROJECTION: (hidden, 2 * hidden),
-        **layer_tensor_shapes(layer, attention_input_size=hidden),
+        **layer_tensor_shapes(layer.only_layer, hidden, attention_input_size=hidden),
         FINAL_NORM: (hidden,),
     }
 
@@ -158,20 +159,21 @@ def _refuse_unsupported_blocks(stored: Collection[str], folder: Path) -> None:
 def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collection[str], source: str) -> ModelConfig:
     """A module's decoder layer: sizes from the config, biases and q and k norms as the stored `names` have them."""
     fields = ConfigFields(decoder, source)
-    supported = [name for name in fields.texts("architectures") if name in ARCHITECTURES]
+    supported = [name for name in fields.texts("architectures") if name in READERS]
     one_layer = {"architectures": supported or [layout.architecture], "num_hidden_layers": 1, "layer_types": None}
     options, partial_rotary_factor = _without_partial_rotary({**layout.defaults, **decoder, **one_layer}, source)
-    layer = ModelConfig.from_dict(options, source)
+    layer = read_decoder(options, source)
     if fields.flag("use_sliding_window"):
         raise UserError(f"{source}: an MTP module with a sliding window is not supported; use a full-attention one")
-    return replace(
-        layer,
+    plan = replace(
+        layer.only_layer,
         qkv_bias="self_attn.q_proj.bias" in names,
         o_bias="self_attn.o_proj.bias" in names,
         qk_norm="self_attn.q_norm.weight" in names,
         attention_gate=layout.attention_gate,
-        rope=replace(layer.rope, partial_rotary_factor=partial_rotary_factor),
+        rope=replace(layer.only_layer.rope, partial_rotary_factor=partial_rotary_factor),
     )
+    return replace(layer, layers=(plan,))
 
 
 def _without_partial_rotary(config: dict[str, Any], source: str) -> tuple[dict[str, Any], float]:

@@ -32,7 +32,7 @@ class MtpLayout:
         defaults: values of config keys the file leaves out.
         hidden_first: the projection reads [hidden, embedding], not [embedding, hidden].
         zero_centred: norms multiply by 1 + weight.
-        attention_gate: see `ModelConfig`.
+        attention_gate: see `LayerPlan`.
         target_hidden: side of the target's final norm the module reads.
         recycled_hidden: side of its own final norm the next draft reads.
     """

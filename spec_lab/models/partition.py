@@ -10,8 +10,8 @@ from typing import Protocol
 
 import torch
 
-from spec_lab.models.config import ModelConfig
 from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.plan import LayerPlan
 
 Part = tuple[slice, ...]
 """It says which rows, or rows and columns, of a tensor are kept."""
@@ -20,8 +20,8 @@ Part = tuple[slice, ...]
 class Partition(Protocol):
     """Says which share of a decoder one process has."""
 
-    def layer_sizes(self, config: ModelConfig) -> ModelConfig:
-        """Return the sizes that this process's share of each layer has, its KV cache among them."""
+    def share(self, plan: LayerPlan) -> LayerPlan:
+        """Return the sizes that this process's share of a layer has, its KV cache among them."""
         ...
 
     def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
@@ -40,8 +40,8 @@ class Partition(Protocol):
 class Whole:
     """Keeps everything in one process."""
 
-    def layer_sizes(self, config: ModelConfig) -> ModelConfig:
-        return config
+    def share(self, plan: LayerPlan) -> LayerPlan:
+        return plan
 
     def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
         return None

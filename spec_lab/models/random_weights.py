@@ -43,8 +43,9 @@ def random_eagle3(
 ) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
     """A head of one Llama layer as wide as the target's, that drafts every so-and-so-manyth id of its vocabulary."""
     draft_size = draft_vocab_size or target.vocab_size
+    plan = replace(target.layers[0], qk_norm=False, qkv_bias=False, window=None)
     head = Eagle3Config(
-        layer=replace(target, family="llama", num_layers=1, qk_norm=False, qkv_bias=False, layer_windows=(None,)),
+        layer=replace(target, family="llama", layers=(plan,)),
         target_hidden_size=target.hidden_size,
         draft_vocab_size=draft_size,
         target_vocab_size=target.vocab_size,

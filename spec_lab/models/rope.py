@@ -10,7 +10,8 @@ import math
 
 import torch
 
-from spec_lab.models.config import ModelConfig, RopeConfig
+from spec_lab.models.layers import RotaryTable
+from spec_lab.models.plan import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
@@ -36,8 +37,15 @@ def _llama3_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Te
     return (1 - kept) * frequencies / rope.factor + kept * frequencies
 
 
+def rotary_table(
+    rope: RopeConfig, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device | str
+) -> RotaryTable:
+    """Make the table of a rope for heads of `head_dim` channels."""
+    return RotaryTable(*rope_tables(rope, head_dim, max_positions, dtype, device))
+
+
 def rope_tables(
-    config: ModelConfig, max_positions: int, dtype: torch.dtype, device: torch.device | str
+    rope: RopeConfig, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of the positions 0..max_positions - 1, each [max_positions, rotary_dim].
 
@@ -45,5 +53,5 @@ def rope_tables(
     CPU whatever `dtype` and `device`, so that every device reads the same table.
     """
     positions = torch.arange(max_positions, dtype=torch.float32)
-    angles = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim)).repeat(1, 2)
+    angles = torch.outer(positions, inverse_frequencies(rope, head_dim)).repeat(1, 2)
     return angles.cos().to(device=device, dtype=dtype), angles.sin().to(device=device, dtype=dtype)

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.errors import UserError
-from spec_lab.models.config import ModelConfig
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.partition import Part
+from spec_lab.models.plan import LayerPlan
 
 BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 BY_ROWS = ("o_proj", "down_proj")
@@ -78,16 +78,16 @@ class TensorParallel:
     size: int
     collectives: Collectives
 
-    def layer_sizes(self, config: ModelConfig) -> ModelConfig:
-        """Return the sizes of this process's share.
+    def share(self, plan: LayerPlan) -> LayerPlan:
+        """Return the sizes of this process's share of a layer.
 
         Raises:
             UserError: the heads or the inner channels do not divide.
         """
         divided = {
-            "num_key_value_heads": config.num_kv_heads,
-            "num_attention_heads": config.num_heads,
-            "intermediate_size": config.intermediate_size,
+            "num_key_value_heads": plan.num_kv_heads,
+            "num_attention_heads": plan.num_heads,
+            "intermediate_size": plan.intermediate_size,
         }
         for name, value in divided.items():
             if value % self.size:
@@ -96,9 +96,9 @@ class TensorParallel:
                     f"target.tensor_parallel={self.size} does not divide the target's {name}, {value}; use "
                     f"target.tensor_parallel={next(smaller)}, and as many processes"
                 )
-        num_heads, num_kv_heads = config.num_heads // self.size, config.num_kv_heads // self.size
-        inner = config.intermediate_size // self.size
-        return replace(config, num_heads=num_heads, num_kv_heads=num_kv_heads, intermediate_size=inner)
+        num_heads, num_kv_heads = plan.num_heads // self.size, plan.num_kv_heads // self.size
+        inner = plan.intermediate_size // self.size
+        return replace(plan, num_heads=num_heads, num_kv_heads=num_kv_heads, intermediate_size=inner)
 
     def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
         *_, projection, kind = ("", *name.split("."))

@@ -16,9 +16,10 @@ from spec_lab.core.protocols import Drafter
 from spec_lab.drafters.draft_model import DraftModelDrafter
 from spec_lab.drafters.draft_model_tree import DraftModelTreeDrafter
 from spec_lab.errors import UserError
-from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
-from spec_lab.models.config import ModelConfig, read_model_config
+from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import DecoderTarget
+from spec_lab.models.families.table import read_model_config
+from spec_lab.models.target_loader import WeightSource, load_target
 
 
 def load_draft_model(config: RunConfig, options: DraftModelDrafterConfig, models: Models) -> DrafterFactory:
@@ -55,12 +56,12 @@ def _load(
             f"{folder}: a draft model with a vocabulary of {model_config.vocab_size}, the target's has "
             f"{models.target.vocab_size}; set drafter.path to a model of the target's family"
         )
-    tensors = load_tensors(folder, decoder_tensor_shapes(model_config), models.dtype, models.device)
-    model = DecoderTarget(model_config, tensors, models.backend, models.target.num_positions)
+    source = WeightSource(folder, models.dtype, models.device)
+    model = load_target(model_config, source, models.backend, models.target.num_positions)
 
     def make_cache(resources: DrafterResources) -> PagedKVCache:
         _refuse_few_positions(model_config, folder, resources.limits.max_seq_len)
-        return build_cache(model_config, model_config.num_layers, resources.limits, models)
+        return build_cache(model_config.layers, resources.limits, models)
 
     return model, make_cache
 

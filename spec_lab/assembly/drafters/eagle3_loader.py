@@ -36,7 +36,7 @@ def load_eagle3_tree_drafter(config: RunConfig, options: Eagle3DrafterConfig, mo
     refuse_few_tokens(shape.topk, head_config.draft_vocab_size)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
-        cache = build_cache(head_config.layer, 1, resources.limits, models).layers[0]
+        cache = build_cache(head_config.layer.layers, resources.limits, models).layers[0]
         return RecurrentTreeDrafter(shape, head, features, cache, tree_backend(models), resources.prune)
 
     return make
@@ -69,7 +69,7 @@ def eagle3_factory(
     head, features = _head(options, models, head_config, tensors)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
-        cache = build_cache(head_config.layer, 1, resources.limits, models).layers[0]
+        cache = build_cache(head_config.layer.layers, resources.limits, models).layers[0]
         picker = make_picker(config, options, models, resources)
         return RecurrentDrafter(
             options.num_draft_tokens, head, features, cache, models.backend, resources.prune, picker

@@ -17,11 +17,10 @@ from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.drafters.recurrent import RecurrentDrafter
 from spec_lab.drafters.recurrent_tree import RecurrentTreeDrafter
-from spec_lab.models.layers import RotaryTable
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.mtp_checkpoint import MtpConfig, load_mtp
-from spec_lab.models.rope import rope_tables
+from spec_lab.models.rope import rotary_table
 
 
 def load_mtp_eagle_drafter(config: RunConfig, options: MtpEagleDrafterConfig, models: Models) -> DrafterFactory:
@@ -37,7 +36,7 @@ def load_mtp_eagle_tree_drafter(config: RunConfig, options: MtpEagleDrafterConfi
     shape = build_tree_shape(config, models.device)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
-        cache = build_cache(mtp.layer, 1, resources.limits, models).layers[0]
+        cache = build_cache(mtp.layer.layers, resources.limits, models).layers[0]
         features = FeatureSpec(final_hidden=mtp.target_hidden)
         return RecurrentTreeDrafter(shape, module, features, cache, tree_backend(models), resources.prune)
 
@@ -55,7 +54,7 @@ def mtp_eagle_factory(
     (module,) = build_mtp_modules(mtp, tensors, models)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
-        cache = build_cache(mtp.layer, 1, resources.limits, models).layers[0]
+        cache = build_cache(mtp.layer.layers, resources.limits, models).layers[0]
         picker = make_picker(config, options, models, resources)
         features = FeatureSpec(final_hidden=mtp.target_hidden)
         return RecurrentDrafter(
@@ -83,7 +82,8 @@ def build_mtp_modules(mtp: MtpConfig, tensors: Sequence[Mapping[str, torch.Tenso
     """A module around each of `tensors`; they share the target's embedding and head."""
     target = models.target
     head = make_linear(target.head_weight)
-    rotary = RotaryTable(*rope_tables(mtp.layer, target.num_positions, models.dtype, models.device))
+    plan = mtp.layer.only_layer
+    rotary = rotary_table(plan.rope, plan.head_dim, target.num_positions, models.dtype, models.device)
     return [MtpModule(mtp, of_module, target.embedding, head, rotary, models.backend) for of_module in tensors]
 
 

@@ -37,7 +37,7 @@ def mtp_vanilla_factory(
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         limits = resources.limits
-        caches = build_cache(mtp.layer, num_modules, limits, models).layers
+        caches = build_cache(mtp.layer.layers * num_modules, limits, models).layers
         window = models.kernels.mtp_window(
             limits.num_slots, num_modules, mtp.layer.hidden_size, models.dtype, models.device
         )

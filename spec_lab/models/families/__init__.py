@@ -1,0 +1,1 @@
+"""Families of decoders: how their config.json is read."""

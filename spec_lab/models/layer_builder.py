@@ -1,0 +1,106 @@
+"""Building a decoder's layer from its plan and the tensors of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from spec_lab.core.protocols import AttentionBackend
+from spec_lab.models.layers import (
+    Attention,
+    DecoderLayer,
+    FusedRopeAndWrite,
+    GatedMLP,
+    RMSNorm,
+    RopeAndWrite,
+    RopeThenWrite,
+    fused_linear,
+    per_head_norm,
+)
+from spec_lab.models.partition import WHOLE, Partition
+from spec_lab.models.plan import LayerPlan
+
+
+def build_layer(
+    plan: LayerPlan,
+    eps: float,
+    tensors: Mapping[str, torch.Tensor],
+    prefix: str,
+    backend: AttentionBackend,
+    partition: Partition = WHOLE,
+) -> DecoderLayer:
+    """Build a layer from Hugging Face names below `prefix` (empty, or ending in a dot).
+
+    `plan` and `tensors` are those of the process's share, as `partition` cuts them.
+    """
+    return DecoderLayer(
+        build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition),
+        build_mlp(plan, tensors, f"{prefix}mlp.", partition),
+        RMSNorm(tensors[f"{prefix}input_layernorm.weight"], eps),
+        RMSNorm(tensors[f"{prefix}post_attention_layernorm.weight"], eps),
+    )
+
+
+def build_attention(
+    plan: LayerPlan,
+    eps: float,
+    tensors: Mapping[str, torch.Tensor],
+    prefix: str,
+    backend: AttentionBackend,
+    partition: Partition = WHOLE,
+) -> Attention:
+    """Build attention from Hugging Face names below `prefix` (ending in `self_attn.`); as in `build_layer`, `plan`
+    and `tensors` are those of a share. `eps` is of its norms."""
+    projections = _attention_inputs(plan, tensors, prefix, "weight")
+    biases = _attention_inputs(plan, tensors, prefix, "bias") if plan.qkv_bias else None
+    return Attention(
+        qkv=fused_linear(projections, biases),
+        o=partition.output(tensors[f"{prefix}o_proj.weight"], tensors.get(f"{prefix}o_proj.bias")),
+        num_heads=plan.num_heads,
+        head_dim=plan.head_dim,
+        rope_and_write=_rope_and_write(plan, eps, tensors, prefix, backend),
+        backend=backend,
+        window=plan.window,
+        gated=plan.attention_gate,
+    )
+
+
+def _rope_and_write(
+    plan: LayerPlan, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
+) -> RopeAndWrite:
+    """Take the backend's kernel, unless heads are normed first, rotated in part, or have gates behind them."""
+    num_heads, num_kv_heads = plan.num_heads, plan.num_kv_heads
+    if plan.qk_norm:
+        weights = tensors[f"{prefix}q_norm.weight"], tensors[f"{prefix}k_norm.weight"]
+        norm = per_head_norm(*weights, num_heads, num_kv_heads, eps)
+        return RopeThenWrite(num_heads, num_kv_heads, backend, norm)
+    if backend.rope_write is None or plan.attention_gate or plan.rope.partial_rotary_factor != 1:
+        return RopeThenWrite(num_heads, num_kv_heads, backend)
+    return FusedRopeAndWrite(num_heads, backend.rope_write)
+
+
+def _attention_inputs(
+    plan: LayerPlan, tensors: Mapping[str, torch.Tensor], prefix: str, kind: str
+) -> list[torch.Tensor]:
+    """Return weights or biases of q, k and v, and of the gate, which shares q_proj: a head's query rows, then its
+    gate's."""
+    q, k, v = (tensors[f"{prefix}{name}.{kind}"] for name in ("q_proj", "k_proj", "v_proj"))
+    if not plan.attention_gate:
+        return [q, k, v]
+    query, gate = q.unflatten(0, (plan.num_heads, 2, plan.head_dim)).unbind(1)
+    return [query.flatten(0, 1), k, v, gate.flatten(0, 1)]
+
+
+def build_mlp(
+    plan: LayerPlan, tensors: Mapping[str, torch.Tensor], prefix: str, partition: Partition = WHOLE
+) -> GatedMLP:
+    """Build an MLP from Hugging Face names below `prefix` (ending in `mlp.`)."""
+    names = ("gate_proj", "up_proj")
+    return GatedMLP(
+        gate_up=fused_linear(
+            [tensors[f"{prefix}{name}.weight"] for name in names],
+            [tensors[f"{prefix}{name}.bias"] for name in names] if plan.mlp_bias else None,
+        ),
+        down=partition.output(tensors[f"{prefix}down_proj.weight"], tensors.get(f"{prefix}down_proj.bias")),
+    )

@@ -1,0 +1,50 @@
+"""The plan of a decoder's layer: everything in which two layers of one model may differ, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+RopeScaling = Literal["none", "linear", "llama3"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding of a layer.
+
+    Attributes:
+        low_freq_factor: this and the next two matter for `llama3` only.
+        partial_rotary_factor: part of a head's channels that turn, from the first on.
+    """
+
+    theta: float
+    scaling: RopeScaling
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 0
+    partial_rotary_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """One layer: grouped-query attention over paged keys and values, and behind it a gated MLP.
+
+    Attributes:
+        window: keys a query sees, itself included; None is full attention.
+        attention_gate: q_proj has doubled rows, of each head the query's and then its output gate's (Qwen3-Next).
+        kv_owner: the layer whose keys and values this one reads, which then writes none of its own; None is itself.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeConfig
+    intermediate_size: int
+    window: int | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    attention_gate: bool = False
+    kv_owner: int | None = None

@@ -1,0 +1,77 @@
+"""Making a target of a checkpoint, or of random weights, by what its family needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from spec_lab.core.protocols import AttentionBackend
+from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
+from spec_lab.models.config import ModelConfig
+from spec_lab.models.decoder import DecoderTarget
+from spec_lab.models.partition import WHOLE, Partition
+from spec_lab.models.random_weights import random_tensors
+
+Shapes = Mapping[str, tuple[int, ...]]
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """Names the place of a target's weights, and the form in which they are wanted.
+
+    Attributes:
+        folder: a checkpoint; None for random weights.
+        partition: what of each tensor is kept.
+    """
+
+    folder: Path | None
+    dtype: torch.dtype
+    device: torch.device
+    partition: Partition = WHOLE
+    seed: int = 0
+
+    def read(self, shapes: Shapes) -> Tensors:
+        """Read, or draw, tensors of these names and shapes."""
+        if self.folder is None:
+            return random_tensors(shapes, self.dtype, self.device, self.seed, self.partition)
+        return load_tensors(self.folder, shapes, self.dtype, self.device, partition=self.partition)
+
+
+def read_plain(config: ModelConfig, source: WeightSource) -> Tensors:
+    """Read a checkpoint whose tensors have the names of Llama's."""
+    return source.read(decoder_tensor_shapes(config))
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFamily:
+    """Holds what a family of targets has of its own; by default it is what Llama has.
+
+    Attributes:
+        read: reads its tensors, whatever a checkpoint calls them, in the form in which `target` takes them.
+        target: the class of its targets.
+    """
+
+    read: Callable[[ModelConfig, WeightSource], Tensors] = read_plain
+    target: type[DecoderTarget] = DecoderTarget
+
+
+PLAIN = TargetFamily()
+FAMILIES: Mapping[str, TargetFamily] = {"llama": PLAIN, "qwen2": PLAIN, "qwen3": PLAIN}
+
+
+def load_target(
+    config: ModelConfig, source: WeightSource, backend: AttentionBackend, max_positions: int
+) -> DecoderTarget:
+    """Make a target.
+
+    Raises:
+        UserError: the checkpoint is not what its config says, or cannot be split as `source.partition` wants.
+    """
+    for plan in config.layers:
+        source.partition.share(plan)  # what cannot be split is refused before it is read
+    family = FAMILIES[config.family]
+    return family.target(config, family.read(config, source), backend, max_positions, source.partition)
