@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -40,8 +41,8 @@ def line(out_features: int, in_features: int) -> list[str]:
     cells = [f"{out_features} x {in_features}"]
     for num_rows in ROWS:
         rows = torch.randn(num_rows, in_features)
-        cells.append(f"{least_microseconds([lambda w=w: w(rows) for w in packed]):.1f}")
-        cells.append(f"{least_microseconds([lambda w=w: F.linear(rows, w) for w in weights]):.1f}")
+        cells.append(f"{least_microseconds([partial(product, rows) for product in packed]):.1f}")
+        cells.append(f"{least_microseconds([partial(F.linear, rows, weight) for weight in weights]):.1f}")
     return cells
 
 
