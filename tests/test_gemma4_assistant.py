@@ -21,7 +21,8 @@ from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter, FrozenState
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
 from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
-from spec_lab.models.gemma4_assistant_config import AssistantTarget, LayerRope, TargetLayerKV
+from spec_lab.models.gemma4_assistant_config import AssistantTarget, TargetLayerKV
+from spec_lab.models.gemma4_text import LayerRope
 from tests.tiny_checkpoints import randomize
 
 transformers = pytest.importorskip(

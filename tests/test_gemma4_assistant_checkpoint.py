@@ -17,10 +17,10 @@ from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
 from spec_lab.models.gemma4_assistant_config import (
     AssistantConfig,
     AssistantTarget,
-    LayerRope,
     TargetLayerKV,
     read_assistant_config,
 )
+from spec_lab.models.gemma4_text import LayerRope
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_assistant import FULL, SLIDING, make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors

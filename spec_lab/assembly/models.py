@@ -22,7 +22,7 @@ from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import Request
 from spec_lab.corpus.example import THINK_END, THINK_START
 from spec_lab.errors import UserError
-from spec_lab.models.decoder import DecoderTarget
+from spec_lab.models.decoder import Decoder
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.plan import LayerPlan
@@ -62,7 +62,7 @@ class Models:
         markers: of the thinking phase; None when the tokenizer has none.
     """
 
-    target: DecoderTarget
+    target: Decoder
     backend: AttentionBackend
     kernels: Kernels
     device: torch.device

@@ -99,6 +99,11 @@ class RowSelection(Protocol):
         """Pick the live rows of the layer's output, for selections that dropped nothing inside it."""
         ...
 
+    def behind(self, metadata: AttentionMetadata) -> AttentionMetadata | None:
+        """Return the metadata of the rows that go on, for a layer behind the one they were chosen in; None where there
+        is none, so that no layer can follow."""
+        ...
+
 
 class Target(Protocol):
     """The model whose distribution the output must follow."""

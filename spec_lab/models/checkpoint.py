@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from safetensors import SafetensorError, safe_open
 
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
-from spec_lab.models.expert_checkpoint import with_stacked_experts
 from spec_lab.models.json_input import ConfigFields, read_json, shown
 from spec_lab.models.partition import WHOLE, Part, Partition
 from spec_lab.models.plan import LayerPlan
@@ -20,8 +19,6 @@ from spec_lab.models.plan import LayerPlan
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
-# Whatever the run's dtype: what these are added to lies closer together than bfloat16 can tell apart.
-FLOAT32_TENSORS = (".e_score_correction_bias",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +29,6 @@ class StoredTensor:
         shape: of the whole tensor.
         dtype: the safetensors code, as BF16.
         part: what is read of it; None is all.
-        stack: the tensors that it is made of, where the file has one for each expert: those of an expert one above the
-            other, the experts behind one another.
     """
 
     file: Path
@@ -41,7 +36,6 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str
     part: Part | None = None
-    stack: tuple[tuple[StoredTensor, ...], ...] = ()
 
 
 def decoder_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -96,6 +90,17 @@ def _mlp_shapes(plan: LayerPlan, hidden_size: int) -> dict[str, tuple[int, ...]]
     return shapes
 
 
+def without_mtp(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The trunk's tensors. A layer with an `eh_proj` is a module under DeepSeek's names; the other names say it."""
+    suffix = "eh_proj.weight"
+    layers = tuple(name.removesuffix(suffix) for name in stored if name.endswith(f".{suffix}"))
+    prefixes = ("mtp.", "model.mtp_layers.", *layers)
+    return {name: tensor for name, tensor in stored.items() if not name.startswith(prefixes)}
+
+
+OwnTensors = Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]]
+
+
 def load_tensors(
     folder: Path,
     wanted: Mapping[str, tuple[int, ...]],
@@ -103,6 +108,7 @@ def load_tensors(
     device: torch.device | str,
     optional: Collection[str] = (),
     partition: Partition = WHOLE,
+    own: OwnTensors = without_mtp,
 ) -> dict[str, torch.Tensor]:
     """Read the wanted tensors of a checkpoint, of each what `partition` keeps, cast to `dtype`, in the order of
     `wanted`.
@@ -113,11 +119,12 @@ def load_tensors(
     Args:
         wanted: name -> shape of every tensor the model has.
         optional: names among `wanted` that the checkpoint may lack; they are then absent from the result.
+        own: picks the model's tensors of all in the folder, and gives them the names of `wanted`.
 
     Raises:
         UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape or not expected.
     """
-    stored = without_mtp(stored_tensors(folder))
+    stored = own(stored_tensors(folder))
     tied_head = None if "lm_head.weight" in wanted else stored.pop("lm_head.weight", None)
     check_tensors(stored, wanted, optional, str(folder))
     check_floating(stored, str(folder))
@@ -133,10 +140,7 @@ def load_tensors(
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a checkpoint folder, from the file headers alone; rotary buffers of old exports left out.
-
-    A layer's experts are one tensor, whether the file has them so or one by one (`expert_checkpoint`).
-    """
+    """Every tensor of a checkpoint folder, from the file headers alone; rotary buffers of old exports left out."""
     stored: dict[str, StoredTensor] = {}
     for file, indexed_names in _checkpoint_files(folder).items():
         in_file = _tensors_of(file)
@@ -144,16 +148,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         if absent:
             raise UserError(f"{file}: lacks {few(absent)} that {INDEX_FILE} places there; fetch the checkpoint again")
         stored |= in_file
-    kept = {name: tensor for name, tensor in stored.items() if not name.endswith("rotary_emb.inv_freq")}
-    return with_stacked_experts(kept)
-
-
-def without_mtp(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The trunk's tensors. A layer with an `eh_proj` is a module under DeepSeek's names; the other names say it."""
-    suffix = "eh_proj.weight"
-    layers = tuple(name.removesuffix(suffix) for name in stored if name.endswith(f".{suffix}"))
-    prefixes = ("mtp.", "model.mtp_layers.", *layers)
-    return {name: tensor for name, tensor in stored.items() if not name.startswith(prefixes)}
+    return {name: tensor for name, tensor in stored.items() if not name.endswith("rotary_emb.inv_freq")}
 
 
 def check_tensors(
@@ -199,39 +194,17 @@ def read_tensors(
     Raises:
         UserError: a tensor with NaN or infinity, in the file or once cast: nothing a model says with it means anything.
     """
-    tensors = _read_whole({key: tensor for key, tensor in stored.items() if not tensor.stack}, dtype, device)
-    for key, tensor in stored.items():
-        if tensor.stack:
-            tensors[key] = _read_stack(tensor, dtype, device)
-    return {key: tensors[key] for key in stored}
-
-
-def _read_stack(tensor: StoredTensor, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """Read the experts of one layer and put them together; no more than one layer's are in memory twice."""
-    pieces = _read_whole({piece.name: piece for expert in tensor.stack for piece in expert}, dtype, device)
-    return torch.stack([torch.cat([pieces[piece.name] for piece in expert]) for expert in tensor.stack])
-
-
-def _read_whole(
-    stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: torch.device | str
-) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for file in dict.fromkeys(tensor.file for tensor in stored.values()):
         with _opened(file) as handle:
             for key, tensor in stored.items():
                 if tensor.file == file:
                     value = _read(handle, tensor)
-                    kept_dtype = _dtype_in_memory(tensor.name, value, dtype)
+                    kept_dtype = dtype if value.is_floating_point() else value.dtype
                     tensors[key] = value.to(device=device, dtype=kept_dtype, copy=True)
                     if not is_finite(tensors[key]):
                         raise _not_finite(tensor, value, kept_dtype)
-    return tensors
-
-
-def _dtype_in_memory(name: str, value: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    if not value.is_floating_point():
-        return value.dtype
-    return torch.float32 if name.endswith(FLOAT32_TENSORS) else dtype
+    return {key: tensors[key] for key in stored}
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

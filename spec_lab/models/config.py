@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.errors import UserError
+from spec_lab.models.gemma4_sizes import Gemma4Sizes
 from spec_lab.models.json_input import ConfigFields, read_json
 from spec_lab.models.plan import LayerPlan
 
@@ -28,6 +29,7 @@ class ModelConfig:
         layers: one plan a layer.
         eos_token_ids: every id that ends a request, empty when the checkpoint names none.
         torch_dtype: name of the dtype the config declares, "float32" when it declares none.
+        gemma4: what Gemma 4 has besides; None in other families.
     """
 
     family: str
@@ -40,6 +42,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     torch_dtype: str
+    gemma4: Gemma4Sizes | None = None
 
     @property
     def num_layers(self) -> int:

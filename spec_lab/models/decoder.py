@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -18,21 +19,17 @@ from spec_lab.models.rope import rotary_table
 from spec_lab.pruning.selection import AllRows
 
 
-class DecoderTarget:
-    """A `Target` that is a decoder with a language-model head.
+class Decoder(ABC):
+    """Has what the targets of all families have: embedding, head, rotary tables, and the sizes that others ask for.
 
     Attributes:
         config: of the whole model.
         layer_plans: of the layers as they lie in this process, and of their caches.
+        num_positions: rows of the rotary tables.
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        tensors: Mapping[str, torch.Tensor],
-        backend: AttentionBackend,
-        max_positions: int | None = None,
-        partition: Partition = WHOLE,
+        self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], max_positions: int | None, partition: Partition
     ) -> None:
         """`tensors` has of each what `partition` keeps of it."""
         self.config = config
@@ -45,17 +42,46 @@ class DecoderTarget:
         head = self.embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
         self.head_weight = head
         self._head = partition.head(head)
-        self._norm = RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps)
-        self.layers = [
-            build_layer(plan, config.rms_norm_eps, tensors, f"model.layers.{index}.", backend, partition)
-            for index, plan in enumerate(self.layer_plans)
-        ]
         self.num_positions = max_positions or config.max_position_embeddings
         shapes = [(plan.rope, plan.head_dim) for plan in config.layers]
         distinct = list(dict.fromkeys(shapes))
         like = self.embedding
         self.rotary_tables = [rotary_table(*shape, self.num_positions, like.dtype, like.device) for shape in distinct]
         self._table_of_layer = [distinct.index(shape) for shape in shapes]
+
+    @abstractmethod
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        cache: PagedKVCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+        features: FeatureSpec,
+    ) -> TargetOutput:
+        """Run rows through all layers (`Target.forward`)."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head(hidden)
+
+
+class DecoderTarget(Decoder):
+    """A `Target` of the Llama kind: pre-norm residual blocks."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, torch.Tensor],
+        backend: AttentionBackend,
+        max_positions: int | None = None,
+        partition: Partition = WHOLE,
+    ) -> None:
+        """`tensors` has of each what `partition` keeps of it."""
+        super().__init__(config, tensors, max_positions, partition)
+        self._norm = RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps)
+        self.layers = [
+            build_layer(plan, config.rms_norm_eps, tensors, f"model.layers.{index}.", backend, partition)
+            for index, plan in enumerate(self.layer_plans)
+        ]
 
     def forward(
         self,
@@ -76,10 +102,14 @@ class DecoderTarget:
             kept = selection if index == last_layer else all_rows
             stream = layer(stream, rotary[self._table_of_layer[index]], cache.layers[index], attention, kept)
         hidden = self._norm(stream)
-        if features.final_hidden is not None:
-            assert features.last_prompt_row or hidden.shape[0] == token_ids.shape[0], "select every row"
-            taps.append(hidden if features.final_hidden is NormSide.POST_NORM else stream)
-        return TargetOutput(hidden, torch.cat(taps, dim=-1) if taps else None)
+        return TargetOutput(hidden, read_features(features, taps, stream, hidden, token_ids.shape[0]))
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._head(hidden)
+
+def read_features(
+    features: FeatureSpec, taps: list[torch.Tensor], stream: torch.Tensor, hidden: torch.Tensor, num_rows: int
+) -> torch.Tensor | None:
+    """Put together what a drafter reads: the inputs of layers, and the last hidden state on one side of its norm."""
+    if features.final_hidden is not None:
+        assert features.last_prompt_row or hidden.shape[0] == num_rows, "select every row"
+        taps = [*taps, hidden if features.final_hidden is NormSide.POST_NORM else stream]
+    return torch.cat(taps, dim=-1) if taps else None

@@ -17,10 +17,11 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING
-from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantLayerConfig, LayerRope
-from spec_lab.models.layers import RMSNorm, RotaryRows, RotaryTable, fused_linear
+from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantLayerConfig
+from spec_lab.models.layers import RMSNorm, RotaryRows, fused_linear
 from spec_lab.models.linear import make_linear
 from spec_lab.models.partition import WHOLE, Partition, kept_part
+from spec_lab.models.rope import rotary_table
 
 ATTENTION_SCALE = 1.0
 
@@ -61,10 +62,11 @@ class Gemma4Assistant:
         ]
         self._norm = RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps)
         self._head = build_token_head(config, tensors)
-        shapes = dict.fromkeys((layer.rope, layer.head_dim) for layer in config.layers)
+        self._rotary_keys = [(layer.rope.config, layer.head_dim) for layer in config.layers]
         like = target_embedding
-        self._rotary = {shape: rotary_table(*shape, max_positions, like.dtype, like.device) for shape in shapes}
-        self._rotary_keys = [(layer.rope, layer.head_dim) for layer in config.layers]
+        self._rotary = {
+            key: rotary_table(*key, max_positions, like.dtype, like.device) for key in dict.fromkeys(self._rotary_keys)
+        }
 
     def forward(
         self,
@@ -212,19 +214,3 @@ def build_token_head(config: AssistantConfig, tensors: Mapping[str, torch.Tensor
         return DenseHead(embedding)
     centroids = tensors["masked_embedding.centroids.weight"]
     return CentroidHead(embedding, centroids, tensors[TOKEN_ORDERING], config.centroids.top_k)
-
-
-def rotary_table(
-    rope: LayerRope, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device
-) -> RotaryTable:
-    """Make the table of cos and sin of every position; the channel pairs past `rope.rotated_fraction` never turn.
-
-    The fractions of "proportional" RoPE keep the exponents of the whole head. Angles are computed in float32 on the
-    CPU whatever the device, as `rope_tables` does for targets.
-    """
-    num_pairs = head_dim // 2
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    turns = torch.arange(num_pairs) < int(rope.rotated_fraction * head_dim // 2)
-    frequencies = torch.where(turns, 1.0 / rope.theta**exponents, 0.0)
-    angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies).repeat(1, 2)
-    return RotaryTable(angles.cos().to(device, dtype), angles.sin().to(device, dtype))

@@ -1,8 +1,7 @@
 """config.json of a Gemma 4 assistant (`Gemma4AssistantForCausalLM`), and which target layer's keys and values each of
 its layers reads.
 
-Two spellings of the layers' sizes are read: `global_head_dim` and `num_global_key_value_heads` of the files on the hub,
-and the `per_layer_config` that transformers writes from 5.23 on. A top-level key of ours, `kv_source_layers`, names the
+The layers' sizes are read as a target's are (`gemma4_text`). A top-level key of ours, `kv_source_layers`, names the
 target layer that each layer reads; without it that is the target's last layer of the same type that owns its KV, as in
 SGLang (#24436) and vLLM (#41745).
 """
@@ -16,16 +15,12 @@ from typing import Any
 
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig, read_config_json
+from spec_lab.models.gemma4_text import FULL, SLIDING, LayerRope, head_sizes, layer_rope
 from spec_lab.models.json_input import ConfigFields, shown, shown_ids
 from spec_lab.models.plan import LayerPlan
 
 KNOB = "drafter.path"
 ARCHITECTURE = "Gemma4AssistantForCausalLM"
-FULL, SLIDING = "full_attention", "sliding_attention"
-DEFAULT_ROPE: Mapping[str, Mapping[str, Any]] = {
-    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
-    FULL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
-}
 # A key that is absent has the value that leaves the forward pass as it is here.
 PLAIN_TEXT_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "hidden_activation": ("gelu_pytorch_tanh",),
@@ -35,23 +30,6 @@ PLAIN_TEXT_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "hidden_size_per_layer_input": (0,),
     "use_bidirectional_attention": ("vision",),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class LayerRope:
-    """Rotary embedding of a layer's queries or keys.
-
-    Attributes:
-        rotated_fraction: leading part of the channel pairs that turns; the others stand still (Gemma's "proportional").
-        scaling: of the frequencies, by the names of `RopeConfig`.
-    """
-
-    theta: float
-    rotated_fraction: float = 1.0
-    scaling: str = "none"
-
-    def __str__(self) -> str:
-        return f"theta {self.theta:g}, rotated fraction {self.rotated_fraction:g}, scaling {self.scaling}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +44,14 @@ class TargetLayerKV:
 
     @classmethod
     def from_plan(cls, plan: LayerPlan) -> TargetLayerKV:
-        """Makes it of a layer of a Llama or Qwen target."""
+        """Makes it of a layer of any target."""
         partial = plan.rope.partial_rotary_factor
-        # Not Gemma's: here the exponents are those of the rotated channels alone.
-        scaling = plan.rope.scaling if partial == 1.0 else f"of the first {partial:g} of the channels"
-        rope = LayerRope(plan.rope.theta, scaling=scaling)
+        if plan.rope.scaling == "proportional":
+            rope = LayerRope(plan.rope.theta, partial)
+        else:
+            # A part other than Gemma's: the exponents are those of the rotated channels alone.
+            scaling = plan.rope.scaling if partial == 1.0 else f"of the first {partial:g} of the channels"
+            rope = LayerRope(plan.rope.theta, scaling=scaling)
         return cls(plan.window is not None, plan.num_kv_heads, plan.head_dim, rope, plan.kv_owner is None)
 
     @property
@@ -93,8 +74,9 @@ class AssistantTarget:
 
     @classmethod
     def from_model_config(cls, config: ModelConfig) -> AssistantTarget:
-        """Makes it of a Llama or Qwen target."""
-        return cls(config.hidden_size, config.vocab_size, 1.0, tuple(map(TargetLayerKV.from_plan, config.layers)))
+        """Makes it of any target."""
+        scale = 1.0 if config.gemma4 is None else config.gemma4.embedding_scale
+        return cls(config.hidden_size, config.vocab_size, scale, tuple(map(TargetLayerKV.from_plan, config.layers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +176,8 @@ def _layer(
     text: ConfigFields, index: int, layer_type: str, kv_source: int, target: AssistantTarget
 ) -> AssistantLayerConfig:
     """The layer's sizes, which must be those of the target layer that it reads."""
-    head_dim, num_kv_heads = _head_sizes(text, index, layer_type)
-    rope = _rope(text, layer_type)
+    head_dim, num_kv_heads = head_sizes(text, index, layer_type)
+    rope = layer_rope(text, layer_type, KNOB)
     read = target.layers[kv_source]
     pairs = {
         "head_dim": (head_dim, read.head_dim),
@@ -208,36 +190,6 @@ def _layer(
             raise _other_target(text.source, difference)
     window = text.integer("sliding_window", 512) if layer_type == SLIDING else None
     return AssistantLayerConfig(head_dim, window, rope, kv_source)
-
-
-def _head_sizes(text: ConfigFields, index: int, layer_type: str) -> tuple[int, int]:
-    """head_dim and number of KV heads of a layer; transformers' defaults where the file says nothing."""
-    head_dim = text.integer("head_dim", 256)
-    num_kv_heads = text.integer("num_key_value_heads", 4)
-    per_layer = ConfigFields(text.object("per_layer_config"), f"{text.source} (per_layer_config)")
-    if text.has("per_layer_config"):
-        layer = ConfigFields(per_layer.object(str(index)), per_layer.source)
-        return layer.integer("head_dim", head_dim), layer.integer("num_key_value_heads", num_kv_heads)
-    if layer_type == FULL:
-        head_dim = text.integer("global_head_dim", 512)
-        if text.flag("attention_k_eq_v"):
-            num_kv_heads = text.integer("num_global_key_value_heads", num_kv_heads)
-    return head_dim, num_kv_heads
-
-
-def _rope(text: ConfigFields, layer_type: str) -> LayerRope:
-    by_type = ConfigFields(text.object("rope_parameters") or DEFAULT_ROPE, f"{text.source} (rope_parameters)")
-    if not by_type.has(layer_type):
-        raise UserError(f"{text.source}: rope_parameters has no {layer_type}; fetch the file again")
-    fields = ConfigFields(by_type.object(layer_type), f"{text.source} (rope_parameters.{layer_type})")
-    kind, factor = fields.text("rope_type", "default"), fields.number("factor", 1.0)
-    if kind not in ("default", "proportional") or factor != 1.0:
-        raise UserError(
-            f"{fields.source}: rope_type {shown(kind)} with factor {factor:g} is not supported; "
-            f"set {KNOB} to an assistant with rope_type default or proportional"
-        )
-    fraction = fields.number("partial_rotary_factor", 1.0) if kind == "proportional" else 1.0
-    return LayerRope(fields.number("rope_theta"), fraction)
 
 
 def _kv_sources(fields: ConfigFields, layer_types: Sequence[str], target: AssistantTarget) -> Sequence[int]:

@@ -6,6 +6,7 @@ Projections that read the same rows are fused (q, k and v; gate and up). Everyth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -129,12 +130,14 @@ class Attention:
         backend: AttentionBackend,
         window: int | None = None,
         gated: bool = False,
+        scale: float | None = None,
     ) -> None:
+        """`scale` of the products of queries and keys is 1 / sqrt(head_dim) where it is not given."""
         self.qkv = qkv
         self.o = o
         self.num_heads = num_heads
         self.head_dim = head_dim
-        self.scale = head_dim**-0.5
+        self.scale = head_dim**-0.5 if scale is None else scale
         self.rope_and_write = rope_and_write
         self.backend = backend
         self.window = window
@@ -162,18 +165,27 @@ class Attention:
         self.rope_and_write(self.qkv(rows).unflatten(-1, (-1, self.head_dim)), rotary, cache, metadata)
 
 
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def gelu_tanh(rows: torch.Tensor) -> torch.Tensor:
+    """Compute Gemma's activation: GELU by its approximation with tanh."""
+    return F.gelu(rows, approximate="tanh")
+
+
 class GatedMLP:
-    """Computes down(silu(gate(x)) * up(x)), with gate and up fused."""
+    """Computes down(activation(gate(x)) * up(x)), with gate and up fused."""
 
-    __slots__ = ("down", "gate_up")
+    __slots__ = ("activation", "down", "gate_up")
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
+    def __init__(self, gate_up: Linear, down: Linear, activation: Activation = F.silu) -> None:
         self.gate_up = gate_up
         self.down = down
+        self.activation = activation
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(rows).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(self.activation(gate) * up)
 
 
 class AttentionPart(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-RopeScaling = Literal["none", "linear", "llama3"]
+RopeScaling = Literal["none", "linear", "llama3", "proportional"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,8 @@ class RopeConfig:
 
     Attributes:
         low_freq_factor: this and the next two matter for `llama3` only.
-        partial_rotary_factor: part of a head's channels that turn, from the first on.
+        partial_rotary_factor: part of a head's channels that turn, from the first on. With `proportional` (Gemma 4) it
+            is the first part of the pairs of the whole head, and the others stand still.
     """
 
     theta: float

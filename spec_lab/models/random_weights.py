@@ -12,6 +12,8 @@ from spec_lab.models.eagle3_checkpoint import Eagle3Config, eagle3_tensor_shapes
 from spec_lab.models.partition import WHOLE, Partition, kept_part
 
 SCALE = 0.02
+# Weights of norms, and what Gemma 4 multiplies streams and experts by.
+ONES = ("norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", "router.scale", "router.per_expert_scale")
 
 
 def random_tensors(
@@ -28,7 +30,7 @@ def random_tensors(
     generator = torch.Generator(device).manual_seed(seed)
     tensors = {}
     for name, shape in shapes.items():
-        if name.endswith("norm.weight"):
+        if name.endswith(ONES):
             tensor = torch.ones(shape, dtype=dtype, device=device)
         elif name.endswith(".bias"):
             tensor = torch.zeros(shape, dtype=dtype, device=device)

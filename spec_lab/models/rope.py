@@ -1,7 +1,7 @@
 """Rotary position embedding tables in the rotate-half layout of the Hugging Face checkpoints.
 
 Sources: RoFormer (Su et al. 2021); linear position interpolation (Chen et al. 2023); the frequency-dependent scaling
-of Llama 3.1.
+of Llama 3.1; Gemma 4's "proportional" embedding, which turns the first pairs of the whole head.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from spec_lab.models.plan import RopeConfig
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     """Radians a position turns each pair of channels by: [rotary_dim / 2] float32."""
+    if rope.scaling == "proportional":
+        return _proportional_frequencies(rope, head_dim)
     rotary_dim = int(head_dim * rope.partial_rotary_factor)
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     frequencies = 1.0 / (rope.theta**exponents)
@@ -26,6 +28,13 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
             return frequencies / rope.factor
         case "llama3":
             return _llama3_frequencies(frequencies, rope)
+
+
+def _proportional_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """All pairs of the head have the exponents of the whole head; those past the rotated part do not turn."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    turns = torch.arange(head_dim // 2) < int(rope.partial_rotary_factor * head_dim // 2)
+    return torch.where(turns, 1.0 / rope.theta**exponents, 0.0)
 
 
 def _llama3_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:

@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 
 from spec_lab.core.protocols import AttentionBackend
-from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
+from spec_lab.models.checkpoint import OwnTensors, StoredTensor, decoder_tensor_shapes, load_tensors, without_mtp
 from spec_lab.models.config import ModelConfig
-from spec_lab.models.decoder import DecoderTarget
+from spec_lab.models.decoder import Decoder, DecoderTarget
+from spec_lab.models.gemma4 import Gemma4Target
+from spec_lab.models.gemma4_checkpoint import gemma4_tensor_shapes, own_tensors
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.random_weights import random_tensors
 
@@ -34,16 +36,25 @@ class WeightSource:
     partition: Partition = WHOLE
     seed: int = 0
 
-    def read(self, shapes: Shapes) -> Tensors:
-        """Read, or draw, tensors of these names and shapes."""
+    def read(self, shapes: Shapes, own: OwnTensors = without_mtp) -> Tensors:
+        """Read, or draw, tensors of these names and shapes; `own` as in `load_tensors`."""
         if self.folder is None:
             return random_tensors(shapes, self.dtype, self.device, self.seed, self.partition)
-        return load_tensors(self.folder, shapes, self.dtype, self.device, partition=self.partition)
+        return load_tensors(self.folder, shapes, self.dtype, self.device, partition=self.partition, own=own)
 
 
 def read_plain(config: ModelConfig, source: WeightSource) -> Tensors:
     """Read a checkpoint whose tensors have the names of Llama's."""
     return source.read(decoder_tensor_shapes(config))
+
+
+def read_gemma4_tensors(config: ModelConfig, source: WeightSource) -> Tensors:
+    """Read a Gemma 4 decoder, alone or inside a model that also sees and hears."""
+
+    def own(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        return own_tensors(stored, config)
+
+    return source.read(gemma4_tensor_shapes(config), own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +63,23 @@ class TargetFamily:
 
     Attributes:
         read: reads its tensors, whatever a checkpoint calls them, in the form in which `target` takes them.
-        target: the class of its targets.
+        target: makes one of its targets.
     """
 
     read: Callable[[ModelConfig, WeightSource], Tensors] = read_plain
-    target: type[DecoderTarget] = DecoderTarget
+    target: Callable[[ModelConfig, Tensors, AttentionBackend, int, Partition], Decoder] = DecoderTarget
 
 
 PLAIN = TargetFamily()
-FAMILIES: Mapping[str, TargetFamily] = {"llama": PLAIN, "qwen2": PLAIN, "qwen3": PLAIN}
+FAMILIES: Mapping[str, TargetFamily] = {
+    "llama": PLAIN,
+    "qwen2": PLAIN,
+    "qwen3": PLAIN,
+    "gemma4": TargetFamily(read_gemma4_tensors, Gemma4Target),
+}
 
 
-def load_target(
-    config: ModelConfig, source: WeightSource, backend: AttentionBackend, max_positions: int
-) -> DecoderTarget:
+def load_target(config: ModelConfig, source: WeightSource, backend: AttentionBackend, max_positions: int) -> Decoder:
     """Make a target.
 
     Raises:

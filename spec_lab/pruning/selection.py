@@ -32,6 +32,9 @@ class AllRows:
     def live(self, rows: torch.Tensor) -> torch.Tensor:
         return rows if self.live_rows is None else rows.index_select(0, self.live_rows)
 
+    def behind(self, metadata: AttentionMetadata) -> AttentionMetadata | None:
+        return metadata
+
 
 @dataclass(frozen=True, slots=True)
 class NoRows(AllRows):
@@ -59,6 +62,9 @@ class AfterAttention:
     def live(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
 
+    def behind(self, metadata: AttentionMetadata) -> AttentionMetadata | None:
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class BeforeAttention:
@@ -82,3 +88,6 @@ class BeforeAttention:
 
     def live(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
+
+    def behind(self, metadata: AttentionMetadata) -> AttentionMetadata | None:
+        return self.live_attention

@@ -17,7 +17,7 @@ from spec_lab.drafters.draft_model import DraftModelDrafter
 from spec_lab.drafters.draft_model_tree import DraftModelTreeDrafter
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
-from spec_lab.models.decoder import DecoderTarget
+from spec_lab.models.decoder import Decoder
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.target_loader import WeightSource, load_target
 
@@ -47,7 +47,7 @@ def load_draft_model_of_trees(config: RunConfig, options: DraftModelDrafterConfi
 
 def _load(
     config: RunConfig, options: DraftModelDrafterConfig, models: Models
-) -> tuple[DecoderTarget, Callable[[DrafterResources], PagedKVCache]]:
+) -> tuple[Decoder, Callable[[DrafterResources], PagedKVCache]]:
     """The model, and what makes its cache in an engine."""
     folder = weights_folder(config, options)
     model_config = read_model_config(folder, "drafter.path")

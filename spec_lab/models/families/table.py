@@ -9,6 +9,7 @@ from typing import Any
 
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig, read_config_json
+from spec_lab.models.families.gemma4 import read_gemma4
 from spec_lab.models.families.plain import read_llama, read_qwen2, read_qwen3
 from spec_lab.models.json_input import ConfigFields, read_json, shown
 
@@ -20,6 +21,8 @@ READERS: Mapping[str, Reader] = {
     "Qwen2ForCausalLM": read_qwen2,
     "Qwen3ForCausalLM": read_qwen3,
     "MiMoForCausalLM": read_qwen2,
+    "Gemma4ForCausalLM": read_gemma4,
+    "Gemma4ForConditionalGeneration": read_gemma4,
 }
 
 

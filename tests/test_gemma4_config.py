@@ -1,0 +1,215 @@
+"""Gemma 4's config.json: the released sizes, both spellings, the layers an assistant reads, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_lab.models.config import ModelConfig
+from spec_lab.models.families.table import read_decoder
+from spec_lab.models.gemma4_assistant_config import AssistantTarget, read_assistant_config
+from spec_lab.models.plan import RopeConfig
+from tests.tiny_checkpoints import refused
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+_LARGE = {
+    "num_key_value_heads": 8,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
+    "max_position_embeddings": 262_144,
+    "use_bidirectional_attention": "vision",
+}
+# The text part of the released files; keys that have transformers' default are left out here and there.
+RELEASED: dict[str, dict[str, Any]] = {
+    "e2b": {
+        "hidden_size": 1536,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 35,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "num_global_key_value_heads": None,
+        "layer_types": ([SLIDING] * 4 + [FULL]) * 7,
+        "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True,
+    },
+    "e4b": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 42,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 18,
+    },
+    "26b": _LARGE
+    | {
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 16,
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    },
+    "31b": _LARGE
+    | {
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+    },
+}
+READ_LAYERS = {"e2b": (13, 14), "e4b": (22, 23), "26b": (28, 29), "31b": (58, 59)}
+SOURCE = "config.json"
+
+
+def released(size: str, **text: Any) -> dict[str, Any]:
+    """The config.json of a size, as the hub has it."""
+    part = RELEASED[size] | {"model_type": "gemma4_text", "final_logit_softcapping": 30.0} | text
+    return {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "dtype": "bfloat16",
+        "eos_token_id": [1, 106],
+        "tie_word_embeddings": True,
+        "text_config": part,
+        "vision_config": {"hidden_size": 768},
+    }
+
+
+def read(size: str, **text: Any) -> ModelConfig:
+    return read_decoder(released(size, **text), SOURCE)
+
+
+def test_the_layers_of_e2b() -> None:
+    """Twenty layers read what the last two before them wrote, and have MLPs of twice the width."""
+    config = read("e2b")
+    assert config.gemma4 is not None
+    assert (config.gemma4.per_layer_width, config.gemma4.logit_softcap, config.num_layers) == (256, 30.0, 35)
+    assert config.gemma4.embedding_scale == 1536**0.5 and not config.gemma4.keys_are_values
+    assert config.torch_dtype == "bfloat16" and config.tie_word_embeddings and config.eos_token_ids == (1, 106)
+    owners = [plan.kv_owner for plan in config.layers]
+    assert owners[:15] == [None] * 15
+    assert owners[15:] == ([13] * 4 + [14]) * 4
+    assert [plan.intermediate_size for plan in config.layers] == [6144] * 15 + [12288] * 20
+    assert [plan.window for plan in config.layers[:6]] == [512, 512, 512, 512, None, 512]
+    assert (config.layers[4].head_dim, config.layers[5].head_dim) == (512, 256)
+    assert config.layers[4].rope == RopeConfig(1e6, "proportional", partial_rotary_factor=0.25)
+    assert config.layers[5].rope == RopeConfig(1e4, "none")
+
+
+def test_the_layers_of_31b() -> None:
+    """Every sixth layer is full where no types are named, and has fewer and larger KV heads and no v_proj."""
+    config = read("31b")
+    assert config.gemma4 is not None and config.gemma4.keys_are_values and config.gemma4.per_layer_width == 0
+    assert [index for index, plan in enumerate(config.layers) if plan.window is None] == list(range(5, 60, 6))
+    assert {(plan.num_kv_heads, plan.head_dim) for plan in config.layers} == {(16, 256), (4, 512)}
+    assert {plan.kv_owner for plan in config.layers} == {None}
+    assert config.max_position_embeddings == 262_144 and config.layers[0].window == 1024
+
+
+def test_the_spelling_of_transformers_reads_the_same() -> None:
+    """It names the sizes of the layers that differ, in a file of the text part alone."""
+    flat = released("31b")["text_config"]
+    full = {"head_dim": 512, "num_key_value_heads": flat.pop("num_global_key_value_heads")}
+    flat |= {"architectures": ["Gemma4ForCausalLM"], "per_layer_config": {str(i): full for i in range(5, 60, 6)}}
+    ours = read_decoder(flat, SOURCE)
+    assert replace(read("31b"), eos_token_ids=(), torch_dtype="float32") == ours
+
+
+def test_absent_and_null_widths_of_layer_embeddings() -> None:
+    widths = [read("e2b", **text).gemma4 for text in ({}, {"hidden_size_per_layer_input": None})]
+    assert [sizes and sizes.per_layer_width for sizes in widths] == [256, 0]
+
+
+def test_the_last_layer_is_full_whatever_its_type_says() -> None:
+    assert read("e4b", layer_types=[SLIDING] * 23 + [FULL] + [SLIDING] * 18).layers[-1].window is None
+
+
+def assistant(size: str, **text: Any) -> dict[str, Any]:
+    """The config.json of the assistant of a size."""
+    target = RELEASED[size]
+    part = {
+        "model_type": "gemma4_text",
+        "vocab_size": 262_144,
+        "hidden_size": 256 if size.startswith("e") else 1024,
+        "intermediate_size": 2048 if size.startswith("e") else 8192,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 4,
+        "num_attention_heads": 4 if size.startswith("e") else target["num_attention_heads"],
+        "num_key_value_heads": target["num_key_value_heads"],
+        "num_global_key_value_heads": target.get("num_global_key_value_heads"),
+        "attention_k_eq_v": target.get("attention_k_eq_v", False),
+        "sliding_window": target.get("sliding_window", 512),
+        "layer_types": [SLIDING] * 3 + [FULL],
+        "hidden_size_per_layer_input": 0,
+    }
+    return {
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "backbone_hidden_size": target["hidden_size"],
+        "use_ordered_embeddings": size.startswith("e"),
+        "text_config": part | text,
+    }
+
+
+@pytest.mark.parametrize("size", ["e2b", "e4b", "31b"])
+def test_the_layers_that_an_assistant_reads(tmp_path: Path, size: str) -> None:
+    """They are the last ones of their type that own their KV, found from the two configs alone."""
+    (tmp_path / "config.json").write_text(json.dumps(assistant(size)))
+    target = AssistantTarget.from_model_config(read(size))
+    config = read_assistant_config(tmp_path, target)
+    sliding, full = READ_LAYERS[size]
+    assert [layer.kv_source for layer in config.layers] == [sliding] * 3 + [full]
+    assert target.embedding_scale == RELEASED[size]["hidden_size"] ** 0.5
+
+
+def test_an_assistant_of_another_size_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(assistant("e2b", num_key_value_heads=2)))
+    target = AssistantTarget.from_model_config(read("e2b"))
+    with refused("num_key_value_heads of layer 0 is 2", "layer 13", "drafter.path"):
+        read_assistant_config(tmp_path, target)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "activation": ({"hidden_activation": "silu"}, ("hidden_activation 'silu'", "gelu_pytorch_tanh")),
+    "bias": ({"attention_bias": True}, ("attention_bias True", "supported is False")),
+    "both directions": ({"use_bidirectional_attention": "all"}, ("use_bidirectional_attention 'all'", "vision")),
+    "experts": ({"enable_moe_block": True}, ("enable_moe_block",)),
+    "quantized": ({"quantization_config": {"bits": 4}}, ("quantized",)),
+    "layer types": ({"layer_types": ["linear_attention"] * 35}, ("linear_attention", "supported are")),
+    "number of types": ({"layer_types": [FULL]}, ("names 1 layers", "35")),
+    "all shared": ({"num_kv_shared_layers": 35}, ("num_kv_shared_layers 35", "fetch the file")),
+    "owner of another size": (
+        {"per_layer_config": {"14": {"head_dim": 128}, "19": {"head_dim": 64}}},
+        ("layer 19", "layer 14"),
+    ),
+    "heads": ({"num_key_value_heads": 3}, ("no multiple of the 3",)),
+    "odd heads": ({"head_dim": 255}, ("255 of layer 0 is odd",)),
+    "rope": ({"rope_parameters": {SLIDING: {"rope_theta": 1e4}}}, ("has no full_attention",)),
+    "scaled rope": (
+        {"rope_parameters": {t: {"rope_type": "yarn", "rope_theta": 1e4} for t in (SLIDING, FULL)}},
+        ("'yarn'", "target.path"),
+    ),
+    "table of layer embeddings": ({"vocab_size_per_layer_input": 1000}, ("vocab_size_per_layer_input 1000",)),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str) -> None:
+    text, fragments = REFUSED[case]
+    with refused(SOURCE, *fragments):
+        read("e2b", **text)
+
+
+def test_the_12b_is_refused() -> None:
+    config = released("31b") | {"architectures": ["Gemma4UnifiedForConditionalGeneration"]}
+    with refused("Gemma4UnifiedForConditionalGeneration", "not supported", "Gemma4ForConditionalGeneration"):
+        read_decoder(config, SOURCE)

@@ -1,0 +1,340 @@
+"""Gemma 4 targets against transformers in float32: each kind, prompts in one piece or in chunks, one row or N rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.assembly.models import cache_row
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
+from spec_lab.core.types import FeatureSpec, NormSide
+from spec_lab.engine.pages import PageTable
+from spec_lab.models import gemma4, gemma4_layers
+from spec_lab.models.config import ModelConfig
+from spec_lab.models.families.table import read_model_config
+from spec_lab.models.target_loader import WeightSource, load_target
+from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
+from tests.test_decoder import Lane
+from tests.tiny_gemma4 import KINDS, VOCAB, WINDOW, make_tiny_gemma4, use_hub_spelling
+
+pytest.importorskip("transformers.models.gemma4")
+
+LENGTH, PAGE_SIZE = 5 * WINDOW, 4
+# One error of the lab's arithmetic; the smallest mistake in the forward shows as more than fifty of them.
+TOLERANCE = 2e-5
+DENSE = [kind for kind in KINDS if kind != "26b"]
+PARTS = {"whole": [40], "chunks_of_7": [7] * 5 + [5], "one_row": [9] + [1] * 31, "rows_of_4": [4] * 10}
+CPU = torch.device("cpu")
+
+
+def make_gemma_lane(
+    folder: Path, num_requests: int = 1, change: Callable[[ModelConfig], ModelConfig] = lambda config: config
+) -> Lane:
+    """A target with a cache that is NaN where nothing was written; `change` is done to its config."""
+    config = change(read_model_config(folder))
+    backend = TorchAttention(PAGE_SIZE, config.max_position_embeddings)
+    target = load_target(config, WeightSource(folder, torch.float32, CPU), backend, LENGTH)
+    columns = -(-LENGTH // PAGE_SIZE)
+    table = PageTable(num_requests, LENGTH, PAGE_SIZE, CPU)
+    num_pages = 2 + columns * num_requests
+    for slot in range(num_requests):
+        table.assign(slot, list(range(2 + slot, num_pages, num_requests))[::-1])
+    cache = PagedKVCache([cache_row(plan) for plan in config.layers], num_pages, PAGE_SIZE, torch.float32, CPU)
+    for tensor in cache.tensors:
+        tensor[:, (NULL_PAGE + 1) * PAGE_SIZE :] = float("nan")
+    return Lane(target, backend, cache, table)
+
+
+def random_tokens(*shape: int) -> torch.Tensor:
+    return torch.randint(3, VOCAB, shape, generator=torch.Generator().manual_seed(5))
+
+
+def run_parts(lane: Lane, token_ids: torch.Tensor, parts: list[int], features: FeatureSpec) -> tuple[Any, Any]:
+    """Logits and features of all rows, run part by part."""
+    logits, read, start = [], [], 0
+    for count in parts:
+        output = lane.run(token_ids[:, start : start + count], [start], features)
+        logits.append(lane.target.logits(output.hidden))
+        read.append(output.features)
+        start += count
+    return torch.cat(logits), torch.cat(read)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder and the transformers model of each kind, made once."""
+
+    @cache
+    def make(kind: str) -> tuple[Path, Any]:
+        folder = tmp_path_factory.mktemp(kind)
+        return folder, make_tiny_gemma4(folder, kind)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", DENSE)
+@torch.inference_mode()
+def test_logits_and_features_equal_transformers(checkpoints: Any, kind: str) -> None:
+    """Sequences of five windows, over page borders, whole, chunked, one row and N rows at a time."""
+    folder, model = checkpoints(kind)
+    token_ids = random_tokens(1, LENGTH)
+    output = model(token_ids, output_hidden_states=True)
+    layers = tuple(range(0, model.config.num_hidden_layers, 2))
+    features = FeatureSpec(layer_inputs=layers, final_hidden=NormSide.POST_NORM)
+    expected = torch.cat([output.hidden_states[layer][0] for layer in (*layers, -1)], dim=-1)
+    for name, parts in PARTS.items():
+        assert sum(parts) == LENGTH
+        logits, read = run_parts(make_gemma_lane(folder), token_ids, parts, features)
+        assert (logits - output.logits[0]).abs().max() < TOLERANCE, name
+        torch.testing.assert_close(read, expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", DENSE)
+@torch.inference_mode()
+def test_the_hubs_files_read_the_same(checkpoints: Any, tmp_path: Path, kind: str) -> None:
+    """Nested names and sizes, dead tensors of layers that share KV, and tensors of other senses."""
+    saved, _ = checkpoints(kind)
+    model = make_tiny_gemma4(tmp_path, kind)
+    use_hub_spelling(tmp_path, model)
+    ours, hubs = read_model_config(saved), read_model_config(tmp_path)
+    assert replace(hubs, eos_token_ids=ours.eos_token_ids) == ours
+    token_ids = random_tokens(1, 12)
+    one, other = (make_gemma_lane(folder).run(token_ids, [0], FeatureSpec()).hidden for folder in (saved, tmp_path))
+    assert torch.equal(one, other)
+
+
+def without(name: str, value: Any) -> Callable[[ModelConfig], ModelConfig]:
+    """A config with one fact of Gemma 4 changed."""
+
+    def change(config: ModelConfig) -> ModelConfig:
+        assert config.gemma4 is not None
+        return replace(config, gemma4=replace(config.gemma4, **{name: value}))
+
+    return change
+
+
+def other_rope(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
+    """A config whose full layers rotate in another way."""
+
+    def change(config: ModelConfig) -> ModelConfig:
+        layers = (
+            plan if plan.window is not None else replace(plan, rope=replace(plan.rope, **changes))
+            for plan in config.layers
+        )
+        return replace(config, layers=tuple(layers))
+
+    return change
+
+
+def wider_windows(config: ModelConfig) -> ModelConfig:
+    layers = (plan if plan.window is None else replace(plan, window=plan.window + 1) for plan in config.layers)
+    return replace(config, layers=tuple(layers))
+
+
+def other_owner(config: ModelConfig) -> ModelConfig:
+    """The sliding layers that read another's KV read that of the sliding layer before."""
+    layers = (
+        plan if plan.kv_owner is None or plan.window is None else replace(plan, kv_owner=plan.kv_owner - 2)
+        for plan in config.layers
+    )
+    return replace(config, layers=tuple(layers))
+
+
+MISTAKES: dict[str, Callable[[ModelConfig], ModelConfig]] = {
+    "embeddings that are not scaled": without("embedding_scale", 1.0),
+    "logits that are not capped": without("logit_softcap", None),
+    "a rope over all channels": other_rope(scaling="none", partial_rotary_factor=1.0),
+    "a rope over the first channels": other_rope(scaling="none"),
+    "a window one key wider": wider_windows,
+    "keys of another layer": other_owner,
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@torch.inference_mode()
+def test_a_mistake_in_the_config_shows(checkpoints: Any, mistake: str) -> None:
+    """Each moves the logits of the tiny model far past the tolerance of the comparison."""
+    folder, model = checkpoints("e2b")
+    token_ids = random_tokens(1, LENGTH)
+    lane = make_gemma_lane(folder, change=MISTAKES[mistake])
+    logits = lane.target.logits(lane.run(token_ids, [0], FeatureSpec()).hidden)
+    assert (logits - model(token_ids).logits[0]).abs().max() > 50 * TOLERANCE
+
+
+def _scale_attention(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gemma4_layers, "ATTENTION_SCALE", 0.25)
+
+
+def _forget_the_scalar(patch: pytest.MonkeyPatch) -> None:
+    build = gemma4_layers.build_gemma4_layer
+    patch.setattr(gemma4, "build_gemma4_layer", lambda *given: replace(build(*given), scalar=torch.ones(1)))
+
+
+def _forget_the_scale_of_layer_embeddings(patch: pytest.MonkeyPatch) -> None:
+    rounded = gemma4.rounded
+    patch.setattr(gemma4, "rounded", lambda scale, dtype: 1.0 if scale == 8**0.5 else rounded(scale, dtype))
+
+
+def _offset_norms(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gemma4_layers.Float32Norm, "of", lambda weight, eps: gemma4_layers.Float32Norm(1 + weight, eps))
+
+
+def _normed_keys_as_values(patch: pytest.MonkeyPatch) -> None:
+    """The values of a layer without v_proj would be what its cache holds as keys."""
+
+    def call(self: Any, heads: torch.Tensor, rotary: Any, kv: Any, metadata: Any) -> torch.Tensor:
+        normed = torch.nn.functional.rms_norm(heads, heads.shape[-1:], None, self.eps)
+        qk = rotary(normed[:, : self.num_heads + self.num_kv_heads] * self.weight)
+        keys = qk[:, self.num_heads :]
+        values = keys if heads.shape[1] == qk.shape[1] else normed[:, -self.num_kv_heads :]
+        self.backend.write(kv, metadata, keys, values)
+        return qk[:, : self.num_heads]
+
+    patch.setattr(gemma4_layers.NormedRopeAndWrite, "__call__", call)
+
+
+BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "attention with a scale": ("31b", _scale_attention),
+    "a stream that is not scaled": ("31b", _forget_the_scalar),
+    "embeddings of layers that are not scaled": ("e4b", _forget_the_scale_of_layer_embeddings),
+    "norms with an offset": ("31b", _offset_norms),
+    "values like keys": ("31b", _normed_keys_as_values),
+}
+
+
+@pytest.mark.parametrize("mistake", BROKEN)
+@torch.inference_mode()
+def test_a_mistake_in_the_forward_shows(checkpoints: Any, monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
+    kind, break_it = BROKEN[mistake]
+    folder, model = checkpoints(kind)
+    break_it(monkeypatch)
+    token_ids = random_tokens(1, LENGTH)
+    lane = make_gemma_lane(folder)
+    logits = lane.target.logits(lane.run(token_ids, [0], FeatureSpec()).hidden)
+    assert (logits - model(token_ids).logits[0]).abs().max() > 50 * TOLERANCE
+
+
+@pytest.mark.parametrize("kind", DENSE)
+@torch.inference_mode()
+def test_ragged_verify_rows_equal_transformers(checkpoints: Any, kind: str) -> None:
+    """N rows of three requests in one forward: at the start, at the edge of the window, and past it."""
+    folder, model = checkpoints(kind)
+    token_ids, lens = random_tokens(3, LENGTH), [1, WINDOW - 1, 20]
+    expected = model(token_ids).logits
+    lane = make_gemma_lane(folder, num_requests=3)
+    for request, length in enumerate(lens):
+        lane.run(token_ids[request : request + 1, :length], [0], FeatureSpec(), first_slot=request)
+    rows = torch.stack([token_ids[request, length : length + 4] for request, length in enumerate(lens)])
+    logits = lane.target.logits(lane.run(rows, lens, FeatureSpec()).hidden).view(3, 4, -1)
+    for request, length in enumerate(lens):
+        theirs = expected[request, length : length + 4]
+        torch.testing.assert_close(logits[request], theirs, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("start", [WINDOW - 3, WINDOW - 1, WINDOW, 2 * WINDOW + 1])
+@torch.inference_mode()
+def test_rejected_rows_across_the_edge_of_the_window_leave_nothing(checkpoints: Any, start: int) -> None:
+    """Four rows with wrong drafts, then four right ones from the position after the first."""
+    folder, model = checkpoints("e2b")
+    token_ids = random_tokens(1, LENGTH)
+    lane = make_gemma_lane(folder)
+    lane.run(token_ids[:, :start], [0], FeatureSpec())
+    wrong = torch.cat((token_ids[:, start : start + 1], VOCAB - 1 - token_ids[:, start + 1 : start + 4]), dim=1)
+    lane.run(wrong, [start], FeatureSpec())
+    logits = lane.target.logits(lane.run(token_ids[:, start + 1 : start + 5], [start + 1], FeatureSpec()).hidden)
+    expected = model(token_ids).logits[0, start + 1 : start + 5]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
+
+
+@torch.inference_mode()
+def test_layers_that_share_kv_have_no_rows_of_their_own(checkpoints: Any) -> None:
+    lane = make_gemma_lane(checkpoints("e2b")[0])
+    layers = lane.cache.layers
+    assert [layers[index] is layers[owner] for index, owner in ((4, 2), (5, 3), (6, 2), (7, 3))] == [True] * 4
+    assert sum(tensor.shape[0] for tensor in lane.cache.tensors) == 4
+
+
+@pytest.mark.parametrize("kind", ["e2b", "31b"])
+@torch.inference_mode()
+def test_rows_that_nobody_reads_do_not_enter_the_layers_behind_the_last_write(checkpoints: Any, kind: str) -> None:
+    """KV is bit-equal, and the last row's hidden state close, whatever goes on past the last layer that writes."""
+    folder, _ = checkpoints(kind)
+    token_ids, count = random_tokens(1, LENGTH), 13
+    whole, last, none = (make_gemma_lane(folder) for _ in range(3))
+    taps = FeatureSpec(layer_inputs=(1, 3))
+    entered = count_rows(last)
+    expected = whole.run(token_ids[:, :count], [0], taps)
+    live = BeforeAttention(torch.tensor([count - 1]), last.metadata(1, [count - 1]))
+    kept = last.run(token_ids[:, :count], [0], taps, live)
+    empty = none.run(token_ids[:, :count], [0], taps, NoRows())
+    assert [len(output.hidden) for output in (expected, kept, empty)] == [count, 1, 0]
+    assert entered == ([count] * 4 + [1] * 4 if kind == "e2b" else [count] * 6)
+    torch.testing.assert_close(kept.hidden[0], expected.hidden[-1], rtol=0, atol=TOLERANCE)
+    for lane, output in ((last, kept), (none, empty)):
+        assert output.features is not None and expected.features is not None
+        assert torch.equal(output.features, expected.features)
+        for ours, theirs in zip(lane.cache.tensors, whole.cache.tensors, strict=True):
+            assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
+
+
+@torch.inference_mode()
+def test_a_drafter_that_reads_a_layer_behind_the_last_write_keeps_all_rows(checkpoints: Any) -> None:
+    lane = make_gemma_lane(checkpoints("e2b")[0])
+    entered = count_rows(lane)
+    live = BeforeAttention(torch.tensor([12]), lane.metadata(1, [12]))
+    output = lane.run(random_tokens(1, 13), [0], FeatureSpec(layer_inputs=(2, 6)), live)
+    assert entered == [13] * 8 and output.features is not None and len(output.features) == 13
+    assert len(output.hidden) == 1
+
+
+def count_rows(lane: Lane) -> list[int]:
+    """A list that grows by the number of rows that enter each layer."""
+    entered: list[int] = []
+    target: Any = lane.target
+
+    def counted(layer: Any) -> Callable[..., torch.Tensor]:
+        def call(stream: torch.Tensor, *rest: Any) -> torch.Tensor:
+            entered.append(len(stream))
+            out: torch.Tensor = layer(stream, *rest)
+            return out
+
+        return call
+
+    target.layers = [counted(layer) for layer in target.layers]
+    return entered
+
+
+@torch.inference_mode()
+def test_all_rows_are_kept_where_a_selection_drops_none(checkpoints: Any) -> None:
+    lane = make_gemma_lane(checkpoints("e4b")[0])
+    assert len(lane.run(random_tokens(1, 5), [0], FeatureSpec(), AllRows(torch.tensor([4]))).hidden) == 5
+
+
+@torch.inference_mode()
+def test_bfloat16_rounds_where_transformers_rounds(checkpoints: Any) -> None:
+    """The scale of embeddings is a bfloat16, norms round once, and logits are capped in float32."""
+    folder, model = checkpoints("e2b")
+    token_ids = random_tokens(1, LENGTH)
+    exact = model(token_ids).logits[0]
+    theirs = make_tiny_gemma4_bfloat16(folder)(token_ids).logits[0].float()
+    config = read_model_config(folder)
+    lane = make_gemma_lane(folder)
+    backend = TorchAttention(PAGE_SIZE, config.max_position_embeddings)
+    lane.target = load_target(config, WeightSource(folder, torch.bfloat16, CPU), backend, LENGTH)
+    lane.cache = PagedKVCache([cache_row(plan) for plan in config.layers], 12, PAGE_SIZE, torch.bfloat16, CPU)
+    ours = lane.target.logits(lane.run(token_ids, [0], FeatureSpec()).hidden)
+    assert ours.dtype == torch.float32
+    assert (ours - exact).abs().mean() < 1.3 * (theirs - exact).abs().mean()
+
+
+def make_tiny_gemma4_bfloat16(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=False).eval()
