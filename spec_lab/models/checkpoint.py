@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
+from spec_lab.models.expert_checkpoint import with_stacked_experts
 from spec_lab.models.json_input import ConfigFields, read_json, shown
 from spec_lab.models.partition import WHOLE, Part, Partition
 from spec_lab.models.plan import LayerPlan
@@ -19,6 +20,8 @@ from spec_lab.models.plan import LayerPlan
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+# Whatever the run's dtype: what these are added to lies closer together than bfloat16 can tell apart.
+FLOAT32_TENSORS = (".e_score_correction_bias",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class StoredTensor:
         shape: of the whole tensor.
         dtype: the safetensors code, as BF16.
         part: what is read of it; None is all.
+        stack: the tensors that it is made of, where the file has one for each expert: those of an expert one above the
+            other, the experts behind one another.
     """
 
     file: Path
@@ -36,6 +41,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str
     part: Part | None = None
+    stack: tuple[tuple[StoredTensor, ...], ...] = ()
 
 
 def decoder_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -140,7 +146,10 @@ def load_tensors(
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a checkpoint folder, from the file headers alone; rotary buffers of old exports left out."""
+    """Every tensor of a checkpoint folder, from the file headers alone; rotary buffers of old exports left out.
+
+    A layer's experts are one tensor, whether the file has them so or one by one (`expert_checkpoint`).
+    """
     stored: dict[str, StoredTensor] = {}
     for file, indexed_names in _checkpoint_files(folder).items():
         in_file = _tensors_of(file)
@@ -148,7 +157,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         if absent:
             raise UserError(f"{file}: lacks {few(absent)} that {INDEX_FILE} places there; fetch the checkpoint again")
         stored |= in_file
-    return {name: tensor for name, tensor in stored.items() if not name.endswith("rotary_emb.inv_freq")}
+    kept = {name: tensor for name, tensor in stored.items() if not name.endswith("rotary_emb.inv_freq")}
+    return with_stacked_experts(kept)
 
 
 def check_tensors(
@@ -194,17 +204,39 @@ def read_tensors(
     Raises:
         UserError: a tensor with NaN or infinity, in the file or once cast: nothing a model says with it means anything.
     """
+    tensors = _read_whole({key: tensor for key, tensor in stored.items() if not tensor.stack}, dtype, device)
+    for key, tensor in stored.items():
+        if tensor.stack:
+            tensors[key] = _read_stack(tensor, dtype, device)
+    return {key: tensors[key] for key in stored}
+
+
+def _read_stack(tensor: StoredTensor, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """Read the experts of one layer and put them together; no more than one layer's are in memory twice."""
+    pieces = _read_whole({piece.name: piece for expert in tensor.stack for piece in expert}, dtype, device)
+    return torch.stack([torch.cat([pieces[piece.name] for piece in expert]) for expert in tensor.stack])
+
+
+def _read_whole(
+    stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: torch.device | str
+) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for file in dict.fromkeys(tensor.file for tensor in stored.values()):
         with _opened(file) as handle:
             for key, tensor in stored.items():
                 if tensor.file == file:
                     value = _read(handle, tensor)
-                    kept_dtype = dtype if value.is_floating_point() else value.dtype
+                    kept_dtype = _dtype_in_memory(tensor.name, value, dtype)
                     tensors[key] = value.to(device=device, dtype=kept_dtype, copy=True)
                     if not is_finite(tensors[key]):
                         raise _not_finite(tensor, value, kept_dtype)
-    return {key: tensors[key] for key in stored}
+    return tensors
+
+
+def _dtype_in_memory(name: str, value: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    if not value.is_floating_point():
+        return value.dtype
+    return torch.float32 if name.endswith(FLOAT32_TENSORS) else dtype
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,61 @@
+"""Times matrix products of a few rows on a CPU: packed for oneDNN, as this project's are, and by `F.linear`.
+
+    python benchmarks/cpu_products.py
+
+Weights of one shape are many enough to fill 30 MB, as a pocket model's do, so that they come from where a round finds
+them. The figure is the least of many turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.models.linear import PackedLinear
+from spec_lab.report.table import format_table
+
+NUM_TURNS = 30
+ROWS = (1, 4)
+SHAPES = ((16, 16), (256, 256), (512, 256), (1024, 256), (1536, 256), (256, 768), (8192, 256))
+NUM_BYTES = 30e6
+MOST_WEIGHTS = 60
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Print a line a shape, and two columns a number of rows."""
+    torch.set_num_threads(1)
+    header = [f"{rows} row{'s'[: rows > 1]}, {name}" for rows in ROWS for name in ("packed", "F.linear")]
+    print(format_table(["out x in", *header], [line(*shape) for shape in SHAPES]))
+
+
+def line(out_features: int, in_features: int) -> list[str]:
+    """Return the microseconds of a product of each kind."""
+    count = min(MOST_WEIGHTS, int(NUM_BYTES / (4 * out_features * in_features)))
+    weights = [torch.randn(out_features, in_features) for _ in range(count)]
+    packed = [PackedLinear(weight, None) for weight in weights]
+    cells = [f"{out_features} x {in_features}"]
+    for num_rows in ROWS:
+        rows = torch.randn(num_rows, in_features)
+        cells.append(f"{least_microseconds([partial(product, rows) for product in packed]):.1f}")
+        cells.append(f"{least_microseconds([partial(F.linear, rows, weight) for weight in weights]):.1f}")
+    return cells
+
+
+def least_microseconds(products: list[Callable[[], torch.Tensor]]) -> float:
+    """Return the time of one of `products`, of the quickest turn through them all."""
+    turns = []
+    for _ in range(NUM_TURNS):
+        started = time.perf_counter()
+        for product in products:
+            product()
+        turns.append(time.perf_counter() - started)
+    return 1e6 * min(turns) / len(products)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Experts in an MLP's place: a router, the products of the experts that it chose, and a shared expert beside them.
+
+Everything has fixed shapes and asks the host for nothing, so that a graph can hold it. Rows are sorted by expert, and
+each stretch is multiplied with its expert's weights, in one grouped product (`torch.nn.functional.grouped_mm`): only
+the weights of chosen experts are read. `benchmarks/expert_products.py` compares it with other ways on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.models.expert_sizes import ExpertSizes
+from spec_lab.models.layers import GatedMLP, fused_linear
+from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.routers import Router, Routing, build_router
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+class RoutedExperts(Protocol):
+    """Sends rows through the experts that were chosen for them."""
+
+    def __call__(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """Return the weighted sums of the experts' outputs: [rows, hidden_size]."""
+        ...
+
+
+class ExpertMLP:
+    """Turns [rows, hidden_size] into as many rows: the weighted sum of each row's experts, and the shared expert."""
+
+    __slots__ = ("experts", "router", "shared", "sizes")
+
+    def __init__(
+        self, sizes: ExpertSizes, router: Router, experts: RoutedExperts, shared: Linear | None = None
+    ) -> None:
+        self.sizes = sizes
+        self.router = router
+        self.experts = experts
+        self.shared = shared
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        routing = self.router(rows)
+        out = self.experts(rows, routing)
+        return out if self.shared is None else out + self.shared(rows)
+
+
+class GatedSharedExpert:
+    """Computes sigmoid(gate(x)) * mlp(x): Qwen's shared expert, which each row takes part of."""
+
+    __slots__ = ("_gate", "_mlp")
+
+    def __init__(self, mlp: Linear, gate: Linear) -> None:
+        self._mlp = mlp
+        self._gate = gate
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self._gate(rows)) * self._mlp(rows)
+
+
+class SortedExperts:
+    """Computes the chosen experts, each for the rows that chose it."""
+
+    __slots__ = ("_activation", "_down", "_expert_ids", "_gate_up")
+
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation = F.silu) -> None:
+        """`gate_up` is [experts, 2 * intermediate, hidden_size], `down` [experts, hidden_size, intermediate]."""
+        self._gate_up = gate_up
+        self._down = down
+        self._activation = activation
+        self._expert_ids = torch.arange(gate_up.shape[0], device=gate_up.device)
+
+    def __call__(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
+        num_chosen = routing.expert_ids.shape[1]
+        by_expert, order = routing.expert_ids.flatten().sort(stable=True)
+        ends = torch.searchsorted(by_expert, self._expert_ids, right=True).to(torch.int32)
+        sources = torch.div(order, num_chosen, rounding_mode="floor")
+        gate, up = self._product(rows.index_select(0, sources), self._gate_up, ends).chunk(2, dim=-1)
+        inner = self._activation(gate) * up
+        out = self._product(inner, self._down, ends)
+        # Back in the order of the rows before they are added up, so that a row's sum has one order of terms.
+        in_rows = torch.empty_like(out).index_copy_(0, order, out).unflatten(0, (-1, num_chosen))
+        return (in_rows * routing.weights.to(out.dtype).unsqueeze(-1)).sum(dim=1)
+
+    def _product(self, rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
+
+
+def build_experts(
+    sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str, activation: Activation = F.silu
+) -> ExpertMLP:
+    """Build router, experts and shared expert from the names of `expert_tensor_shapes` below `prefix` (ending in
+    `mlp.`)."""
+    weights = tensors[f"{prefix}experts.gate_up_proj"], tensors[f"{prefix}experts.down_proj"]
+    router = build_router(sizes, tensors, f"{prefix}gate.")
+    return ExpertMLP(sizes, router, SortedExperts(*weights, activation), _shared_expert(sizes, tensors, prefix))
+
+
+def _shared_expert(sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str) -> Linear | None:
+    if not sizes.shared_intermediate_size:
+        return None
+    name = f"{prefix}{sizes.shared_name}"
+    gate_up = fused_linear([tensors[f"{name}.{part}_proj.weight"] for part in ("gate", "up")])
+    mlp = GatedMLP(gate_up, make_linear(tensors[f"{name}.down_proj.weight"]))
+    return GatedSharedExpert(mlp, make_linear(tensors[f"{name}_gate.weight"])) if sizes.shared_gate else mlp

@@ -1,0 +1,112 @@
+"""Routers: which experts a row goes through, and how much each of them weighs.
+
+Logits and scores are float32 whatever the model's dtype, as in DeepSeek-V3 and GLM-4.5. Of equal scores the lower
+expert wins, whatever rows stand beside: `torch.topk` orders ties as it likes, so that a row's output would depend on
+its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.models.linear import Linear, make_linear
+
+
+@dataclass(slots=True)
+class Routing:
+    """The choice for some rows.
+
+    Attributes:
+        expert_ids: [rows, num_chosen] the experts of each row, all different.
+        weights: [rows, num_chosen] what their outputs are multiplied by, float32.
+    """
+
+    expert_ids: torch.Tensor
+    weights: torch.Tensor
+
+
+class Router(Protocol):
+    """Chooses experts for [rows, hidden_size]."""
+
+    def __call__(self, rows: torch.Tensor) -> Routing: ...
+
+
+class SoftmaxRouter:
+    """Weighs the likeliest experts by their probability among all (Qwen3-MoE, Qwen3-Next)."""
+
+    __slots__ = ("_logits", "_sizes")
+
+    def __init__(self, weight: torch.Tensor, sizes: ExpertSizes) -> None:
+        """`weight` is [num_experts, hidden_size]."""
+        self._logits = _float32_product(weight)
+        self._sizes = sizes
+
+    def __call__(self, rows: torch.Tensor) -> Routing:
+        scores = torch.softmax(self._logits(rows.float()), dim=-1)
+        expert_ids = highest(scores, self._sizes.num_chosen)
+        return Routing(expert_ids, chosen_weights(scores, expert_ids, self._sizes))
+
+
+class SigmoidRouter:
+    """Scores each expert by itself; a bias and groups decide which are chosen, the scores alone what they weigh
+    (DeepSeek-V3, arXiv 2412.19437, section 2.1.2; GLM-4.5).
+    """
+
+    __slots__ = ("_bias", "_logits", "_sizes")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> None:
+        """`weight` is [num_experts, hidden_size]; `bias` [num_experts] is that of the choice."""
+        self._logits = _float32_product(weight)
+        self._bias = None if bias is None else bias.float()
+        self._sizes = sizes
+
+    def __call__(self, rows: torch.Tensor) -> Routing:
+        sizes = self._sizes
+        scores = torch.sigmoid(self._logits(rows.float()))
+        ranked = scores if self._bias is None else scores + self._bias
+        if sizes.num_chosen_groups < sizes.num_groups:
+            ranked = best_groups_only(ranked, sizes.num_groups, sizes.num_chosen_groups)
+        expert_ids = highest(ranked, sizes.num_chosen)
+        return Routing(expert_ids, chosen_weights(scores, expert_ids, sizes))
+
+
+def build_router(sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str) -> Router:
+    """Build the router from its Hugging Face names below `prefix` (ending in `gate.`)."""
+    weight = tensors[f"{prefix}weight"]
+    if sizes.scores is RouterScores.SOFTMAX:
+        assert not sizes.correction_bias and sizes.num_groups == 1, "no family has a softmax with either"
+        return SoftmaxRouter(weight, sizes)
+    return SigmoidRouter(weight, tensors.get(f"{prefix}e_score_correction_bias"), sizes)
+
+
+def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the indices [rows, count] of the highest of [rows, columns] scores, of equal ones the first."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def best_groups_only(scores: torch.Tensor, num_groups: int, num_kept: int) -> torch.Tensor:
+    """Put -inf in place of the scores [rows, experts] outside the groups whose two best experts sum highest.
+
+    Old code of DeepSeek's put 0 there, which a score with a negative bias loses to.
+    """
+    groups = scores.unflatten(-1, (num_groups, -1))
+    kept = highest(groups.topk(2, dim=-1).values.sum(dim=-1), num_kept)
+    is_kept = torch.zeros(groups.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, kept, True)
+    return groups.masked_fill(~is_kept.unsqueeze(-1), float("-inf")).flatten(1)
+
+
+def chosen_weights(scores: torch.Tensor, expert_ids: torch.Tensor, sizes: ExpertSizes) -> torch.Tensor:
+    """Turn the scores [rows, experts] of the chosen experts into their weights."""
+    weights = scores.gather(1, expert_ids)
+    if sizes.renormalized:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return weights if sizes.scaling == 1.0 else weights * sizes.scaling
+
+
+def _float32_product(weight: torch.Tensor) -> Linear:
+    return make_linear(weight.float())
