@@ -58,11 +58,14 @@ def make_tiny_target(
 
 
 def randomize(model: torch.nn.Module, seed: int = 0) -> None:
-    """Fill every parameter with `random_weight`, in the order of their names."""
+    """Fill every parameter with `random_weight`, in the order of their names, and then the buffers that are saved."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             parameter.copy_(random_weight(name, tuple(parameter.shape), generator))
+        for name, buffer in sorted(model.named_buffers()):
+            if name in model.state_dict():
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
 def random_weight(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.expert_checkpoint import with_stacked_experts
+from spec_lab.models.expert_sizes import expert_tensor_shapes
 from spec_lab.models.json_input import ConfigFields, read_json, shown
 from spec_lab.models.partition import WHOLE, Part, Partition
 from spec_lab.models.plan import LayerPlan
@@ -86,6 +87,8 @@ def _attention_shapes(plan: LayerPlan, hidden_size: int, input_size: int) -> dic
 
 
 def _mlp_shapes(plan: LayerPlan, hidden_size: int) -> dict[str, tuple[int, ...]]:
+    if plan.experts is not None:
+        return {f"mlp.{name}": shape for name, shape in expert_tensor_shapes(plan.experts, hidden_size).items()}
     inner = plan.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {}
     for name in ("gate_proj", "up_proj", "down_proj"):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from spec_lab.core.protocols import AttentionBackend
+from spec_lab.models.experts import build_experts
 from spec_lab.models.layers import (
     Attention,
     DecoderLayer,
@@ -15,6 +16,7 @@ from spec_lab.models.layers import (
     RMSNorm,
     RopeAndWrite,
     RopeThenWrite,
+    RowsPart,
     fused_linear,
     per_head_norm,
 )
@@ -94,8 +96,10 @@ def _attention_inputs(
 
 def build_mlp(
     plan: LayerPlan, tensors: Mapping[str, torch.Tensor], prefix: str, partition: Partition = WHOLE
-) -> GatedMLP:
-    """Build an MLP from Hugging Face names below `prefix` (ending in `mlp.`)."""
+) -> RowsPart:
+    """Build an MLP, or the experts in its place, from Hugging Face names below `prefix` (ending in `mlp.`)."""
+    if plan.experts is not None:
+        return build_experts(plan.experts, tensors, prefix)
     names = ("gate_proj", "up_proj")
     return GatedMLP(
         gate_up=fused_linear(

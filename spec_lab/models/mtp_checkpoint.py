@@ -25,6 +25,7 @@ from spec_lab.models.checkpoint import (
     stored_tensors,
 )
 from spec_lab.models.config import ModelConfig, num_mtp_modules, read_config_json, text_part
+from spec_lab.models.expert_sizes import ExpertSizes
 from spec_lab.models.families.table import READERS, read_decoder
 from spec_lab.models.json_input import ConfigFields
 from spec_lab.models.mtp_layouts import (
@@ -37,10 +38,14 @@ from spec_lab.models.mtp_layouts import (
     MtpLayout,
     find_layout,
 )
+from spec_lab.models.plan import LayerPlan
 
 KNOB = "drafter.path"
 # The engines' loaders skip these copies too, and let the target's embedding and head serve.
 SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+# With these the one layer of a config is of the kind with experts, whatever the trunk's first layer has.
+SPARSE_LAYER = {"first_k_dense_replace": 0, "mlp_only_layers": [], "decoder_sparse_step": 1}
+EXPERT_TENSORS = ("mlp.gate.", "mlp.experts.", "mlp.shared_expert")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +162,22 @@ def _refuse_unsupported_blocks(stored: Collection[str], folder: Path) -> None:
 
 
 def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collection[str], source: str) -> ModelConfig:
-    """A module's decoder layer: sizes from the config, biases and q and k norms as the stored `names` have them."""
+    """A module's decoder layer: sizes from the config; experts, biases, q and k norms as the stored `names` have them.
+
+    A family of the lab's reads its own config. That of another is read as `layout.architecture`'s, but for the part of
+    a head that turns, which may then be any.
+    """
     fields = ConfigFields(decoder, source)
     supported = [name for name in fields.texts("architectures") if name in READERS]
     one_layer = {"architectures": supported or [layout.architecture], "num_hidden_layers": 1, "layer_types": None}
-    options, partial_rotary_factor = _without_partial_rotary({**layout.defaults, **decoder, **one_layer}, source)
-    layer = read_decoder(options, source)
+    options = {**layout.defaults, **decoder, **one_layer, **SPARSE_LAYER}
+    if supported:
+        layer = read_decoder(options, source)
+        rope = layer.only_layer.rope
+    else:
+        options, partial_rotary_factor = _without_partial_rotary(options, source)
+        layer = read_decoder(options, source)
+        rope = replace(layer.only_layer.rope, partial_rotary_factor=partial_rotary_factor)
     if fields.flag("use_sliding_window"):
         raise UserError(f"{source}: an MTP module with a sliding window is not supported; use a full-attention one")
     plan = replace(
@@ -171,9 +186,23 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
         o_bias="self_attn.o_proj.bias" in names,
         qk_norm="self_attn.q_norm.weight" in names,
         attention_gate=layout.attention_gate,
-        rope=replace(layer.only_layer.rope, partial_rotary_factor=partial_rotary_factor),
+        rope=rope,
+        experts=_experts(layer.only_layer, names, source),
     )
     return replace(layer, layers=(plan,))
+
+
+def _experts(plan: LayerPlan, names: Collection[str], source: str) -> ExpertSizes | None:
+    """The experts of a module that has some; the config alone would say what the trunk's layers have."""
+    of_experts = sorted(name for name in names if name.startswith(EXPERT_TENSORS))
+    if not of_experts:
+        return None
+    if plan.experts is None:
+        raise UserError(
+            f"{source}: no family with a mixture-of-experts MLP (MoE) that is supported, but its MTP module has one "
+            f"({of_experts[0]}); set {KNOB} to a module with a dense MLP, or of a Glm4MoeForCausalLM"
+        )
+    return plan.experts
 
 
 def _without_partial_rotary(config: dict[str, Any], source: str) -> tuple[dict[str, Any], float]:

@@ -90,9 +90,6 @@ LAYOUTS = (DEEPSEEK, MIMO, QWEN3_NEXT)
 UNSUPPORTED_TENSORS = {
     ".self_attn.kv_a_proj": "multi-head latent attention (MLA)",
     ".self_attn.q_a_proj": "multi-head latent attention (MLA)",
-    ".mlp.experts.": "a mixture-of-experts MLP (MoE)",
-    ".mlp.gate.": "a mixture-of-experts MLP (MoE)",
-    ".mlp.shared_expert": "a mixture-of-experts MLP (MoE)",
     ".linear_attn.": "linear attention",
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from spec_lab.models.expert_sizes import ExpertSizes
+
 RopeScaling = Literal["none", "linear", "llama3", "proportional"]
 
 
@@ -29,11 +31,12 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """One layer: grouped-query attention over paged keys and values, and behind it a gated MLP.
+    """One layer: grouped-query attention over paged keys and values, and behind it a gated MLP or experts.
 
     Attributes:
         window: keys a query sees, itself included; None is full attention.
         attention_gate: q_proj has doubled rows, of each head the query's and then its output gate's (Qwen3-Next).
+        experts: what stands in the MLP's place; `intermediate_size` and `mlp_bias` say nothing then.
         kv_owner: the layer whose keys and values this one reads, which then writes none of its own; None is itself.
     """
 
@@ -49,3 +52,4 @@ class LayerPlan:
     qk_norm: bool = False
     attention_gate: bool = False
     kv_owner: int | None = None
+    experts: ExpertSizes | None = None

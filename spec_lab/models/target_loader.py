@@ -76,6 +76,8 @@ FAMILIES: Mapping[str, TargetFamily] = {
     "qwen2": PLAIN,
     "qwen3": PLAIN,
     "gemma4": TargetFamily(read_gemma4_tensors, Gemma4Target),
+    "qwen3_moe": PLAIN,
+    "glm4_moe": PLAIN,
 }
 
 

@@ -82,8 +82,12 @@ class TensorParallel:
         """Return the sizes of this process's share of a layer.
 
         Raises:
-            UserError: the heads or the inner channels do not divide.
+            UserError: the heads or the inner channels do not divide, or the layer has experts.
         """
+        if plan.experts is not None:
+            raise UserError(
+                f"target.tensor_parallel={self.size} splits no layers of experts yet; use target.tensor_parallel=1"
+            )
         divided = {
             "num_key_value_heads": plan.num_kv_heads,
             "num_attention_heads": plan.num_heads,

@@ -71,7 +71,7 @@ def _plan(fields: ConfigFields, family: Family, max_positions: int) -> LayerPlan
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rope=read_rope(fields, max_positions),
+        rope=_whole_rope(fields, max_positions),
         intermediate_size=fields.integer("intermediate_size"),
         qkv_bias=attention_bias or family == "qwen2",
         o_bias=attention_bias,
@@ -96,8 +96,11 @@ def refuse_unsupported(fields: ConfigFields) -> None:
         )
 
 
-def read_rope(config: ConfigFields, max_positions: int) -> RopeConfig:
-    """The one rotary embedding of all layers."""
+def read_rope(config: ConfigFields, max_positions: int, default_part: float = 1.0) -> RopeConfig:
+    """Read the one rotary embedding of all layers.
+
+    `default_part`: of a head's channels turn, where the file does not say how many.
+    """
     source = config.source
     parameters = config.object("rope_scaling") or config.object("rope_parameters")
     if any(isinstance(value, dict) for value in parameters.values()):
@@ -105,14 +108,12 @@ def read_rope(config: ConfigFields, max_positions: int) -> RopeConfig:
         raise UserError(f"{source}: rope parameters keyed by layer type are not supported; one set for all layers is")
     fields = ConfigFields(parameters, f"{source} (rope)")
     theta = fields.number("rope_theta", config.number("rope_theta", 10000.0))
-    partial = fields.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise UserError(f"{source}: partial_rotary_factor {partial} is not supported; supported is 1.0")
+    part = fields.number("partial_rotary_factor", config.number("partial_rotary_factor", default_part))
     kind = fields.text("rope_type", fields.text("type", "default"))
     if kind == "default":
-        return RopeConfig(theta=theta, scaling="none")
+        return RopeConfig(theta=theta, scaling="none", partial_rotary_factor=part)
     if kind == "linear":
-        return RopeConfig(theta=theta, scaling="linear", factor=fields.number("factor"))
+        return RopeConfig(theta=theta, scaling="linear", factor=fields.number("factor"), partial_rotary_factor=part)
     if kind == "llama3":
         original = config.optional_integer("original_max_position_embeddings", least=1)
         return RopeConfig(
@@ -123,8 +124,19 @@ def read_rope(config: ConfigFields, max_positions: int) -> RopeConfig:
             high_freq_factor=fields.number("high_freq_factor"),
             original_max_position_embeddings=original
             or fields.integer("original_max_position_embeddings", max_positions),
+            partial_rotary_factor=part,
         )
     raise UserError(f"{source}: rope type {shown(kind)} is not supported; supported are default, linear, llama3")
+
+
+def _whole_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:
+    """Read a rotary embedding that turns all channels of a head."""
+    rope = read_rope(fields, max_positions)
+    if rope.partial_rotary_factor != 1.0:
+        raise UserError(
+            f"{fields.source}: partial_rotary_factor {rope.partial_rotary_factor} is not supported; supported is 1.0"
+        )
+    return rope
 
 
 def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tuple[int | None, ...]:

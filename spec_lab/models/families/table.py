@@ -9,6 +9,7 @@ from typing import Any
 
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig, read_config_json
+from spec_lab.models.families.experts import read_glm4_moe, read_qwen3_moe
 from spec_lab.models.families.gemma4 import read_gemma4
 from spec_lab.models.families.plain import read_llama, read_qwen2, read_qwen3
 from spec_lab.models.json_input import ConfigFields, read_json, shown
@@ -23,6 +24,8 @@ READERS: Mapping[str, Reader] = {
     "MiMoForCausalLM": read_qwen2,
     "Gemma4ForCausalLM": read_gemma4,
     "Gemma4ForConditionalGeneration": read_gemma4,
+    "Qwen3MoeForCausalLM": read_qwen3_moe,
+    "Glm4MoeForCausalLM": read_glm4_moe,
 }
 
 

@@ -1,0 +1,136 @@
+"""Targets with layers of experts against transformers: Qwen3-MoE and GLM-4.5, whole, in chunks and row by row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from spec_lab.models.checkpoint import read_tensors, stored_tensors
+from spec_lab.models.experts import ExpertMLP
+from spec_lab.models.families.table import read_decoder, read_model_config
+from spec_lab.models.tensor_parallel import TensorParallel
+from tests.lab import Reference, generate, make_config, random_requests
+from tests.tiny_checkpoints import refused, rewrite_config, rewrite_tensors, use_hub_spelling
+from tests.tiny_experts import GLM, KINDS, QWEN, load, logits_in_parts, make_tiny_experts
+
+LENGTH = 100
+PARTS = {"whole": [LENGTH], "chunks": [40, 1, 4, 55], "rows_of_4": [4] * 25}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder, a text and transformers' logits of each kind, made once."""
+
+    @cache
+    def make(kind: str) -> tuple[Path, torch.Tensor, torch.Tensor]:
+        folder = tmp_path_factory.mktemp(kind)
+        model = make_tiny_experts(folder, kind)
+        token_ids = torch.randint(3, 160, (LENGTH,), generator=torch.Generator().manual_seed(5))
+        with torch.inference_mode():
+            return folder, token_ids, model(token_ids[None]).logits[0]
+
+    return make
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_equal_transformers(checkpoints: Any, kind: str, parts: str) -> None:
+    folder, token_ids, expected = checkpoints(kind)
+    logits = logits_in_parts(folder, token_ids, PARTS[parts])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
+    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+
+
+def test_the_kinds_are_what_they_say(checkpoints: Any) -> None:
+    plans = {kind: read_model_config(checkpoints(kind)[0]).layers for kind in KINDS}
+    assert [plan.experts is not None for plan in plans["glm4_moe"]] == [False, True, True, True]
+    assert [plan.experts is not None for plan in plans["qwen3_moe_some_dense"]] == [False, True, False, False]
+    assert all(plan.rope.partial_rotary_factor == 0.5 for plan in plans["glm4_moe"])
+    glm = plans["glm4_moe_biases_and_norms"][1]
+    assert (glm.qkv_bias, glm.o_bias, glm.qk_norm) == (True, False, True)
+    assert glm.experts is not None and glm.experts.shared_intermediate_size == 48
+    bias = load_file(checkpoints("glm4_moe")[0] / "model.safetensors")[
+        "model.layers.1.mlp.gate.e_score_correction_bias"
+    ]
+    assert bias.abs().max() > 0.1, "a bias of zeros would hide that it must not weigh"
+
+
+def test_the_spelling_of_the_hub_and_experts_in_one_tensor(checkpoints: Any, tmp_path: Path) -> None:
+    """The file that transformers writes has a tensor an expert; those of some families have one a layer."""
+    folder, token_ids, expected = checkpoints("glm4_moe_biases_and_norms")
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    stored = stored_tensors(folder)
+    fused = read_tensors({name: stored[name] for name in stored if ".mlp.experts." in name}, torch.float32, "cpu")
+    separate = [name for name in load_file(folder / "model.safetensors") if ".mlp.experts." in name]
+    assert len(fused) == 6 and len(separate) == 3 * 8 * 3
+    rewrite_tensors(tmp_path, fused, drop=tuple(separate))
+    rewrite_config(tmp_path, partial_rotary_factor=0.5)
+    use_hub_spelling(tmp_path)
+    logits = logits_in_parts(tmp_path, token_ids, [LENGTH])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
+
+
+def test_experts_stand_where_the_plan_has_them(checkpoints: Any) -> None:
+    target, _ = load(checkpoints("qwen3_moe_some_dense")[0], 8)
+    assert [isinstance(layer.mlp, ExpertMLP) for layer in target.layers] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe_biases_and_norms", "qwen3_moe"])
+def test_greedy_text_is_transformers_whatever_is_drafted(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "target"
+    make_tiny_experts(target, kind)
+    reference, requests = Reference(target), random_requests(4, max_new_tokens=10)
+    plain = {request.request_id: reference.greedy(request) for request in requests}
+    for drafter, batch_size in (("none", 1), ("none", 3), ("ngram", 3)):
+        outputs = generate(make_config((target, target), drafter, batch_size=batch_size), requests)
+        reference.assert_lossless(requests, outputs, plain)
+
+
+BASE: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "fragments"),
+    [
+        ("Glm4MoeForCausalLM", {"n_group": 3}, ["n_group 3", "8 experts"]),
+        ("Glm4MoeForCausalLM", {"n_group": 8}, ["n_group 8", "groups of two or more"]),
+        ("Glm4MoeForCausalLM", {"topk_group": 5}, ["topk_group 5", "n_group 4"]),
+        ("Glm4MoeForCausalLM", {"num_experts_per_tok": 5}, ["num_experts_per_tok 5", "the 4 to choose among"]),
+        ("Glm4MoeForCausalLM", {"scoring_func": "softmax"}, ["scoring_func 'softmax'", "'sigmoid'"]),
+        ("Glm4MoeForCausalLM", {"topk_method": "group_limited_greedy"}, ["topk_method", "'noaux_tc'"]),
+        ("Glm4MoeForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, ["quantized"]),
+        ("Glm4MoeForCausalLM", {"num_attention_heads": 3}, ["num_attention_heads 3"]),
+        ("Qwen3MoeForCausalLM", {"use_sliding_window": True}, ["use_sliding_window"]),
+        ("Qwen3MoeForCausalLM", {"num_experts_per_tok": 9}, ["num_experts_per_tok 9"]),
+        ("Qwen3MoeForCausalLM", {"hidden_act": "gelu"}, ["hidden_act 'gelu'"]),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": 3}, ["mlp_only_layers must be a list of integers"]),
+    ],
+)
+def test_what_cannot_run_is_refused_in_a_line(architecture: str, changes: dict[str, Any], fragments: list[str]) -> None:
+    options = GLM if architecture.startswith("Glm") else QWEN
+    config = BASE | options | {"architectures": [architecture]}
+    read_decoder(config, "config.json")
+    with refused("config.json", *fragments):
+        read_decoder(config | changes, "config.json")
+
+
+def test_no_process_gets_a_part_of_the_experts(checkpoints: Any) -> None:
+    plan = read_model_config(checkpoints("qwen3_moe")[0]).layers[0]
+    collectives: Any = None
+    split = TensorParallel(0, 2, collectives)
+    assert split.share(replace(plan, experts=None)).num_heads == 2
+    with refused("target.tensor_parallel=2", "experts", "target.tensor_parallel=1"):
+        split.share(plan)
