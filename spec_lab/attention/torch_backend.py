@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from spec_lab.attention.torch_latent import TorchLatentAttention
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache, cache_slots
-from spec_lab.core.protocols import RopeWrite
+from spec_lab.core.protocols import LatentAttentionBackend, RopeWrite
 from spec_lab.core.types import AttentionMetadata
 
 
@@ -18,6 +19,7 @@ class TorchAttention:
 
     def __init__(self, page_size: int, max_positions: int, rope_write: RopeWrite | None = None) -> None:
         self.rope_write = rope_write
+        self.latent: LatentAttentionBackend | None = TorchLatentAttention(self)
         self._page_size = page_size
         self._max_positions = max_positions
 
@@ -56,28 +58,37 @@ class TorchAttention:
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
-        if metadata.read_slots is None:
-            metadata.read_slots = self._read_slots(metadata)
-        batch, num_keys = metadata.read_slots.shape
+        slots = self.read_slots(metadata)
+        batch, num_keys = slots.shape
         num_queries = metadata.num_queries
         _, _, num_kv_heads, head_dim = cache.kv.shape
         group = queries.shape[1] // num_kv_heads
-        kv = cache.kv.index_select(0, metadata.read_slots.view(-1)).view(batch, num_keys, 2, num_kv_heads, head_dim)
+        kv = cache.kv.index_select(0, slots.view(-1)).view(batch, num_keys, 2, num_kv_heads, head_dim)
         keys, values = kv.permute(2, 0, 3, 1, 4).unbind(0)
-        mask = metadata.masks.get((window, group))
-        if mask is None:
-            mask = metadata.masks[window, group] = self._mask(metadata, window, queries.dtype, group)
         # The query heads that share a KV head become rows of one product: no repeated keys.
         grouped = queries.view(batch, num_queries, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         out = F.scaled_dot_product_attention(
             grouped.reshape(batch, num_kv_heads, group * num_queries, head_dim),
             keys,
             values,
-            attn_mask=mask,
+            attn_mask=self.mask(metadata, window, queries.dtype, group),
             scale=scale,
         )
         out = out.view(batch, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
         return out.reshape(batch * num_queries, -1)
+
+    def read_slots(self, metadata: AttentionMetadata) -> torch.Tensor:
+        """Return the [batch, max_seq_len] slot of each key position, derived when first asked for."""
+        if metadata.read_slots is None:
+            metadata.read_slots = self._read_slots(metadata)
+        return metadata.read_slots
+
+    def mask(self, metadata: AttentionMetadata, window: int | None, dtype: torch.dtype, group: int) -> torch.Tensor:
+        """Return the additive mask [batch, 1, group * num_queries, max_seq_len], derived when first asked for."""
+        mask = metadata.masks.get((window, group))
+        if mask is None:
+            mask = metadata.masks[window, group] = self._mask(metadata, window, dtype, group)
+        return mask
 
     def _read_slots(self, metadata: AttentionMetadata) -> torch.Tensor:
         """Return the [batch, max_seq_len] slot of each key position, the null slot past each sequence's end."""

@@ -10,7 +10,7 @@ from spec_kernels.metadata import advance_metadata
 from spec_kernels.rope_write import write_kv
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import RopeWrite
+from spec_lab.core.protocols import LatentAttentionBackend, RopeWrite
 from spec_lab.core.types import AttentionMetadata
 
 
@@ -23,6 +23,7 @@ class TritonAttention:
 
     def __init__(self, page_size: int, max_positions: int, rope_write: RopeWrite | None = None) -> None:
         self.rope_write = rope_write
+        self.latent: LatentAttentionBackend | None = None
         self._page_size = page_size
         self._max_positions = max_positions
         self._split_keys = choose_split_keys(max_positions)

@@ -35,6 +35,47 @@ RopeWrite = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, to
 """Rotates queries and keys and writes K and V in one kernel: `spec_kernels.rope_write`, whose arguments it has."""
 
 
+class LatentAttentionBackend(Protocol):
+    """Latent attention over a paged cache of one row a token, which all heads share (MLA in its absorbed form,
+    DeepSeek-V2): kv [slots, row_width]."""
+
+    def write(self, cache: LayerCache, metadata: AttentionMetadata, rows: torch.Tensor) -> None:
+        """Write [rows, row_width] to `metadata.slot_mapping`."""
+        ...
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        window: int | None,
+        value_width: int,
+        scale: float,
+    ) -> torch.Tensor:
+        """Attention of [rows, num_heads, row_width] queries, whose keys are the rows and whose values are the first
+        `value_width` numbers of them; returns [rows, num_heads, value_width]."""
+        ...
+
+    def attend_unfolded(
+        self,
+        queries: torch.Tensor,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        window: int | None,
+        key_map: torch.Tensor,
+        value_map: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """The same of [rows, num_heads, query_width] queries, over keys and values that the maps of each head make of
+        all rows; returns values [rows, num_heads, v_head_dim]. For many rows, as of a prompt.
+
+        Args:
+            key_map: [num_heads, qk_nope_head_dim, kv_lora_rank]; the rest of a query meets the rest of a row.
+            value_map: [num_heads, kv_lora_rank, v_head_dim].
+        """
+        ...
+
+
 class AttentionBackend(MetadataMover, Protocol):
     """Attention over a paged KV cache.
 
@@ -45,11 +86,13 @@ class AttentionBackend(MetadataMover, Protocol):
             next position, in the same tensors (vLLM #46849's `supports_draft_decode_metadata_update`). Launched from
             Python it works with every backend.
         rope_write: the kernel of attention whose heads it fits; None to rotate first and `write` then.
+        latent: attention over the cache rows of latent layers; None where the backend has none.
     """
 
     prewrite: bool
     supports_in_place_update: bool
     rope_write: RopeWrite | None
+    latent: LatentAttentionBackend | None
 
     def build(
         self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int

@@ -1,0 +1,84 @@
+"""Latent attention of torch: every head reads the same row of a token, as key whole and as value in part."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.types import AttentionMetadata
+
+
+class KeyReader(Protocol):
+    """Says where the keys of a forward lie, and which of them each row sees."""
+
+    def read_slots(self, metadata: AttentionMetadata) -> torch.Tensor:
+        """Return the [batch, max_seq_len] slot of each key position."""
+        ...
+
+    def mask(self, metadata: AttentionMetadata, window: int | None, dtype: torch.dtype, group: int) -> torch.Tensor:
+        """Return the additive mask [batch, 1, group * num_queries, max_seq_len]."""
+        ...
+
+
+class TorchLatentAttention:
+    """Keeps the protocol `LatentAttentionBackend`. Keys past a sequence's end are read from the null page."""
+
+    def __init__(self, keys: KeyReader) -> None:
+        self._keys = keys
+
+    def write(self, cache: LayerCache, metadata: AttentionMetadata, rows: torch.Tensor) -> None:
+        cache.kv.index_copy_(0, metadata.slot_mapping, rows)
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        window: int | None,
+        value_width: int,
+        scale: float,
+    ) -> torch.Tensor:
+        rows = self._rows(cache, metadata)
+        batch, num_queries = rows.shape[0], metadata.num_queries
+        _, num_heads, width = queries.shape
+        # The heads become rows of one product over the one key head.
+        grouped = queries.view(batch, num_queries, num_heads, width).transpose(1, 2)
+        out = F.scaled_dot_product_attention(
+            grouped.reshape(batch, 1, num_heads * num_queries, width),
+            rows,
+            rows[..., :value_width],
+            attn_mask=self._keys.mask(metadata, window, queries.dtype, num_heads),
+            scale=scale,
+        )
+        out = out.view(batch, num_heads, num_queries, value_width).transpose(1, 2)
+        return out.reshape(batch * num_queries, num_heads, value_width)
+
+    def attend_unfolded(
+        self,
+        queries: torch.Tensor,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        window: int | None,
+        key_map: torch.Tensor,
+        value_map: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        latents, rotated = self._rows(cache, metadata).tensor_split((key_map.shape[2],), dim=-1)
+        plain_keys = latents @ key_map.transpose(1, 2)
+        keys = torch.cat((plain_keys, rotated.expand(-1, queries.shape[1], -1, -1)), dim=-1)
+        out = F.scaled_dot_product_attention(
+            queries.unflatten(0, (-1, metadata.num_queries)).transpose(1, 2),
+            keys,
+            latents @ value_map,
+            attn_mask=self._keys.mask(metadata, window, queries.dtype, 1),
+            scale=scale,
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+    def _rows(self, cache: LayerCache, metadata: AttentionMetadata) -> torch.Tensor:
+        """Return the rows at each key position: [batch, 1, max_seq_len, row_width]."""
+        slots = self._keys.read_slots(metadata)
+        return cache.kv.index_select(0, slots.view(-1)).view(slots.shape[0], 1, slots.shape[1], -1)

@@ -1,0 +1,174 @@
+"""Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434) over the paged cache.
+
+A head's key is a linear map of the latent row. For a few rows the map is absorbed: it is applied to the query instead,
+and its value's map behind attention, so that what is read and attended is one row a token for all heads. For a prompt's
+many rows it is cheaper to unfold keys and values of all heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.protocols import AttentionBackend, LatentAttentionBackend, RowSelection
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.errors import UserError
+from spec_lab.models.latent_sizes import LatentSizes
+from spec_lab.models.layers import RMSNorm, RotaryRows
+from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.partition import WHOLE, Partition
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowQuery:
+    """Makes queries through a narrow, normed step; keeps the protocol `Linear`."""
+
+    narrow: Linear
+    norm: RMSNorm
+    widen: Linear
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.widen(self.norm(self.narrow(rows)))
+
+
+class LatentAttention:
+    """Attention over latent rows.
+
+    All rows write their latent row; of a row that no longer counts nothing else is computed.
+    """
+
+    __slots__ = ("backend", "key_map", "norm", "o", "query", "row", "sizes", "value_map", "window")
+
+    def __init__(
+        self,
+        query: Linear,
+        row: Linear,
+        norm: RMSNorm,
+        key_map: torch.Tensor,
+        value_map: torch.Tensor,
+        o: Linear,
+        sizes: LatentSizes,
+        backend: LatentAttentionBackend,
+        window: int | None = None,
+    ) -> None:
+        """Take the products of layer inputs to queries and to cache rows, and of heads to the output.
+
+        Args:
+            norm: of a cache row's latent numbers, not of its rotated key.
+            key_map: [num_heads, qk_nope_head_dim, kv_lora_rank] from a query to what meets the latent numbers.
+            value_map: [num_heads, kv_lora_rank, v_head_dim] from attended latent numbers to values.
+        """
+        self.query = query
+        self.row = row
+        self.norm = norm
+        self.key_map = key_map
+        self.value_map = value_map
+        self.o = o
+        self.sizes = sizes
+        self.backend = backend
+        self.window = window
+
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        """Write the latent rows of all rows, and attend: [kept rows, hidden_size]. At least one row has to go on."""
+        self.write(rows, rotary, cache, metadata)
+        attending, live_metadata = selection.queries(rows, metadata)
+        turns = RotaryRows(*(selection.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
+        plain, turned = self._queries(attending, turns)
+        sizes, shared = self.sizes, (cache, live_metadata, self.window)
+        if sizes.unfolding_is_cheaper(live_metadata.num_queries, live_metadata.max_seq_len):
+            queries, maps = torch.cat((plain, turned), dim=-1), (self.key_map, self.value_map)
+            values = selection.attended(self.backend.attend_unfolded(queries, *shared, *maps, sizes.scale))
+        else:
+            queries = torch.cat((each_head(plain, self.key_map), turned), dim=-1)
+            latents = self.backend.attend(queries, *shared, sizes.kv_lora_rank, sizes.scale)
+            values = each_head(selection.attended(latents), self.value_map)
+        return self.o(values.flatten(1))
+
+    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+        """Write the latent rows of all rows, and nothing else: for a layer whose output nobody reads."""
+        latent, key = self.row(rows).split((self.sizes.kv_lora_rank, self.sizes.qk_rope_head_dim), dim=-1)
+        turned = rotary(key.unsqueeze(1)).squeeze(1)
+        self.backend.write(cache, metadata, torch.cat((self.norm(latent), turned), dim=-1))
+
+    def _queries(self, rows: torch.Tensor, rotary: RotaryRows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the unrotated and the rotated part of the queries, each [rows, num_heads, its width]."""
+        sizes = self.sizes
+        heads = self.query(rows).unflatten(-1, (-1, sizes.query_width))
+        plain, turning = heads.split((sizes.qk_nope_head_dim, sizes.qk_rope_head_dim), dim=-1)
+        return plain, rotary(turning)
+
+
+def build_latent_attention(
+    sizes: LatentSizes,
+    num_heads: int,
+    eps: float,
+    tensors: Mapping[str, torch.Tensor],
+    prefix: str,
+    backend: AttentionBackend,
+    window: int | None = None,
+    partition: Partition = WHOLE,
+) -> LatentAttention:
+    """Build latent attention from Hugging Face names below `prefix` (ending in `self_attn.`).
+
+    `eps` is that of all norms. transformers 5 has 1e-6 in the two inner ones whatever config.json says; the engines
+    (vLLM, SGLang, tokenspeed) have the one of config.json there, and so has this.
+
+    Raises:
+        UserError: the attention backend knows no latent rows.
+    """
+    if backend.latent is None:
+        raise UserError(
+            "attention: this backend has no latent attention (MLA), which the model needs; use attention=torch"
+        )
+    row_order = _row_order(sizes, sizes.kv_lora_rank)
+    row_bias = tensors.get(f"{prefix}kv_a_proj_with_mqa.bias")
+    unfold = tensors[f"{prefix}kv_b_proj.weight"].unflatten(0, (num_heads, -1))
+    key_map, value_map = unfold.split((sizes.qk_nope_head_dim, sizes.v_head_dim), dim=1)
+    return LatentAttention(
+        query=_query(sizes, num_heads, eps, tensors, prefix),
+        row=make_linear(
+            tensors[f"{prefix}kv_a_proj_with_mqa.weight"][row_order],
+            None if row_bias is None else row_bias[row_order],
+        ),
+        norm=RMSNorm(tensors[f"{prefix}kv_a_layernorm.weight"], eps),
+        key_map=key_map.contiguous(),
+        value_map=value_map.transpose(1, 2).contiguous(),
+        o=partition.output(tensors[f"{prefix}o_proj.weight"], tensors.get(f"{prefix}o_proj.bias")),
+        sizes=sizes,
+        backend=backend.latent,
+        window=window,
+    )
+
+
+def each_head(heads: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+    """Multiply [rows, num_heads, in] by a matrix of each head [num_heads, in, out]: [rows, num_heads, out]."""
+    return torch.bmm(heads.transpose(0, 1), maps).transpose(0, 1)
+
+
+def _query(sizes: LatentSizes, num_heads: int, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str) -> Linear:
+    name = "q_proj" if sizes.q_lora_rank is None else "q_b_proj"
+    heads = tensors[f"{prefix}{name}.weight"].unflatten(0, (num_heads, sizes.query_width))
+    widen = make_linear(heads[:, _row_order(sizes, sizes.qk_nope_head_dim)].flatten(0, 1))
+    if sizes.q_lora_rank is None:
+        return widen
+    narrow = make_linear(tensors[f"{prefix}q_a_proj.weight"], tensors.get(f"{prefix}q_a_proj.bias"))
+    return NarrowQuery(narrow, RMSNorm(tensors[f"{prefix}q_a_layernorm.weight"], eps), widen)
+
+
+def _row_order(sizes: LatentSizes, num_unrotated: int) -> torch.Tensor:
+    """Return the order of a weight's rows in which the rotated ones, which are the last, are two halves: rotary tables
+    turn channel i with channel i + qk_rope_head_dim / 2. Scores do not change when both sides are reordered alike."""
+    rotated = torch.arange(sizes.qk_rope_head_dim)
+    if sizes.interleaved:
+        rotated = rotated.view(-1, 2).t().flatten()
+    return torch.cat((torch.arange(num_unrotated), num_unrotated + rotated))

@@ -1,0 +1,86 @@
+"""The sizes of multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434), and its tensors, without torch.
+
+The cache holds one row a token that all heads share: `kv_lora_rank` latent numbers, of which each head's key and value
+are linear maps, and `qk_rope_head_dim` numbers of a rotated key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """Multi-head latent attention of one layer.
+
+    Attributes:
+        q_lora_rank: width of the narrow step between layer input and queries; None is one product without it.
+        qk_nope_head_dim: channels of a query that meet the latent numbers, unrotated.
+        qk_rope_head_dim: channels of a query that are rotated and meet the rotated key.
+        v_head_dim: channels of a head's value.
+        interleaved: rotated channels lie in the file as the pairs (0, 1), (2, 3), ...; else as two halves.
+        bias: the products into `q_lora_rank` and into the cache row have biases, and so has the output.
+        mscale: YaRN's correction of the softmax, which enters squared.
+    """
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    interleaved: bool = True
+    bias: bool = False
+    mscale: float = 1.0
+
+    @property
+    def row_width(self) -> int:
+        """Numbers that the cache holds of a token."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def query_width(self) -> int:
+        """Channels of a head's query before it is absorbed."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    def unfolding_is_cheaper(self, num_queries: int, num_keys: int) -> bool:
+        """Tells whether fewer multiplications make keys and values of all rows than absorb the maps into the queries.
+
+        Absorbed queries are the better ones for a few rows over many keys, keys and values for a long prompt's chunk.
+        The order of times on a CPU was this one, measured with the sizes of GLM-4.7-Flash for 4 to 512 rows.
+        """
+        maps = self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
+        absorbed = num_queries * (num_keys * (self.row_width + self.kv_lora_rank) + maps)
+        unfolded = num_keys * (num_queries * (self.query_width + self.v_head_dim) + maps)
+        return unfolded < absorbed
+
+    @property
+    def scale(self) -> float:
+        """The factor of the scores. It follows the width of the query as trained, not that of the cache row."""
+        return float(self.query_width**-0.5 * self.mscale**2)
+
+
+def latent_tensor_shapes(
+    sizes: LatentSizes, num_heads: int, hidden_size: int, input_size: int
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes below `self_attn.`; a layer reads `input_size` channels, which an EAGLE-3 head has twice."""
+    rank, heads_width = sizes.q_lora_rank, num_heads * sizes.query_width
+    query: dict[str, tuple[int, ...]] = (
+        {"q_proj.weight": (heads_width, input_size)}
+        if rank is None
+        else {
+            "q_a_proj.weight": (rank, input_size),
+            "q_a_layernorm.weight": (rank,),
+            "q_b_proj.weight": (heads_width, rank),
+        }
+    )
+    unfolded = num_heads * (sizes.qk_nope_head_dim + sizes.v_head_dim)
+    shapes = query | {
+        "kv_a_proj_with_mqa.weight": (sizes.row_width, input_size),
+        "kv_a_layernorm.weight": (sizes.kv_lora_rank,),
+        "kv_b_proj.weight": (unfolded, sizes.kv_lora_rank),
+        "o_proj.weight": (hidden_size, num_heads * sizes.v_head_dim),
+    }
+    if sizes.bias:
+        biased = [name for name in ("q_a_proj", "kv_a_proj_with_mqa", "o_proj") if f"{name}.weight" in shapes]
+        shapes |= {f"{name}.bias": shapes[f"{name}.weight"][:1] for name in biased}
+    return shapes

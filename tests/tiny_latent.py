@@ -1,0 +1,61 @@
+"""Helpers for models with latent attention: tiny configs of transformers' own classes, and how they are made random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.tiny_checkpoints import random_weight
+
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+# No two sizes alike, so that none can stand in for another.
+SIZES: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_shared_experts": 1,
+    "n_routed_experts": 8,
+    "routed_scaling_factor": 2.5,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 14,
+    "v_head_dim": 12,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,  # transformers has it in two of the norms whatever stands here
+    "rope_parameters": YARN,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def randomize_all(model: torch.nn.Module, seed: int = 0) -> None:
+    """Fill every parameter, and the buffer that corrects the router's scores, which are no parameters."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if parameter.dim() == 3:  # the experts of a layer, stacked
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[2] ** 0.5)
+            else:
+                parameter.copy_(random_weight(name, tuple(parameter.shape), generator))
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
