@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,3 +60,20 @@ def randomize_all(model: torch.nn.Module, seed: int = 0) -> None:
         for name, buffer in sorted(model.named_buffers()):
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+
+
+def make_latent_target(folder: Path, model_type: str = "deepseek_v3", *, seed: int = 0, **overrides: Any) -> Any:
+    """Write a random float32 target with latent attention, and return it as the transformers model.
+
+    Args:
+        model_type: as transformers calls it.
+        overrides: keys of its config, over `SIZES`.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    auto_model: Any = AutoModelForCausalLM
+    torch.manual_seed(seed)
+    model = auto_model.from_config(AutoConfig.for_model(model_type, **SIZES | overrides)).to(torch.float32).eval()
+    randomize_all(model, seed)
+    model.save_pretrained(folder)
+    return model

@@ -22,6 +22,7 @@ from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import Request
 from spec_lab.corpus.example import THINK_END, THINK_START
 from spec_lab.errors import UserError
+from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.partition import WHOLE, Partition
@@ -99,13 +100,15 @@ def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: 
         UserError: the longest request does not fit into the target's positions.
     """
     longest = max(requests, key=_num_tokens)
-    num_positions = read_model_config(target_folder(config)).max_position_embeddings
+    target = read_model_config(target_folder(config))
+    num_positions = target.max_position_embeddings
     if _num_tokens(longest) > num_positions:
         raise UserError(
             f"request {longest.request_id} of {len(longest.prompt_ids)} prompt and {longest.max_new_tokens} new "
             f"tokens: {_num_tokens(longest)} tokens are longer than the target's {num_positions} positions; "
             "lower max_new_tokens, use shorter prompts, or leave such prompts out with workload.unusable=skip"
         )
+    _refuse_sparse_attention(target, longest, _reach(config, num_draft_tokens))
     max_seq_len = config.cache.max_seq_len or _num_tokens(longest)
     num_late_rows = num_draft_tokens + 1 if overlaps(config) else 0
     margin = _reach(config, num_draft_tokens) + num_late_rows
@@ -114,6 +117,16 @@ def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: 
     pages_each = _num_pages(max_seq_len + margin, page_size)
     num_pages = config.cache.num_pages or pages_each * num_slots + NUM_RESERVED_PAGES
     return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows)
+
+
+def _refuse_sparse_attention(target: ModelConfig, longest: Request, reach: int) -> None:
+    limit, needed = target.max_dense_positions, _num_tokens(longest) + reach
+    if limit is not None and needed > limit:
+        raise UserError(
+            f"request {longest.request_id}: prompt, output and drafts are {needed} tokens, and past {limit} "
+            "(index_topk) the target attends chosen keys alone, which is not supported; lower max_new_tokens or use "
+            "shorter prompts"
+        )
 
 
 def _reach(config: RunConfig, num_draft_tokens: int) -> int:
@@ -182,6 +195,8 @@ def load_models(
 
 def cache_row(plan: LayerPlan) -> CacheRow:
     """Says what the cache of a layer holds of one token."""
+    if plan.latent is not None:
+        return CacheRow((plan.latent.row_width,), plan.kv_owner)
     return CacheRow((2, plan.num_kv_heads, plan.head_dim), plan.kv_owner)
 
 

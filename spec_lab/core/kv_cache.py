@@ -19,7 +19,8 @@ NUM_RESERVED_PAGES = 2
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Keys and values of one layer: kv [num_pages * page_size, 2, num_kv_heads, head_dim]."""
+    """What one layer holds of each token: keys and values, kv [num_pages * page_size, 2, num_kv_heads, head_dim], or
+    the rows of latent attention, kv [num_pages * page_size, row_width]."""
 
     kv: torch.Tensor
 
@@ -29,7 +30,7 @@ class CacheRow:
     """Says what a layer's cache holds of one token.
 
     Attributes:
-        shape: (2, num_kv_heads, head_dim) of keys and values.
+        shape: (2, num_kv_heads, head_dim) of keys and values, (row_width,) of latent rows.
         owner: the layer whose rows this one reads, which has none of its own then; None is itself.
     """
 

@@ -11,10 +11,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from spec_lab.errors import UserError
+from spec_lab.models.block_fp8 import BlockScales, dequantised, with_scales
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.expert_checkpoint import with_stacked_experts
 from spec_lab.models.expert_sizes import expert_tensor_shapes
 from spec_lab.models.json_input import ConfigFields, read_json, shown
+from spec_lab.models.latent_sizes import latent_tensor_shapes
 from spec_lab.models.partition import WHOLE, Part, Partition
 from spec_lab.models.plan import LayerPlan
 
@@ -35,6 +37,7 @@ class StoredTensor:
         part: what is read of it; None is all.
         stack: the tensors that it is made of, where the file has one for each expert: those of an expert one above the
             other, the experts behind one another.
+        scales: of the blocks of an fp8 matrix; None where the numbers stand for themselves.
     """
 
     file: Path
@@ -43,6 +46,7 @@ class StoredTensor:
     dtype: str
     part: Part | None = None
     stack: tuple[tuple[StoredTensor, ...], ...] = ()
+    scales: BlockScales | None = None
 
 
 def decoder_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -69,6 +73,9 @@ def layer_tensor_shapes(plan: LayerPlan, hidden_size: int, attention_input_size:
 
 
 def _attention_shapes(plan: LayerPlan, hidden_size: int, input_size: int) -> dict[str, tuple[int, ...]]:
+    if plan.latent is not None:
+        latent = latent_tensor_shapes(plan.latent, plan.num_heads, hidden_size, input_size)
+        return {f"self_attn.{name}": shape for name, shape in latent.items()}
     query_size, kv_size = plan.num_heads * plan.head_dim, plan.num_kv_heads * plan.head_dim
     projections = {
         "q_proj": (2 * query_size if plan.attention_gate else query_size, input_size),
@@ -149,9 +156,12 @@ def load_tensors(
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a checkpoint folder, from the file headers alone; rotary buffers of old exports left out.
+    """Every tensor of a checkpoint folder, from the file headers alone.
 
-    A layer's experts are one tensor, whether the file has them so or one by one (`expert_checkpoint`).
+    The scales of an fp8 matrix stand with it (`block_fp8`). A layer's experts are one tensor, whether the file has them
+    so or one by one (`expert_checkpoint`). Left out are the rotary buffers of old exports, and the indexers of
+    DeepSeek-V3.2's sparse attention, which runs here only as long as they would choose every key
+    (`ModelConfig.max_dense_positions`).
     """
     stored: dict[str, StoredTensor] = {}
     for file, indexed_names in _checkpoint_files(folder).items():
@@ -160,8 +170,12 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         if absent:
             raise UserError(f"{file}: lacks {few(absent)} that {INDEX_FILE} places there; fetch the checkpoint again")
         stored |= in_file
-    kept = {name: tensor for name, tensor in stored.items() if not name.endswith("rotary_emb.inv_freq")}
-    return with_stacked_experts(kept)
+    needed = {
+        name: tensor
+        for name, tensor in stored.items()
+        if not name.endswith("rotary_emb.inv_freq") and ".self_attn.indexer." not in name
+    }
+    return with_stacked_experts(with_scales(needed, folder))
 
 
 def check_tensors(
@@ -188,8 +202,13 @@ def check_tensors(
 
 
 def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
-    """Refuse weights that are not plain floating point: a quantized checkpoint would be read as wrong numbers."""
-    packed = [f"{tensor.name} is {tensor.dtype}" for tensor in stored.values() if tensor.dtype not in FLOAT_DTYPES]
+    """Refuse weights that are neither plain floating point nor fp8 with scales: they would be read as wrong numbers."""
+    packed = [
+        f"{tensor.name} is {tensor.dtype}"
+        for whole in stored.values()
+        for tensor in (piece for expert in whole.stack or ((whole,),) for piece in expert)
+        if tensor.dtype not in FLOAT_DTYPES and tensor.scales is None
+    ]
     if packed:
         raise UserError(
             f"{source}: quantized weights are not supported ({few(packed)}); "
@@ -312,8 +331,21 @@ def _opened(file: Path) -> safe_open:
 def _read(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
     opened: Any = handle  # safetensors has no annotations
     value: torch.Tensor
+    if tensor.scales is not None:
+        value = dequantised(opened.get_tensor(tensor.name), _scales(handle, tensor), tensor.scales.block)
+        return value if tensor.part is None else value[tensor.part]
     value = opened.get_tensor(tensor.name) if tensor.part is None else opened.get_slice(tensor.name)[tensor.part]
     return value
+
+
+def _scales(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
+    """Read the scales of an fp8 matrix, which an index may have placed in another file than the matrix."""
+    assert tensor.scales is not None
+    stored = tensor.scales.tensor
+    if stored.file == tensor.file:
+        return _read(handle, stored)
+    with _opened(stored.file) as other:
+        return _read(other, stored)
 
 
 def _not_finite(tensor: StoredTensor, value: torch.Tensor, dtype: torch.dtype) -> UserError:

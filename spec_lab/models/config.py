@@ -30,6 +30,8 @@ class ModelConfig:
         eos_token_ids: every id that ends a request, empty when the checkpoint names none.
         torch_dtype: name of the dtype the config declares, "float32" when it declares none.
         gemma4: what Gemma 4 has besides; None in other families.
+        max_dense_positions: up to which every key is attended; past them the model chooses keys (DeepSeek-V3.2's sparse
+            attention), which this code does not. None is no limit.
     """
 
     family: str
@@ -43,6 +45,7 @@ class ModelConfig:
     bos_token_id: int | None
     torch_dtype: str
     gemma4: Gemma4Sizes | None = None
+    max_dense_positions: int | None = None
 
     @property
     def num_layers(self) -> int:

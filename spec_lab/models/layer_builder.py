@@ -8,8 +8,10 @@ import torch
 
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.models.experts import build_experts
+from spec_lab.models.latent import build_latent_attention
 from spec_lab.models.layers import (
     Attention,
+    AttentionPart,
     DecoderLayer,
     FusedRopeAndWrite,
     GatedMLP,
@@ -51,9 +53,13 @@ def build_attention(
     prefix: str,
     backend: AttentionBackend,
     partition: Partition = WHOLE,
-) -> Attention:
+) -> AttentionPart:
     """Build attention from Hugging Face names below `prefix` (ending in `self_attn.`); as in `build_layer`, `plan`
     and `tensors` are those of a share. `eps` is of its norms."""
+    if plan.latent is not None:
+        return build_latent_attention(
+            plan.latent, plan.num_heads, eps, tensors, prefix, backend, plan.window, partition
+        )
     projections = _attention_inputs(plan, tensors, prefix, "weight")
     biases = _attention_inputs(plan, tensors, prefix, "bias") if plan.qkv_bias else None
     return Attention(

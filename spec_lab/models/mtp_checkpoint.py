@@ -26,6 +26,7 @@ from spec_lab.models.checkpoint import (
 )
 from spec_lab.models.config import ModelConfig, num_mtp_modules, read_config_json, text_part
 from spec_lab.models.expert_sizes import ExpertSizes
+from spec_lab.models.families.deepseek import LATENT_ARCHITECTURES
 from spec_lab.models.families.table import READERS, read_decoder
 from spec_lab.models.json_input import ConfigFields
 from spec_lab.models.mtp_layouts import (
@@ -168,7 +169,8 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
     a head that turns, which may then be any.
     """
     fields = ConfigFields(decoder, source)
-    supported = [name for name in fields.texts("architectures") if name in READERS]
+    # A file may name a family with latent attention, and hold modules without: the tensors decide.
+    supported = [name for name in fields.texts("architectures") if name in READERS and name not in LATENT_ARCHITECTURES]
     one_layer = {"architectures": supported or [layout.architecture], "num_hidden_layers": 1, "layer_types": None}
     options = {**layout.defaults, **decoder, **one_layer, **SPARSE_LAYER}
     if supported:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spec_lab.models.expert_sizes import ExpertSizes
+from spec_lab.models.latent_sizes import LatentSizes
 
-RopeScaling = Literal["none", "linear", "llama3", "proportional"]
+RopeScaling = Literal["none", "linear", "llama3", "proportional", "yarn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,10 @@ class RopeConfig:
         low_freq_factor: this and the next two matter for `llama3` only.
         partial_rotary_factor: part of a head's channels that turn, from the first on. With `proportional` (Gemma 4) it
             is the first part of the pairs of the whole head, and the others stand still.
+        beta_fast: turns within the original positions from which on channels are kept; these matter for `yarn` only.
+        beta_slow: turns within the original positions up to which channels are divided by `factor`.
+        whole_channels: the two borders between kept, blended and divided channels are rounded to whole ones.
+        amplitude: what cosines and sines are multiplied by.
     """
 
     theta: float
@@ -27,6 +32,10 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 0
     partial_rotary_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    whole_channels: bool = True
+    amplitude: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,8 @@ class LayerPlan:
         attention_gate: q_proj has doubled rows, of each head the query's and then its output gate's (Qwen3-Next).
         experts: what stands in the MLP's place; `intermediate_size` and `mlp_bias` say nothing then.
         kv_owner: the layer whose keys and values this one reads, which then writes none of its own; None is itself.
+        latent: of a layer with latent attention in place of grouped-query attention, which then has one KV head and a
+            `head_dim` of rotated channels; None where it has not.
     """
 
     num_heads: int
@@ -53,3 +64,4 @@ class LayerPlan:
     attention_gate: bool = False
     kv_owner: int | None = None
     experts: ExpertSizes | None = None
+    latent: LatentSizes | None = None

@@ -1,7 +1,8 @@
 """Rotary position embedding tables in the rotate-half layout of the Hugging Face checkpoints.
 
 Sources: RoFormer (Su et al. 2021); linear position interpolation (Chen et al. 2023); the frequency-dependent scaling
-of Llama 3.1; Gemma 4's "proportional" embedding, which turns the first pairs of the whole head.
+of Llama 3.1; Gemma 4's "proportional" embedding, which turns the first pairs of the whole head; YaRN (Peng et al. 2023,
+arXiv 2309.00071).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
             return frequencies / rope.factor
         case "llama3":
             return _llama3_frequencies(frequencies, rope)
+        case "yarn":
+            return _yarn_frequencies(frequencies, rope)
 
 
 def _proportional_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
@@ -44,6 +47,25 @@ def _llama3_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Te
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = kept.clamp(0.0, 1.0)
     return (1 - kept) * frequencies / rope.factor + kept * frequencies
+
+
+def _yarn_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+    """Pairs that turn often within the original positions are kept, slow ones divided by `factor`, those between are
+    blended by their number."""
+    num_pairs = len(frequencies)
+    first, last = (_pair_of(turns, rope, num_pairs) for turns in (rope.beta_fast, rope.beta_slow))
+    if rope.whole_channels:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * num_pairs - 1)
+    width = last - first or 0.001
+    divided = ((torch.arange(num_pairs, dtype=torch.float32) - first) / width).clamp(0.0, 1.0)
+    return frequencies / rope.factor * divided + frequencies * (1 - divided)
+
+
+def _pair_of(turns: float, rope: RopeConfig, num_pairs: int) -> float:
+    """Return the number of the pair of channels that turns `turns` times within the original positions."""
+    wavelength = rope.original_max_position_embeddings / (turns * 2 * math.pi)
+    return num_pairs * math.log(wavelength) / math.log(rope.theta)
 
 
 def rotary_table(
@@ -63,4 +85,6 @@ def rope_tables(
     """
     positions = torch.arange(max_positions, dtype=torch.float32)
     angles = torch.outer(positions, inverse_frequencies(rope, head_dim)).repeat(1, 2)
-    return angles.cos().to(device=device, dtype=dtype), angles.sin().to(device=device, dtype=dtype)
+    tables = (rope.amplitude * table for table in (angles.cos(), angles.sin()))
+    cos, sin = (table.to(device=device, dtype=dtype) for table in tables)
+    return cos, sin

@@ -78,6 +78,9 @@ FAMILIES: Mapping[str, TargetFamily] = {
     "gemma4": TargetFamily(read_gemma4_tensors, Gemma4Target),
     "qwen3_moe": PLAIN,
     "glm4_moe": PLAIN,
+    "deepseek_v3": PLAIN,
+    "kimi_k2": PLAIN,
+    "glm4_moe_lite": PLAIN,
 }
 
 

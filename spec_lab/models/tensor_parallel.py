@@ -82,8 +82,12 @@ class TensorParallel:
         """Return the sizes of this process's share of a layer.
 
         Raises:
-            UserError: the heads or the inner channels do not divide, or the layer has experts.
+            UserError: the heads or the inner channels do not divide, or the layer has experts or latent attention.
         """
+        if plan.latent is not None:
+            raise UserError(
+                f"target.tensor_parallel={self.size} cannot split latent attention (MLA); use target.tensor_parallel=1"
+            )
         if plan.experts is not None:
             raise UserError(
                 f"target.tensor_parallel={self.size} splits no layers of experts yet; use target.tensor_parallel=1"

@@ -14,6 +14,7 @@ from spec_lab.errors import UserError
 from spec_lab.models.config import MAX_LAYERS, ModelConfig
 from spec_lab.models.json_input import ConfigFields, shown
 from spec_lab.models.plan import LayerPlan, RopeConfig
+from spec_lab.models.quantization import read_block
 
 Family = Literal["llama", "qwen2", "qwen3"]
 
@@ -86,14 +87,11 @@ def declared_dtype(fields: ConfigFields) -> str:
 
 
 def refuse_unsupported(fields: ConfigFields) -> None:
-    """Refuse another activation, and quantized weights."""
+    """Refuse another activation, and weights quantized in a way that is not read."""
     activation = fields.text("hidden_act", "silu")
     if activation != "silu":
         raise UserError(f"{fields.source}: hidden_act {shown(activation)} is not supported; supported is 'silu'")
-    if fields.values.get("quantization_config"):
-        raise UserError(
-            f"{fields.source}: quantized checkpoints are not supported; use the float16, bfloat16 or float32 one"
-        )
+    read_block(fields.values, fields.source)
 
 
 def read_rope(config: ConfigFields, max_positions: int, default_part: float = 1.0) -> RopeConfig:

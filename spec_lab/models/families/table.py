@@ -9,6 +9,7 @@ from typing import Any
 
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig, read_config_json
+from spec_lab.models.families.deepseek import read_deepseek_v3, read_glm4_moe_lite, refuse_deepseek_v2
 from spec_lab.models.families.experts import read_glm4_moe, read_qwen3_moe
 from spec_lab.models.families.gemma4 import read_gemma4
 from spec_lab.models.families.plain import read_llama, read_qwen2, read_qwen3
@@ -26,6 +27,10 @@ READERS: Mapping[str, Reader] = {
     "Gemma4ForConditionalGeneration": read_gemma4,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "Glm4MoeForCausalLM": read_glm4_moe,
+    "DeepseekV2ForCausalLM": refuse_deepseek_v2,
+    "DeepseekV3ForCausalLM": read_deepseek_v3,
+    "DeepseekV32ForCausalLM": read_deepseek_v3,
+    "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
 }
 
 

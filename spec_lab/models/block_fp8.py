@@ -1,0 +1,62 @@
+"""fp8 matrices with a scale for each block, dequantised when they are read; `quantization` says which checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_lab.errors import UserError
+from spec_lab.models.json_input import read_json
+from spec_lab.models.quantization import SCALES_SUFFIX, Block, read_block, scales_shape
+
+if TYPE_CHECKING:
+    from spec_lab.models.checkpoint import StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class BlockScales:
+    """The place of the scales of an fp8 matrix, one a block of `block` rows and columns."""
+
+    tensor: StoredTensor
+    block: Block
+
+
+def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, StoredTensor]:
+    """Give every fp8 matrix its scales, which then are no tensors of their own.
+
+    Raises:
+        UserError: scales that config.json does not tell of, or that do not fit their matrix.
+    """
+    result = dict(stored)
+    scaled = {
+        name: result.pop(f"{name}{SCALES_SUFFIX}")
+        for name, tensor in stored.items()
+        if tensor.dtype == "F8_E4M3" and f"{name}{SCALES_SUFFIX}" in stored
+    }
+    if not scaled:
+        return result
+    source = folder / "config.json"
+    block = read_block(read_json(source), str(source))
+    if block is None:
+        first = next(iter(scaled))
+        raise UserError(f"{source}: has no quantization_config, but {first} and others have scales; fetch it again")
+    for name, scales in scaled.items():
+        shape = stored[name].shape
+        if len(shape) != 2 or scales.shape != scales_shape(shape, block):
+            raise UserError(
+                f"{scales.file}: {scales.name} is {list(scales.shape)}, which does not fit {list(shape)} in blocks of "
+                f"{list(block)}; take weights and config.json from the same checkpoint"
+            )
+        result[name] = replace(stored[name], scales=BlockScales(scales, block))
+    return result
+
+
+def dequantised(weight: torch.Tensor, scales: torch.Tensor, block: Block) -> torch.Tensor:
+    """Multiply each block of an fp8 matrix [rows, columns] by its scale, in float32."""
+    rows, columns = weight.shape
+    of_rows = scales.float().repeat_interleave(block[0], dim=0)[:rows]
+    return weight.float() * of_rows.repeat_interleave(block[1], dim=1)[:, :columns]

@@ -1,0 +1,166 @@
+"""fp8 checkpoints with a scale a block, as DeepSeek-V3's: dequantised when they are read, and other ones refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from spec_lab.models.block_fp8 import dequantised
+from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors, read_tensors, stored_tensors
+from spec_lab.models.families.table import read_model_config
+from spec_lab.models.partition import Part, Whole
+from tests.tiny_checkpoints import refused, rewrite_config, rewrite_tensors
+from tests.tiny_latent import make_latent_target
+
+FP8 = torch.float8_e4m3fn
+BLOCK = (16, 20)
+CONFIG: dict[str, Any] = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": list(BLOCK),
+}
+
+
+def blocks(shape: torch.Size, block: tuple[int, int]) -> list[tuple[int, int, slice, slice]]:
+    """The number and the place of each block, those at the edges cut off."""
+    starts = [(row, column) for row in range(0, shape[0], block[0]) for column in range(0, shape[1], block[1])]
+    return [
+        (row // block[0], column // block[1], slice(row, row + block[0]), slice(column, column + block[1]))
+        for row, column in starts
+    ]
+
+
+def quantise(weight: torch.Tensor, block: tuple[int, int] = BLOCK) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """An fp8 matrix, its scales, and what both stand for, block by block."""
+    numbers = [-(-size // of) for size, of in zip(weight.shape, block, strict=True)]
+    quantised, scales, meant = weight.to(FP8), torch.zeros(numbers), torch.zeros_like(weight)
+    for i, j, rows, columns in blocks(weight.shape, block):
+        scales[i, j] = weight[rows, columns].abs().max() / 448
+        quantised[rows, columns] = (weight[rows, columns] / scales[i, j]).to(FP8)
+        meant[rows, columns] = quantised[rows, columns].float() * scales[i, j]
+    return quantised, scales, meant
+
+
+def quantise_checkpoint(folder: Path, block: tuple[int, int] = BLOCK) -> dict[str, torch.Tensor]:
+    """Make the products of the layers fp8, in place; return every tensor as it is meant."""
+    tensors = load_file(folder / "model.safetensors")
+    changes, meant = {}, dict(tensors)
+    for name, tensor in tensors.items():
+        if "_proj" in name:
+            changes[name], changes[f"{name}_scale_inv"], meant[name] = quantise(tensor, block)
+    rewrite_tensors(folder, changes)
+    rewrite_config(folder, quantization_config=CONFIG | {"weight_block_size": list(block)})
+    return meant
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    make_latent_target(tmp_path, first_k_dense_replace=2, num_hidden_layers=2)
+    return tmp_path
+
+
+def load(folder: Path, **options: Any) -> dict[str, torch.Tensor]:
+    shapes = decoder_tensor_shapes(read_model_config(folder))
+    return load_tensors(folder, shapes, options.pop("dtype", torch.float32), "cpu", **options)
+
+
+@pytest.mark.parametrize("shape", [(192, 256), (576, 512), (200, 130), (128, 128), (3, 500)])
+def test_the_published_blocks_with_begun_ones_at_the_edges(shape: tuple[int, int]) -> None:
+    """transformers 5 takes rows / scales for the size of a block, which is 96 for 192 rows."""
+    quantised, scales, meant = quantise(torch.randn(shape), (128, 128))
+    assert torch.equal(dequantised(quantised, scales, (128, 128)), meant)
+
+
+def test_a_checkpoint_is_what_its_scales_say(checkpoint: Path) -> None:
+    meant = quantise_checkpoint(checkpoint)
+    tensors = load(checkpoint)
+    assert all(torch.equal(tensors[name], meant[name]) for name in meant) and set(tensors) == set(meant)
+    rows = tensors["model.layers.0.self_attn.kv_a_proj_with_mqa.weight"].shape[0]
+    assert rows % BLOCK[0], "a begun block"
+    halves = load(checkpoint, dtype=torch.bfloat16)
+    assert all(torch.equal(halves[name], meant[name].bfloat16()) for name in meant)
+
+
+def test_scales_in_another_file(checkpoint: Path) -> None:
+    """An index may place them anywhere."""
+    meant = quantise_checkpoint(checkpoint)
+    tensors = load_file(checkpoint / "model.safetensors")
+    (checkpoint / "model.safetensors").unlink()
+    files = {name: "b.safetensors" if name.endswith("_scale_inv") else "a.safetensors" for name in tensors}
+    for file in ("a.safetensors", "b.safetensors"):
+        save_file({name: tensors[name] for name in tensors if files[name] == file}, checkpoint / file)
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    got = load(checkpoint)
+    assert all(torch.equal(got[name], meant[name]) for name in meant)
+
+
+def test_a_part_of_a_matrix_is_a_part_of_what_it_stands_for(checkpoint: Path) -> None:
+    """Its border need not be one of a block."""
+
+    class LowerRows(Whole):
+        def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
+            return (slice(7, None),) if "up_proj" in name else None
+
+    meant = quantise_checkpoint(checkpoint)
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(load(checkpoint, partition=LowerRows())[name], meant[name][7:])
+
+
+def test_indexers_of_sparse_attention_are_left_out(checkpoint: Path) -> None:
+    quantise_checkpoint(checkpoint)
+    name = "model.layers.0.self_attn.indexer.wk.weight"
+    quantised, scales, _ = quantise(torch.randn(32, 32))
+    rewrite_tensors(checkpoint, {name: quantised, f"{name}_scale_inv": scales})
+    assert name not in stored_tensors(checkpoint) and name not in load(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "complaints"),
+    [
+        ({"quant_method": "awq", "bits": 4}, ["'awq'", "bfloat16"]),
+        ({"quant_method": "fp8"}, ["quantized", "weight_block_size"]),
+        (CONFIG | {"fmt": "e5m2"}, ["quantized", "e4m3"]),
+        (CONFIG | {"weight_block_size": [128]}, ["weight_block_size", "two positive integers"]),
+        (CONFIG | {"weight_block_size": [128, 0]}, ["weight_block_size", "two positive integers"]),
+        (CONFIG | {"weight_block_size": "128"}, ["weight_block_size", "a list of integers"]),
+        ({}, ["no quantization_config"]),
+    ],
+)
+def test_refuses_what_is_quantized_in_another_way(
+    checkpoint: Path, quantization: dict[str, Any], complaints: list[str]
+) -> None:
+    quantise_checkpoint(checkpoint)
+    rewrite_config(checkpoint, quantization_config=quantization)
+    with refused(checkpoint / "config.json", *complaints):
+        load(checkpoint)
+
+
+def test_refuses_scales_of_another_block(checkpoint: Path) -> None:
+    quantise_checkpoint(checkpoint)
+    rewrite_config(checkpoint, quantization_config=CONFIG | {"weight_block_size": [128, 128]})
+    with refused("_scale_inv is [", "blocks of [128, 128]", "same checkpoint"):
+        load(checkpoint)
+
+
+def test_refuses_a_matrix_without_scales(checkpoint: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    quantise_checkpoint(checkpoint)
+    rewrite_tensors(checkpoint, {}, drop=(f"{name}_scale_inv",))
+    with refused("quantized weights", f"{name} is F8_E4M3"):
+        load(checkpoint)
+
+
+def test_nan_in_scales_is_refused(checkpoint: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    quantise_checkpoint(checkpoint)
+    scales = load_file(checkpoint / "model.safetensors")[f"{name}_scale_inv"]
+    rewrite_tensors(checkpoint, {f"{name}_scale_inv": torch.full_like(scales, float("nan"))})
+    stored = stored_tensors(checkpoint)
+    with refused(name, "NaN"):
+        read_tensors({name: stored[name]}, torch.float32, "cpu")

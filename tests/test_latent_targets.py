@@ -1,0 +1,182 @@
+"""Targets with latent attention against transformers in float32: logits, features and the rows of the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.assembly.models import cache_row, engine_limits
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
+from spec_lab.core.types import FeatureSpec, NormSide
+from spec_lab.engine.pages import PageTable
+from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
+from spec_lab.models.decoder import DecoderTarget
+from spec_lab.models.families.table import read_model_config
+from spec_lab.models.tensor_parallel import TensorParallel
+from spec_lab.pruning.selection import AllRows
+from tests.lab import Reference, generate, make_config, random_requests
+from tests.tiny_checkpoints import refused, rewrite_config, use_hub_spelling
+from tests.tiny_latent import make_latent_target
+
+DENSE = {"first_k_dense_replace": 4}
+LITE_SIZES = {"qk_nope_head_dim": 12, "v_head_dim": 20, "n_group": 1, "topk_group": 1}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v3": ("deepseek_v3", DENSE),
+    "no_narrow_query": ("deepseek_v3", DENSE | {"q_lora_rank": None, "tie_word_embeddings": True}),
+    "biases": ("deepseek_v3", DENSE | {"attention_bias": True}),
+    "deepseek_v32": ("deepseek_v32", DENSE | {"index_topk": 128, "index_n_heads": 2, "index_head_dim": 16}),
+    "glm4_moe_lite": ("glm4_moe_lite", LITE_SIZES | {"mlp_layer_types": ["dense"] * 4}),
+}
+LENGTH, PAGE_SIZE = 100, 4
+FEATURES = FeatureSpec(layer_inputs=(0, 2, 3), final_hidden=NormSide.POST_NORM)
+
+
+@dataclass
+class Ran:
+    """What a target made of a text: logits and features of its rows, and the rows of each layer's cache."""
+
+    logits: torch.Tensor
+    features: torch.Tensor
+    cached: list[torch.Tensor]
+
+
+@torch.inference_mode()
+def run(folder: Path, token_ids: torch.Tensor, parts: tuple[int, ...]) -> Ran:
+    config = read_model_config(folder)
+    backend, device = TorchAttention(PAGE_SIZE, config.max_position_embeddings), torch.device("cpu")
+    tensors = load_tensors(folder, decoder_tensor_shapes(config), torch.float32, "cpu")
+    target = DecoderTarget(config, tensors, backend)
+    num_pages = 2 + LENGTH // PAGE_SIZE
+    table = PageTable(1, LENGTH, PAGE_SIZE, device)
+    table.assign(0, list(range(2, num_pages))[::-1])
+    rows = [cache_row(plan) for plan in config.layers]
+    kv = PagedKVCache(rows, num_pages, PAGE_SIZE, torch.float32, device)
+    kv.kv[:, (NULL_PAGE + 1) * PAGE_SIZE :] = float("nan")
+    logits, features, start = [], [], 0
+    for count in parts:
+        end = start + count
+        positions, lens = torch.arange(start, end)[None], torch.tensor([end])
+        attention = backend.build(positions, lens, table.pages[:1], end)
+        output = target.forward(token_ids[start:end], kv, attention, AllRows(), FEATURES)
+        logits.append(target.logits(output.hidden))
+        features.append(output.features)
+        start = end
+    positions = torch.arange(LENGTH)
+    slots = table.pages[0][positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+    return Ran(torch.cat(logits), torch.cat(features), [layer.kv[slots] for layer in kv.layers])  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def transformers_run(model: Any, token_ids: torch.Tensor) -> Ran:
+    output = model(token_ids[None], output_hidden_states=True, use_cache=True)
+    taps = [output.hidden_states[layer][0] for layer in (*FEATURES.layer_inputs, -1)]
+    cached = [torch.cat((layer.keys, layer.values), dim=-1)[0, 0] for layer in output.past_key_values.layers]
+    return Ran(output.logits[0], torch.cat(taps, dim=-1), cached)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder and the transformers model of each kind, made once."""
+
+    @cache
+    def make(kind: str) -> tuple[Path, Any]:
+        model_type, options = KINDS[kind]
+        folder = tmp_path_factory.mktemp(kind)
+        return folder, make_latent_target(folder, model_type, **options)
+
+    return make
+
+
+def random_tokens(count: int) -> torch.Tensor:
+    return torch.randint(3, 160, (count,), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_features_and_cache_rows_equal_transformers(checkpoints: Any, tmp_path: Path, kind: str) -> None:
+    """Past the positions that YaRN starts from, in one chunk and in several, and in both spellings of the rope."""
+    folder, model = checkpoints(kind)
+    token_ids = random_tokens(LENGTH)
+    expected = transformers_run(model, token_ids)
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    use_hub_spelling(tmp_path)
+    for place, parts in ((folder, (40, 1, 4, 55)), (folder, (100,)), (tmp_path, (100,))):
+        got = run(place, token_ids, parts)
+        torch.testing.assert_close(got.logits, expected.logits, rtol=0, atol=2e-5)
+        torch.testing.assert_close(got.features, expected.features, rtol=0, atol=2e-5)
+        for ours, theirs in zip(got.cached, expected.cached, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
+
+
+def test_the_kinds_are_what_they_say(checkpoints: Any) -> None:
+    """Without this the cases above could run one model five times."""
+    configs = {kind: read_model_config(checkpoints(kind)[0]) for kind in KINDS}
+    plans = {kind: config.layers[0] for kind, config in configs.items()}
+    latents = {kind: plan.latent for kind, plan in plans.items() if plan.latent is not None}
+    assert len(latents) == len(KINDS) and latents["no_narrow_query"].q_lora_rank is None
+    assert latents["biases"].bias and latents["glm4_moe_lite"].v_head_dim == 20
+    assert all(plan.rope.scaling == "yarn" and plan.rope.factor == 8 for plan in plans.values())
+    assert configs["deepseek_v32"].max_dense_positions == 128 and configs["deepseek_v3"].max_dense_positions is None
+    assert configs["no_narrow_query"].tie_word_embeddings
+
+
+def test_kimi_k2_is_read_as_deepseek_v3(checkpoints: Any, tmp_path: Path) -> None:
+    """transformers does not know its model_type, and the files name DeepSeek's class."""
+    folder, _ = checkpoints("deepseek_v3")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    rewrite_config(tmp_path, model_type="kimi_k2")
+    assert read_model_config(tmp_path).family == "kimi_k2"
+    assert read_model_config(tmp_path).layers == read_model_config(folder).layers
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe_lite"])
+def test_text_equals_greedy_decoding_by_transformers(checkpoints: Any, kind: str, batch_size: int) -> None:
+    """Drafts of an n-gram lookup, so that rows are verified, rejected and written over."""
+    folder, _ = checkpoints(kind)
+    requests = random_requests(4, max_new_tokens=20, lengths=(3, 40))
+    config = make_config((folder, folder), "ngram", batch_size=batch_size)
+    reference = Reference(folder)
+    plain = {request.request_id: reference.greedy(request) for request in requests}
+    reference.assert_lossless(requests, generate(config, requests), plain)
+
+
+def test_sparse_attention_is_refused_where_it_would_begin(checkpoints: Any) -> None:
+    """DeepSeek-V3.2 equals V3 up to `index_topk` keys; drafts count."""
+    folder, _ = checkpoints("deepseek_v32")
+    (request,) = random_requests(1, max_new_tokens=20, lengths=(102, 102))
+    config = make_config((folder, folder), "ngram", num_draft_tokens=3)
+    assert engine_limits(config, [request], 3).max_seq_len == 122
+    with refused("r0", "129 tokens", "past 128", "index_topk", "max_new_tokens"):
+        engine_limits(config, [replace(request, max_new_tokens=21)], 3)
+
+
+def test_refusals_of_the_family(checkpoints: Any, tmp_path: Path) -> None:
+    folder, _ = checkpoints("deepseek_v3")
+    changes: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"architectures": ["DeepseekV2ForCausalLM"]}, ("DeepSeek-V2's routing",)),
+        ({"qk_rope_head_dim": 7}, ("qk_rope_head_dim 7 is odd",)),
+        ({"rope_parameters": {"rope_type": "longrope"}}, ("'longrope'",)),
+        ({"hidden_act": "gelu"}, ("'gelu'",)),
+    ]
+    for change, complaints in changes:
+        (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+        rewrite_config(tmp_path, **change)
+        with refused(tmp_path / "config.json", *complaints):
+            read_model_config(tmp_path)
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    rewrite_config(tmp_path, drop=("q_lora_rank",))
+    with refused("q_lora_rank is missing"):
+        read_model_config(tmp_path)
+
+
+def test_several_processes_and_triton_are_refused(checkpoints: Any) -> None:
+    config = read_model_config(checkpoints("deepseek_v3")[0])
+    with refused("target.tensor_parallel=2", "latent attention"):
+        TensorParallel(0, 2, None).share(config.layers[0])  # type: ignore[arg-type]
