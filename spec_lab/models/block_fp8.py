@@ -1,4 +1,4 @@
-"""fp8 matrices with a scale for each block, dequantised when they are read; `quantization` says which checkpoints."""
+"""fp8 matrices with a scale for each block are dequantised when they are read; `quantization` says which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which quantized checkpoints are read, without torch: fp8 with a scale for each block of a matrix, as DeepSeek-V3's.
+"""Says which quantized checkpoints are read, without torch: fp8 with a scale for each block, as DeepSeek-V3 has it.
 
 A matrix `X.weight` of float8_e4m3fn has its scales in `X.weight_scale_inv`, which despite the name are multiplied with
 (README_WEIGHTS.md of DeepSeek-V3). Blocks at the lower and the right edge may be cut off: a matrix of 576 rows has 4.5

@@ -45,7 +45,7 @@ def read_rope_or_yarn(config: ConfigFields, max_positions: int) -> ScoredRope:
 
 
 def _amplitude(fields: ConfigFields, factor: float) -> float:
-    """What cosines and sines are multiplied by."""
+    """Return what cosines and sines are multiplied by."""
     if fields.has("attention_factor"):
         return fields.number("attention_factor")
     mscale, of_scores = _weight(fields, "mscale"), _weight(fields, "mscale_all_dim")
@@ -53,7 +53,7 @@ def _amplitude(fields: ConfigFields, factor: float) -> float:
 
 
 def _weight(fields: ConfigFields, key: str) -> float:
-    """A weight that may be 0, which then counts as none."""
+    """Read a weight that may be 0, which then counts as none."""
     return fields.number(key) if fields.values.get(key) else 0.0
 
 
