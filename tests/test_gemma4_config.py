@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from spec_lab.models.config import ModelConfig
+from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.models.families.table import read_decoder
 from spec_lab.models.gemma4_assistant_config import AssistantTarget, read_assistant_config
 from spec_lab.models.plan import RopeConfig
@@ -125,6 +126,15 @@ def test_the_spelling_of_transformers_reads_the_same() -> None:
     assert replace(read("31b"), eos_token_ids=(), torch_dtype="float32") == ours
 
 
+def test_the_experts_of_26b() -> None:
+    """They stand beside a dense MLP in every layer."""
+    config = read("26b")
+    sizes = ExpertSizes(128, 8, 704, RouterScores.SOFTMAX)
+    assert {plan.experts for plan in config.layers} == {sizes}
+    assert {plan.intermediate_size for plan in config.layers} == {2112}
+    assert {plan.experts for plan in read("31b").layers} == {None}
+
+
 def test_absent_and_null_widths_of_layer_embeddings() -> None:
     widths = [read("e2b", **text).gemma4 for text in ({}, {"hidden_size_per_layer_input": None})]
     assert [sizes and sizes.per_layer_width for sizes in widths] == [256, 0]
@@ -160,7 +170,7 @@ def assistant(size: str, **text: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("size", ["e2b", "e4b", "31b"])
+@pytest.mark.parametrize("size", RELEASED)
 def test_the_layers_that_an_assistant_reads(tmp_path: Path, size: str) -> None:
     """They are the last ones of their type that own their KV, found from the two configs alone."""
     (tmp_path / "config.json").write_text(json.dumps(assistant(size)))
@@ -182,7 +192,11 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "activation": ({"hidden_activation": "silu"}, ("hidden_activation 'silu'", "gelu_pytorch_tanh")),
     "bias": ({"attention_bias": True}, ("attention_bias True", "supported is False")),
     "both directions": ({"use_bidirectional_attention": "all"}, ("use_bidirectional_attention 'all'", "vision")),
-    "experts": ({"enable_moe_block": True}, ("enable_moe_block",)),
+    "more experts than there are": (
+        {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 8},
+        ("top_k_experts 5", "num_experts 4"),
+    ),
+    "experts of no number": ({"enable_moe_block": True}, ("num_experts is missing",)),
     "quantized": ({"quantization_config": {"bits": 4}}, ("quantized",)),
     "layer types": ({"layer_types": ["linear_attention"] * 35}, ("linear_attention", "supported are")),
     "number of types": ({"layer_types": [FULL]}, ("names 1 layers", "35")),

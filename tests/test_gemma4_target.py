@@ -16,8 +16,9 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
-from spec_lab.models import gemma4, gemma4_layers
+from spec_lab.models import gemma4, gemma4_experts, gemma4_layers
 from spec_lab.models.config import ModelConfig
+from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
@@ -29,7 +30,6 @@ pytest.importorskip("transformers.models.gemma4")
 LENGTH, PAGE_SIZE = 5 * WINDOW, 4
 # One error of the lab's arithmetic; the smallest mistake in the forward shows as more than fifty of them.
 TOLERANCE = 2e-5
-DENSE = [kind for kind in KINDS if kind != "26b"]
 PARTS = {"whole": [40], "chunks_of_7": [7] * 5 + [5], "one_row": [9] + [1] * 31, "rows_of_4": [4] * 10}
 CPU = torch.device("cpu")
 
@@ -79,7 +79,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
-@pytest.mark.parametrize("kind", DENSE)
+@pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_logits_and_features_equal_transformers(checkpoints: Any, kind: str) -> None:
     """Sequences of five windows, over page borders, whole, chunked, one row and N rows at a time."""
@@ -96,7 +96,7 @@ def test_logits_and_features_equal_transformers(checkpoints: Any, kind: str) -> 
         torch.testing.assert_close(read, expected, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("kind", DENSE)
+@pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_the_hubs_files_read_the_same(checkpoints: Any, tmp_path: Path, kind: str) -> None:
     """Nested names and sizes, dead tensors of layers that share KV, and tensors of other senses."""
@@ -200,12 +200,31 @@ def _normed_keys_as_values(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gemma4_layers.NormedRopeAndWrite, "__call__", call)
 
 
+def _route_what_the_experts_read(patch: pytest.MonkeyPatch) -> None:
+    """The router would see the stream behind the experts' norm."""
+    call = ExpertMLP.__call__
+    patch.setattr(ExpertMLP, "__call__", lambda self, rows: call(self, self.experts.norm(rows)))
+
+
+def _without_scale(name: str, size: int) -> Callable[[pytest.MonkeyPatch], None]:
+    """One of the router's two scales would be left out."""
+    init = gemma4_experts.Gemma4Router.__init__
+
+    def build(self: Any, tensors: Any, prefix: str, *rest: Any) -> None:
+        init(self, {**tensors, f"{prefix}{name}": torch.ones(size)}, prefix, *rest)
+
+    return lambda patch: patch.setattr(gemma4_experts.Gemma4Router, "__init__", build)
+
+
 BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "attention with a scale": ("31b", _scale_attention),
     "a stream that is not scaled": ("31b", _forget_the_scalar),
     "embeddings of layers that are not scaled": ("e4b", _forget_the_scale_of_layer_embeddings),
     "norms with an offset": ("31b", _offset_norms),
     "values like keys": ("31b", _normed_keys_as_values),
+    "a router behind the experts' norm": ("26b", _route_what_the_experts_read),
+    "experts without scales": ("26b", _without_scale("per_expert_scale", 8)),
+    "a router without a scale": ("26b", _without_scale("scale", 32)),
 }
 
 
@@ -221,7 +240,7 @@ def test_a_mistake_in_the_forward_shows(checkpoints: Any, monkeypatch: pytest.Mo
     assert (logits - model(token_ids).logits[0]).abs().max() > 50 * TOLERANCE
 
 
-@pytest.mark.parametrize("kind", DENSE)
+@pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_ragged_verify_rows_equal_transformers(checkpoints: Any, kind: str) -> None:
     """N rows of three requests in one forward: at the start, at the edge of the window, and past it."""

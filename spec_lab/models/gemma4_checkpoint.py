@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from spec_lab.models.checkpoint import StoredTensor
 from spec_lab.models.config import ModelConfig
+from spec_lab.models.expert_sizes import ExpertSizes, routed_tensor_shapes
 from spec_lab.models.gemma4_sizes import Gemma4Sizes
 from spec_lab.models.plan import LayerPlan
 
@@ -51,6 +52,8 @@ def gemma4_layer_shapes(plan: LayerPlan, sizes: Gemma4Sizes, hidden: int) -> Sha
         "mlp.down_proj.weight": (hidden, inner),
         "layer_scalar": (1,),
     }
+    if plan.experts is not None:
+        shapes |= _expert_shapes(plan.experts, hidden)
     if width:
         shapes |= {
             "per_layer_input_gate.weight": (width, hidden),
@@ -74,6 +77,17 @@ def own_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict
         if not name.startswith(OTHER_SENSES)
     }
     return {name: tensor for name, tensor in text.items() if name not in dead}
+
+
+def _expert_shapes(sizes: ExpertSizes, hidden: int) -> Shapes:
+    norms = ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2")
+    return {
+        **{f"{name}.weight": (hidden,) for name in norms},
+        "router.proj.weight": (sizes.num_experts, hidden),
+        "router.scale": (hidden,),
+        "router.per_expert_scale": (sizes.num_experts,),
+        **routed_tensor_shapes(sizes, hidden),
+    }
 
 
 def _attention_shapes(plan: LayerPlan, sizes: Gemma4Sizes, hidden: int) -> Shapes:

@@ -16,26 +16,13 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.config import ModelConfig
+from spec_lab.models.gemma4_experts import build_dense_and_experts
+from spec_lab.models.gemma4_norms import Float32Norm
 from spec_lab.models.layers import Attention, GatedMLP, RopeAndWrite, RotaryRows, RowsPart, fused_linear, gelu_tanh
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.plan import LayerPlan
 
 ATTENTION_SCALE = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Float32Norm:
-    """RMSNorm whose weight, float32, is multiplied before the result is rounded."""
-
-    weight: torch.Tensor
-    eps: float
-
-    @classmethod
-    def of(cls, weight: torch.Tensor, eps: float) -> Float32Norm:
-        return cls(weight.float(), eps)
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return (F.rms_norm(rows.float(), rows.shape[-1:], None, self.eps) * self.weight).to(rows.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,4 +187,5 @@ def _build_feedforward(plan: LayerPlan, eps: float, tensors: Mapping[str, torch.
     names = [f"{prefix}mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
     gate, up, down = (tensors[name] for name in names)
     mlp = GatedMLP(fused_linear([gate, up]), make_linear(down), gelu_tanh)
-    return NormedMLP(Float32Norm.of(tensors[f"{prefix}pre_feedforward_layernorm.weight"], eps), mlp)
+    dense = NormedMLP(Float32Norm.of(tensors[f"{prefix}pre_feedforward_layernorm.weight"], eps), mlp)
+    return dense if plan.experts is None else build_dense_and_experts(plan.experts, eps, dense, tensors, prefix)

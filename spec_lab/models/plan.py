@@ -45,7 +45,8 @@ class LayerPlan:
     Attributes:
         window: keys a query sees, itself included; None is full attention.
         attention_gate: q_proj has doubled rows, of each head the query's and then its output gate's (Qwen3-Next).
-        experts: what stands in the MLP's place; `intermediate_size` and `mlp_bias` say nothing then.
+        experts: what stands in the MLP's place, so that `intermediate_size` and `mlp_bias` say nothing, or beside it
+            (Gemma 4).
         kv_owner: the layer whose keys and values this one reads, which then writes none of its own; None is itself.
         latent: of a layer with latent attention in place of grouped-query attention, which then has one KV head and a
             `head_dim` of rotated channels; None where it has not.

@@ -12,6 +12,7 @@ from typing import Any
 
 from spec_lab.errors import UserError
 from spec_lab.models.config import MAX_LAYERS, ModelConfig, text_part
+from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.models.gemma4_sizes import Gemma4Sizes
 from spec_lab.models.gemma4_text import FULL, SLIDING, head_sizes, layer_rope
 from spec_lab.models.json_input import ConfigFields, shown
@@ -90,10 +91,7 @@ def _layers(text: ConfigFields) -> tuple[LayerPlan, ...]:
     first_shared = len(layer_types) - num_shared
     owners = {layer_type: index for index, layer_type in enumerate(layer_types[: max(first_shared, 0)])}
     ropes = {layer_type: layer_rope(text, layer_type, KNOB).config for layer_type in set(layer_types)}
-    if text.flag("enable_moe_block"):
-        raise UserError(
-            f"{text.source}: enable_moe_block is not supported yet (Gemma 4 26B-A4B); set {KNOB} to another Gemma 4"
-        )
+    experts = _experts(text) if text.flag("enable_moe_block") else None
     doubles = text.flag("use_double_wide_mlp")
     inner = text.integer("intermediate_size", 9216)
     plans: list[LayerPlan] = []
@@ -114,6 +112,7 @@ def _layers(text: ConfigFields) -> tuple[LayerPlan, ...]:
             window=text.integer("sliding_window", 512) if layer_type == SLIDING else None,
             qk_norm=True,
             kv_owner=owners[layer_type] if is_shared else None,
+            experts=experts,
         )
         _check_heads(text, index, plan, plans)
         plans.append(plan)
@@ -136,6 +135,21 @@ def _layer_types(text: ConfigFields) -> list[str]:
             f"{text.source}: layer type {shown(unknown[0])} is not supported; supported are {FULL}, {SLIDING}"
         )
     return [*layer_types[:-1], FULL]
+
+
+def _experts(text: ConfigFields) -> ExpertSizes:
+    sizes = ExpertSizes(
+        num_experts=text.integer("num_experts"),
+        num_chosen=text.integer("top_k_experts"),
+        intermediate_size=text.integer("moe_intermediate_size"),
+        scores=RouterScores.SOFTMAX,
+    )
+    if sizes.num_chosen > sizes.num_experts:
+        raise UserError(
+            f"{text.source}: top_k_experts {sizes.num_chosen} is more than num_experts {sizes.num_experts}; fetch the "
+            "file again"
+        )
+    return sizes
 
 
 def _check_heads(text: ConfigFields, index: int, plan: LayerPlan, before: list[LayerPlan]) -> None:

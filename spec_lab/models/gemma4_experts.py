@@ -1,0 +1,84 @@
+"""The second half of a Gemma 4 layer with experts (26B-A4B): a dense MLP and routed experts side by side.
+
+Router and experts read the stream each behind a norm of its own, and each branch is normed before they are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.models.expert_sizes import ExpertSizes
+from spec_lab.models.experts import ExpertMLP, RoutedExperts, SortedExperts
+from spec_lab.models.gemma4_norms import Float32Norm
+from spec_lab.models.layers import RowsPart, gelu_tanh
+from spec_lab.models.linear import make_linear
+from spec_lab.models.routers import Routing, chosen_weights, highest
+
+
+class Gemma4Router:
+    """Keeps the protocol `Router`: weighs the likeliest experts by their share among the chosen ones, and by a factor
+    of each expert's own, so that the weights of a row need not add up to 1.
+    """
+
+    __slots__ = ("_eps", "_expert_scale", "_logits", "_scale", "_sizes")
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str, eps: float, sizes: ExpertSizes) -> None:
+        """`prefix` ends in `router.`; `scale` there is [hidden_size], `per_expert_scale` [num_experts]."""
+        self._logits = make_linear(tensors[f"{prefix}proj.weight"])
+        self._scale = tensors[f"{prefix}scale"]
+        self._expert_scale = tensors[f"{prefix}per_expert_scale"].float()
+        self._eps = eps
+        self._sizes = sizes
+
+    def __call__(self, rows: torch.Tensor) -> Routing:
+        normed = F.rms_norm(rows.float(), rows.shape[-1:], None, self._eps).to(rows.dtype)
+        logits = self._logits(normed * self._scale * rows.shape[-1] ** -0.5)
+        scores = torch.softmax(logits, dim=-1, dtype=torch.float32)
+        expert_ids = highest(scores, self._sizes.num_chosen)
+        weights = chosen_weights(scores, expert_ids, self._sizes)
+        return Routing(expert_ids, weights * self._expert_scale[expert_ids])
+
+
+@dataclass(frozen=True, slots=True)
+class NormedExperts:
+    """Keeps the protocol `RoutedExperts`: norms the rows that the router saw before the experts read them."""
+
+    norm: Float32Norm
+    experts: RoutedExperts
+
+    def __call__(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
+        return self.experts(self.norm(rows), routing)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseAndExperts:
+    """Adds up a dense MLP and experts, each behind a norm."""
+
+    dense: RowsPart
+    dense_norm: Float32Norm
+    experts: ExpertMLP
+    experts_norm: Float32Norm
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.dense_norm(self.dense(rows)) + self.experts_norm(self.experts(rows))
+
+
+def build_dense_and_experts(
+    sizes: ExpertSizes, eps: float, dense: RowsPart, tensors: Mapping[str, torch.Tensor], prefix: str
+) -> DenseAndExperts:
+    """Build both branches from Hugging Face names below `prefix`, which ends in a dot."""
+
+    def norm(name: str) -> Float32Norm:
+        return Float32Norm.of(tensors[f"{prefix}{name}.weight"], eps)
+
+    weights = tensors[f"{prefix}experts.gate_up_proj"], tensors[f"{prefix}experts.down_proj"]
+    experts = ExpertMLP(
+        sizes,
+        Gemma4Router(tensors, f"{prefix}router.", eps, sizes),
+        NormedExperts(norm("pre_feedforward_layernorm_2"), SortedExperts(*weights, gelu_tanh)),
+    )
+    return DenseAndExperts(dense, norm("post_feedforward_layernorm_1"), experts, norm("post_feedforward_layernorm_2"))
