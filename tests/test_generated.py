@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -15,8 +16,8 @@ import pytest
 from spec_lab.assembly.workloads_loader import load_requests
 from spec_lab.cli.compose import compose_run
 from spec_lab.core.types import Request
-from spec_lab.corpus.categories import CHECKABLE_CATEGORIES, generate
-from spec_lab.corpus.example import ASSISTANT, THINK_END
+from spec_lab.corpus.categories import CHECKABLE_CATEGORIES, Split, generate
+from spec_lab.corpus.example import ASSISTANT, THINK_END, Example
 from spec_lab.workloads.checker import is_correct
 from spec_lab.workloads.generated import answer_of, generated_examples
 
@@ -71,10 +72,26 @@ def test_categories_and_limit_hold() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 6, 7, 8, 14])
-def test_a_limit_draws_the_same_prompts_and_no_more_than_it_needs(limit: int) -> None:
-    """Ten thousand of each would take a minute."""
+def test_a_limit_takes_the_same_prompts(limit: int) -> None:
     few = requests_of("workload.per_category=10000", f"workload.limit={limit}")
     assert few == requests_of("workload.per_category=2")[:limit]
+
+
+@pytest.mark.parametrize(("limit", "most"), [(1, 1), (7, 1), (8, 2), (15, 3)])
+def test_a_limit_draws_no_more_than_it_needs(limit: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand of each of the seven categories would take a minute."""
+    drawn: Counter[str] = Counter()
+
+    def counted(category: str, split: Split, seed: int) -> Iterator[Example]:
+        for example in generate(category, split, seed):
+            drawn[category] += 1
+            assert drawn[category] <= 100, "far more than are needed"
+            yield example
+
+    monkeypatch.setattr("spec_lab.corpus.categories.generate", counted)
+    generated_examples(None, 10_000, seed=1000 + limit, limit=limit)
+    assert len(drawn) == len(CHECKABLE_CATEGORIES) == 7
+    assert set(drawn.values()) == {most}
 
 
 def test_a_category_that_runs_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

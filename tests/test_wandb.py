@@ -235,7 +235,7 @@ from pathlib import Path
 from spec_lab.record.recorder import Recorder
 from spec_lab.record.wandb_sink import WandbSink
 from tests.fake_runs import MAIN, make_info, measure
-with Recorder(Path("run"), make_info(), [WandbSink("p", mode="offline")]) as recorder:
+with Recorder(Path(sys.argv[1]), make_info(), [WandbSink("p", mode="offline")]) as recorder:
     for record in measure(MAIN).requests:
         recorder.request(record, "text", None, None)
     os.kill(os.getpid(), 9)
@@ -243,13 +243,17 @@ with Recorder(Path("run"), make_info(), [WandbSink("p", mode="offline")]) as rec
 
 
 @pytest.mark.slow
-def test_a_killed_run_tells_nothing_either(workplace: Path) -> None:
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_a_killed_run_tells_nothing_either(is_absolute: bool, workplace: Path) -> None:
+    """W&B's logs name the folder as it was given, and one of them is a link into the user's home."""
+    folder = Path("run").absolute() if is_absolute else Path("run")
     root = Path(__file__).parents[1]
     environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'kernels'}"}
-    done = subprocess.run([sys.executable, "-c", KILLED_RUN], env=environment, check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED_RUN, str(folder)], env=environment, check=False)
     assert done.returncode == -9
     files = [path for path in Path("run").rglob("*") if path.is_file()]
     assert any(path.suffix == ".wandb" for path in files)
+    assert not any(path.is_symlink() or path.suffix == ".log" for path in Path("run").rglob("*"))
     for path in files:
         assert str(workplace).encode() not in path.read_bytes(), path
         assert b"somebody" not in path.read_bytes(), path
