@@ -249,6 +249,8 @@ FOUND_TOO_LATE = (
 )
 WRITTEN = {
     "set": "extensions: [my_lab]\n",
+    "chooses_its_option": "defaults:\n  - override /drafter: copycat\nextensions: [my_lab]\n",
+    "sets_its_knob": "extensions: [my_lab]\ndrafter:\n  offset: 3\n",
     "swept": "hydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      extensions: '[my_lab]'\n",
 }
 
@@ -271,9 +273,21 @@ def test_an_extension_that_only_a_file_names_is_refused(
     assert capsys.readouterr().err == f"refused: {FOUND_TOO_LATE}\n"
 
 
-def test_an_extension_that_only_a_file_names_is_refused_without_a_command_line(written: Path) -> None:
+@pytest.mark.parametrize("experiment", [name for name in WRITTEN if name != "swept"])
+def test_an_extension_that_only_a_file_names_is_refused_without_a_command_line(experiment: str, written: Path) -> None:
     with pytest.raises(UserError, match=re.escape(FOUND_TOO_LATE)):
-        compose_run([f"hydra.searchpath=[{written.as_uri()!r}]", "experiment=set"])
+        compose_run([f"hydra.searchpath=[{written.as_uri()!r}]", f"experiment={experiment}"])
+
+
+def test_an_experiment_may_choose_an_option_of_an_extension_that_is_typed(
+    written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The search path has both: the folder that was typed, and that of the extension."""
+    typed = [f"hydra.searchpath=[{written.as_uri()!r}]", LAB, "experiment=chooses_its_option"]
+    config, choices = compose_run(typed)
+    assert (config.drafter.name, choices["drafter"]) == ("copycat", "copycat")
+    assert main([*typed, "--dry-run"]) == 0
+    assert "drafter     copycat" in capsys.readouterr().out
 
 
 def test_an_extension_that_is_typed_may_stand_in_a_file_too(written: Path) -> None:

@@ -77,6 +77,31 @@ def test_a_training_that_is_refused_in_a_multirun_does_not_end_it(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_trainings_of_a_sweep_that_cannot_share_a_folder_are_refused_before_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Pipeline, "run", lambda self: pytest.fail("one was trained"))
+    assert main(["-m", "seed=0,1"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err == (
+        "refused: output_dir=outputs/train-drafters would hold generations of seed=0 and of seed=1; give each training "
+        "a folder of its own: 'output_dir=outputs/train-drafters/${seed}'\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_remedy_for_trainings_that_cannot_share_a_folder_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained: list[str] = []
+    monkeypatch.setattr(Pipeline, "run", lambda self: trained.append(self.config.output_dir))
+    assert main(["-m", "seed=0,1", "output_dir=o/${seed}"]) == 0
+    assert trained == ["o/0", "o/1"]
+
+
 @pytest.mark.parametrize("sweep", ["seed=range(0,0)", "drafter=glob(nope*)"])
 def test_a_multirun_of_no_training_is_refused(
     sweep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -87,7 +112,7 @@ def test_a_multirun_of_no_training_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["-m", "seed=0,1"]])
+@pytest.mark.parametrize("arguments", [[], ["-m", "drafter=eagle3,mtp_eagle"]])
 def test_the_default_output_dir_may_be_out_of_reach(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,7 +124,7 @@ def test_the_default_output_dir_may_be_out_of_reach(
     assert all(line.startswith("refused: output_dir=outputs/train-drafters cannot be written") for line in lines)
 
 
-@pytest.mark.parametrize("arguments", [["debug=smoke"], ["-m", "debug=smoke", "seed=0,1"]])
+@pytest.mark.parametrize("arguments", [["debug=smoke"], ["-m", "debug=smoke", "drafter=eagle3,mtp_eagle"]])
 def test_ctrl_c_ends_a_training_and_the_multirun_it_is_one_of(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

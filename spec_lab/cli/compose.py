@@ -16,17 +16,17 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from spec_lab.assembly import registry
-from spec_lab.assembly.extensions import ENTRY_POINTS
 from spec_lab.assembly.registry import Registry
 from spec_lab.assembly.run_tree import with_depth_as_k
-from spec_lab.cli.explain import explain, not_read
+from spec_lab.cli.explain import explain, not_read, read_too_late
 from spec_lab.cli.labels import name_groups
 from spec_lab.cli.options import Menu, conf_folder, read_groups, run_menu
-from spec_lab.cli.overrides import check_overrides, extensions_in
+from spec_lab.cli.overrides import check_overrides, extensions_in, value_of
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 
 VERSION_BASE = "1.3"
+SEARCH_PATH = "hydra.searchpath="
 ONE_AT_A_TIME = threading.Lock()
 """Hydra composes by what it keeps once a process, so that threads take turns."""
 
@@ -63,7 +63,7 @@ def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:
     registered = registry.load(extensions)
     register_schemas(registered)
     try:
-        folder, arguments = str(conf_folder().absolute()), [*search_path(registered), *overrides]
+        folder, arguments = str(conf_folder().absolute()), with_search_path(overrides, registered)
         with _alone_with_hydra(), initialize_config_dir(folder, version_base=VERSION_BASE, job_name="spec_lab"):
             composed = compose("config", overrides=arguments, return_hydra_config=True)
         refuse_unread_extensions(composed.extensions, registered)
@@ -81,10 +81,7 @@ def refuse_unread_extensions(names: Sequence[str], registered: Registry) -> None
     """
     there = {extension.name for extension in registered.extensions}
     if not there.issuperset(names):
-        raise UserError(
-            f"extensions is read before anything is composed: type extensions=[{','.join(names)}] on the command line, "
-            f"or install it with the entry point group {ENTRY_POINTS}"
-        )
+        raise UserError(read_too_late(names))
 
 
 @contextmanager
@@ -122,12 +119,17 @@ def _stored_schema(store: ConfigStore, group: str, name: str) -> type | None:
     return None if node is None else OmegaConf.get_type(node.node)
 
 
-def search_path(registered: Registry) -> list[str]:
-    """The override by which the `conf/` of extensions join Hydra's search path; none where there is no such folder."""
-    folders = [extension.conf for extension in registered.extensions if extension.conf is not None]
-    if not folders:
-        return []
-    return [f"hydra.searchpath=[{','.join(repr(folder.as_uri()) for folder in folders)}]"]
+def with_search_path(arguments: Sequence[str], registered: Registry) -> list[str]:
+    """Returns `arguments` with the `conf/` of extensions on Hydra's search path, behind what was typed of it.
+
+    Of two such overrides Hydra reads one.
+    """
+    typed = {text: value_of(text) for text in arguments if text.startswith(SEARCH_PATH)}
+    folders = [extension.conf.as_uri() for extension in registered.extensions if extension.conf is not None]
+    if not folders or not all(isinstance(value, list) for value in typed.values()):
+        return list(arguments)
+    together = [str(folder) for value in typed.values() for folder in value] + folders
+    return [*(text for text in arguments if text not in typed), f"{SEARCH_PATH}[{','.join(map(repr, together))}]"]
 
 
 def to_run_config(composed: DictConfig) -> RunConfig:

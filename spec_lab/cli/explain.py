@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.errors import MissingConfigException
+from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from spec_lab.assembly import registry
+from spec_lab.assembly.extensions import ENTRY_POINTS
 from spec_lab.cli.nearest import hint, nearest
 from spec_lab.cli.options import Menu, run_menu
-from spec_lab.cli.overrides import explain_unknown, in_words
+from spec_lab.cli.overrides import explain_unknown, extensions_in, in_words, with_extensions
 from spec_lab.errors import behind
 
 PLACE = re.compile(r"In '(?P<option>[^']+)': ")
@@ -23,6 +27,7 @@ UNMATCHED = re.compile(r"Could not override '(?P<name>[^'@]+)")
 NO_SCHEMA = re.compile(r"In '(?P<option>[^']+)': Could not load '(?P<schema>schema/[^']+)'")
 NO_OPTION = re.compile(r"In '(?P<place>[^']+)': Could not (find|load) '")
 LAYOUT = "KEY: VALUE on lines of its own, below a line '# @package _global_' where it sets keys of several groups"
+LOADER = "hydra._internal.config_loader_impl"
 LONGEST_CAUSE = 200
 
 
@@ -51,6 +56,26 @@ def explain(error: Exception, menu: Menu | None = None) -> str:
     return _in_its_file(error, first, menu)
 
 
+def read_too_late(extensions: Sequence[str]) -> str:
+    """The refusal of a file that names extensions, which were to be read before the file was."""
+    typed = f"type extensions=[{','.join(extensions)}] on the command line"
+    return (
+        f"extensions is read before anything is composed: {typed}, or install it with the entry point group "
+        f"{ENTRY_POINTS}"
+    )
+
+
+def _extensions_named_by(option: str, error: Exception) -> list[str]:
+    """Returns what a file of options at fault names as its extensions; nothing where they were read in time."""
+    files, typed = (_local_of(error, LOADER, name) for name in ("caching_repo", "overrides"))
+    loaded = None if files is None or not option else files.load_config(option)
+    names = OmegaConf.select(loaded.config, "extensions") if loaded is not None else None
+    if not isinstance(names, ListConfig):
+        return []
+    there = {extension.name for extension in registry.load(extensions_in(typed)).extensions}
+    return [] if there.issuperset(names) else [str(name) for name in names]
+
+
 def not_read(key: str, menu: Menu) -> str:
     """The refusal of a key that exists, but that none of the chosen options reads."""
     group = key.partition(".")[0]
@@ -67,18 +92,25 @@ def _missing_option(error: MissingConfigException, place: str, menu: Menu) -> st
     if override is not None and override.external_override:
         begin = f"{group}={option}"
     else:
-        begin = f"{place if override is None else override.containing_config_path}.yaml"
+        file = place if override is None else override.containing_config_path
+        too_late = _extensions_named_by(file, error)
+        if too_late:
+            return read_too_late(too_late)
+        begin = f"{file}.yaml"
     if not error.options:
         return f"{begin}: there is no {error.missing_cfg_file}{hint(nearest(group, menu.groups))}"
     near = nearest(option, error.options)
     remedy = hint(near) if near else f"; it takes one of {', '.join(error.options)}"
-    return f"{begin}: {group} has no option {option}{remedy}"
+    return with_extensions(f"{begin}: {group} has no option {option}{remedy}", group, menu)
 
 
 def _in_its_file(error: Exception, first: str, menu: Menu) -> str:
     """Explains what is wrong with a key, begun with the file of options that sets it, where one does."""
     place = PLACE.match(first)
     option, message = (place["option"], first.removeprefix(place[0])) if place else ("", first)
+    too_late = _extensions_named_by(option, error)
+    if too_late:
+        return read_too_late(too_late)
     begin = f"{option}.yaml: " if option else ""
     unmatched = UNMATCHED.match(message)
     if unmatched:

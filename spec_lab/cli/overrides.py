@@ -127,11 +127,11 @@ def _check_option(override: Override, menu: Menu, may_add_options: bool) -> None
             near = nearest(option, group.options)
             suggestion = hint(near) if near else f"; it takes one of {', '.join(group.options)}"
             said = f"{override.input_line}: {group.name} has no option {option}{suggestion}"
-            raise UserError(_with_extensions(said, group.name, menu))
+            raise UserError(with_extensions(said, group.name, menu))
 
 
-def _with_extensions(said: str, name: str, menu: Menu) -> str:
-    """A refusal of an option of the group or knob `name`, with what to do where an extension may have it."""
+def with_extensions(said: str, name: str, menu: Menu) -> str:
+    """Adds to a refusal of an option of the group or knob `name` what to do where an extension may have it."""
     if "extensions" not in menu.keys or name not in EXTENDED:
         return said
     return f"{said}{' An' if said.endswith('?') else '; an'} extension's options need extensions=[MODULE]"
@@ -146,14 +146,15 @@ def extensions_in(arguments: Iterable[str]) -> tuple[str, ...]:
     typed = [text for text in arguments if text.lstrip("+").startswith("extensions=")]
     if len(typed) > 1:
         raise UserError(f"{' '.join(typed)}: extensions is given twice; name all modules in one list")
-    values = [_value_of(text) for text in typed]
+    values = [value_of(text) for text in typed]
     for text, value in zip(typed, values, strict=True):
         if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
             raise UserError(f"{text}: extensions takes a list of modules; write extensions=[my_lab]")
     return tuple(name for value in values for name in value)
 
 
-def _value_of(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """Returns the value of a `KEY=VALUE` text as Hydra reads it; None for a sweep, and for what is none."""
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException:
@@ -178,7 +179,7 @@ def _check_choice(override: Override, key: Key, menu: Menu) -> None:
                 suggestion = f"; did you mean {near}?" if near else ""
                 takes = f"it takes {', '.join(key.choices)}"
                 said = f"{override.input_line}: {key.name} has no value {name}, {takes}{suggestion}"
-                raise UserError(_with_extensions(said, key.name, menu))
+                raise UserError(with_extensions(said, key.name, menu))
 
 
 def _accepts(schema: type, field: str, value: Any) -> bool:

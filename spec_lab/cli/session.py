@@ -14,7 +14,7 @@ import hydra
 from omegaconf import DictConfig
 
 from spec_lab.assembly import registry
-from spec_lab.cli.compose import VERSION_BASE, register_schemas, search_path
+from spec_lab.cli.compose import VERSION_BASE, register_schemas, with_search_path
 from spec_lab.cli.flags import FLAGS_THAT_SHOW
 from spec_lab.cli.folder import display
 from spec_lab.cli.follower import Adapt
@@ -59,7 +59,7 @@ class Session:
         with Multirun(writes=not shows_only) as self._sweep:
             FolderResolver(self._name_sweep, self._sweep.place).register()
             task = JobTask(self._sweep.place, self._adapt, extensions=extensions)
-            all_arguments = [*checked, *search_path(registered)]
+            all_arguments = with_search_path(checked, registered)
             lost = self._launch(task, all_arguments)
             self._read_outcomes(task, lost)
             if lost is None:

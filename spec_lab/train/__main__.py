@@ -5,10 +5,11 @@ Exit codes are those of `python -m spec_lab`: 0 finished, 1 failed, 2 refused, 1
 
 from __future__ import annotations
 
+import io
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING
 
 from spec_lab.cli.ending import guarded, print_trouble
@@ -61,9 +62,31 @@ def _run(arguments: Sequence[str]) -> int:
     store_schemas(SCHEMAS)
     statuses: list[Status] = []
     with _scratch_folder():
+        _refuse_to_share(checked)
         call_hydra(lambda composed: statuses.append(_train(composed)), checked, train_folder())
     check_came_to_jobs(len(statuses), checked)
     return worst_exit_code(statuses)
+
+
+def _refuse_to_share(arguments: Sequence[str]) -> None:
+    """Compose all jobs of a multirun before the first is trained, and refuse those that cannot share their folder."""
+    from spec_lab.cli.flags import FLAGS_THAT_SHOW
+    from spec_lab.cli.session import call_hydra
+    from spec_lab.errors import UserError
+    from spec_lab.train.sharing import refuse_to_share
+
+    is_multirun = any(text in ("-m", "--multirun") or text.startswith("hydra.mode=") for text in arguments)
+    if not is_multirun or any(flag in FLAGS_THAT_SHOW for flag in arguments):
+        return
+    configs: list[TrainConfig] = []
+
+    def compose(composed: DictConfig) -> None:
+        with suppress(UserError):  # a job that is refused does not end the others, and is refused when its turn comes
+            configs.append(config_of(composed))
+
+    with redirect_stdout(io.StringIO()):  # Hydra announces its jobs, of which none is run here
+        call_hydra(compose, arguments, train_folder())
+    refuse_to_share(configs)
 
 
 @contextmanager

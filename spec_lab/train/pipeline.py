@@ -25,6 +25,7 @@ from spec_lab.train.evaluate import EvaluationRecipe, format_table
 from spec_lab.train.generations import Generations, GenerationsRecipe
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.output import output_folder
+from spec_lab.train.sharing import stage_settings
 from spec_lab.train.stages import RunFolder, run_stage, write_json
 from spec_lab.train.target import TargetRecipe, load_target, without_progress_bars
 from spec_lab.train.tokenizer import train_tokenizer
@@ -56,23 +57,20 @@ class Pipeline:
     def _run(self) -> RunFolder:
         folder = RunFolder(Path(self.config.output_dir), shipped_target=SHIPPED_TARGET if self.target is None else None)
         if self.target is not None:
-            self._stage(folder, folder.tokenizer, self.config.tokenizer, self._train_tokenizer)
-            self._stage(folder, folder.corpus, self.config.corpus, self._build_corpus)
-            self._stage(folder, folder.target, self.target.config, self._train_target)
+            self._stage(folder, folder.tokenizer, self._train_tokenizer)
+            self._stage(folder, folder.corpus, self._build_corpus)
+            self._stage(folder, folder.target, self._train_target)
         if self.drafter is not None:
             made_for = {"target": _digest(folder.target / "model.safetensors")}
-            self._stage(folder, folder.generations, self.config.generations, self._generate, made_for)
-            drafter = self.drafter.config
-            self._stage(folder, folder.drafter(drafter.name), drafter, self._train_drafter, made_for)
+            self._stage(folder, folder.generations, self._generate, made_for)
+            self._stage(folder, folder.drafter(self.drafter.config.name), self._train_drafter, made_for)
         self._evaluate(folder)
         self._write_cards(folder)
         print(folder.root)
         return folder
 
-    def _stage(
-        self, folder: RunFolder, output: Path, config: Any, build: Any, made_for: dict[str, str] | None = None
-    ) -> None:
-        settings = {"seed": self.config.seed, **(made_for or {}), **asdict(config)}
+    def _stage(self, folder: RunFolder, output: Path, build: Any, made_for: dict[str, str] | None = None) -> None:
+        settings = {**(made_for or {}), **stage_settings(self.config)[output.name]}
         run_stage(folder, output, settings, self._device(), lambda unfinished: build(folder, unfinished))
 
     def _train_tokenizer(self, folder: RunFolder, output: Path) -> dict[str, Any]:

@@ -1,0 +1,53 @@
+"""Trainings of one sweep that share a folder, which they may where they make the same of all that they share.
+
+Each stage of a training has a folder under `output_dir`, and is skipped where that exists. Of two trainings that make a
+stage in two ways the second would be refused when its turn comes, behind all that the first one trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from spec_lab.errors import UserError
+from spec_lab.train.config import TrainConfig
+
+KEYS_OF = {"tokenizer": "tokenizer", "corpus": "corpus", "pocket": "target", "generations": "generations"}
+"""The set of keys that a stage is made by, by the name of its folder; all others are drafters."""
+
+
+def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
+    """Returns the seed and the keys that each stage is made by, by the name of its folder."""
+    target, drafter = config.trained_target, config.trained_drafter
+    parts: dict[str, Any] = {}
+    if target is not None:
+        parts |= {"tokenizer": config.tokenizer, "corpus": config.corpus, "pocket": target}
+    if drafter is not None:
+        parts |= {"generations": config.generations, f"pocket-{drafter.name}": drafter}
+    return {folder: {"seed": config.seed, **asdict(part)} for folder, part in parts.items()}
+
+
+def refuse_to_share(configs: Iterable[TrainConfig]) -> None:
+    """Raise UserError where two trainings would make a stage in one folder in two ways."""
+    made: dict[Path, dict[str, Any]] = {}
+    for config in configs:
+        for folder, settings in stage_settings(config).items():
+            before = made.setdefault(Path(config.output_dir).absolute() / folder, settings)
+            keys = KEYS_OF.get(folder, "drafter")
+            for key, first, second in _differences(before, settings):
+                knob = key if key == "seed" else f"{keys}.{key}"
+                raise UserError(
+                    f"output_dir={config.output_dir} would hold {folder} of {knob}={first} and of {knob}={second}; "
+                    f"give each training a folder of its own: 'output_dir={config.output_dir}/${{{knob}}}'"
+                )
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the keys, dotted where they lie deeper, that differ, with both values."""
+    for key, value in before.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{inner}", *values) for inner, *values in _differences(value, after[key]))
+        elif value != after[key]:
+            yield key, value, after[key]

@@ -1,0 +1,74 @@
+"""Trainings of one sweep: which of them may write to one folder."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from spec_lab.errors import UserError
+from spec_lab.train.config import (
+    EvaluationConfig,
+    GenerationsConfig,
+    MtpEagleTrainingConfig,
+    NoDrafterChoice,
+    OptimisationConfig,
+    PocketTrainingConfig,
+    ShippedTarget,
+    TokenizerConfig,
+    TrainConfig,
+)
+from spec_lab.train.sharing import refuse_to_share
+
+BASE = TrainConfig(drafter=MtpEagleTrainingConfig(), target=ShippedTarget(), output_dir="o")
+WHOLE = replace(BASE, target=PocketTrainingConfig())
+SHORT = OptimisationConfig(num_steps=9)
+CANNOT = {
+    "seed": (BASE, replace(BASE, seed=3), "generations of seed=0 and of seed=3; .*'output_dir=o/${seed}'"),
+    "seed of a target": (WHOLE, replace(WHOLE, seed=3), "tokenizer of seed=0 and of seed=3"),
+    "texts": (
+        BASE,
+        replace(BASE, generations=GenerationsConfig(max_new_tokens=8)),
+        "generations of generations.max_new_tokens=256 and of generations.max_new_tokens=8",
+    ),
+    "a nested key of a drafter": (
+        BASE,
+        replace(BASE, drafter=MtpEagleTrainingConfig(optimisation=SHORT)),
+        "pocket-mtp_eagle of drafter.optimisation.num_steps=8000 and of drafter.optimisation.num_steps=9; "
+        ".*/${drafter.optimisation.num_steps}'",
+    ),
+    "a target": (
+        WHOLE,
+        replace(WHOLE, target=PocketTrainingConfig(num_layers=2)),
+        "pocket of target.num_layers=8 and of target.num_layers=2",
+    ),
+    "a vocabulary": (
+        WHOLE,
+        replace(WHOLE, tokenizer=TokenizerConfig(vocab_size=999), drafter=NoDrafterChoice()),
+        "tokenizer of tokenizer.vocab_size=4096 and of tokenizer.vocab_size=999",
+    ),
+    "another spelling of the folder": (BASE, replace(BASE, output_dir="./o", seed=3), "generations of seed=0"),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_trainings_that_make_a_stage_in_two_ways_cannot_share_a_folder(case: str) -> None:
+    first, second, reason = CANNOT[case]
+    pattern = ".*".join(map(re.escape, reason.split(".*")))
+    with pytest.raises(UserError, match=f"^output_dir=(./)?o would hold {pattern}"):
+        refuse_to_share([first, replace(first, output_dir="another"), second])
+    refuse_to_share([first, replace(second, output_dir="another")])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        BASE,
+        replace(BASE, drafter=NoDrafterChoice(), seed=3),
+        replace(BASE, evaluation=EvaluationConfig(num_draft_tokens=2), device="cuda", num_workers=3),
+        replace(BASE, tokenizer=TokenizerConfig(vocab_size=999)),
+    ],
+)
+def test_trainings_that_make_alike_what_they_share_may(other: TrainConfig) -> None:
+    refuse_to_share([BASE, other])
