@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from spec_lab.core.kv_cache import NULL_PAGE, CacheRow, LayerCache, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.picking import GreedyPicker
-from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
+from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentHead, RecurrentState
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.eagle3 import Eagle3Head
@@ -27,6 +27,12 @@ from tests.lab import make_pair
 KNOB = ("none", "post_attention", "pre_attention")
 PAGE_SIZE, MAX_SEQ_LEN = 4, 80
 HIDDEN, VOCAB = 32, 160
+
+
+class Heads(Protocol):
+    """Makes draft heads of 2 KV heads of 16 channels, with the same weights each time."""
+
+    def head(self, backend: AttentionBackend, window: int | None) -> RecurrentHead: ...
 
 
 @dataclass
@@ -89,7 +95,7 @@ def offsets(count: int) -> torch.Tensor:
 
 
 def make_lane(
-    models: Models,
+    models: Heads,
     catchup: str,
     kv_lens: list[int],
     num_draft_tokens: int = 3,

@@ -82,6 +82,7 @@ def test_experts_stand_where_the_plan_has_them(checkpoints: Any) -> None:
     assert [isinstance(layer.mlp, ExpertMLP) for layer in target.layers] == [False, True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["glm4_moe_biases_and_norms", "qwen3_moe"])
 def test_greedy_text_is_transformers_whatever_is_drafted(tmp_path: Path, kind: str) -> None:
     target = tmp_path / "target"

@@ -16,7 +16,7 @@ from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.pruning.selection import AllRows
-from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_checkpoints import make_tiny_target, randomize, rewrite_tensors
 
 SIZES: dict[str, Any] = {"num_hidden_layers": 4, "moe_intermediate_size": 24, "num_experts_per_tok": 3}
 GLM: dict[str, Any] = SIZES | {
@@ -78,3 +78,23 @@ def logits_in_parts(folder: Path, token_ids: torch.Tensor, parts: list[int]) -> 
         start = end
     assert start == length
     return torch.cat(logits)
+
+
+def make_tiny_nextn(folder: Path, num_modules: int = 1, seed: int = 3, **overrides: Any) -> tuple[Any, Any]:
+    """Write a GLM-4.5 with NextN modules behind its layers; return target and modules as transformers has them.
+
+    The modules' experts are stored together, the target's one by one, as both are found.
+    """
+    from transformers.modeling_layers import MtpModel
+
+    model = make_tiny_experts(folder, "glm4_moe", num_nextn_predict_layers=num_modules, **overrides)
+    modules = MtpModel(model, num_modules).eval()
+    own = torch.nn.ModuleList(modules.layers)
+    randomize(own, seed)
+    tensors = {}
+    for name, tensor in own.state_dict().items():
+        number, _, rest = name.partition(".")
+        rest = rest.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
+        tensors[f"model.layers.{model.config.num_hidden_layers + int(number)}.{rest}"] = tensor
+    rewrite_tensors(folder, tensors)
+    return model, modules

@@ -75,8 +75,8 @@ def load_mtp(
     skipped.
 
     Raises:
-        UserError: no module in the folder, or too few; MLA or MoE; a module for another target; tensors missing, of
-            another shape or not expected.
+        UserError: no module in the folder, or too few; a block or experts that are not supported; a module for another
+            target; tensors missing, of another shape or not expected.
     """
     config = read_config_json(folder, KNOB)
     source = str(folder / "config.json")

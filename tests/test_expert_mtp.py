@@ -1,0 +1,129 @@
+"""NextN modules of GLM-4.5, whose layer has experts: against transformers' own module, in the loop, and pruned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.protocols import AttentionBackend
+from spec_lab.models.experts import ExpertMLP
+from spec_lab.models.families.table import read_model_config
+from spec_lab.models.linear import make_linear
+from spec_lab.models.mtp import MtpModule
+from spec_lab.models.mtp_checkpoint import load_mtp
+from spec_lab.models.rope import rotary_table
+from spec_lab.pruning.selection import AllRows
+from tests.lab import Reference, assert_captured_alike, generate, make_config, random_requests
+from tests.test_catchup_pruning import HIDDEN, KNOB, assert_same, draft, make_lane, random_round
+from tests.tiny_experts import make_tiny_nextn
+
+LENGTH = 100
+
+
+@dataclass
+class Nextn:
+    """A folder with target and modules, and both as transformers has them."""
+
+    folder: Path
+    model: Any
+    modules: Any
+
+    def head(self, backend: AttentionBackend, window: int | None = None) -> MtpModule:
+        """The first module, which has no window."""
+        assert window is None
+        target = read_model_config(self.folder)
+        config, (tensors, *_) = load_mtp(self.folder, target, 1, torch.float32, "cpu")
+        plan = config.layer.only_layer
+        rotary = rotary_table(plan.rope, plan.head_dim, LENGTH, torch.float32, "cpu")
+        embedding, head = self.model.model.embed_tokens.weight.detach(), self.model.lm_head.weight.detach()
+        return MtpModule(config, tensors, embedding, make_linear(head), rotary, backend)
+
+
+@pytest.fixture(scope="module")
+def nextn(tmp_path_factory: pytest.TempPathFactory) -> Nextn:
+    folder = tmp_path_factory.mktemp("nextn")
+    return Nextn(folder, *make_tiny_nextn(folder))
+
+
+@torch.inference_mode()
+def test_the_module_equals_transformers(nextn: Nextn) -> None:
+    """Its layer has experts though the target's first has none; half of a head turns; the norms stand around it."""
+    generator = torch.Generator().manual_seed(1)
+    token_ids = torch.randint(160, (LENGTH,), generator=generator)
+    hidden = torch.randn(LENGTH, HIDDEN, generator=generator)
+    positions = torch.arange(LENGTH)[None]
+    expected = nextn.modules.forward_layer(0, hidden[None], positions, None, input_ids=token_ids[None])[0]
+    module = nextn.head(TorchAttention(4, LENGTH))
+    assert isinstance(module.layer.mlp, ExpertMLP)
+    assert read_model_config(nextn.folder).layers[0].experts is None
+    lane = make_lane(nextn, "none", [0])
+    backend, table = lane.drafter.backend, lane.table
+    outputs = []
+    for start, end in ((0, 40), (40, 41), (41, 45), (45, 80)):
+        attention = backend.build(positions[:, start:end], torch.tensor([end]), table.pages[:1], end)
+        out = module.forward(token_ids[start:end], hidden[start:end], lane.cache, attention, AllRows())
+        outputs.append(out)
+    torch.testing.assert_close(torch.cat(outputs), expected[:80], rtol=0, atol=2e-5)
+    torch.testing.assert_close(
+        module.draft_logits(outputs[-1]), nextn.model.lm_head(expected[45:80]), rtol=0, atol=5e-5
+    )
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 3])
+def test_pruned_catchup_writes_the_same_cache_and_drafts_the_same(nextn: Nextn, num_draft_tokens: int) -> None:
+    """Requests with n = 1..N beside padded rows: bit-equal KV, close live hidden states, equal drafts."""
+    num_rows = num_draft_tokens + 1
+    kv_lens = [1, 7, 16, 31][:num_rows]
+    lanes = {knob: make_lane(nextn, knob, kv_lens, num_draft_tokens, num_padded=2) for knob in KNOB}
+    tokens, features = random_round(num_rows, num_rows)
+    features = features[:, :HIDDEN]
+    for num_emitted in (list(range(1, num_rows + 1)), list(range(num_rows, 0, -1))):
+        drafted = {knob: draft(lane, lane.verified(tokens, features, num_emitted)) for knob, lane in lanes.items()}
+        assert_same(drafted["post_attention"], drafted["none"])
+        assert_same(drafted["pre_attention"], drafted["none"])
+
+
+def test_only_the_live_rows_reach_router_and_experts(nextn: Nextn) -> None:
+    rows: dict[str, list[int]] = {}
+    for knob in KNOB:
+        lane = make_lane(nextn, knob, [5, 9, 14], num_draft_tokens=1)
+        layer: Any = lane.drafter.head
+        part: ExpertMLP = layer.layer.mlp
+        rows[knob] = seen = []
+        router = part.router
+        part.router = lambda rows, seen=seen, router=router: (seen.append(len(rows)), router(rows))[1]
+        tokens, features = random_round(3, 2)
+        draft(lane, lane.verified(tokens, features[:, :HIDDEN], [1, 2, 1]))
+    assert rows == {"none": [6], "post_attention": [3], "pre_attention": [3]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_loops_text_is_greedy(nextn: Nextn, batch_size: int) -> None:
+    reference, requests = Reference(nextn.folder), random_requests(4, max_new_tokens=10)
+    plain = {request.request_id: reference.greedy(request) for request in requests}
+    for prune in ("none", "post_attention", "catchup"):
+        config = make_config((nextn.folder, nextn.folder), "mtp_eagle", prune=prune, batch_size=batch_size)
+        reference.assert_lossless(requests, generate(config, requests), plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", ["round", "step_replay"])
+def test_graphs_hold_the_experts(nextn: Nextn, graph: str) -> None:
+    config = make_config((nextn.folder, nextn.folder), "mtp_eagle", prune="catchup", batch_size=3)
+    assert_captured_alike(config, graph, random_requests(3, max_new_tokens=6))
+
+
+@pytest.mark.slow
+def test_a_module_for_each_draft(tmp_path: Path) -> None:
+    make_tiny_nextn(tmp_path, num_modules=2)
+    reference, requests = Reference(tmp_path), random_requests(3, max_new_tokens=8)
+    plain = {request.request_id: reference.greedy(request) for request in requests}
+    for prune in ("none", "catchup"):
+        config = make_config((tmp_path, tmp_path), "mtp_vanilla", 2, prune=prune, batch_size=3)
+        reference.assert_lossless(requests, generate(config, requests), plain)
