@@ -40,24 +40,28 @@ def random_tensors(
     return tensors
 
 
-def random_eagle3(
-    target: ModelConfig, draft_vocab_size: int | None, dtype: torch.dtype, device: torch.device, seed: int
-) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
-    """A head of one Llama layer as wide as the target's, that drafts every so-and-so-manyth id of its vocabulary."""
-    draft_size = draft_vocab_size or target.vocab_size
+def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> Eagle3Config:
+    """A head of one Llama layer as wide as the target's, with the target's embedding."""
     plan = replace(target.layers[0], qk_norm=False, qkv_bias=False, window=None)
-    head = Eagle3Config(
+    return Eagle3Config(
         layer=replace(target, family="llama", layers=(plan,)),
         target_hidden_size=target.hidden_size,
-        draft_vocab_size=draft_size,
+        draft_vocab_size=draft_vocab_size or target.vocab_size,
         target_vocab_size=target.vocab_size,
         tap_layer_inputs=None,
         norm_before_residual=False,
     )
+
+
+def random_eagle3(
+    target: ModelConfig, draft_vocab_size: int | None, dtype: torch.dtype, device: torch.device, seed: int
+) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
+    """A head of random weights, that drafts every so-and-so-manyth id of its vocabulary."""
+    head = random_eagle3_config(target, draft_vocab_size)
     shapes = eagle3_tensor_shapes(head)
     del shapes["embed_tokens.weight"]  # the target's serves
     tensors = random_tensors(shapes, dtype, device, seed)
-    if draft_size < target.vocab_size:
-        draft_ids = torch.arange(draft_size, device=device)
-        tensors["d2t"] = draft_ids * (target.vocab_size // draft_size) - draft_ids
+    if head.draft_vocab_size < target.vocab_size:
+        draft_ids = torch.arange(head.draft_vocab_size, device=device)
+        tensors["d2t"] = draft_ids * (target.vocab_size // head.draft_vocab_size) - draft_ids
     return head, tensors

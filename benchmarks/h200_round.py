@@ -1,0 +1,168 @@
+"""Times rounds at the Llama-3.1-8B shape on one GPU, each beside its floor: the first table of the speed study.
+
+    python benchmarks/h200_round.py outputs/h200_round                 all cells; those already there are not run again
+    python benchmarks/h200_round.py outputs/h200_round --only "K=3"    cells whose name has it
+    python benchmarks/h200_round.py outputs/h200_round --show          the table of what is there
+
+bf16, random weights, an EAGLE-3 head with 32 000 draft tokens, imposed acceptance. Every cell is a run by the ordinary
+command line with a record of its own, and a line of `rounds.csv` as soon as it is finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import floor
+
+import spec_lab
+from spec_lab.errors import UserError
+from spec_lab.models.eagle3_checkpoint import eagle3_tensor_shapes
+from spec_lab.models.families.table import read_model_config
+from spec_lab.models.random_weights import random_eagle3_config
+from spec_lab.report.table import format_table
+
+SHAPES = Path(spec_lab.__file__).parent / "models" / "shapes"
+DRAFT_VOCAB_SIZE = 32_000
+COLUMNS = ("cell", "ms a round", "acceptance length", "floor ms", "share", "nodes", "prompt pass ms", "folder")
+COMMON = (
+    "target.weights=random",
+    "workload=random_ids",
+    "attention=triton",
+    "kernels=triton",
+    "graph=round",
+    "device=cuda",
+    "references=[]",
+    "warmup_requests=1",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One line of the table; `num_draft_tokens` of 0 is plain decoding."""
+
+    num_draft_tokens: int
+    mean_length: float
+    batch_size: int
+    prompt_tokens: int = 512
+    max_new_tokens: int = 128
+    target: str = "llama3_8b"
+
+    @property
+    def name(self) -> str:
+        drafts = f"K={self.num_draft_tokens}, AL {self.mean_length}" if self.num_draft_tokens else "no drafter"
+        return f"{self.target}, {drafts}, batch {self.batch_size}, {self.prompt_tokens} in, {self.max_new_tokens} out"
+
+    def overrides(self) -> list[str]:
+        """Return what to compose."""
+        drafter = ["drafter=none"]
+        if self.num_draft_tokens:
+            drafter = [
+                "drafter=eagle3",
+                "drafter.weights=random",
+                f"drafter.draft_vocab_size={DRAFT_VOCAB_SIZE}",
+                f"drafter.num_draft_tokens={self.num_draft_tokens}",
+                "prune=catchup",
+                "acceptance=synthetic",
+                f"acceptance.mean_length={self.mean_length}",
+            ]
+        return [
+            f"target={self.target}",
+            *COMMON,
+            *drafter,
+            f"batch_size={self.batch_size}",
+            f"workload.num_requests={self.batch_size}",
+            f"workload.prompt_tokens={self.prompt_tokens}",
+            f"max_new_tokens={self.max_new_tokens}",
+        ]
+
+    def floor_ms(self) -> float:
+        """The floor of a round in the middle of the output."""
+        config = read_model_config(SHAPES / self.target)
+        seq_len = self.prompt_tokens + self.max_new_tokens / 2
+        works = [floor.target_work(config, self.batch_size, self.num_draft_tokens + 1, seq_len)]
+        if self.num_draft_tokens:
+            shapes = eagle3_tensor_shapes(random_eagle3_config(config, DRAFT_VOCAB_SIZE))
+            works += floor.draft_work(config, shapes, self.num_draft_tokens, self.batch_size, seq_len)
+        return 1e3 * sum(work.seconds for work in works)
+
+
+CELLS = (
+    *(Cell(0, 1.0, batch_size) for batch_size in (1, 16, 64)),
+    *(Cell(3, 2.5, batch_size) for batch_size in (1, 16, 64)),
+    Cell(5, 3.5, 1),
+    *(Cell(3, 2.5, batch_size, max_new_tokens=512) for batch_size in (1, 16, 64)),
+    *(Cell(3, 2.5, 1, prompt_tokens) for prompt_tokens in (32_000, 120_000)),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing, and print the table; 2 where a cell was refused or failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="", help="cells whose name has this in it")
+    parser.add_argument("--show", action="store_true", help="run nothing")
+    options = parser.parse_args(arguments)
+    table = options.folder / "rounds.csv"
+    failed = False
+    for cell in CELLS if not options.show else ():
+        if options.only in cell.name and cell.name not in {row["cell"] for row in read_rows(table)}:
+            try:
+                append_row(table, measured(cell, options.folder))
+            except UserError as error:
+                print(f"{cell.name}: {error}", file=sys.stderr)
+                failed = True
+    rows = read_rows(table)
+    print(format_table(COLUMNS[:-1], [[row[name] for name in COLUMNS[:-1]] for row in rows], left=("cell",)))
+    return 2 if failed else 0
+
+
+def measured(cell: Cell, folder: Path) -> dict[str, str]:
+    """Run a cell, and return its line."""
+    print(f"-- {cell.name}, floor {cell.floor_ms():.2f} ms", file=sys.stderr)
+    result = spec_lab.run(spec_lab.compose([*cell.overrides(), f"output_dir={folder}"]))
+    return line(cell, result.summary, str(result.folder))
+
+
+def line(cell: Cell, summary: Any, folder: str) -> dict[str, str]:
+    """Turn the record of a cell into its line of the table."""
+    round_ms, floor_ms = summary["round_ms"], cell.floor_ms()
+    cells = (
+        cell.name,
+        f"{round_ms:.2f}",
+        f"{summary['acceptance_length']:.2f}",
+        f"{floor_ms:.2f}",
+        f"{100 * floor_ms / round_ms:.0f} %",
+        str(sum(summary["graph"]["nodes"].values())),
+        f"{summary['prefill_ms_per_request']:.1f}",
+        folder,
+    )
+    return dict(zip(COLUMNS, cells, strict=True))
+
+
+def read_rows(table: Path) -> list[dict[str, str]]:
+    """Read the lines of finished cells."""
+    if not table.exists():
+        return []
+    with table.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def append_row(table: Path, row: dict[str, str]) -> None:
+    """Add a line, under a header where the file is new."""
+    table.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not table.exists()
+    with table.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

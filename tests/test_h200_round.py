@@ -1,0 +1,78 @@
+"""The table of rounds on an H200: its floors, and that a cell once measured is not measured again."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from spec_lab.cli.compose import compose_run
+from spec_lab.compatibility.run import refusals
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = importlib.import_module("h200_round")
+    yield module
+    for name in ("h200_round", "floor"):
+        sys.modules.pop(name, None)
+
+
+def test_floors_are_those_that_were_reckoned_by_hand(rounds: ModuleType) -> None:
+    """Of weights alone 3.57 ms without a drafter, 4.13 with three drafts and 4.5 with five; here with a few keys."""
+    for drafts, length, expected in ((0, 1.0, 3.57), (3, 2.5, 4.13), (5, 3.5, 4.49)):
+        few_keys = rounds.Cell(drafts, length, 1, prompt_tokens=1, max_new_tokens=2)
+        assert few_keys.floor_ms() == pytest.approx(expected, abs=0.01)
+
+
+def test_floors_grow_by_the_keys_that_are_read(rounds: ModuleType) -> None:
+    """A token of the 8B shape is 131,072 bytes in the target and 4,096 in the head, which is read three times."""
+    near, far = (rounds.Cell(3, 2.5, 2, prompt_tokens=tokens) for tokens in (1000, 2000))
+    assert far.floor_ms() - near.floor_ms() == pytest.approx(1e3 * 2 * 1000 * (131_072 + 3 * 4_096) / 4.2e12)
+    wide = rounds.Cell(15, 8.0, 64, prompt_tokens=1, max_new_tokens=2)
+    assert wide.floor_ms() > 2 * 7.5e9 * 64 * 16 / 790e12 * 1e3 > 15.0e9 / 4.2e12 * 1e3, (
+        "1,024 rows are bound by products"
+    )
+
+
+@pytest.mark.slow
+def test_every_cell_composes(rounds: ModuleType) -> None:
+    assert len({cell.name for cell in rounds.CELLS}) == len(rounds.CELLS)
+    for cell in rounds.CELLS:
+        config, _ = compose_run([*cell.overrides(), "dtype=bfloat16"])
+        assert refusals(config) == []
+
+
+def test_what_is_there_is_not_measured_again(
+    rounds: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = {
+        "round_ms": 8.0,
+        "acceptance_length": 2.5,
+        "graph": {"nodes": {"verify": 3, "draft": 4}},
+        "prefill_ms_per_request": 17.0,
+    }
+    asked: list[str] = []
+
+    def measured(cell: object, folder: Path) -> dict[str, str]:
+        asked.append(cell.name)  # type: ignore[attr-defined]
+        if len(asked) == 2:
+            raise rounds.UserError("the GPU is gone; run again")
+        return dict(rounds.line(cell, summary, "somewhere"))
+
+    monkeypatch.setattr(rounds, "measured", measured)
+    assert rounds.main([str(tmp_path), "--only", "no drafter"]) == 2
+    assert "batch 16" in capsys.readouterr().err
+    assert rounds.main([str(tmp_path), "--only", "no drafter"]) == 0
+    names = [cell.name for cell in rounds.CELLS if not cell.num_draft_tokens]
+    assert asked == [*names, names[1]]
+    rows = rounds.read_rows(tmp_path / "rounds.csv")
+    assert [row["nodes"] for row in rows] == ["7"] * 3
+    assert rows[0]["share"] == f"{100 * rounds.CELLS[0].floor_ms() / 8:.0f} %"
