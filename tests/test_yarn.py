@@ -84,5 +84,7 @@ def test_another_rope_is_read_as_elsewhere() -> None:
     fields = ConfigFields({"rope_parameters": {"rope_type": "default", "rope_theta": 3e5}}, "config.json")
     scored = read_rope_or_yarn(fields, 100)
     assert (scored.rope.scaling, scored.rope.theta, scored.mscale) == ("none", 3e5, 1.0)
+    with refused("config.json", "rope_theta must be more than 1"):
+        read(ROPES["deepseek_v3"] | {"rope_theta": 1.0}, "hub")
     with refused("config.json", "'longrope'"):
         read_rope_or_yarn(ConfigFields({"rope_scaling": {"type": "longrope"}}, "config.json"), 100)

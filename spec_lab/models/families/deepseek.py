@@ -6,15 +6,52 @@ neighbours. Both spellings of the rotary embedding are read, as in `plain`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from spec_lab.errors import UserError
 from spec_lab.models.config import MAX_LAYERS, ModelConfig
+from spec_lab.models.families.experts import read_sigmoid_experts
 from spec_lab.models.families.plain import declared_dtype, refuse_unsupported
 from spec_lab.models.families.yarn import read_rope_or_yarn
-from spec_lab.models.json_input import ConfigFields
+from spec_lab.models.json_input import ConfigFields, shown
 from spec_lab.models.latent_sizes import LatentSizes
 from spec_lab.models.plan import LayerPlan
+
+DEEPSEEK_V3: Mapping[str, Any] = {
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "moe_intermediate_size": 2048,
+    "num_experts_per_tok": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 3,
+}
+GLM4_MOE_LITE: Mapping[str, Any] = {
+    "max_position_embeddings": 202752,
+    "rms_norm_eps": 1e-5,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "moe_intermediate_size": 1536,
+    "num_experts_per_tok": 4,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.8,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 1,
+}
+"""The values that transformers gives to keys which a file leaves out."""
 
 LATENT_ARCHITECTURES = (
     "DeepseekV2ForCausalLM",
@@ -26,14 +63,13 @@ LATENT_ARCHITECTURES = (
 
 def read_deepseek_v3(config: dict[str, Any], source: str) -> ModelConfig:
     """Read DeepSeek-V3, R1, V3.1, V3.2 or Kimi-K2. V3.2 runs as far as its indexer would choose every key."""
-    fields = ConfigFields(config, source)
-    family = "kimi_k2" if fields.values.get("model_type") == "kimi_k2" else "deepseek_v3"
-    return _read(fields, family, default_eps=1e-6)
+    family = "kimi_k2" if config.get("model_type") == "kimi_k2" else "deepseek_v3"
+    return _read(config, source, family, DEEPSEEK_V3)
 
 
 def read_glm4_moe_lite(config: dict[str, Any], source: str) -> ModelConfig:
     """Read GLM-4.7-Flash."""
-    return _read(ConfigFields(config, source), "glm4_moe_lite", default_eps=1e-5)
+    return _read(config, source, "glm4_moe_lite", GLM4_MOE_LITE)
 
 
 def refuse_deepseek_v2(config: dict[str, Any], source: str) -> ModelConfig:
@@ -43,21 +79,22 @@ def refuse_deepseek_v2(config: dict[str, Any], source: str) -> ModelConfig:
     )
 
 
-def _read(fields: ConfigFields, family: str, default_eps: float) -> ModelConfig:
+def _read(config: Mapping[str, Any], source: str, family: str, defaults: Mapping[str, Any]) -> ModelConfig:
+    fields = ConfigFields({**defaults, **config}, source)
     refuse_unsupported(fields)
     vocab_size = fields.integer("vocab_size")
-    max_positions = fields.integer("max_position_embeddings", 4096)
-    num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    max_positions = fields.integer("max_position_embeddings")
+    is_sparse = _is_sparse(fields, fields.integer("num_hidden_layers", most=MAX_LAYERS))
     plan = read_latent_plan(fields, max_positions)
-    _refuse_sparse(fields, family, num_layers)
+    experts = read_sigmoid_experts(fields) if any(is_sparse) else None
     return ModelConfig(
         family=family,
         vocab_size=vocab_size,
         hidden_size=fields.integer("hidden_size"),
-        rms_norm_eps=fields.number("rms_norm_eps", default_eps),
+        rms_norm_eps=fields.number("rms_norm_eps"),
         max_position_embeddings=max_positions,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
-        layers=(plan,) * num_layers,
+        layers=tuple(replace(plan, experts=experts) if sparse else plan for sparse in is_sparse),
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
         bos_token_id=fields.optional_integer("bos_token_id") if "bos_token_id" in fields.values else 0,
         torch_dtype=declared_dtype(fields),
@@ -71,8 +108,6 @@ def read_latent_plan(fields: ConfigFields, max_positions: int) -> LayerPlan:
     rotated = fields.integer("qk_rope_head_dim", 64)
     if rotated % 2:
         raise UserError(f"{fields.source}: qk_rope_head_dim {rotated} is odd; the rotary embedding needs an even one")
-    if "q_lora_rank" not in fields.values:
-        raise UserError(f"{fields.source}: q_lora_rank is missing; null says that queries have no narrow step")
     sizes = LatentSizes(
         q_lora_rank=fields.optional_integer("q_lora_rank", least=1),
         kv_lora_rank=fields.integer("kv_lora_rank", 512),
@@ -93,9 +128,19 @@ def read_latent_plan(fields: ConfigFields, max_positions: int) -> LayerPlan:
     )
 
 
-def _refuse_sparse(fields: ConfigFields, family: str, num_layers: int) -> None:
-    """Refuse layers of experts, which come with the next piece."""
+def _is_sparse(fields: ConfigFields, num_layers: int) -> list[bool]:
+    """Say which layers have experts: by `mlp_layer_types`, else all from `first_k_dense_replace` on."""
+    if fields.integer("moe_layer_freq", 1) != 1:
+        raise UserError(f"{fields.source}: moe_layer_freq other than 1 is not supported")
     types = fields.texts("mlp_layer_types")
-    num_dense = types.count("dense") if types else fields.integer("first_k_dense_replace", 1, least=0)
-    if num_dense < num_layers:
-        raise UserError(f"{fields.source}: layers of experts are not supported yet ({family}); use a dense checkpoint")
+    if not types:
+        num_dense = fields.integer("first_k_dense_replace", least=0)
+        return [layer >= num_dense for layer in range(num_layers)]
+    if len(types) != num_layers:
+        raise UserError(
+            f"{fields.source}: mlp_layer_types names {len(types)} layers, num_hidden_layers is {num_layers}"
+        )
+    unknown = [name for name in types if name not in ("dense", "sparse")]
+    if unknown:
+        raise UserError(f"{fields.source}: mlp_layer_types has {shown(unknown[0])}; supported are dense and sparse")
+    return [name == "sparse" for name in types]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from spec_lab.errors import UserError
 from spec_lab.models.families.plain import read_rope
 from spec_lab.models.json_input import ConfigFields
 from spec_lab.models.plan import RopeConfig
@@ -29,10 +30,13 @@ def read_rope_or_yarn(config: ConfigFields, max_positions: int) -> ScoredRope:
     fields = ConfigFields(parameters, f"{config.source} (rope)")
     if fields.values.get("rope_type", fields.values.get("type")) != "yarn":
         return ScoredRope(read_rope(config, max_positions))
+    theta = fields.number("rope_theta", config.number("rope_theta", 10000.0))
+    if theta <= 1:
+        raise UserError(f"{fields.source}: rope_theta must be more than 1 for rope type yarn, is {theta:g}")
     original = fields.integer("original_max_position_embeddings", max_positions)
     factor = fields.number("factor", max_positions / original)
     rope = RopeConfig(
-        theta=fields.number("rope_theta", config.number("rope_theta", 10000.0)),
+        theta=theta,
         scaling="yarn",
         factor=factor,
         original_max_position_embeddings=original,
