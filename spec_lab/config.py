@@ -108,6 +108,9 @@ class DrafterConfig:
 
     name: str = MISSING
     num_draft_tokens: int = knob(3, "draft tokens a round, K; a round verifies K + 1 rows a request")
+    k_schedule: list[list[int]] | None = knob(
+        None, "K by running requests: [first, last, K] each; its largest K is num_draft_tokens; null is one K for all"
+    )
 
 
 @dataclass
@@ -144,6 +147,15 @@ class AttentionConfig:
     """attention=torch: the reference backend, any device."""
 
     name: str = "torch"
+
+
+@dataclass
+class VerifyConfig:
+    """The part of the drafts that is verified."""
+
+    budget: int | None = knob(
+        None, "rows a round over the batch, given to the drafts likeliest to be accepted; null is all rows", least=1
+    )
 
 
 @dataclass
@@ -227,6 +239,7 @@ class RunConfig:
     tree: TreeConfig = field(
         default_factory=TreeConfig, metadata={"help": "whether a round's drafts are a chain or a tree"}
     )
+    verify: VerifyConfig = field(default_factory=VerifyConfig, metadata={"help": "what of the drafts is verified"})
     cache: CacheConfig = field(default_factory=CacheConfig, metadata={"help": "the paged KV cache"})
     record: RecordConfig = field(default_factory=RecordConfig, metadata={"help": "what is recorded besides"})
     name: str = knob("run", "first part of the name of the run's folder")

@@ -30,6 +30,8 @@ PROVENANCE = Provenance(
     dtype="float32",
     num_threads=2,
 )
+NUM_OFFERED = 16
+"""Drafts that a round of `make_request` offers, unless it is told: more than any K there is."""
 SURVIVAL = {"code": 0.9, "dates": 0.75, "prose": 0.5}
 """Chance that a draft token is accepted where the earlier ones were, by category."""
 
@@ -40,6 +42,7 @@ def make_request(
     emitted: Sequence[int] | None = None,
     *,
     judged: Sequence[int] | None = None,
+    offered: Sequence[int] | None = None,
     truncated: bool = False,
     category: str = "code",
     admitted_at: float = 0.0,
@@ -57,6 +60,7 @@ def make_request(
         output_ids=list(range(100, 101 + sum(emitted))),
         token_origins="p" + "".join(("a" * m + "c")[:n] for m, n in zip(accepted, emitted, strict=True)),
         answer="7",
+        offered_per_round=[NUM_OFFERED] * len(accepted) if offered is None else list(offered),
         accepted_per_round=list(accepted),
         judged_per_round=[m + 1 for m in accepted] if judged is None else list(judged),
         emitted_per_round=emitted,
@@ -129,6 +133,7 @@ class FakeEngine:
             emitted = min(accepted + 1, self.max_new_tokens - len(record.output_ids))
             record.truncated = emitted < accepted + 1
             record.finish_reason = FinishReason.LENGTH
+            record.offered_per_round.append(self.num_draft_tokens)
             record.accepted_per_round.append(accepted)
             record.judged_per_round.append(accepted + 1)
             record.emitted_per_round.append(emitted)

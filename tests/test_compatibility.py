@@ -29,6 +29,7 @@ HF_TARGET = ["target=hf", "target.path=."]
 HF = [*HF_TARGET, "drafter=ngram"]
 SAMPLED_DRAFTS = ["sampling=sampled", "drafter.draft_sampling=distribution"]
 TREE, STATIC = (["drafter=frozen_kv", f"tree={name}"] for name in ("dynamic", "static"))
+STOP = ["drafter.stop=confidence"]
 ONE_HOT = ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_hot"]
 
 # overrides, the knob that must be named, the remedy that must be named
@@ -100,6 +101,33 @@ FORBIDDEN = [
     ([*STATIC, "tree.paths=[[0],[0,-1]]"], "[0,-1]", "ranks of 0..15"),
     ([*STATIC, "tree.paths=[[0],[1,0]]"], "[1,0] hangs below [1]", "add [1]"),
     ([*STATIC, "tree.paths=[[0],[0]]"], "[0] more than once", "once"),
+    (["drafter.k_schedule=[[2,4,3]]"], "drafter.k_schedule: [2,4,3] must begin at 1", "drafter.k_schedule=[[1,4,5]"),
+    (["drafter.k_schedule=[]"], "drafter.k_schedule: there is no range", "drafter.k_schedule=[[1,4,5]"),
+    (["drafter.k_schedule=[[1,4,17]]"], "outside 0..16", "drafter.k_schedule=[[1,4,5]"),
+    (
+        ["drafter.k_schedule=[[1,4,5],[5,8,1]]", "drafter.num_draft_tokens=4"],
+        "drafter.num_draft_tokens=4 is not the largest K of drafter.k_schedule, 5",
+        "leave out",
+    ),
+    (["drafter=none", "drafter.k_schedule=[[1,4,5]]"], "drafter.k_schedule=[[1,4,5]] has nothing to offer", "leave it"),
+    (["drafter=none", "verify.budget=4"], "verify.budget=4 has nothing to offer", "leave it out"),
+    (["drafter=ngram", "verify.budget=4"], "drafter=ngram notes none", "drafter=eagle3"),
+    (["verify.budget=3", "batch_size=4"], "verify.budget=3 is less than a row", "verify.budget=8"),
+    (["verify.budget=0"], "verify.budget=0", "verify.budget=1"),
+    (["drafter.stop_threshold=0.3"], "drafter.stop_threshold=0.3 is not read", "drafter.stop=confidence"),
+    ([*STOP, "drafter.stop_threshold=0"], "drafter.stop_threshold=0.0", "above 0"),
+    (["drafter.stop=never"], "drafter.stop=never", "confidence"),
+    (["drafter=ngram", "drafter.stop=confidence"], "drafter.stop", "drafter=eagle3"),
+    ([*TREE, *STOP], "drafter.stop=confidence leaves out drafts of a chain", "tree=none"),
+    ([*TREE, "drafter.k_schedule=[[1,4,3]]"], "drafter.k_schedule=[[1,4,3]] leaves out", "tree=none"),
+    ([*TREE, "verify.budget=20"], "verify.budget=20 leaves out", "tree=none"),
+    ([*STOP, "kernels=triton", "device=cuda"], "kernels=triton judges", "kernels=torch"),
+    ([*STOP, "record.topk=4"], "record.topk=4", "record.topk=0"),
+    (
+        ["drafter.k_schedule=[[1,4,3],[5,9,1]]", "graph=split_seed", "graph.verify=false"],
+        "graph.verify=false captures nothing",
+        "graph.verify=true",
+    ),
     (["drafter=frozen_kv", "drafter.position=first"], "drafter.position=first", "bonus"),
     (["drafter=draft_model", "drafter.draft_sampling=beam", *ONE_HOT], "drafter.draft_sampling=beam", "distribution"),
     (["target.path=."], "target.path=.", "target=hf"),
@@ -313,9 +341,9 @@ def float_knobs(config: Any, prefix: str = "") -> list[tuple[Any, str, str]]:
 
 
 RULES_WITH_FLOATS = {
-    "relaxed_thinking": {"acceptance.delta", "acceptance.ratio"},
-    "synthetic": {"acceptance.mean_length", "acceptance.rates"},
-    "rejection": set(),
+    "relaxed_thinking": {"acceptance.delta", "acceptance.ratio", "drafter.stop_threshold"},
+    "synthetic": {"acceptance.mean_length", "acceptance.rates", "drafter.stop_threshold"},
+    "rejection": {"drafter.stop_threshold"},
 }
 
 

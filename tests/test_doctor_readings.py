@@ -73,6 +73,7 @@ def record(prompt_ids: tuple[int, ...], output_ids: list[int]) -> RequestRecord:
         none,
         none,
         none,
+        none,
         False,
         FinishReason.LENGTH,
         len(output_ids),

@@ -107,9 +107,12 @@ def test_percentile_interpolates() -> None:
 
 
 def test_rows_add_up_over_rounds_and_prompt_passes() -> None:
-    rounds = [make_round([2], 0.1, rows=RowCounts(catchup_computed=4, catchup_live=1)) for _ in range(3)]
+    rounds = [make_round([2], 0.1, rows=RowCounts(3, 2, 8, catchup_computed=4, catchup_live=1)) for _ in range(3)]
     prefills = [PrefillRecord("a", 9, 1, 0.1, RowCounts(prefill_hidden=9, prefill_logits=1))] * 2
     assert acceptance_metrics.rows(rounds, prefills) == {
+        "drafted": 9,
+        "offered": 6,
+        "verified": 24,
         "catchup_computed": 12,
         "catchup_live": 3,
         "prefill_hidden": 18,

@@ -16,9 +16,21 @@ from tests.fake_runs import record_run
 NOTE = "schema versions 1 and 2 left the rounds cut short out"
 
 
+def write_version_4(folder: Path) -> None:
+    """A run's folder as schema version 4 left it: without what version 5 added."""
+    record_run(folder)
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text()) | {"schema_version": 4}
+    for speed in (summary, *summary["references"].values()):
+        for key in ("drafted", "offered", "verified"):
+            del speed["rows"][key]
+    path.write_text(json.dumps(summary))
+    drop_from_lines(folder / "requests.jsonl", "offered_per_round")
+
+
 def write_version_3(folder: Path) -> None:
     """A run's folder as schema version 3 left it: without what version 4 added."""
-    record_run(folder)
+    write_version_4(folder)
     path = folder / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 3}))
     drop_from_lines(folder / "requests.jsonl", "token_origins", "text_ends")
@@ -44,7 +56,7 @@ def drop_from_lines(path: Path, *keys: str) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in kept))
 
 
-WRITERS = {1: write_version_1, 2: lambda folder: write_version_2(folder), 3: write_version_3}
+WRITERS = {1: write_version_1, 2: lambda folder: write_version_2(folder), 3: write_version_3, 4: write_version_4}
 
 
 def write_version_2(folder: Path) -> None:
@@ -79,7 +91,8 @@ def test_every_version_is_read_and_what_it_did_not_record_is_unknown(version: in
     assert summary["schema_version"] == version
     assert summary["acceptance_length"] is not None
     [first, *_] = read_all_request_rows(tmp_path, summary)
-    assert first["token_origins"] is None and first["text_ends"] is None
+    assert first["offered_per_round"] is None
+    assert (first["token_origins"] is None) == (version < 4)
     assert len(first["judged_per_round"]) == len(first["accepted_per_round"])
     assert summary["launches_per_round"] is None
 
@@ -131,7 +144,13 @@ def test_judged_rounds_follow_from_how_the_last_was_cut(
         ({"text_ends": [1]}, "text_ends has 1 entries for 24"),
         ({"text_ends": [*range(24, 0, -1)]}, "text_ends does not rise"),
         ({"text_ends": [0] * 24}, "text_ends does not rise"),
-        ({"accepted_per_round": [4] * 7, "judged_per_round": [5] * 7, "emitted_per_round": [5] * 7}, "more drafts"),
+        (
+            {"accepted_per_round": [4] * 7, "judged_per_round": [5] * 7, "emitted_per_round": [5] * 7}
+            | {"offered_per_round": [4] * 7},
+            "more drafts in a round than the 3 made",
+        ),
+        ({"offered_per_round": [2]}, "differ in length"),
+        ({"offered_per_round": [0] * 99}, "differ in length"),
     ],
 )
 def test_rounds_that_cannot_be_are_refused(changes: dict[str, object], problem: str, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -14,9 +14,9 @@ from spec_kernels.noise_reference import Use, round_key
 from spec_lab.acceptance.block import block_decision
 from spec_lab.acceptance.distribution import SamplingParams, probabilities, total, truncate
 from spec_lab.acceptance.draft_sampling import DraftLogits, sample_draft
-from spec_lab.acceptance.emit import leading
+from spec_lab.acceptance.emit import leading, only_offered
 from spec_lab.acceptance.noise import NoiseKey, SlotSeeds
-from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance, RejectionMethod
+from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance, RejectionMethod, offered_proposal
 from spec_lab.acceptance.tokenwise import clipped_ratio, residual, residual_after
 from spec_lab.core.types import AcceptanceInputs
 from tests.acceptance_cases import CPU, SAMPLING, TRUNCATED, make_inputs, rejection_rule, request
@@ -113,19 +113,29 @@ def inputs_after(models: Models, depth: int) -> tuple[AcceptanceInputs, torch.Te
     return make_inputs(logits, drafts, draft_logits=q_logits), prefixes, drawn
 
 
+Cut = Callable[[AcceptanceInputs], torch.Tensor]
+"""Says how many of its drafts each row offers, [rows]."""
+
+
 def one_round(
-    mass: list[torch.Tensor], models: Models, method: RejectionMethod, sampling: SamplingParams
+    mass: list[torch.Tensor],
+    models: Models,
+    method: RejectionMethod,
+    sampling: SamplingParams,
+    cut: Cut | None = None,
 ) -> list[torch.Tensor]:
     """Go from the probability of every prefix, by length, to that of every prefix one round later."""
     after = [torch.zeros_like(m) for m in mass]
     for depth in (d for d, m in enumerate(mass) if m.any()):
         inputs, prefixes, drawn = inputs_after(models, depth)
-        p, q = probabilities(inputs.logits, sampling), method.proposal(inputs)
+        inputs.num_drafts = None if cut is None else cut(inputs)
+        p, q = probabilities(inputs.logits, sampling), offered_proposal(method, inputs)
         decision = method.decide(p, q, inputs.draft_tokens)
         assert ((decision.thresholds >= 0) & (decision.thresholds <= 1)).all()
+        chances = decision.thresholds * only_offered(inputs, torch.ones_like(decision.thresholds, dtype=torch.bool))
         for pattern in itertools.product([False, True], repeat=models.num_drafts):
-            passed = torch.tensor(pattern).expand_as(decision.thresholds)
-            chance = torch.where(passed, decision.thresholds, 1 - decision.thresholds).prod(dim=1)
+            passed = torch.tensor(pattern).expand_as(chances)
+            chance = torch.where(passed, chances, 1 - chances).prod(dim=1)
             num_accepted = method.num_accepted(passed)
             weights = residual_after(p, q, decision.scales, num_accepted)
             m = int(num_accepted[0])
@@ -152,10 +162,12 @@ def empty_prefix(models: Models) -> list[torch.Tensor]:
     return mass
 
 
-def enumeration_error(models: Models, method: RejectionMethod, sampling: SamplingParams) -> float:
+def enumeration_error(
+    models: Models, method: RejectionMethod, sampling: SamplingParams, cut: Cut | None = None
+) -> float:
     """The largest difference between the joint distribution after two rounds and the target's."""
     start = empty_prefix(models)
-    mass = one_round(one_round(start, models, method, sampling), models, method, sampling)
+    mass = one_round(one_round(start, models, method, sampling, cut), models, method, sampling, cut)
     error = continue_by_target(mass, models, sampling) - continue_by_target(start, models, sampling)
     return error.abs().max().item()
 

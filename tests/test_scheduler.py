@@ -94,11 +94,12 @@ def test_a_round_is_cut_at_eos_and_at_the_limit(
     truncated: bool,
 ) -> None:
     sequence, origins = make_sequence(**options), "a" * (len(tokens) - 1) + "c"
-    emit_round(sequence, tokens, origins, EOS, now=2.5)
+    emit_round(sequence, tokens, origins, EOS, now=2.5, num_offered=4)
     assert sequence.tokens[3:] == kept
     assert sequence.origins == origins[: len(kept)]
     assert sequence.finish_reason == reason
     assert sequence.truncated == truncated
+    assert sequence.offered_per_round == [4]
     assert sequence.accepted_per_round == [len(tokens) - 1]
     assert sequence.judged_per_round == [num_judged]
     assert sequence.emitted_per_round == [len(kept)]
@@ -122,7 +123,7 @@ def test_an_imposed_token_ends_no_request(
 ) -> None:
     """All but the last, which is the target's own."""
     sequence = make_sequence(**options)
-    emit_round(sequence, tokens, "a" * len(tokens), EOS, now=2.5, num_imposed=len(tokens) - 1)
+    emit_round(sequence, tokens, "a" * len(tokens), EOS, now=2.5, num_offered=2, num_imposed=len(tokens) - 1)
     assert sequence.tokens[3:] == kept
     assert sequence.finish_reason == reason
     assert sequence.judged_per_round == [len(tokens)]
@@ -150,4 +151,4 @@ def test_the_prompt_pass_token_can_end_a_request(
 
 def test_an_active_request_emits_at_least_one_token() -> None:
     with pytest.raises(AssertionError):
-        emit_round(make_sequence(), [], "", EOS, now=0.0)
+        emit_round(make_sequence(), [], "", EOS, now=0.0, num_offered=0)

@@ -12,6 +12,12 @@ def leading(passed: torch.Tensor) -> torch.Tensor:
     return passed.long().cumprod(dim=1).sum(dim=1)
 
 
+def only_offered(inputs: AcceptanceInputs, passed: torch.Tensor) -> torch.Tensor:
+    """Fail the tests [batch, K] of drafts that are not offered, so that no rule accepts one."""
+    offered = inputs.offered
+    return passed if offered is None else passed & offered
+
+
 def emit(inputs: AcceptanceInputs, num_accepted: torch.Tensor, last: torch.Tensor) -> Verification:
     """The accepted drafts and then `last`, the correction or bonus token; both arguments [batch]."""
     tokens = torch.cat((inputs.draft_tokens, last.unsqueeze(1)), dim=1)

@@ -14,7 +14,7 @@ import torch
 from spec_kernels.noise_reference import Use, race, round_key, uniform
 from spec_lab.acceptance.block import block_decision, longest
 from spec_lab.acceptance.distribution import SamplingParams, one_hot, probabilities
-from spec_lab.acceptance.emit import emit, leading
+from spec_lab.acceptance.emit import emit, leading, only_offered
 from spec_lab.acceptance.noise import NoiseKey, SlotSeeds
 from spec_lab.acceptance.tokenwise import Decision, residual_after, tokenwise_decision
 from spec_lab.core.protocols import RuleTraits
@@ -59,6 +59,16 @@ METHODS: Mapping[str, RejectionMethod] = {
 }
 
 
+def offered_proposal(method: RejectionMethod, inputs: AcceptanceInputs) -> torch.Tensor:
+    """Return the method's q, with 0 in the rows of drafts that are not offered.
+
+    Nothing was proposed there, so the residual of such a row is the target's distribution itself, and the threshold
+    that block verification has for the last offered draft is P of it, as behind the last draft there is.
+    """
+    q, offered = method.proposal(inputs), inputs.offered
+    return q if offered is None else torch.where(offered.unsqueeze(-1), q, 0)
+
+
 class RejectionAcceptance:
     """Accepts drafts by comparing p with q, and draws the last token from what of p the drafts left."""
 
@@ -90,11 +100,11 @@ class RejectionAcceptance:
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:
         seeds, kv_lens = self._seeds.of(inputs.slot_ids), inputs.kv_lens
-        p, q = probabilities(inputs.logits, self._sampling), self._method.proposal(inputs)
+        p, q = probabilities(inputs.logits, self._sampling), offered_proposal(self._method, inputs)
         decision = self._method.decide(p, q, inputs.draft_tokens)
         rows = torch.arange(inputs.draft_tokens.shape[1], device=seeds.device)
         draws = uniform(self._key(seeds.unsqueeze(1), kv_lens.unsqueeze(1), rows, Use.ACCEPT))
-        num_accepted = self._method.num_accepted(draws < decision.thresholds)
+        num_accepted = self._method.num_accepted(only_offered(inputs, draws < decision.thresholds))
         weights = residual_after(p, q, decision.scales, num_accepted)
         last = race(weights, self._key(seeds, kv_lens, num_accepted, Use.EMIT))
         return emit(inputs, num_accepted, last)

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from spec_lab.acceptance.distribution import at_tokens
-from spec_lab.acceptance.emit import emit, leading
+from spec_lab.acceptance.emit import emit, leading, only_offered
 from spec_lab.acceptance.phase import RelaxationPhase
 from spec_lab.acceptance.standing import DraftStanding, RoundStanding, round_standing
 from spec_lab.core.protocols import RuleTraits
@@ -78,7 +78,7 @@ class RelaxedThinkingAcceptance:
     def accept(self, inputs: AcceptanceInputs) -> Verification:
         slot_ids, drafts = inputs.slot_ids, inputs.draft_tokens
         standing, top_tokens = self._standing(inputs.logits, drafts)
-        num_accepted = leading(self.matches(standing, slot_ids, drafts))
+        num_accepted = leading(only_offered(inputs, self.matches(standing, slot_ids, drafts)))
         last = at_tokens(top_tokens, num_accepted)
         emitted = emit(inputs, num_accepted, last)
         reached = torch.arange(drafts.shape[1], device=drafts.device) < (emitted.num_emitted - 1).unsqueeze(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spec_lab.acceptance.emit import leading
+from spec_lab.acceptance.emit import leading, only_offered
 from spec_lab.acceptance.standing import DraftStanding
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
@@ -27,7 +27,7 @@ class StrictAcceptance:
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:
         tokens = inputs.logits.argmax(dim=-1)
-        num_accepted = leading(tokens[:, :-1] == inputs.draft_tokens)
+        num_accepted = leading(only_offered(inputs, tokens[:, :-1] == inputs.draft_tokens))
         return Verification(tokens, torch.where(inputs.active, num_accepted + 1, 0))
 
     def matches(self, standing: DraftStanding, slot_ids: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:

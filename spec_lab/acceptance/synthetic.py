@@ -12,7 +12,7 @@ import torch
 
 from spec_kernels.noise_reference import Use, round_key, uniform
 from spec_lab.acceptance.distribution import at_tokens
-from spec_lab.acceptance.emit import emit
+from spec_lab.acceptance.emit import emit, only_offered
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.rates import check_rates
 from spec_lab.core.protocols import RuleTraits
@@ -22,7 +22,8 @@ from spec_lab.core.types import AcceptanceInputs, Request, Verification
 class SyntheticAcceptance:
     """Draft j is accepted with the unconditional rate j; then follows the target's argmax of the row reached.
 
-    One draw a round decides: the rates do not increase, so the number of them above it has exactly these rates.
+    One draw a round decides: the rates do not increase, so the number of them above it has exactly these rates, over
+    the drafts that are offered.
     """
 
     traits = RuleTraits(lossless=False, imposed=True)
@@ -42,5 +43,6 @@ class SyntheticAcceptance:
         top_tokens = inputs.logits.argmax(dim=-1)
         seeds = self._seeds.of(inputs.slot_ids)
         draws = uniform(round_key(seeds, inputs.kv_lens, 0, Use.SYNTHETIC))
-        num_accepted = (draws.unsqueeze(1) < self._rates).sum(dim=1)
+        passed = draws.unsqueeze(1) < self._rates[: inputs.draft_tokens.shape[1]]
+        num_accepted = only_offered(inputs, passed).sum(dim=1)
         return emit(inputs, num_accepted, at_tokens(top_tokens, num_accepted))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.assembly import registry
@@ -12,19 +11,19 @@ from spec_lab.assembly.graphs_loader import build_graph_mode, build_mover
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources
 from spec_lab.assembly.models import Limits, Models, build_cache, overlaps
 from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
+from spec_lab.assembly.rounds_loader import build_confidences, round_maker
 from spec_lab.assembly.rules import RejectionConfig, RejectionMethodChoice, StrictAcceptanceConfig
 from spec_lab.assembly.rules_loader import RuleResources, build_rule, build_tree_rule
 from spec_lab.assembly.run_tree import tree_sizes
-from spec_lab.config import PruneConfig, RunConfig, TreeConfig
+from spec_lab.config import PruneConfig, RunConfig, TreeConfig, VerifyConfig
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageAllocator, PageTable
-from spec_lab.engine.round import DecodeRound, Parts
+from spec_lab.engine.round import Parts
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.engine.timing import make_timer
-from spec_lab.engine.tree_round import tree_round
 from spec_lab.errors import UserError
 
 UNPRUNED = PruneConfig(prefill="all_rows", catchup="none")
@@ -52,7 +51,8 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
     sizes = tree_sizes(config)
     rule = build_rule(config, rule_resources) if sizes is None else build_tree_rule(config, rule_resources)
     cache = build_cache(models.target.layer_plans, limits, models)
-    drafter = make_drafter(DrafterResources(limits, prune, seeds, cache))
+    confidences = build_confidences(config, limits, models.device)
+    drafter = make_drafter(DrafterResources(limits, prune, seeds, cache, confidences))
     assert limits.margin >= 2 * drafter.num_draft_tokens
     table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, models.device)
     parts = Parts(
@@ -68,7 +68,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
     allocator = PageAllocator(limits.num_pages)
     scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
     graph = build_graph_mode(config, models, limits)
-    make_round = DecodeRound if sizes is None else partial(tree_round, sizes.num_rows, limits.page_size)
+    make_round = round_maker(config, limits, confidences, models.device)
     return Engine(parts, prune, graph, scheduler, config.cache.prefill_chunk, overlaps(config), make_round)
 
 
@@ -86,7 +86,14 @@ def plain_config(config: RunConfig) -> RunConfig:
     """
     is_greedy = config.sampling.temperature == 0
     rule = StrictAcceptanceConfig() if is_greedy else RejectionConfig(method=RejectionMethodChoice.one_hot)
-    return dataclasses.replace(config, drafter=NoDrafterConfig(), acceptance=rule, prune=PLAIN_PRUNE, tree=TreeConfig())
+    return dataclasses.replace(
+        config,
+        drafter=NoDrafterConfig(),
+        acceptance=rule,
+        prune=PLAIN_PRUNE,
+        tree=TreeConfig(),
+        verify=VerifyConfig(),
+    )
 
 
 def unpruned_config(config: RunConfig) -> RunConfig:

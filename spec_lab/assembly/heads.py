@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.assembly import registry
@@ -17,17 +18,24 @@ from spec_lab.config import DrafterConfig, RunConfig
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.drafters.confidence import ConfidentPicker
 from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPicker, SamplingPicker
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterResources:
-    """The parts of one engine that its drafter may use. `target_cache` is for drafters that read the target's KV."""
+    """The parts of one engine that its drafter may use.
+
+    Attributes:
+        target_cache: for drafters that read the target's KV.
+        confidences: where the drafter notes how sure it is; None where nothing asks.
+    """
 
     limits: Limits
     prune: PrunePolicy
     seeds: SlotSeeds
     target_cache: PagedKVCache
+    confidences: DraftConfidences | None = None
 
 
 DrafterFactory = Callable[[DrafterResources], Drafter[Any]]
@@ -51,7 +59,15 @@ def weights_folder(config: RunConfig, options: DrafterConfig) -> Path:
 def make_picker(
     config: RunConfig, options: TrainedDrafterConfig, models: Models, resources: DrafterResources
 ) -> DraftPicker:
-    """Decides how the drafter picks its tokens: `drafter.draft_sampling`, and `acceptance.allow_lossy`."""
+    """Decides how the drafter picks its tokens, and whether it notes how sure it is of them."""
+    picker = _picker(config, options, models, resources)
+    return picker if resources.confidences is None else ConfidentPicker(picker, resources.confidences)
+
+
+def _picker(
+    config: RunConfig, options: TrainedDrafterConfig, models: Models, resources: DrafterResources
+) -> DraftPicker:
+    """Makes the picker of `drafter.draft_sampling` and `acceptance.allow_lossy`."""
     biased = getattr(config.acceptance, "allow_lossy", False)
     is_greedy = options.draft_sampling == DraftSampling.greedy
     if is_greedy and not biased:

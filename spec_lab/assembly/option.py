@@ -81,6 +81,7 @@ class DrafterOption(Option):
         no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None where there is one.
         no_moves: why no metadata moves between draft steps; None where it does.
         load_tree: as `load`, for a drafter that drafts the branches of a tree; None where it drafts chains only.
+        notes_confidence: it picks its drafts with `assembly.heads.make_picker`, which notes how sure it is of them.
     """
 
     schema: type[DrafterConfig]
@@ -93,6 +94,7 @@ class DrafterOption(Option):
     no_loop: str | None = None
     no_moves: str | None = None
     load_tree: Callable[..., DrafterFactory] | None = None
+    notes_confidence: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,8 @@ class RuleOption(Option):
         keeps_greedy_text: its output is plain greedy decoding's, token for token, whatever is drafted.
         walk: makes the rule's form for a tree of drafts, from (config, its `acceptance` part, `RuleResources`); None
             where it judges chains only.
+        takes_fewer_drafts: it accepts no draft that `AcceptanceInputs.num_drafts` says is not offered, and puts the
+            target's own token in its place.
     """
 
     schema: type[AcceptanceConfig]
@@ -129,6 +133,7 @@ class RuleOption(Option):
     greedy_only: str | None = None
     keeps_greedy_text: bool = False
     walk: Callable[[RunConfig, Any, RuleResources], TreeRule] | None = None
+    takes_fewer_drafts: bool = False
 
     def __post_init__(self) -> None:
         assert (self.judge is None) != (self.build is None), "one of judge and build makes the rule"

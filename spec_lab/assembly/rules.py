@@ -177,6 +177,7 @@ OPTIONS = (
         greedy_only="compares with the argmax",
         keeps_greedy_text=True,
         walk=Deferred(LOADER, "strict_tree_rule"),
+        takes_fewer_drafts=True,
     ),
     RuleOption(
         name="relaxed_thinking",
@@ -184,12 +185,14 @@ OPTIONS = (
         judge=Deferred(LOADER, "relaxed_thinking_rule"),
         greedy_only="measures from the argmax of the raw logits",
         refusals=(relaxed_knobs, the_other_form_is_left_alone),
+        takes_fewer_drafts=True,
     ),
     RuleOption(
         name="rejection",
         schema=RejectionConfig,
         build=Deferred(LOADER, "rejection_rule"),
         refusals=(rejection_reads_the_draft_distribution, lossy_draft_option, block_verification_has_no_kernel),
+        takes_fewer_drafts=True,
     ),
     RuleOption(
         name="synthetic",
@@ -197,5 +200,6 @@ OPTIONS = (
         build=Deferred(LOADER, "synthetic_rule"),
         greedy_only="ends a round with the argmax",
         refusals=(synthetic_rates,),
+        takes_fewer_drafts=True,
     ),
 )

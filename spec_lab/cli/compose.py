@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.registry import Registry
+from spec_lab.assembly.run_offers import with_largest_k
 from spec_lab.assembly.run_tree import with_depth_as_k
 from spec_lab.cli.explain import explain, not_read, read_too_late
 from spec_lab.cli.labels import name_groups
@@ -133,14 +134,14 @@ def with_search_path(arguments: Sequence[str], registered: Registry) -> list[str
 
 
 def to_run_config(composed: DictConfig) -> RunConfig:
-    """The typed form of a composed run, in which the depth of a tree stands for K.
+    """The typed form of a composed run, in which the depth of a tree, or the largest K of a schedule, stands for K.
 
     Raises:
         UserError: see `to_typed`.
     """
     config = to_typed(composed, run_menu())
     assert isinstance(config, RunConfig)
-    return with_depth_as_k(config)
+    return with_largest_k(with_depth_as_k(config))
 
 
 def to_typed(composed: DictConfig, menu: Menu) -> Any:

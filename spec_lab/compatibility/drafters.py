@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.drafters.trained import sampled_drafts_need_a_temperature
+from spec_lab.assembly.run_offers import MAX_DRAFT_TOKENS
 from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import RunConfig
-
-MAX_DRAFT_TOKENS = 16
 
 
 def drafting_needs_tokens(config: RunConfig) -> str | None:

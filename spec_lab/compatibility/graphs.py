@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.graphs import DraftMetadata
+from spec_lab.assembly.run_offers import smallest_k
 from spec_lab.config import RunConfig
 
 
@@ -37,13 +38,13 @@ def stale_metadata_shows(config: RunConfig) -> str | None:
 
 def something_is_captured(config: RunConfig) -> str | None:
     """There must be draft steps in a graph without verify, more than the mode launches from Python."""
-    graph, num_draft_tokens = config.graph, config.drafter.num_draft_tokens
+    graph, fewest = config.graph, smallest_k(config)
     num_launched = registry.of(config).graph(config).num_launched
-    if num_launched is None or getattr(graph, "verify", True) or num_draft_tokens > num_launched:
+    if num_launched is None or getattr(graph, "verify", True) or fewest > num_launched:
         return None
     return (
         f"graph={graph.name} graph.verify=false captures nothing with drafter={config.drafter.name} "
-        f"drafter.num_draft_tokens={num_draft_tokens}; use graph.verify=true or graph=eager"
+        f"drafter.num_draft_tokens={fewest}; use graph.verify=true or graph=eager"
     )
 
 

@@ -18,6 +18,7 @@ from spec_lab.compatibility.drafters import DRAFTER_CHECKS
 from spec_lab.compatibility.graphs import GRAPH_CHECKS
 from spec_lab.compatibility.kernels import KERNEL_CHECKS
 from spec_lab.compatibility.names import refuse_name, refuse_output_dir
+from spec_lab.compatibility.offers import OFFER_CHECKS
 from spec_lab.compatibility.ranks import RANK_CHECKS
 from spec_lab.compatibility.trees import TREE_CHECKS
 from spec_lab.config import Dtype, RunConfig
@@ -177,6 +178,7 @@ CHECKS: tuple[Check, ...] = (
     *GRAPH_CHECKS,
     *KERNEL_CHECKS,
     *TREE_CHECKS,
+    *OFFER_CHECKS,
     *RANK_CHECKS,
     sampling_range,
     truncation_needs_sampling,

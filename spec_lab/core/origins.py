@@ -18,18 +18,19 @@ class TokenOrigin(StrEnum):
     CORRECTED = "c"
     """The target's own token, in the place of the first draft that was not accepted."""
     BONUS = "b"
-    """The target's own token behind K accepted drafts; every token of plain decoding, whose K is 0."""
+    """The target's own token behind the last draft that was offered; every token of plain decoding, which has none."""
 
 
-def round_origins(num_emitted: int, num_draft_tokens: int, relaxed: Sequence[int] | None) -> str:
+def round_origins(num_emitted: int, num_offered: int, relaxed: Sequence[int] | None) -> str:
     """Letters of the tokens that one round emitted, before any cut.
 
     Args:
+        num_offered: drafts that could have been accepted, K unless fewer were offered.
         relaxed: an entry a draft, whether it was accepted only because the rule relaxed; None for a rule that never
             does.
     """
     num_accepted = num_emitted - 1
-    last = TokenOrigin.BONUS if num_accepted == num_draft_tokens else TokenOrigin.CORRECTED
+    last = TokenOrigin.BONUS if num_accepted == num_offered else TokenOrigin.CORRECTED
     if relaxed is None:  # asked once a request and round: no loop over the drafts
         return TokenOrigin.ACCEPTED * num_accepted + last
     hits = relaxed[:num_accepted]

@@ -198,6 +198,11 @@ class DrafterRequirements:
         """Says whether `prune.catchup` has something to prune."""
         return bool(self.catchup_rows)
 
+    def rows_of_passes(self, num_verified: int) -> tuple[int, ...]:
+        """Return the rows a request of each pass behind a round that verified so many: a layer that is reused runs
+        those, a module for each draft keeps a window of its own."""
+        return self.catchup_rows if self.distinct_steps else (num_verified,) * len(self.catchup_rows)
+
 
 class DraftState(Protocol):
     """State of a draft between the steps of one round.
@@ -229,7 +234,7 @@ class Drafter(Protocol[State]):
         ...
 
     def catch_up(self, verified: VerifiedRound) -> State:
-        """Take a verified round, and return the state with draft 1.
+        """Take a verified round, and return the state with draft 1. A round may have verified fewer than K drafts.
 
         A drafter with a cache of its own catches up with what the round emitted. For a drafter without one (frozen-KV,
         lookup, random) there is nothing to catch up with: this is its first draft step, from the last accepted row.

@@ -9,21 +9,30 @@ from spec_lab.core.types import FinishReason
 
 @dataclass(slots=True)
 class RowCounts:
-    """Rows that went on past the KV write, counted on the host.
+    """The rows of verify, those that went on past the KV write in other passes, and drafts, counted on the host.
 
     Attributes:
+        drafted: drafts that draft steps made, offered or not.
+        offered: drafts that could be accepted.
+        verified: rows of verify: pending tokens and drafts, offered or not.
         catchup_computed: rows the passes of the drafter's catch-up step carried past the KV write.
         catchup_live: rows of these passes whose output anybody reads (one an active request and pass).
         prefill_hidden: prompt rows for which the target handed features to the drafter.
         prefill_logits: prompt rows for which the target computed logits.
     """
 
+    drafted: int = 0
+    offered: int = 0
+    verified: int = 0
     catchup_computed: int = 0
     catchup_live: int = 0
     prefill_hidden: int = 0
     prefill_logits: int = 0
 
     def add(self, other: RowCounts) -> None:
+        self.drafted += other.drafted
+        self.offered += other.offered
+        self.verified += other.verified
         self.catchup_computed += other.catchup_computed
         self.catchup_live += other.catchup_live
         self.prefill_hidden += other.prefill_hidden
@@ -72,6 +81,7 @@ class RequestRecord:
     """One finished request. Times in seconds, relative to the start of the generation call.
 
     Attributes:
+        offered_per_round: drafts that could have been accepted, at that many positions of a tree.
         accepted_per_round: draft tokens the rule accepted, before any cut by EOS or a limit.
         judged_per_round: tokens the rule emitted up to and including EOS, before any cut by a limit.
         emitted_per_round: tokens really emitted; the prefill's token is not in it.
@@ -86,6 +96,7 @@ class RequestRecord:
     output_ids: list[int]
     token_origins: str
     answer: str | None
+    offered_per_round: list[int]
     accepted_per_round: list[int]
     judged_per_round: list[int]
     emitted_per_round: list[int]

@@ -58,6 +58,7 @@ class Sequence:
     origins: str = ""
     kv_len: int = 0
     num_prefilled: int = 0
+    offered_per_round: list[int] = field(default_factory=list)
     accepted_per_round: list[int] = field(default_factory=list)
     judged_per_round: list[int] = field(default_factory=list)
     emitted_per_round: list[int] = field(default_factory=list)
@@ -147,6 +148,7 @@ class RoundBatch:
         input_ids: [batch, N] the pending token and the drafts.
         page_table: [batch, num_pages + 1].
         max_kv_len: upper bound of `kv_lens` known to the host.
+        num_drafts: [batch] how many of its drafts each request offers; None where each offers all.
     """
 
     slot_ids: torch.Tensor
@@ -155,6 +157,7 @@ class RoundBatch:
     input_ids: torch.Tensor
     page_table: torch.Tensor
     max_kv_len: int
+    num_drafts: torch.Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -178,6 +181,8 @@ class AcceptanceInputs:
         kv_lens: [batch] L at the start of the round, the key of its noise.
         draft_logits: [batch, K, vocab] with q = softmax(draft_logits) the distribution each draft was really sampled
             from, temperature included, -inf outside the draft vocabulary; None for greedy drafts, whose q is one-hot.
+        num_drafts: [batch] how many of its drafts each request offers; the others are only there to fill the shape, and
+            the token behind the offered ones is the target's own. None where all are offered.
     """
 
     logits: torch.Tensor
@@ -186,6 +191,15 @@ class AcceptanceInputs:
     slot_ids: torch.Tensor
     kv_lens: torch.Tensor
     draft_logits: torch.Tensor | None = None
+    num_drafts: torch.Tensor | None = None
+
+    @property
+    def offered(self) -> torch.Tensor | None:
+        """Tells of each draft [batch, K] whether it is offered; None where all are."""
+        if self.num_drafts is None:
+            return None
+        columns = torch.arange(self.draft_tokens.shape[1], device=self.num_drafts.device)
+        return columns < self.num_drafts.unsqueeze(1)
 
 
 @dataclass(slots=True)
@@ -198,12 +212,14 @@ class Verification:
         relaxed: [batch, K], 1 for accepted drafts that are not the target's argmax, else 0; None for rules that never
             relax.
         num_thinking: [batch] emitted tokens inside thinking, markers left out; None likewise.
+        num_offered: [batch] drafts that were offered, as the round notes it; None where all were.
     """
 
     tokens: torch.Tensor
     num_emitted: torch.Tensor
     relaxed: torch.Tensor | None = None
     num_thinking: torch.Tensor | None = None
+    num_offered: torch.Tensor | None = None
 
     @property
     def num_live(self) -> torch.Tensor:

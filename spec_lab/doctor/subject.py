@@ -14,6 +14,7 @@ from spec_lab.assembly.graphs import EagerGraphConfig
 from spec_lab.assembly.heads import DrafterFactory, load_drafter
 from spec_lab.assembly.models import Limits, Models, engine_limits, load_models, target_folder, thinking_markers
 from spec_lab.assembly.rules import StrictAcceptanceConfig
+from spec_lab.assembly.run_offers import may_offer_fewer, named_offers, without_offers
 from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.attention.torch_backend import TorchAttention
@@ -90,6 +91,8 @@ def load_subject(config: RunConfig) -> Subject:
         raise UserError("drafter=none drafts nothing that could be examined; choose drafter=eagle3")
     if tree_sizes(config) is not None:
         raise UserError(f"tree={config.tree.name}: what is examined is a chain of drafts; use tree=none")
+    if may_offer_fewer(config):
+        raise UserError(f"{named_offers(config)}: what is examined is all K drafts; use {without_offers()}")
     config = strict_greedy(config)
     torch.manual_seed(config.seed)
     tokenizer, workload = open_workload(config, target_folder(config))

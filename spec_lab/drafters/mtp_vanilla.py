@@ -126,7 +126,7 @@ class MtpVanillaDrafter:
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification
         num_rows = self.num_draft_tokens + 1
-        inputs = MtpRows(batch.input_ids, verified.features.view(batch.num_rows, num_rows, -1))
+        inputs = MtpRows(batch.input_ids, verified.features.view(*batch.input_ids.shape, -1))
         num_live = emitted.num_live
         newest = emitted.tokens.gather(1, num_live.unsqueeze(1) - 1).squeeze(1)
         rows = pair_with_next(slide(self.window.of(batch.slot_ids), inputs, num_live, num_rows), newest)

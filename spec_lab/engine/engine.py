@@ -60,7 +60,7 @@ class Engine:
         """Capture what rounds of any size will replay, so that no timed pass has to."""
         with torch.inference_mode():
             for num_requests in range(1, self.scheduler.num_slots + 1):
-                self.graph.prepare(self.round, num_requests)
+                self.graph.prepare(self.round.of_batch(num_requests), num_requests)
 
     def generate(
         self, requests: Iterable[Request], on_finish: Callable[[RequestRecord], None] | None = None
@@ -82,11 +82,12 @@ class Engine:
 
 @dataclass(slots=True)
 class _Round:
-    """A round that was launched."""
+    """A round that was launched. `num_drafted`: drafts a request that it made for the next."""
 
     sequences: list[Sequence]
     launched_at: float
     launch_seconds: float
+    num_drafted: int
     result: PendingResult
 
 
@@ -170,13 +171,14 @@ class _GenerationRun:
 
     def _launch(self, ready: list[Sequence]) -> _Round:
         engine, parts = self._engine, self._engine.parts
-        engine.graph.prepare(engine.round, len(ready))
+        decode_round = engine.round.of_batch(len(ready))
+        engine.graph.prepare(decode_round, len(ready))
         launched_at = self._now()
         with parts.timer.round():
-            verification = engine.graph.run(engine.round, [s.slot for s in ready], max(s.kv_len for s in ready))
+            verification = engine.graph.run(decode_round, [s.slot for s in ready], max(s.kv_len for s in ready))
             with parts.timer.span("readback"):
                 result = read_later(verification) if engine.overlap else read_now(verification)
-        return _Round(ready, launched_at, self._now() - launched_at, result)
+        return _Round(ready, launched_at, self._now() - launched_at, decode_round.num_drafted, result)
 
     def _settle(self, settled: _Round) -> None:
         """Account for a round's tokens; those for a sequence that finished in the round before are surplus."""
@@ -190,18 +192,22 @@ class _GenerationRun:
         for index in running:
             sequence, tokens, num_emitted = rows[index]
             hits = None if result.relaxed is None else result.relaxed[index]
-            origins = round_origins(num_emitted, self._engine.num_draft_tokens, hits)
+            num_offered = result.num_rows - 1 if result.num_offered is None else result.num_offered[index]
+            origins = round_origins(num_emitted, num_offered, hits)
             num_imposed = num_emitted - 1 if self._accepts_unseen else 0
-            emit_round(sequence, tokens[:num_emitted], origins, self._eos, now, num_imposed)
+            emit_round(sequence, tokens[:num_emitted], origins, self._eos, now, num_offered, num_imposed)
         seconds = now - max(settled.launched_at, self._settled_at)
         self._settled_at = now
         relaxed = None if result.relaxed is None else [sum(result.relaxed[index]) for index in running]
-        self._record(settled, [rows[index][0] for index in running], seconds, relaxed)
+        self._record(settled, result.num_rows, [rows[index][0] for index in running], seconds, relaxed)
         for sequence in settled.sequences:
             self._retire_if_finished(sequence)
 
-    def _record(self, settled: _Round, ready: list[Sequence], seconds: float, relaxed: list[int] | None) -> None:
-        """Keep what a round came to for the `ready` sequences, those it did not run for in vain."""
+    def _record(
+        self, settled: _Round, num_rows: int, ready: list[Sequence], seconds: float, relaxed: list[int] | None
+    ) -> None:
+        """Keep what a round of `num_rows` rows a request came to for the `ready` sequences, those it did not run for in
+        vain."""
         record = RoundRecord(
             index=len(self._rounds),
             request_ids=[s.request.request_id for s in ready],
@@ -210,25 +216,26 @@ class _GenerationRun:
             truncated=[s.truncated for s in ready],
             seconds=seconds,
             stage_seconds=self._stage_seconds(),
-            rows=self._catchup_rows(len(settled.sequences), len(ready)),
+            rows=self._rows(settled, num_rows, ready),
             relaxed=relaxed,
             launch_seconds=settled.launch_seconds,
             num_surplus=len(settled.sequences) - len(ready),
         )
         self._rounds.append(record)
 
-    def _catchup_rows(self, num_launched: int, num_live: int) -> RowCounts:
-        """Count the catch-up rows of a round launched for `num_launched` requests, of which `num_live` had not
-        ended."""
+    def _rows(self, settled: _Round, num_rows: int, ready: list[Sequence]) -> RowCounts:
+        """Count drafts and rows of a round of `num_rows` rows a request behind accept; `ready` had not ended."""
         engine = self._engine
-        passes = engine.parts.drafter.requirements.catchup_rows
-        if not passes:
-            return RowCounts()
-        padded = engine.graph.padded_size(num_launched)
+        tree_rows = engine.round.tree_rows
+        padded = engine.graph.padded_size(len(settled.sequences))
+        passes = engine.parts.drafter.requirements.rows_of_passes(num_rows)
         num_computed = engine.prune.catchup.num_computed
         return RowCounts(
-            catchup_computed=sum(num_computed(padded, num_rows) for num_rows in passes),
-            catchup_live=len(passes) * num_live,
+            drafted=padded * (settled.num_drafted if tree_rows is None else tree_rows - 1),
+            offered=sum(s.offered_per_round[-1] for s in ready) if tree_rows is None else len(ready) * (tree_rows - 1),
+            verified=padded * (num_rows if tree_rows is None else tree_rows),
+            catchup_computed=sum(num_computed(padded, rows) for rows in passes),
+            catchup_live=len(passes) * len(ready),
         )
 
     def _stage_seconds(self) -> dict[str, float]:
@@ -261,6 +268,7 @@ class _GenerationRun:
             output_ids=sequence.tokens[len(request.prompt_ids) :],
             token_origins=sequence.origins,
             answer=request.answer,
+            offered_per_round=sequence.offered_per_round,
             accepted_per_round=sequence.accepted_per_round,
             judged_per_round=sequence.judged_per_round,
             emitted_per_round=sequence.emitted_per_round,

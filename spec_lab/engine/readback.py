@@ -15,11 +15,18 @@ class RoundResult:
 
     Attributes:
         relaxed: for each draft 1 or 0, whether it was accepted only because the rule relaxed; None for other rules.
+        num_offered: drafts of the round that could have been accepted; None where all could.
     """
 
     tokens: list[list[int]]
     num_emitted: list[int]
     relaxed: list[list[int]] | None
+    num_offered: list[int] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """N of the round: rows a request, of a tree those that can be on one path."""
+        return len(self.tokens[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +34,17 @@ class PendingResult:
     """Results in one tensor, so that the host waits and copies once.
 
     Attributes:
-        packed: [batch, N + 1] tokens and emitted count; K columns more where the rule says which drafts it relaxed for.
+        packed: [batch, N + 1] tokens and emitted count; a column more where the round says how many drafts were
+            offered, and K more where the rule says which drafts it relaxed for.
         num_tokens: N.
         copied: recorded behind the copy into host memory; None where `packed` is read where it is.
+        has_offered: there is the column of offered drafts.
     """
 
     packed: torch.Tensor
     num_tokens: int
     copied: torch.cuda.Event | None = None
+    has_offered: bool = False
 
     def read(self) -> RoundResult:
         """Waits until the results are there."""
@@ -42,31 +52,36 @@ class PendingResult:
             self.copied.synchronize()
         rows = self.packed.tolist()
         num_tokens = self.num_tokens
-        has_relaxed = self.packed.shape[1] > num_tokens + 1
+        num_counts = num_tokens + 1 + self.has_offered
+        has_relaxed = self.packed.shape[1] > num_counts
         return RoundResult(
             tokens=[row[:num_tokens] for row in rows],
             num_emitted=[row[num_tokens] for row in rows],
-            relaxed=[row[num_tokens + 1 :] for row in rows] if has_relaxed else None,
+            relaxed=[row[num_counts:] for row in rows] if has_relaxed else None,
+            num_offered=[row[num_tokens + 1] for row in rows] if self.has_offered else None,
         )
 
 
 def read_now(verification: Verification) -> PendingResult:
     """Return results that have to be read before the next round is launched: reading them waits for the device."""
-    return PendingResult(_pack(verification), verification.tokens.shape[1])
+    has_offered = verification.num_offered is not None
+    return PendingResult(_pack(verification), verification.tokens.shape[1], has_offered=has_offered)
 
 
 def read_later(verification: Verification) -> PendingResult:
     """Begin a copy that the next replay cannot overwrite, and wait for nothing."""
     packed, num_tokens = _pack(verification), verification.tokens.shape[1]
+    has_offered = verification.num_offered is not None
     if packed.device.type == "cpu":
-        return PendingResult(packed, num_tokens)
+        return PendingResult(packed, num_tokens, has_offered=has_offered)
     pinned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True).copy_(packed, non_blocking=True)
     copied = torch.cuda.Event()
     copied.record()
-    return PendingResult(pinned, num_tokens, copied)
+    return PendingResult(pinned, num_tokens, copied, has_offered)
 
 
 def _pack(verification: Verification) -> torch.Tensor:
     """Copy the results into a tensor of their own, since the next replay rewrites the tensors they come from."""
-    parts = [verification.tokens, verification.num_emitted.unsqueeze(1), verification.relaxed]
+    offered = None if verification.num_offered is None else verification.num_offered.unsqueeze(1)
+    parts = [verification.tokens, verification.num_emitted.unsqueeze(1), offered, verification.relaxed]
     return torch.cat([part for part in parts if part is not None], dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,13 +48,22 @@ class VerifyOutput:
 class DecodeRound:
     """The stages of a round. Each touches device tensors only, so that a graph mode may capture any stretch of them.
 
-    `tree_rows`: rows a request of verify, where drafts are a tree.
+    Attributes:
+        tree_rows: rows a request of verify, where drafts are a tree.
+        num_draft_tokens: K, the most drafts a request that are verified.
+        max_drafted: the most drafts a request that the draft loop makes.
+        num_drafted: how many it made in the round that was run last.
     """
 
     tree_rows: int | None = None
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
+        self.num_draft_tokens = self.max_drafted = self.num_drafted = parts.drafter.num_draft_tokens
+
+    def of_batch(self, num_requests: int) -> DecodeRound:
+        """Return the round for so many running requests, which is this one unless K follows from their number."""
+        return self
 
     def run(self, batch: RoundBatch) -> Verification:
         """Run one round over `batch`, and leave the next round's inputs in the slots."""
@@ -90,19 +100,21 @@ class DecodeRound:
 
     def accept(self, output: VerifyOutput) -> VerifiedRound:
         """Let the rule judge the drafts."""
-        batch = output.batch
         with self.parts.timer.span("accept"):
-            verification = self.parts.rule.accept(
-                AcceptanceInputs(
-                    logits=output.logits,
-                    draft_tokens=batch.draft_tokens,
-                    active=batch.active,
-                    slot_ids=batch.slot_ids,
-                    kv_lens=batch.kv_lens,
-                    draft_logits=self.parts.drafter.kept_logits(batch.slot_ids),
-                )
-            )
-            return VerifiedRound(batch, verification, output.features)
+            verification = self.parts.rule.accept(self.judged(output))
+            return VerifiedRound(output.batch, verification, output.features)
+
+    def judged(self, output: VerifyOutput) -> AcceptanceInputs:
+        """Collect what the rule judges by."""
+        batch = output.batch
+        return AcceptanceInputs(
+            logits=output.logits,
+            draft_tokens=batch.draft_tokens,
+            active=batch.active,
+            slot_ids=batch.slot_ids,
+            kv_lens=batch.kv_lens,
+            draft_logits=self.parts.drafter.kept_logits(batch.slot_ids),
+        )
 
     def catch_up(self, verified: VerifiedRound) -> Any:
         """Run the drafter's catch-up step (its first step, if it has no cache of its own): the state with draft 1."""
@@ -125,13 +137,27 @@ class DecodeRound:
         self.parts.slots.start(slot, kv_len, pending_token, drafts)
 
 
-def collect_drafts(drafter: Drafter[State], mover: MetadataMover, state: State) -> torch.Tensor:
-    """Take draft 1 from `state`, and run a recurrent step for each further one: [batch, num_draft_tokens]."""
-    num_draft_tokens = drafter.num_draft_tokens
+def collect_drafts(
+    drafter: Drafter[State],
+    mover: MetadataMover,
+    state: State,
+    num_draft_tokens: int | None = None,
+    is_over: Callable[[int], bool] | None = None,
+) -> torch.Tensor:
+    """Take draft 1 from `state`, and run a recurrent step for each further one: [batch, num_draft_tokens].
+
+    Args:
+        num_draft_tokens: as many as the drafter has where it is None.
+        is_over: tells of the column of a draft just made whether any is wanted behind it; None where all are.
+    """
+    if num_draft_tokens is None:
+        num_draft_tokens = drafter.num_draft_tokens
     drafts = state.tokens.new_zeros((state.tokens.shape[0], num_draft_tokens))
     columns = torch.arange(num_draft_tokens, device=drafts.device)
     for index in range(num_draft_tokens):
         if index > 0:
+            if is_over is not None and is_over(index - 1):
+                return drafts[:, :index]
             if state.attention is not None:
                 mover.advance(state.attention)
             drafter.step(state, DraftStep(index, columns[index : index + 1]))

@@ -92,7 +92,13 @@ def emit_first(sequence: Sequence, eos_token_ids: frozenset[int], now: float) ->
 
 
 def emit_round(
-    sequence: Sequence, tokens: list[int], origins: str, eos_token_ids: frozenset[int], now: float, num_imposed: int = 0
+    sequence: Sequence,
+    tokens: list[int],
+    origins: str,
+    eos_token_ids: frozenset[int],
+    now: float,
+    num_offered: int,
+    num_imposed: int = 0,
 ) -> None:
     """Account for one round's n = len(tokens) tokens: append up to EOS or the limit, and commit n KV rows.
 
@@ -101,14 +107,16 @@ def emit_round(
 
     Args:
         origins: a letter of `core.origins` for each of the tokens.
+        num_offered: drafts of the round that could have been accepted.
     """
     assert tokens, "an active request emits at least one token"
-    assert len(origins) == len(tokens)
+    assert len(origins) == len(tokens) <= num_offered + 1
     num_judged = len(tokens) if sequence.request.ignore_eos else _length_to_eos(tokens, eos_token_ids, num_imposed)
     kept = tokens[: min(num_judged, sequence.request.max_new_tokens - sequence.num_output_tokens)]
     sequence.tokens.extend(kept)
     sequence.origins += origins[: len(kept)]
     sequence.kv_len += len(tokens)
+    sequence.offered_per_round.append(num_offered)
     sequence.accepted_per_round.append(len(tokens) - 1)
     sequence.judged_per_round.append(num_judged)
     sequence.emitted_per_round.append(len(kept))

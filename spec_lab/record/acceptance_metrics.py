@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from itertools import chain
+from typing import TYPE_CHECKING, cast
 
 from spec_lab.record.averages import ratio
 from spec_lab.record.draft_counts import DraftCounts
@@ -44,7 +46,8 @@ def acceptance_length(requests: Iterable[RequestRecord], num_draft_tokens: int) 
 
     Why: `spec_lab/record/draft_counts.py`. Leaving out the rounds cut short, as schema versions 1 and 2 did, is biased
     low, since the long rounds are the ones that get cut. Dividing all output tokens by verifies, as other tools do,
-    counts the prompt pass's token as well.
+    counts the prompt pass's token as well. A round that offers fewer than K drafts accepts none behind them and counts
+    as what it gives, so that this stays judged tokens / request rounds.
     """
     return draft_counts(requests, num_draft_tokens).acceptance_length
 
@@ -57,20 +60,23 @@ def acceptance_length_all(requests: Sequence[RequestRecord]) -> float | None:
 def acceptance_rate_by_position(requests: Iterable[RequestRecord], num_draft_tokens: int) -> PositionRates:
     """Share of draft tokens accepted at each draft position. Drafts behind an end of sequence do not count.
 
-    `conditional` is over the drafts that reached the position, every earlier draft of the round being accepted; their
-    number is `reached`. `unconditional` is the product of the conditional ones up to the position, the share of all
-    rounds, so that 1 + its sum is `acceptance_length`.
+    `conditional` is over the drafts that were offered and reached at the position, every earlier draft of the round
+    being accepted; their number is `reached`. `unconditional` is the share of all rounds, whatever they offered, so
+    that 1 + its sum is `acceptance_length`; where every round offers K drafts it is the product of the conditional ones
+    up to the position.
     """
     counts = draft_counts(requests, num_draft_tokens)
     return PositionRates(
-        unconditional=counts.unconditional, conditional=counts.conditional, reached=list(counts.reached)
+        unconditional=counts.unconditional, conditional=counts.conditional, reached=list(counts.offered)
     )
 
 
 def draft_counts(requests: Iterable[RequestRecord], num_draft_tokens: int) -> DraftCounts:
     """Drafts reached and accepted at each position, pooled over requests."""
     rounds = (
-        pair for request in requests for pair in zip(request.accepted_per_round, request.judged_per_round, strict=True)
+        counts
+        for request in requests
+        for counts in zip(request.accepted_per_round, request.judged_per_round, request.offered_per_round, strict=True)
     )
     return DraftCounts.of(rounds, num_draft_tokens)
 
@@ -88,14 +94,12 @@ def emitted_histogram(requests: Iterable[RequestRecord], num_draft_tokens: int) 
 
 
 def rows(rounds: Iterable[RoundRecord], prefills: Iterable[PrefillRecord]) -> Rows:
-    """Rows that went on past the KV write in one pass over the workload."""
-    total = Rows(catchup_computed=0, catchup_live=0, prefill_hidden=0, prefill_logits=0)
-    for counts in [*(record.rows for record in rounds), *(record.rows for record in prefills)]:
-        total["catchup_computed"] += counts.catchup_computed
-        total["catchup_live"] += counts.catchup_live
-        total["prefill_hidden"] += counts.prefill_hidden
-        total["prefill_logits"] += counts.prefill_logits
-    return total
+    """Drafts and rows of one pass over the workload: drafted, offered to verification, verified, and what of the
+    drafter's catch-up and of the prompt pass went on past the KV write."""
+    total: Counter[str] = Counter()
+    for counts in chain((record.rows for record in rounds), (record.rows for record in prefills)):
+        total.update(asdict(counts))
+    return cast(Rows, {name: total[name] for name in Rows.__annotations__})
 
 
 def relaxed_hits(requests: Collection[RequestRecord], rounds: Iterable[RoundRecord]) -> Relaxed | None:

@@ -45,16 +45,20 @@ DEFINITIONS: dict[str, str] = {
     "acceptance_length_all": _first_paragraph(acceptance_length_all),
     "acceptance_rate_by_position": _first_paragraph(acceptance_rate_by_position),
     "acceptance_rate_by_position.unconditional": (
-        "Share of all rounds, the product of the conditional rates up to the position; 1 + their sum is "
-        "acceptance_length."
+        "Share of all rounds, whatever they offered; 1 + their sum is acceptance_length. Where every round offers K "
+        "drafts, the product of the conditional rates up to the position."
     ),
-    "acceptance_rate_by_position.conditional": "Over the drafts that reached the position.",
+    "acceptance_rate_by_position.conditional": "Over the drafts that were offered and reached at the position.",
     "acceptance_rate_by_position.reached": (
-        "Drafts that reached the position: every earlier one was accepted, and none was an end of sequence."
+        "Drafts that were offered and reached at the position: every earlier one was accepted, and none was an end of "
+        "sequence."
     ),
     "accepted_histogram": _first_paragraph(accepted_histogram),
     "emitted_histogram": _first_paragraph(emitted_histogram),
-    "num_draft_tokens": "K: draft tokens verified in a round; of a tree, those on its longest path.",
+    "num_draft_tokens": (
+        "K: the most drafts a request that a round can offer; of a tree, those on its longest path. How many were "
+        "offered is rows.offered."
+    ),
     "tree_rows": (
         "Rows a request that a round verifies where its drafts are a tree: the pending token and all drafts. Null for "
         "a chain, which has num_draft_tokens + 1."
@@ -85,6 +89,18 @@ DEFINITIONS: dict[str, str] = {
     "latency_ms.itl": _first_paragraph(inter_token_latency_ms),
     "latency_ms.e2e": _first_paragraph(end_to_end_latency_ms),
     "rows": _first_paragraph(rows),
+    "rows.drafted": (
+        "Drafts that the draft steps of rounds made, offered or not, those of padded and surplus rows included; the "
+        "prompt pass's are not in it. Of a tree the drafts in it."
+    ),
+    "rows.offered": (
+        "Drafts that verification could accept. Fewer than were drafted where drafter.stop, drafter.k_schedule or "
+        "verify.budget leave some out."
+    ),
+    "rows.verified": (
+        "Rows of the target's verify: pending tokens and drafts, those that are not offered and fill the shape, padded "
+        "and surplus rows included."
+    ),
     "rows.catchup_computed": (
         "Rows the passes of the drafter's catch-up step carried past the KV write, padded and surplus rows included; "
         "mtp_vanilla has a pass for each draft, the others one."

@@ -7,6 +7,9 @@ drafts are censored, as in survival analysis: each draft counts at its position 
 at a position is over the drafts that were there to be judged (Kaplan and Meier 1958). A limit hides nothing: the round
 was judged before it was cut, and counts as it was judged. Its length then is one of a sum stopped by what came before
 (Wald 1944), and neither leads to a bias. `benchmarks/acceptance_length_bias.py` compares the ways of counting.
+
+Where a round offers fewer than K drafts, it accepts none at the positions behind them, and its length counts so: that
+is what it emits. The rate at a position is over the drafts that were offered there.
 """
 
 from __future__ import annotations
@@ -21,46 +24,53 @@ class DraftCounts:
     """Pooled over rounds, an entry a draft position, K in all.
 
     Attributes:
-        reached: drafts that stand in the text and whose earlier drafts of the round were all accepted.
-        accepted: those of them that were accepted.
+        reached: rounds whose text goes on to the position and whose earlier drafts were all accepted.
+        offered: those of them that offered a draft there.
+        accepted: those of them whose draft was accepted.
     """
 
     reached: list[int]
+    offered: list[int]
     accepted: list[int]
 
     @classmethod
     def empty(cls, num_draft_tokens: int) -> DraftCounts:
-        return cls([0] * num_draft_tokens, [0] * num_draft_tokens)
+        return cls([0] * num_draft_tokens, [0] * num_draft_tokens, [0] * num_draft_tokens)
 
     @classmethod
-    def of(cls, rounds: Iterable[tuple[int, int]], num_draft_tokens: int) -> DraftCounts:
-        """Counts rounds given as (accepted drafts, judged tokens); see `add_round`."""
+    def of(cls, rounds: Iterable[tuple[int, ...]], num_draft_tokens: int) -> DraftCounts:
+        """Counts rounds given as (accepted drafts, judged tokens), with the offered drafts behind them where they may
+        be fewer than K; see `add_round`."""
         counts = cls.empty(num_draft_tokens)
-        for num_accepted, num_judged in rounds:
-            counts.add_round(num_accepted, num_judged)
+        for numbers in rounds:
+            counts.add_round(*numbers)
         return counts
 
-    def add_round(self, num_accepted: int, num_judged: int) -> None:
+    def add_round(self, num_accepted: int, num_judged: int, num_offered: int | None = None) -> None:
         """Counts one round.
 
         Args:
             num_accepted: drafts that the rule accepted, before any cut.
             num_judged: tokens of the round that stand in the text: `num_accepted` + 1, or fewer where the text ended.
+            num_offered: drafts that could have been accepted; None where there were K.
         """
-        for position in range(min(num_judged, len(self.reached))):
+        most = len(self.reached)
+        for position in range(min(num_judged, most)):
             self.reached[position] += 1
+            self.offered[position] += num_offered is None or position < num_offered
         for position in range(min(num_accepted, num_judged)):
             self.accepted[position] += 1
 
     def add(self, other: DraftCounts) -> None:
         """Pools the counts of other rounds into these."""
         self.reached = [mine + theirs for mine, theirs in zip(self.reached, other.reached, strict=True)]
+        self.offered = [mine + theirs for mine, theirs in zip(self.offered, other.offered, strict=True)]
         self.accepted = [mine + theirs for mine, theirs in zip(self.accepted, other.accepted, strict=True)]
 
     @property
     def conditional(self) -> list[float | None]:
-        """Share accepted of the drafts that reached each position; None where none did."""
-        return [float(rate) if rate is not None else None for rate in self._rates()]
+        """Share accepted of the drafts that were offered and reached at each position; None where there were none."""
+        return [float(rate) if rate is not None else None for rate in _rates(self.accepted, self.offered)]
 
     @property
     def unconditional(self) -> list[float | None]:
@@ -80,18 +90,16 @@ class DraftCounts:
             total += share
         return float(total)
 
-    def _rates(self) -> list[Fraction | None]:
-        return [
-            Fraction(count, before) if before else None
-            for count, before in zip(self.accepted, self.reached, strict=True)
-        ]
-
     def _shares(self) -> list[Fraction | None]:
         """Products of the rates. Behind a position that accepts nothing nothing is accepted, judged there or not."""
         shares: list[Fraction | None] = []
         share: Fraction | None = Fraction(1)
-        for rate in self._rates():
+        for rate in _rates(self.accepted, self.reached):
             if share:
                 share = None if rate is None else share * rate
             shares.append(share)
         return shares
+
+
+def _rates(accepted: Iterable[int], before: Iterable[int]) -> list[Fraction | None]:
+    return [Fraction(count, all_) if all_ else None for count, all_ in zip(accepted, before, strict=True)]

@@ -130,6 +130,7 @@ def request_row(
         prompt_ids=list(record.prompt_ids),
         output_ids=list(record.output_ids),
         text=text,
+        offered_per_round=list(record.offered_per_round),
         accepted_per_round=list(record.accepted_per_round),
         judged_per_round=list(record.judged_per_round),
         emitted_per_round=list(record.emitted_per_round),

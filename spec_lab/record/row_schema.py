@@ -20,6 +20,7 @@ class RequestRow(TypedDict):
 
     `token_origins` has a letter of `core.origins.TokenOrigin` for each of `output_ids`, and `text_ends` how much of
     `text` stands when it is decoded up to and including each; null where that is unknown, as in older records.
+    `offered_per_round` is null in records whose rounds all offered K drafts.
     """
 
     id: str
@@ -27,6 +28,7 @@ class RequestRow(TypedDict):
     prompt_ids: list[int]
     output_ids: list[int]
     text: str
+    offered_per_round: NotRequired[list[int] | None]
     accepted_per_round: list[int]
     judged_per_round: NotRequired[list[int]]
     emitted_per_round: list[int]

@@ -1,9 +1,10 @@
-"""The layout of `summary.json` and of the JSON Lines beside it, schema version 4.
+"""The layout of `summary.json` and of the JSON Lines beside it, schema version 5.
 
 Version 1 knew neither launches and graph nodes nor the stages `draft` and `graph`, which its readers could not do
 without. Version 2 left rounds cut short out of the acceptance length and the rates, and surplus rounds out of
 everything; it had no `judged_per_round` and no `num_surplus`, and its stage `commit` held what now is `readback`.
-Version 3 did not say where each token came from.
+Version 3 did not say where each token came from. Version 4 knew no rounds that offer fewer than K drafts: it had no
+`offered_per_round`, and `rows` did not count what was drafted, offered and verified.
 `spec_lab/record/versions.py` reads it.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 Status = Literal["finished", "failed", "refused", "interrupted"]
 DivergenceKind = Literal["near_tie", "bug", "lossy"]
@@ -51,6 +52,11 @@ class LatencyMs(TypedDict):
 
 
 class Rows(TypedDict):
+    """Drafts and rows; the first three are younger than schema version 4."""
+
+    drafted: NotRequired[int]
+    offered: NotRequired[int]
+    verified: NotRequired[int]
     catchup_computed: int
     catchup_live: int
     prefill_hidden: int

@@ -8,7 +8,7 @@ from typing import Any, cast
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.schema import SCHEMA_VERSION, Speed, Summary
 
-READABLE_VERSIONS = (1, 2, 3, SCHEMA_VERSION)
+READABLE_VERSIONS = (1, 2, 3, 4, SCHEMA_VERSION)
 SINCE_JUDGED_ROUNDS = 3
 """The first version whose acceptance length counts rounds cut short."""
 
@@ -40,12 +40,14 @@ def upgraded_request(row: RequestRow) -> RequestRow:
     """A line of `requests.jsonl` with all keys of today's.
 
     `judged_per_round` follows from how its last round was cut. One thing is lost before version 3: an end of sequence
-    among the tokens that a limit cut off. Origins of tokens are unknown before version 4.
+    among the tokens that a limit cut off. Origins of tokens are unknown before version 4; before version 5 every round
+    offered all its drafts, which None stands for.
     """
     judged = [accepted + 1 for accepted in row["accepted_per_round"]]
     if judged and row["truncated"] and row["finish_reason"] == "eos":
         judged[-1] = row["emitted_per_round"][-1]
-    return cast(RequestRow, {"judged_per_round": judged, "token_origins": None, "text_ends": None, **row})
+    unknown = {"offered_per_round": None, "token_origins": None, "text_ends": None}
+    return cast(RequestRow, {"judged_per_round": judged, **unknown, **row})
 
 
 def old_definition(summaries: Iterable[Summary]) -> str:

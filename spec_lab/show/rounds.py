@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 from spec_lab.core.origins import TokenOrigin
@@ -40,10 +41,12 @@ class ShownRound:
 
     Attributes:
         num_accepted: drafts that the rule accepted, before any cut; None for the prompt pass.
+        num_offered: drafts that it could have accepted; None where the record does not say.
     """
 
     number: int
     num_accepted: int | None
+    num_offered: int | None
     tokens: list[Token]
 
 
@@ -78,7 +81,8 @@ class ShownRequest:
         """`prompt pass`, or how many drafts were accepted."""
         if part.num_accepted is None:
             return "prompt pass"
-        of = "" if self.num_draft_tokens is None else f" of {self.num_draft_tokens}"
+        num_drafts = self.num_draft_tokens if part.num_offered is None else part.num_offered
+        of = "" if num_drafts is None else f" of {num_drafts}"
         cut = ", cut" if len(part.tokens) < part.num_accepted + 1 else ""
         return f"round {part.number}: {part.num_accepted}{of}{cut}"
 
@@ -109,11 +113,12 @@ def _hint(request_id: str, known: Sequence[str]) -> str:
 
 def _rounds(row: RequestRow) -> Iterator[ShownRound]:
     tokens = list(_tokens(row))
-    yield ShownRound(0, None, tokens[:1])
+    yield ShownRound(0, None, None, tokens[:1])
     at = 1
-    counts = zip(row["accepted_per_round"], row["emitted_per_round"], strict=True)
-    for number, (num_accepted, num_emitted) in enumerate(counts, start=1):
-        yield ShownRound(number, num_accepted, tokens[at : at + num_emitted])
+    offered = row.get("offered_per_round") or repeat(None, len(row["accepted_per_round"]))
+    counts = zip(row["accepted_per_round"], offered, row["emitted_per_round"], strict=True)
+    for number, (num_accepted, num_offered, num_emitted) in enumerate(counts, start=1):
+        yield ShownRound(number, num_accepted, num_offered, tokens[at : at + num_emitted])
         at += num_emitted
 
 

@@ -25,4 +25,5 @@ OPTION = DrafterOption(
     refusals=(WEIGHTS.missing,),
     folder=WEIGHTS.folder,
     load_tree=Deferred("spec_lab.assembly.drafters.draft_model_loader", "load_draft_model_of_trees"),
+    notes_confidence=True,
 )

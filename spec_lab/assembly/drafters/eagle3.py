@@ -58,4 +58,5 @@ OPTION = DrafterOption(
     aspects=Deferred("spec_lab.doctor.aspects", "eagle3_aspects"),
     hands_hidden_on=True,
     load_tree=Deferred("spec_lab.assembly.drafters.eagle3_loader", "load_eagle3_tree_drafter"),
+    notes_confidence=True,
 )

@@ -37,4 +37,5 @@ OPTION = DrafterOption(
     hands_hidden_on=True,
     load_tree=Deferred("spec_lab.assembly.drafters.frozen_kv_loader", "load_frozen_kv_tree_drafter"),
     no_moves="stands at one position in all its steps",
+    notes_confidence=True,
 )

@@ -129,6 +129,7 @@ OPTIONS = (
         aspects=Deferred("spec_lab.doctor.aspects", "mtp_eagle_aspects"),
         hands_hidden_on=True,
         load_tree=Deferred("spec_lab.assembly.drafters.mtp_loader", "load_mtp_eagle_tree_drafter"),
+        notes_confidence=True,
     ),
     DrafterOption(
         name="mtp_vanilla",
@@ -139,5 +140,6 @@ OPTIONS = (
         aspects=Deferred("spec_lab.doctor.aspects", "mtp_vanilla_aspects"),
         hands_hidden_on=True,
         no_moves="runs every module over the same positions",
+        notes_confidence=True,
     ),
 )

@@ -20,12 +20,23 @@ class DraftSampling(Choice):
     distribution = "distribution", "at sampling.temperature"
 
 
+class DraftStop(Choice):
+    """The ways in which a request's drafting ends before K."""
+
+    none = "none", "it does not"
+    confidence = "confidence", "where the product of the drafter's top-1 probabilities falls under stop_threshold"
+
+
 @dataclass
 class TrainedDrafterConfig(DrafterConfig):
     """The keys that every drafter with weights has."""
 
     path: str | None = knob(None, "folder of the drafter's weights; null is what is shipped for the target")
     draft_sampling: DraftSampling = knob(DraftSampling.greedy, "how drafts are picked")
+    stop: DraftStop = knob(DraftStop.none, "what ends a request's drafting")
+    stop_threshold: float = knob(
+        0.4, "least product of top-1 probabilities that is offered; drafter.stop=confidence only", above=0, most=1
+    )
 
 
 @dataclass(frozen=True, slots=True)

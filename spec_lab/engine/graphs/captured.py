@@ -29,7 +29,7 @@ class Bucket:
 
 
 class CapturedMode(ABC):
-    """Pads a batch with the scratch slot to the next bucket: powers of two, and the slot count.
+    """Pads a batch with the scratch slot to the next bucket: powers of two, and the slot count, for each K there is.
 
     A bucket is captured by running a round of scratch rows only: they emit nothing, and write the scratch page and the
     scratch rows of per-slot state alone.
@@ -41,22 +41,24 @@ class CapturedMode(ABC):
         self.recorder = recorder
         self._num_slots = num_slots
         self._max_kv_len = max_kv_len
-        self.buckets: dict[int, Bucket] = {}
+        self.buckets: dict[tuple[int, int], Bucket] = {}
 
     def padded_size(self, num_requests: int) -> int:
         return min(1 << (num_requests - 1).bit_length(), self._num_slots)
 
     def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
         size = self.padded_size(num_requests)
-        if size not in self.buckets:
+        place = decode_round.num_draft_tokens, size
+        if place not in self.buckets:
             bucket = Bucket()
             self._run(bucket, decode_round, decode_round.parts.slots.ids([], size))
-            self.buckets[size] = bucket
+            self.buckets[place] = bucket
 
     def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
         size = self.padded_size(len(slots))
         assert max_kv_len <= self._max_kv_len
-        return self._run(self.buckets[size], decode_round, decode_round.parts.slots.ids(slots, size))
+        bucket = self.buckets[decode_round.num_draft_tokens, size]
+        return self._run(bucket, decode_round, decode_round.parts.slots.ids(slots, size))
 
     @abstractmethod
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:

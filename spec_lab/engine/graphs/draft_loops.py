@@ -58,7 +58,7 @@ class SplitSeed(SeparateVerify):
 
     def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> Any:
         state = decode_round.catch_up(verified)
-        if decode_round.parts.drafter.num_draft_tokens < 2:
+        if decode_round.max_drafted < 2:
             return decode_round.recur(state)
         return self._segment(bucket, decode_round, "recur", decode_round.recur)(state)
 
@@ -130,7 +130,7 @@ class StepReplay(SeparateVerify):
 
         # Records have the nodes of this graph under SGLang's word for the first step.
         inputs: StepInputs = self._segment(bucket, decode_round, "seed", first, stage="catchup")(verified)
-        for index in range(1, drafter.num_draft_tokens):
+        for index in range(1, decode_round.max_drafted):
             inputs.column.fill_(index)
             if inputs.state.attention is not None:
                 rebuild(decode_round, inputs.state.attention)
@@ -146,9 +146,9 @@ class StepReplay(SeparateVerify):
 def first_step(decode_round: DecodeRound, verified: VerifiedRound) -> StepInputs:
     """Run the catch-up (or first) step, and make the buffers that the other steps go on with."""
     state = decode_round.catch_up(verified)
-    num_draft_tokens = decode_round.parts.drafter.num_draft_tokens
-    drafts = state.tokens.new_zeros((state.tokens.shape[0], num_draft_tokens))
-    drafts[:, 0] = state.tokens
+    drafts = state.tokens.new_zeros((state.tokens.shape[0], decode_round.max_drafted))
+    if decode_round.max_drafted:
+        drafts[:, 0] = state.tokens
     return StepInputs(state, torch.zeros(1, dtype=torch.int64, device=drafts.device), drafts)
 
 

@@ -1,0 +1,41 @@
+"""This module makes the round of a configuration: of a chain, of a tree, or of requests that may offer fewer drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from spec_lab.acceptance.confidences import DraftConfidences
+from spec_lab.assembly import registry
+from spec_lab.assembly.models import Limits
+from spec_lab.assembly.run_offers import k_schedule, may_offer_fewer, reads_confidences, stop_threshold
+from spec_lab.assembly.run_tree import tree_sizes
+from spec_lab.config import RunConfig
+from spec_lab.engine.adaptive_round import adaptive_round
+from spec_lab.engine.offers import DraftOffers, OfferRule
+from spec_lab.engine.round import DecodeRound
+from spec_lab.engine.tree_round import tree_round
+
+
+def build_confidences(config: RunConfig, limits: Limits, device: torch.device) -> DraftConfidences | None:
+    """Makes the place where the drafter notes how sure it is of its drafts; None where nothing asks."""
+    if not reads_confidences(config):
+        return None
+    return DraftConfidences(limits.num_slots, config.drafter.num_draft_tokens, device)
+
+
+def round_maker(
+    config: RunConfig, limits: Limits, confidences: DraftConfidences | None, device: torch.device
+) -> Callable[[Any], DecodeRound]:
+    """Returns the function that makes the round of an engine's `Parts`."""
+    sizes = tree_sizes(config)
+    if sizes is not None:
+        return partial(tree_round, sizes.num_rows, limits.page_size)
+    if not may_offer_fewer(config):
+        return DecodeRound
+    rule = OfferRule(stop_threshold(config), config.verify.budget)
+    offers = DraftOffers(limits.num_slots, rule, confidences, device)
+    return partial(adaptive_round, offers, k_schedule(config), registry.of(config).graph(config).captures)

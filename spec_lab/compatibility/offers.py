@@ -1,0 +1,148 @@
+"""Refuses what cannot be where requests may offer fewer than K drafts. Functions like those of `compatibility.run`;
+imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from spec_lab.assembly import registry
+from spec_lab.assembly.run_offers import (
+    MAX_DRAFT_TOKENS,
+    k_schedule,
+    may_offer_fewer,
+    named_offers,
+    reads_confidences,
+    stop_threshold,
+    without_offers,
+)
+from spec_lab.assembly.run_tree import tree_sizes
+from spec_lab.config import KernelSet, RunConfig
+from spec_lab.engine.k_schedule import problem_of
+
+Check = Callable[[RunConfig], str | None]
+
+
+def schedule_can_be_read(config: RunConfig) -> str | None:
+    """The ranges of `drafter.k_schedule` ascend, and its largest K is K."""
+    ranges = config.drafter.k_schedule
+    if ranges is None:
+        return None
+    if (problem := problem_of(ranges, MAX_DRAFT_TOKENS)) is not None:
+        return f"drafter.k_schedule: {problem}; use drafter.k_schedule=[[1,4,5],[5,16,3],[17,64,0]]"
+    schedule = k_schedule(config)
+    assert schedule is not None
+    largest, num_draft_tokens = schedule.choices[0], config.drafter.num_draft_tokens
+    if largest == num_draft_tokens or not registry.of(config).drafter(config).drafts:
+        return None
+    return (
+        f"drafter.num_draft_tokens={num_draft_tokens} is not the largest K of drafter.k_schedule, {largest}, which "
+        "stands for it; leave out drafter.num_draft_tokens"
+    )
+
+
+def threshold_is_read(config: RunConfig) -> str | None:
+    """`drafter.stop_threshold` has a meaning with a stop only."""
+    drafter: Any = config.drafter
+    if not hasattr(drafter, "stop") or stop_threshold(config) is not None:
+        return None
+    usual = next(field.default for field in dataclasses.fields(drafter) if field.name == "stop_threshold")
+    if drafter.stop_threshold == usual:
+        return None
+    return (
+        f"drafter.stop_threshold={drafter.stop_threshold} is not read by drafter.stop={drafter.stop}; leave it out or "
+        "use drafter.stop=confidence"
+    )
+
+
+def there_are_drafts(config: RunConfig) -> str | None:
+    """Plain decoding offers nothing."""
+    if registry.of(config).drafter(config).drafts:
+        return None
+    return f"{named_offers(config)} has nothing to offer with drafter={config.drafter.name}; leave it out"
+
+
+def confidence_is_noted(config: RunConfig) -> str | None:
+    """The drafter must say how sure it is."""
+    option = registry.of(config).drafter(config)
+    if not option.drafts or option.notes_confidence or not reads_confidences(config):
+        return None
+    return (
+        f"{named_offers(config)} goes by the drafter's confidence, and drafter={option.name} notes none; "
+        f"use {without_offers()}, or drafter=eagle3"
+    )
+
+
+def every_request_has_a_row(config: RunConfig) -> str | None:
+    """Verification runs a row for the pending token of each request, whatever the budget."""
+    budget = config.verify.budget
+    if budget is None or budget >= config.batch_size:
+        return None
+    return (
+        f"verify.budget={budget} is less than a row for each of batch_size={config.batch_size} requests; use "
+        f"verify.budget={2 * config.batch_size}, or verify.budget=null for all rows"
+    )
+
+
+def drafts_are_a_chain(config: RunConfig) -> str | None:
+    """A tree says itself which of its drafts are verified."""
+    if tree_sizes(config) is None:
+        return None
+    return f"{named_offers(config)} leaves out drafts of a chain; use tree=none or {without_offers()}"
+
+
+def rule_takes_fewer(config: RunConfig) -> str | None:
+    """The rule must know which drafts it may accept."""
+    rule = registry.of(config).rule(config)
+    if rule.takes_fewer_drafts:
+        return None
+    return (
+        f"{named_offers(config)} leaves out drafts, which acceptance={rule.name} would not see; use acceptance=strict "
+        f"or {without_offers()}"
+    )
+
+
+def kernels_take_all(config: RunConfig) -> str | None:
+    """The acceptance kernels judge every draft of a round."""
+    if config.kernels != KernelSet.triton:
+        return None
+    return f"{named_offers(config)} leaves out drafts, all of which kernels=triton judges; use kernels=torch"
+
+
+def recorded_rows_are_all_offered(config: RunConfig) -> str | None:
+    """Kept verify rows are judged again by other rules, which would have been offered the same drafts."""
+    if config.record.topk < 1:
+        return None
+    return (
+        f"record.topk={config.record.topk} keeps rows of drafts that were all offered; use record.topk=0 or "
+        f"{without_offers()}"
+    )
+
+
+def _where_fewer_are_offered(check: Check) -> Check:
+    """The same check, asked only of runs in which a request may offer fewer than K drafts."""
+
+    def asked(config: RunConfig) -> str | None:
+        return check(config) if may_offer_fewer(config) else None
+
+    return asked
+
+
+OFFER_CHECKS: tuple[Check, ...] = (
+    schedule_can_be_read,
+    threshold_is_read,
+    every_request_has_a_row,
+    *map(
+        _where_fewer_are_offered,
+        (
+            there_are_drafts,
+            confidence_is_noted,
+            drafts_are_a_chain,
+            rule_takes_fewer,
+            kernels_take_all,
+            recorded_rows_are_all_offered,
+        ),
+    ),
+)

@@ -1,0 +1,48 @@
+"""A picker that notes how sure the drafter is of each draft, for whoever decides how many of them to offer."""
+
+from __future__ import annotations
+
+import torch
+
+from spec_lab.acceptance.confidences import DraftConfidences
+from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
+
+
+class ConfidentPicker:
+    """Picks as the picker inside it does, and notes how sure the drafter was: without any temperature."""
+
+    def __init__(self, picker: DraftPicker, confidences: DraftConfidences) -> None:
+        self._picker = picker
+        self._confidences = confidences
+
+    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
+        scored = ScoredHead(head.target_logits(hidden))
+        self._confidences.begin(rows.slot_ids, scored.top_probability())
+        return self._picker.first(scored, hidden, rows)
+
+    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
+        scored = ScoredHead(head.target_logits(hidden))
+        self._confidences.go_on(rows.slot_ids, scored.top_probability(), column)
+        return self._picker.pick(scored, hidden, rows, column)
+
+    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return self._picker.kept_logits(slot_ids)
+
+
+class ScoredHead:
+    """Keeps the protocol `DraftHead` for one output whose logits [batch, vocab] are known, so that they are computed
+    once.
+    """
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self._logits = logits
+
+    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._logits.argmax(dim=-1)
+
+    def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._logits
+
+    def top_probability(self) -> torch.Tensor:
+        """Return the largest probability [batch]."""
+        return torch.softmax(self._logits, dim=-1, dtype=torch.float32).amax(dim=-1)

@@ -1,0 +1,116 @@
+"""A decode round in which requests may offer fewer drafts than there is room for, and whose K follows from the batch.
+
+Shapes are those of its K: a draft that is not offered is verified like any other, and never accepted. Where nothing is
+captured, rows that nobody offers are left out, and drafting ends with the last request that goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.core.protocols import MetadataMover
+from spec_lab.core.types import AcceptanceInputs, RoundBatch, VerifiedRound
+from spec_lab.engine.k_schedule import KSchedule
+from spec_lab.engine.offers import DraftOffers
+from spec_lab.engine.round import DecodeRound, Parts, VerifyOutput, collect_drafts
+
+
+def adaptive_round(offers: DraftOffers, schedule: KSchedule | None, fixed_shapes: bool, parts: Any) -> DecodeRound:
+    """Make the round of `parts`; with a schedule it is the one of the largest K, and knows the others."""
+    if schedule is None:
+        return AdaptiveRound(parts, offers, parts.drafter.num_draft_tokens, fixed_shapes)
+    assert schedule.choices[0] == parts.drafter.num_draft_tokens, "the largest K is what slots have room for"
+    narrower = {k: AdaptiveRound(parts, offers, k, fixed_shapes) for k in schedule.choices[1:]}
+    return ScheduledRound(parts, offers, fixed_shapes, schedule, narrower)
+
+
+class AdaptiveRound(DecodeRound):
+    """The stages of a round of `num_draft_tokens` drafts at most, over slots that may have room for more."""
+
+    def __init__(self, parts: Parts, offers: DraftOffers, num_draft_tokens: int, fixed_shapes: bool) -> None:
+        """`fixed_shapes`: the stages may be captured, so the host reads nothing and every round has all its rows."""
+        super().__init__(parts)
+        self.num_draft_tokens = num_draft_tokens
+        # A module for each draft catches up as it drafts, so none of them may sit a round out.
+        has_modules = parts.drafter.requirements.distinct_steps
+        self.max_drafted = parts.drafter.num_draft_tokens if has_modules else num_draft_tokens
+        self.num_drafted = self.max_drafted
+        self._offers = offers
+        self._fixed_shapes = fixed_shapes
+        self._leaves_off = not fixed_shapes and not has_modules
+        self._slots: list[int] = []
+
+    def load(self, slot_ids: torch.Tensor, max_kv_len: int) -> RoundBatch:
+        """Read the rows of [batch] slots, as many drafts of each as may be offered."""
+        batch = super().load(slot_ids, max_kv_len)
+        offered = self._offers.of(slot_ids, batch.active, self.num_draft_tokens)
+        width = self.num_draft_tokens
+        if not self._fixed_shapes:
+            width, self._slots = int(offered.max()), slot_ids.tolist()
+        return replace(batch, input_ids=batch.input_ids[:, : width + 1], num_drafts=offered)
+
+    def judged(self, output: VerifyOutput) -> AcceptanceInputs:
+        inputs = super().judged(output)
+        kept, width = inputs.draft_logits, inputs.draft_tokens.shape[1]
+        kept = None if kept is None else kept[:, :width]
+        return replace(inputs, draft_logits=kept, num_drafts=output.batch.num_drafts)
+
+    def accept(self, output: VerifyOutput) -> VerifiedRound:
+        """Let the rule judge the drafts that are offered, and note how many they were."""
+        verified = super().accept(output)
+        verified.verification.num_offered = output.batch.num_drafts
+        return verified
+
+    def recur(self, state: Any) -> torch.Tensor:
+        """Run the other draft steps, and return the drafts of the round, [batch, K] at most."""
+        with self.parts.timer.span("recur"):
+            return self._collect(self.parts.mover, state)
+
+    def commit(self, verified: VerifiedRound, drafts: torch.Tensor) -> None:
+        batch = verified.batch
+        with self.parts.timer.span("commit"):
+            self._offers.num_drafted.index_fill_(0, batch.slot_ids, drafts.shape[1])
+            self.parts.slots.commit(batch, verified.verification, self._with_room(drafts))
+
+    def start(self, slot: int, kv_len: int, pending_token: torch.Tensor, state: Any) -> None:
+        """Draft from the state that a prompt pass ended in, and leave the first round's inputs in the slot."""
+        self._slots = [slot]
+        drafts = self._collect(self.parts.backend, state)
+        self._offers.num_drafted[slot] = drafts.shape[1]
+        self.parts.slots.start(slot, kv_len, pending_token, self._with_room(drafts))
+
+    def _collect(self, mover: MetadataMover, state: Any) -> torch.Tensor:
+        """Take the drafts from `state`; a round that is free to do so leaves off when no request goes on."""
+        is_over = partial(self._offers.have_stopped, self._slots) if self._leaves_off else None
+        drafts = collect_drafts(self.parts.drafter, mover, state, self.max_drafted, is_over)
+        self.num_drafted = drafts.shape[1]
+        return drafts
+
+    def _with_room(self, drafts: torch.Tensor) -> torch.Tensor:
+        """Fill [batch, drafts] up to the width of the slots."""
+        return F.pad(drafts, (0, self.parts.drafter.num_draft_tokens - drafts.shape[1]))
+
+
+class ScheduledRound(AdaptiveRound):
+    """The round of the largest K, which knows those of the others."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        offers: DraftOffers,
+        fixed_shapes: bool,
+        schedule: KSchedule,
+        narrower: dict[int, AdaptiveRound],
+    ) -> None:
+        """`narrower`: a round for each smaller K of `schedule`, over the same parts."""
+        super().__init__(parts, offers, parts.drafter.num_draft_tokens, fixed_shapes)
+        self._schedule = schedule
+        self._narrower = narrower
+
+    def of_batch(self, num_requests: int) -> DecodeRound:
+        return self._narrower.get(self._schedule.k_of(num_requests), self)

@@ -1,0 +1,232 @@
+"""Rounds that offer fewer drafts than there is room for: what every rule does with the others, and that the law holds.
+
+A request that offers k drafts must be judged as if it had drafted k. Which of its drafts it offers may follow from all
+that is known before a draft is drawn, and from nothing else: by exact enumeration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from spec_lab.acceptance.confidences import DraftConfidences
+from spec_lab.acceptance.distribution import SamplingParams
+from spec_lab.acceptance.rejection import METHODS
+from spec_lab.core.types import AcceptanceInputs
+from spec_lab.engine.offers import DraftOffers, OfferRule, are_within_budget
+from tests.acceptance_cases import CPU, RULES, TRUNCATED, emitted, make_inputs, request
+from tests.test_rejection import (
+    PLAIN,
+    PROPOSALS,
+    Models,
+    empty_prefix,
+    enumeration_error,
+    inputs_after,
+    make_models,
+    one_round,
+    one_thread,
+)
+
+__all__ = ["one_thread"]
+
+
+# Every rule.
+
+
+def random_inputs(num_drafts: int, batch_size: int = 16, vocab_size: int = 6) -> AcceptanceInputs:
+    """Rounds in which drafts are often accepted: they are drawn from distributions near the target's."""
+    generator = torch.Generator().manual_seed(3)
+    logits = 2 * torch.randn((batch_size, num_drafts + 1, vocab_size), generator=generator)
+    draft_logits = logits[:, :-1] + 0.5 * torch.randn((batch_size, num_drafts, vocab_size), generator=generator)
+    drawn = torch.softmax(2 * draft_logits, dim=-1).flatten(0, 1).multinomial(1, generator=generator)
+    return make_inputs(logits, drawn.view(batch_size, num_drafts), draft_logits=draft_logits)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_is_not_offered_is_as_if_it_had_not_been_drafted(name: str) -> None:
+    """A batch in which rows offer 0 to 3 drafts, against rounds of a row each of so many drafts."""
+    inputs, num_drafts = random_inputs(3), 3
+    batch_size = len(inputs.active)
+    offered = torch.arange(batch_size) % (num_drafts + 1)
+    rules = [RULES[name](batch_size, num_drafts, CPU) for _ in range(2)]
+    for rule in rules:
+        for slot in range(batch_size):
+            rule.admit(slot, request((0,), str(slot)))
+    got = emitted(rules[0].accept(replace(inputs, num_drafts=offered)))
+    assert inputs.draft_logits is not None
+    for row, count in enumerate(offered.tolist()):
+        short = make_inputs(
+            inputs.logits[row : row + 1, : count + 1],
+            inputs.draft_tokens[row : row + 1, :count],
+            slot_ids=torch.tensor([row]),
+            draft_logits=inputs.draft_logits[row : row + 1, :count],
+        )
+        assert [got[row]] == emitted(rules[1].accept(short))
+    assert {len(tokens) - 1 for tokens in got} >= {0, 1, 2}
+    assert any(len(tokens) - 1 == count > 0 for tokens, count in zip(got, offered.tolist(), strict=True))
+
+
+def test_an_inactive_row_emits_nothing_whatever_it_offers() -> None:
+    inputs = random_inputs(2, batch_size=3)
+    inputs = replace(inputs, active=torch.tensor([True, False, True]), num_drafts=torch.tensor([0, 2, 1]))
+    for name in ("strict", "synthetic", "block_truncated"):
+        assert emitted(RULES[name](3, 2, CPU).accept(inputs))[1] == []
+
+
+# The law, by enumeration.
+
+
+def by_confidence(inputs: AcceptanceInputs) -> torch.Tensor:
+    """Offer drafts while the product of the top-1 probabilities is at least .5, as `drafter.stop` does."""
+    assert inputs.draft_logits is not None
+    survival = torch.softmax(inputs.draft_logits, -1).amax(-1).cumprod(dim=1)
+    return (survival >= 0.5).sum(dim=1)
+
+
+def by_drawn_token(inputs: AcceptanceInputs) -> torch.Tensor:
+    """The tempting wrong cut: offer drafts while the product of their own probabilities is at least .5."""
+    assert inputs.draft_logits is not None
+    drawn = torch.softmax(inputs.draft_logits, -1).gather(-1, inputs.draft_tokens.unsqueeze(-1)).squeeze(-1)
+    return (drawn.cumprod(dim=1) >= 0.5).sum(dim=1)
+
+
+def by_later_confidence(inputs: AcceptanceInputs) -> torch.Tensor:
+    """Another wrong cut: the first draft is left out where the drafter is not sure of the second, which it says having
+    drawn the first."""
+    assert inputs.draft_logits is not None
+    top = torch.softmax(inputs.draft_logits, -1).amax(-1)
+    return torch.where(top[:, 1] >= 0.6, inputs.draft_tokens.shape[1], 0)
+
+
+def by_earlier_tokens(inputs: AcceptanceInputs) -> torch.Tensor:
+    """Nothing to do with confidence: the second draft is offered behind some first drafts only."""
+    return torch.where(inputs.draft_tokens[:, 0] % 2 == 0, inputs.draft_tokens.shape[1], 1)
+
+
+def none_at_all(inputs: AcceptanceInputs) -> torch.Tensor:
+    return torch.zeros_like(inputs.slot_ids)
+
+
+CUTS = {cut.__name__: cut for cut in (by_confidence, by_earlier_tokens, none_at_all)}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("proposal", ["zeros", "far", "other"])
+@pytest.mark.parametrize("method", METHODS)
+def test_two_rounds_that_offer_fewer_drafts_equal_the_target(method: str, proposal: str, cut: str) -> None:
+    """Over a vocabulary of 4, all six tokens jointly; block verification too."""
+    models = make_models(4, 2, PLAIN, proposal)
+    assert enumeration_error(models, METHODS[method], PLAIN, CUTS[cut]) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("proposal", PROPOSALS)
+@pytest.mark.parametrize("method", METHODS)
+def test_three_drafts_of_which_fewer_are_offered_equal_the_target(method: str, proposal: str, cut: str) -> None:
+    models = make_models(4, 3, TRUNCATED, proposal)
+    assert enumeration_error(models, METHODS[method], TRUNCATED, CUTS[cut]) < 1e-12
+
+
+@pytest.mark.parametrize("method", ["standard", "block"])
+@pytest.mark.parametrize("cut", [by_drawn_token, by_later_confidence])
+def test_the_enumeration_sees_a_cut_that_knows_the_token(method: str, cut: object) -> None:
+    models = make_models(4, 2, PLAIN, "other")
+    assert enumeration_error(models, METHODS[method], PLAIN, cut) > 1e-3  # type: ignore[arg-type]
+
+
+def test_two_tokens_show_the_bias_of_reading_the_drawn_token() -> None:
+    """The target's tokens are equally likely, the drafter's .7 and .3, the threshold is .5.
+
+    A cut by the drawn token offers token 0 alone. It then stands with probability .7 * .5 / .7 where it was drawn, and
+    with .3 * .5 where it was not: .65 in place of .5. A cut by the largest probability offers either.
+    """
+    p, q = (torch.tensor(row, dtype=torch.float64).log() for row in ([0.5, 0.5], [0.7, 0.3]))
+    models = Models([p.expand(2**d, 2) for d in range(4)], [q.expand(2**d, 2) for d in range(4)], 2, 1)
+
+    def chance_of_token_0(cut: object) -> float:
+        after = one_round(empty_prefix(models), models, METHODS["standard"], SamplingParams(1.0), cut)  # type: ignore[arg-type]
+        return float(after[1][0] + after[2].view(2, 2)[0].sum())
+
+    assert chance_of_token_0(by_drawn_token) == pytest.approx(0.65, abs=1e-12)
+    assert chance_of_token_0(by_confidence) == pytest.approx(0.5, abs=1e-12)
+    assert chance_of_token_0(none_at_all) == pytest.approx(0.5, abs=1e-12)
+
+
+@pytest.mark.parametrize("neighbour", [[0.9, 0.8], [0.55, 0.45], [0.1, 0.05]])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_budget_keeps_the_law_of_a_request_whatever_its_neighbour_drafted(
+    method: str, neighbour: list[float]
+) -> None:
+    """Two requests share a row for each and two more."""
+
+    def cut(inputs: AcceptanceInputs) -> torch.Tensor:
+        assert inputs.draft_logits is not None
+        mine = torch.softmax(inputs.draft_logits, -1).amax(-1).cumprod(dim=1)
+        rows = torch.stack((mine, torch.tensor(neighbour).double().expand_as(mine)), dim=1)
+        everything = torch.ones(2, 2, dtype=torch.bool)
+        return torch.stack([are_within_budget(pair, everything, torch.tensor(2))[0].sum() for pair in rows])
+
+    models = make_models(3, 2, PLAIN, "other")
+    offered = {int(count) for depth in range(3) for count in cut(inputs_after(models, depth)[0])}
+    assert len(offered) > 1 or neighbour != [0.55, 0.45]
+    assert enumeration_error(models, METHODS[method], PLAIN, cut) < 1e-12
+
+
+# Who offers how many.
+
+
+def offers_of(survival: list[list[float]], drafted: list[int], rule: OfferRule) -> DraftOffers:
+    """The offers of slots whose drafter said this, of `drafted` drafts each."""
+    confidences = DraftConfidences(len(survival), len(survival[0]), CPU)
+    confidences.survival[:-1] = torch.tensor(survival)
+    offers = DraftOffers(len(survival), rule, confidences, CPU)
+    offers.num_drafted[:-1] = torch.tensor(drafted)
+    return offers
+
+
+SURE, UNSURE, FADING = [0.9, 0.8, 0.7], [0.3, 0.2, 0.1], [0.8, 0.35, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("rule", "drafted", "most", "offered"),
+    [
+        (OfferRule(threshold=0.4), [3, 3, 3], 3, [3, 0, 1]),
+        (OfferRule(threshold=0.35), [3, 3, 3], 3, [3, 0, 2]),
+        (OfferRule(threshold=0.4), [1, 3, 0], 3, [1, 0, 0]),
+        (OfferRule(threshold=0.05), [3, 3, 3], 1, [1, 1, 1]),
+        (OfferRule(threshold=0.05), [3, 3, 3], 0, [0, 0, 0]),
+        (OfferRule(budget=3), [3, 3, 3], 3, [0, 0, 0]),
+        (OfferRule(budget=4), [3, 3, 3], 3, [1, 0, 0]),
+        (OfferRule(budget=6), [3, 3, 3], 3, [2, 0, 1]),
+        (OfferRule(budget=9), [3, 3, 3], 3, [3, 1, 2]),
+        (OfferRule(budget=9), [1, 3, 3], 3, [1, 2, 3]),
+        (OfferRule(budget=99), [3, 3, 3], 3, [3, 3, 3]),
+        (OfferRule(threshold=0.4, budget=6), [3, 3, 3], 3, [2, 0, 1]),
+        (OfferRule(threshold=0.75, budget=99), [3, 3, 3], 3, [2, 0, 1]),
+    ],
+)
+def test_offers_by_threshold_and_budget(rule: OfferRule, drafted: list[int], most: int, offered: list[int]) -> None:
+    offers = offers_of([SURE, UNSURE, FADING], drafted, rule)
+    active = torch.ones(3, dtype=torch.bool)
+    assert offers.of(torch.arange(3), active, most).tolist() == offered
+
+
+def test_a_budget_knows_no_padded_row_and_no_hole() -> None:
+    """Row 2 is the scratch slot's; of equal confidences the earlier row comes first, and a row from its front."""
+    offers = offers_of([[1.0, 1.0], [1.0, 1.0]], [2, 2], OfferRule(budget=5))
+    offers.num_drafted[-1] = 2
+    active = torch.tensor([True, True, False])
+    assert offers.of(torch.tensor([1, 0, 2]), active, 2).tolist() == [2, 1, 0]
+
+
+def test_survival_is_the_product_from_draft_1_on() -> None:
+    confidences = DraftConfidences(2, 3, CPU)
+    slots = torch.tensor([1, 0])
+    for _ in range(2):  # a second round begins anew
+        confidences.begin(slots, torch.tensor([0.5, 0.25]))
+        confidences.go_on(slots, torch.tensor([0.5, 1.0]), torch.tensor([1]))
+        confidences.go_on(slots, torch.tensor([0.5, 0.5]), torch.tensor([2]))
+        assert confidences.of(slots).tolist() == [[0.5, 0.25, 0.125], [0.25, 0.25, 0.125]]
