@@ -22,6 +22,7 @@ from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.round import Parts
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
+from spec_lab.engine.states import slot_states
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.engine.timing import make_timer
 from spec_lab.errors import UserError
@@ -54,6 +55,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
     confidences = build_confidences(config, limits, models.device)
     drafter = make_drafter(DrafterResources(limits, prune, seeds, cache, confidences))
     assert limits.margin >= 2 * drafter.num_draft_tokens
+    num_rows = drafter.num_draft_tokens + 1 if sizes is None else sizes.num_rows
     table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, models.device)
     parts = Parts(
         target=models.target,
@@ -62,7 +64,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
         backend=models.backend,
         mover=build_mover(config, models),
         cache=cache,
-        slots=SlotState(limits.num_slots, drafter.num_draft_tokens if sizes is None else sizes.num_rows - 1, table),
+        slots=SlotState(limits.num_slots, num_rows - 1, table, slot_states(cache)),
         timer=make_timer(models.device),
     )
     allocator = PageAllocator(limits.num_pages)

@@ -19,11 +19,13 @@ from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import RunConfig, Weights
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, CacheRow, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.recurrent_cache import RecurrentCache
 from spec_lab.core.types import Request
 from spec_lab.corpus.example import THINK_END, THINK_START
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder
+from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.plan import LayerPlan
@@ -39,6 +41,7 @@ class Limits:
         max_seq_len: longest prompt plus output.
         margin: positions past it that a round may write: 2K of a chain, and N more where the host runs a round behind.
         max_kv_len: the longest committed length at the start of a round.
+        num_rows: rows of a request in verify, behind each of which a recurrent layer keeps a state.
     """
 
     num_slots: int
@@ -47,11 +50,12 @@ class Limits:
     page_size: int
     num_pages: int
     max_kv_len: int
+    num_rows: int
 
     def one_sequence(self) -> Limits:
         """Sizes for one sequence at a time, as long as the longest."""
         num_pages = _num_pages(self.max_seq_len + self.margin, self.page_size) + NUM_RESERVED_PAGES
-        return dataclasses.replace(self, num_slots=1, num_pages=num_pages)
+        return dataclasses.replace(self, num_slots=1, num_pages=num_pages, num_rows=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,8 @@ def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: 
     num_slots = min(config.batch_size, len(requests))
     pages_each = _num_pages(max_seq_len + margin, page_size)
     num_pages = config.cache.num_pages or pages_each * num_slots + NUM_RESERVED_PAGES
-    return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows)
+    num_rows = num_draft_tokens + 1
+    return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows, num_rows)
 
 
 def _refuse_sparse_attention(target: ModelConfig, longest: Request, reach: int) -> None:
@@ -179,6 +184,11 @@ def load_models(
             f"cache.max_seq_len={max_seq_len} is longer than the target's {model_config.max_position_embeddings} "
             "positions; use cache.max_seq_len=null"
         )
+    if model_config.keeps_states and tree_sizes(config) is not None:
+        raise UserError(
+            f"tree={config.tree.name}: layers of the target keep a state, which branches cannot share ({folder}); "
+            "use tree=none"
+        )
     # Draft positions may pass the end; they are clamped onto the last row of the table.
     max_positions = min(model_config.max_position_embeddings, max_seq_len + 2 * 16)
     kernels = KERNELS[config.kernels](device, dtype)
@@ -193,8 +203,10 @@ def load_models(
     return Models(target, backend, kernels, device, dtype, markers)
 
 
-def cache_row(plan: LayerPlan) -> CacheRow:
-    """Says what the cache of a layer holds of one token."""
+def cache_row(plan: LayerPlan) -> CacheRow | None:
+    """Says what the cache of a layer holds of one token; None for a layer that keeps a state instead."""
+    if plan.delta_net is not None:
+        return None
     if plan.latent is not None:
         return CacheRow((plan.latent.row_width,), plan.kv_owner)
     return CacheRow((2, plan.num_kv_heads, plan.head_dim), plan.kv_owner)
@@ -203,7 +215,20 @@ def cache_row(plan: LayerPlan) -> CacheRow:
 def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models) -> PagedKVCache:
     """A cache of `limits.num_pages` pages for layers of these plans; UserError when the device has no room for it."""
     rows = [cache_row(plan) for plan in plans]
-    num_elements = limits.num_pages * limits.page_size * sum(prod(row.shape) for row in rows if row.owner is None)
+    nets = {index: plan.delta_net for index, plan in enumerate(plans) if plan.delta_net is not None}
+    item_size = models.dtype.itemsize
+    row_sizes = (prod(row.shape) for row in rows if row is not None and row.owner is None)
+    num_bytes = limits.num_pages * limits.page_size * sum(row_sizes) * item_size
     what = f"a cache of cache.num_pages={limits.num_pages} pages of {limits.page_size} tokens"
-    with room_for(num_elements * models.dtype.itemsize, what, models.device):
-        return PagedKVCache(rows, limits.num_pages, limits.page_size, models.dtype, models.device)
+    if nets:
+        num_bytes += (limits.num_slots + 1) * sum(net.slot_bytes(limits.num_rows, item_size) for net in nets.values())
+        what += f", and of {limits.num_slots} slots with a state for each of {limits.num_rows} verify rows,"
+    with room_for(num_bytes, what, models.device):
+        recurrent = {index: recurrent_cache(net, limits, models) for index, net in nets.items()}
+        return PagedKVCache(rows, limits.num_pages, limits.page_size, models.dtype, models.device, recurrent)
+
+
+def recurrent_cache(net: DeltaNetSizes, limits: Limits, models: Models) -> RecurrentCache:
+    """The states of one layer."""
+    window = (net.history, net.conv_size)
+    return RecurrentCache.zeros(limits.num_slots, limits.num_rows, net.state_shape, window, models.dtype, models.device)

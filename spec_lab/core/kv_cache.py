@@ -7,10 +7,13 @@ nobody will read: padded rows, and positions past the end of the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from spec_lab.core.recurrent_cache import RecurrentCache
 
 NULL_PAGE = 0
 SCRATCH_PAGE = 1
@@ -43,26 +46,39 @@ class PagedKVCache:
 
     Attributes:
         tensors: [layers, num_pages * page_size, *shape], one for all layers whose rows have the same shape.
-        layers: a view a layer; a layer that reads another's has that one's.
+        layers: a `LayerCache` a layer, a view; a layer that reads another's has that one's. A layer with a state has a
+            `RecurrentCache` instead.
+        recurrent: those caches alone, which lie by request slot and not in pages.
     """
 
     def __init__(
-        self, rows: Sequence[CacheRow], num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        rows: Sequence[CacheRow | None],
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        recurrent: Mapping[int, RecurrentCache] | None = None,
     ) -> None:
+        """`rows`: None for the layers whose caches are in `recurrent`."""
+        by_layer = recurrent or {}
+        self.recurrent = tuple(by_layer.values())
         self.num_pages = num_pages
         self.dtype = dtype
         self.device = device
         owned: dict[tuple[int, ...], list[int]] = {}
         for index, row in enumerate(rows):
-            if row.owner is None:
+            if row is not None and row.owner is None:
                 owned.setdefault(row.shape, []).append(index)
-        views: dict[int, LayerCache] = {}
+        views: dict[int, Any] = dict(by_layer)
         self.tensors: tuple[torch.Tensor, ...] = ()
         for shape, indices in owned.items():
             tensor = torch.zeros((len(indices), num_pages * page_size, *shape), dtype=dtype, device=device)
             self.tensors += (tensor,)
             views |= {index: LayerCache(view) for index, view in zip(indices, tensor, strict=True)}
-        self.layers = tuple(views[index if row.owner is None else row.owner] for index, row in enumerate(rows))
+        self.layers = tuple(
+            views[index if row is None or row.owner is None else row.owner] for index, row in enumerate(rows)
+        )
 
     @property
     def kv(self) -> torch.Tensor:

@@ -14,6 +14,7 @@ from enum import StrEnum
 import torch
 
 from spec_lab.core.draft_tree import TreeRows
+from spec_lab.core.recurrent_cache import RecurrentRows
 
 
 class FinishReason(StrEnum):
@@ -116,6 +117,7 @@ class AttentionMetadata:
         masks: additive masks by (window, query heads a KV head), derived when first needed and shared by the layers
             that have both; a draft head may group its heads in another way than the target.
         tree: what the rows see where they are those of a tree (`core.tree_protocols`); None where they are a chain.
+        recurrent: the slots that the rows are of, for layers that have a state; None for a model without such layers.
     """
 
     positions: torch.Tensor
@@ -127,6 +129,7 @@ class AttentionMetadata:
     read_slots: torch.Tensor | None = None
     masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
     tree: TreeRows | None = None
+    recurrent: RecurrentRows | None = None
 
 
 @dataclass(slots=True)
@@ -149,6 +152,7 @@ class RoundBatch:
         page_table: [batch, num_pages + 1].
         max_kv_len: upper bound of `kv_lens` known to the host.
         num_drafts: [batch] how many of its drafts each request offers; None where each offers all.
+        recurrent: where verify finds the states of a target with recurrent layers; None for any other.
     """
 
     slot_ids: torch.Tensor
@@ -158,6 +162,7 @@ class RoundBatch:
     page_table: torch.Tensor
     max_kv_len: int
     num_drafts: torch.Tensor | None = None
+    recurrent: RecurrentRows | None = None
 
     @property
     def num_rows(self) -> int:

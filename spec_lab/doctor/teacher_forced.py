@@ -25,6 +25,7 @@ from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.round import collect_drafts
+from spec_lab.engine.states import slot_states
 from spec_lab.pruning.selection import AllRows
 
 FeatureChange = Callable[[torch.Tensor], torch.Tensor]
@@ -110,6 +111,9 @@ class TeacherForcedDrafts:
             positions = torch.arange(num_rows, device=self._device).unsqueeze(0)
             seq_lens = torch.tensor([num_rows], device=self._device)
             attention = backend.build(positions, seq_lens, self._page_table, num_rows)
+            states = slot_states(cache)
+            states.clear(0)
+            attention.recurrent = states.of_prompt(0)
             output = target.forward(token_ids, cache, attention, AllRows(), spec)
             self._features[text, spec] = output.features
         return self._features[text, spec]

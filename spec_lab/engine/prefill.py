@@ -48,6 +48,7 @@ class PromptPass:
         seq_lens = torch.tensor([end], device=page_table.device)
         positions = torch.arange(start, end, device=page_table.device).unsqueeze(0)
         attention = parts.backend.build(positions, seq_lens, page_table, end)
+        attention.recurrent = parts.slots.states.of_prompt(slot)
         if not is_last:
             return attention, None
         max_draft_len = end + parts.drafter.num_draft_tokens

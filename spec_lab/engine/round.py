@@ -91,12 +91,14 @@ class DecodeRound:
     def attention(self, batch: RoundBatch) -> AttentionMetadata:
         """Build the metadata of verify's rows, at positions L..L+K."""
         num_rows = batch.input_ids.shape[1]
-        return self.parts.backend.build(
+        attention = self.parts.backend.build(
             positions=batch.kv_lens.unsqueeze(1) + torch.arange(num_rows, device=batch.kv_lens.device),
             seq_lens=batch.kv_lens + num_rows,
             page_table=batch.page_table,
             max_seq_len=batch.max_kv_len + num_rows,
         )
+        attention.recurrent = batch.recurrent
+        return attention
 
     def accept(self, output: VerifyOutput) -> VerifiedRound:
         """Let the rule judge the drafts."""

@@ -6,6 +6,7 @@ import torch
 
 from spec_lab.core.types import RoundBatch, Verification
 from spec_lab.engine.pages import PageTable
+from spec_lab.engine.states import NoStates, SlotStates
 
 
 class SlotState:
@@ -15,11 +16,15 @@ class SlotState:
         kv_lens: [num_slots + 1] committed KV length L.
         input_ids: [num_slots + 1, N] the pending token and the drafts of the next round.
         table: pages of each slot.
+        states: the states of each slot, where the target's layers have some.
     """
 
-    def __init__(self, num_slots: int, num_draft_tokens: int, table: PageTable) -> None:
+    def __init__(
+        self, num_slots: int, num_draft_tokens: int, table: PageTable, states: SlotStates | None = None
+    ) -> None:
         device = table.pages.device
         self.table = table
+        self.states = states or NoStates()
         self.kv_lens = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self.input_ids = torch.zeros((num_slots + 1, num_draft_tokens + 1), dtype=torch.int64, device=device)
 
@@ -39,14 +44,16 @@ class SlotState:
             input_ids=self.input_ids.index_select(0, slot_ids),
             page_table=self.table.pages.index_select(0, slot_ids),
             max_kv_len=max_kv_len,
+            recurrent=self.states.of_round(slot_ids),
         )
 
     def commit(self, batch: RoundBatch, verification: Verification, draft_tokens: torch.Tensor) -> None:
         """Add n to L, and make the last emitted token the pending one. Inactive rows emit 0, so their L stays."""
-        last = (verification.num_emitted - 1).clamp(min=0).unsqueeze(1)
-        pending = verification.tokens.gather(1, last)
+        last = (verification.num_emitted - 1).clamp(min=0)
+        pending = verification.tokens.gather(1, last.unsqueeze(1))
         self.kv_lens.index_add_(0, batch.slot_ids, verification.num_emitted)
         self.input_ids.index_copy_(0, batch.slot_ids, torch.cat((pending, draft_tokens), dim=1))
+        self.states.commit(batch.slot_ids, last)
 
     def start(self, slot: int, kv_len: int, pending_token: torch.Tensor, draft_tokens: torch.Tensor) -> None:
         """Set the slot after its prompt pass: pending_token [1], draft_tokens [1, num_draft_tokens]."""
@@ -58,3 +65,4 @@ class SlotState:
         self.kv_lens[slot] = 0
         self.input_ids[slot].zero_()
         self.table.clear(slot)
+        self.states.clear(slot)

@@ -11,6 +11,7 @@ from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, Target
 from spec_lab.core.types import FeatureSpec
 from spec_lab.engine.pages import PageTable
+from spec_lab.engine.states import slot_states
 from spec_lab.errors import UserError
 from spec_lab.pruning.selection import AllRows
 
@@ -47,6 +48,7 @@ class TeacherForcing:
         self._target = target
         self._backend = backend
         self._cache = cache
+        self._states = slot_states(cache)
         self._chunk_size = chunk_size
 
     @torch.inference_mode()
@@ -87,10 +89,13 @@ class TeacherForcing:
 
     def _logits(self, token_ids: list[int], start: int) -> torch.Tensor:
         """Return the [rows, vocab] float32 logits of the chunk that begins at position `start`."""
+        if start == 0:
+            self._states.clear(0)
         device = self._page_table.device
         end = start + len(token_ids)
         positions = torch.arange(start, end, device=device).unsqueeze(0)
         attention = self._backend.build(positions, torch.tensor([end], device=device), self._page_table, end)
+        attention.recurrent = self._states.of_prompt(0)
         ids = torch.tensor(token_ids, device=device)
         output = self._target.forward(ids, self._cache, attention, AllRows(), FeatureSpec())
         return self._target.logits(output.hidden).float()

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from spec_lab.errors import UserError
 from spec_lab.models.block_fp8 import BlockScales, dequantised, with_scales
 from spec_lab.models.config import ModelConfig
+from spec_lab.models.delta_net_checkpoint import delta_net_tensor_shapes
 from spec_lab.models.expert_checkpoint import with_stacked_experts
 from spec_lab.models.expert_sizes import expert_tensor_shapes
 from spec_lab.models.json_input import ConfigFields, read_json, shown
@@ -23,8 +24,9 @@ from spec_lab.models.plan import LayerPlan
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
-# Whatever the run's dtype: what these are added to lies closer together than bfloat16 can tell apart.
-FLOAT32_TENSORS = (".e_score_correction_bias",)
+# Whatever the run's dtype: what the first is added to lies closer together than bfloat16 can tell apart, and a state's
+# decay over thousands of rows hangs on the others (SGLang #20741).
+FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class StoredTensor:
         stack: the tensors that it is made of, where the file has one for each expert: those of an expert one above the
             other, the experts behind one another.
         scales: of the blocks of an fp8 matrix; None where the numbers stand for themselves.
+        form: what is made of it once it is read; `shape` is what comes of it. None is nothing.
     """
 
     file: Path
@@ -47,6 +50,7 @@ class StoredTensor:
     part: Part | None = None
     stack: tuple[tuple[StoredTensor, ...], ...] = ()
     scales: BlockScales | None = None
+    form: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 def decoder_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -67,8 +71,17 @@ def layer_tensor_shapes(plan: LayerPlan, hidden_size: int, attention_input_size:
     return {
         "input_layernorm.weight": (hidden_size,),
         "post_attention_layernorm.weight": (hidden_size,),
-        **_attention_shapes(plan, hidden_size, attention_input_size),
+        **_mixer_shapes(plan, hidden_size, attention_input_size),
         **_mlp_shapes(plan, hidden_size),
+    }
+
+
+def _mixer_shapes(plan: LayerPlan, hidden_size: int, input_size: int) -> dict[str, tuple[int, ...]]:
+    if plan.delta_net is None:
+        return _attention_shapes(plan, hidden_size, input_size)
+    assert input_size == hidden_size, "no draft head has a delta net"
+    return {
+        f"linear_attn.{name}": shape for name, shape in delta_net_tensor_shapes(plan.delta_net, hidden_size).items()
     }
 
 
@@ -221,7 +234,8 @@ def read_tensors(
 ) -> dict[str, torch.Tensor]:
     """Read tensors from disk, each file opened once; floating tensors are cast to `dtype`, others keep theirs.
 
-    Every tensor is copied: one that stays mapped to its file would change, or fault, when training rewrites the file.
+    Those of `FLOAT32_TENSORS` are float32 whatever `dtype` is. Every tensor is copied: one that stays mapped to
+    its file would change, or fault, when training rewrites the file.
 
     Raises:
         UserError: a tensor with NaN or infinity, in the file or once cast: nothing a model says with it means anything.
@@ -248,8 +262,9 @@ def _read_whole(
             for key, tensor in stored.items():
                 if tensor.file == file:
                     value = _read(handle, tensor)
-                    kept_dtype = _dtype_in_memory(tensor.name, value, dtype)
-                    tensors[key] = value.to(device=device, dtype=kept_dtype, copy=True)
+                    kept_dtype = _dtype_in_memory(key, value, dtype)
+                    made = value if tensor.form is None else tensor.form(value)
+                    tensors[key] = made.to(device=device, dtype=kept_dtype, copy=True)
                     if not is_finite(tensors[key]):
                         raise _not_finite(tensor, value, kept_dtype)
     return tensors
@@ -258,6 +273,11 @@ def _read_whole(
 def _dtype_in_memory(name: str, value: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
     if not value.is_floating_point():
         return value.dtype
+    return run_dtype(name, dtype)
+
+
+def run_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that the tensor `name` has in a model of `dtype`."""
     return torch.float32 if name.endswith(FLOAT32_TENSORS) else dtype
 
 

@@ -52,6 +52,11 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def keeps_states(self) -> bool:
+        """Tells whether a layer has a state, out of which rejected drafts have to be taken again."""
+        return any(plan.delta_net is not None for plan in self.layers)
+
+    @property
     def only_layer(self) -> LayerPlan:
         """The plan of a decoder of one layer, as draft heads are."""
         (plan,) = self.layers

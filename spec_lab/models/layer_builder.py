@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
+from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend
+from spec_lab.models.delta_net import build_delta_net
 from spec_lab.models.experts import build_experts
 from spec_lab.models.latent import build_latent_attention
 from spec_lab.models.layers import (
@@ -38,8 +41,13 @@ def build_layer(
 
     `plan` and `tensors` are those of the process's share, as `partition` cuts them.
     """
+    attention: AttentionPart[Any]
+    if plan.delta_net is None:
+        attention = build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
+    else:
+        attention = build_delta_net(plan.delta_net, tensors, f"{prefix}linear_attn.", eps, partition)
     return DecoderLayer(
-        build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition),
+        attention,
         build_mlp(plan, tensors, f"{prefix}mlp.", partition),
         RMSNorm(tensors[f"{prefix}input_layernorm.weight"], eps),
         RMSNorm(tensors[f"{prefix}post_attention_layernorm.weight"], eps),
@@ -53,7 +61,7 @@ def build_attention(
     prefix: str,
     backend: AttentionBackend,
     partition: Partition = WHOLE,
-) -> AttentionPart:
+) -> AttentionPart[LayerCache]:
     """Build attention from Hugging Face names below `prefix` (ending in `self_attn.`); as in `build_layer`, `plan`
     and `tensors` are those of a share. `eps` is of its norms."""
     if plan.latent is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -188,21 +188,24 @@ class GatedMLP:
         return self.down(self.activation(gate) * up)
 
 
-class AttentionPart(Protocol):
-    """Mixes the rows of a request: the part of a layer that has a cache."""
+Cache = TypeVar("Cache", contravariant=True)
+
+
+class AttentionPart(Protocol[Cache]):
+    """Mixes the rows of a request: the part of a layer that has a cache, of pages or of states."""
 
     def __call__(
         self,
         rows: torch.Tensor,
         rotary: RotaryRows,
-        cache: LayerCache,
+        cache: Cache,
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
         """Write what all rows leave in the cache, and attend: [kept rows, hidden_size]."""
         ...
 
-    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: Cache, metadata: AttentionMetadata) -> None:
         """Write what all rows leave in the cache, and nothing else."""
         ...
 
@@ -218,7 +221,9 @@ class DecoderLayer:
 
     __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
 
-    def __init__(self, attention: AttentionPart, mlp: RowsPart, attention_norm: RMSNorm, mlp_norm: RMSNorm) -> None:
+    def __init__(
+        self, attention: AttentionPart[Any], mlp: RowsPart, attention_norm: RMSNorm, mlp_norm: RMSNorm
+    ) -> None:
         self.attention = attention
         self.mlp = mlp
         self.attention_norm = attention_norm
@@ -228,7 +233,7 @@ class DecoderLayer:
         self,
         stream: torch.Tensor,
         rotary: RotaryRows,
-        cache: LayerCache,
+        cache: Any,
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:

@@ -171,8 +171,8 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
     fields = ConfigFields(decoder, source)
     # A file may name a family with latent attention, and hold modules without: the tensors decide.
     supported = [name for name in fields.texts("architectures") if name in READERS and name not in LATENT_ARCHITECTURES]
-    one_layer = {"architectures": supported or [layout.architecture], "num_hidden_layers": 1, "layer_types": None}
-    options = {**layout.defaults, **decoder, **one_layer, **SPARSE_LAYER}
+    one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"], **SPARSE_LAYER}
+    options = {**layout.defaults, **decoder, **one_layer, "architectures": supported or [layout.architecture]}
     if supported:
         layer = read_decoder(options, source)
         rope = layer.only_layer.rope

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.expert_sizes import ExpertSizes
 from spec_lab.models.latent_sizes import LatentSizes
 
@@ -45,6 +46,7 @@ class LayerPlan:
     Attributes:
         window: keys a query sees, itself included; None is full attention.
         attention_gate: q_proj has doubled rows, of each head the query's and then its output gate's (Qwen3-Next).
+        delta_net: what stands in the place of attention and keeps a state; the fields of attention say nothing then.
         experts: what stands in the MLP's place, so that `intermediate_size` and `mlp_bias` say nothing, or beside it
             (Gemma 4).
         kv_owner: the layer whose keys and values this one reads, which then writes none of its own; None is itself.
@@ -64,5 +66,6 @@ class LayerPlan:
     qk_norm: bool = False
     attention_gate: bool = False
     kv_owner: int | None = None
+    delta_net: DeltaNetSizes | None = None
     experts: ExpertSizes | None = None
     latent: LatentSizes | None = None

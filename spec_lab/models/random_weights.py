@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from spec_lab.models.checkpoint import run_dtype
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.eagle3_checkpoint import Eagle3Config, eagle3_tensor_shapes
 from spec_lab.models.partition import WHOLE, Partition, kept_part
@@ -30,19 +31,21 @@ def random_tensors(
     generator = torch.Generator(device).manual_seed(seed)
     tensors = {}
     for name, shape in shapes.items():
+        own_dtype = run_dtype(name, dtype)
         if name.endswith(ONES):
-            tensor = torch.ones(shape, dtype=dtype, device=device)
+            tensor = torch.ones(shape, dtype=own_dtype, device=device)
         elif name.endswith(".bias"):
-            tensor = torch.zeros(shape, dtype=dtype, device=device)
+            tensor = torch.zeros(shape, dtype=own_dtype, device=device)
         else:
-            tensor = torch.empty(shape, dtype=dtype, device=device).normal_(0, SCALE, generator=generator)
+            tensor = torch.empty(shape, dtype=own_dtype, device=device).normal_(0, SCALE, generator=generator)
         tensors[name] = kept_part(partition, name, tensor)
     return tensors
 
 
 def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> Eagle3Config:
     """A head of one Llama layer as wide as the target's, with the target's embedding."""
-    plan = replace(target.layers[0], qk_norm=False, qkv_bias=False, window=None)
+    first = target.layers[0]
+    plan = replace(first, qk_norm=False, qkv_bias=False, window=None, attention_gate=False, delta_net=None)
     return Eagle3Config(
         layer=replace(target, family="llama", layers=(plan,)),
         target_hidden_size=target.hidden_size,

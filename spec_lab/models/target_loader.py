@@ -14,6 +14,7 @@ from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder, DecoderTarget
 from spec_lab.models.gemma4 import Gemma4Target
 from spec_lab.models.gemma4_checkpoint import gemma4_tensor_shapes, own_tensors
+from spec_lab.models.hybrid_checkpoint import hybrid_tensors
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.random_weights import random_tensors
 
@@ -57,6 +58,11 @@ def read_gemma4_tensors(config: ModelConfig, source: WeightSource) -> Tensors:
     return source.read(gemma4_tensor_shapes(config), own)
 
 
+def read_hybrid(config: ModelConfig, source: WeightSource) -> Tensors:
+    """Read a Qwen3.5 or Qwen3-Next, alone or inside a model that also sees."""
+    return source.read(decoder_tensor_shapes(config), lambda stored: hybrid_tensors(stored, config))
+
+
 @dataclass(frozen=True, slots=True)
 class TargetFamily:
     """Holds what a family of targets has of its own; by default it is what Llama has.
@@ -81,6 +87,7 @@ FAMILIES: Mapping[str, TargetFamily] = {
     "deepseek_v3": PLAIN,
     "kimi_k2": PLAIN,
     "glm4_moe_lite": PLAIN,
+    "hybrid": TargetFamily(read_hybrid),
 }
 
 

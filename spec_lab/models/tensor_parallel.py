@@ -82,8 +82,14 @@ class TensorParallel:
         """Return the sizes of this process's share of a layer.
 
         Raises:
-            UserError: the heads or the inner channels do not divide, or the layer has experts or latent attention.
+            UserError: the heads or the inner channels do not divide, or the layer has experts, latent attention or a
+                state.
         """
+        if plan.delta_net is not None:
+            raise UserError(
+                f"target.tensor_parallel={self.size} splits no layers that keep a state (gated delta net); use "
+                "target.tensor_parallel=1"
+            )
         if plan.latent is not None:
             raise UserError(
                 f"target.tensor_parallel={self.size} cannot split latent attention (MLA); use target.tensor_parallel=1"

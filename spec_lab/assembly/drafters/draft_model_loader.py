@@ -51,6 +51,11 @@ def _load(
     """The model, and what makes its cache in an engine."""
     folder = weights_folder(config, options)
     model_config = read_model_config(folder, "drafter.path")
+    if model_config.keeps_states:
+        raise UserError(
+            f"{folder}: a draft model whose layers keep a state is not supported, since rejected drafts stay in it; "
+            "set drafter.path to a model whose layers all have attention"
+        )
     if model_config.vocab_size != models.target.vocab_size:
         raise UserError(
             f"{folder}: a draft model with a vocabulary of {model_config.vocab_size}, the target's has "

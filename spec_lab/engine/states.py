@@ -1,0 +1,80 @@
+"""This module keeps track of the state that each slot goes on from, where layers carry one from row to row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.recurrent_cache import RecurrentCache, RecurrentRows
+
+
+class SlotStates(Protocol):
+    """The states of the slots, as the round and the prompt pass see them."""
+
+    def of_round(self, slot_ids: torch.Tensor) -> RecurrentRows | None:
+        """Say where the verify rows of [batch] slots begin, and that each of them leaves a state."""
+        ...
+
+    def of_prompt(self, slot: int) -> RecurrentRows | None:
+        """Say the same of a stretch of one prompt, of which the last row leaves a state."""
+        ...
+
+    def commit(self, slot_ids: torch.Tensor, last_rows: torch.Tensor) -> None:
+        """Go on behind verify row `last_rows` [batch] of each slot, n - 1; 0 for a padded one."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Forget what an earlier request left."""
+        ...
+
+
+class NoStates:
+    """Keeps the protocol `SlotStates` for targets whose layers all keep keys and values."""
+
+    def of_round(self, slot_ids: torch.Tensor) -> None:
+        return None
+
+    def of_prompt(self, slot: int) -> None:
+        return None
+
+    def commit(self, slot_ids: torch.Tensor, last_rows: torch.Tensor) -> None:
+        """Do nothing: keys and values of rejected rows are written over."""
+
+    def clear(self, slot: int) -> None:
+        """Do nothing: rows past a slot's length are never read."""
+
+
+class RecurrentStates:
+    """Keeps the protocol `SlotStates`: an index a slot, on the device, where the captured round sets and reads it.
+
+    Attributes:
+        committed: [num_slots + 1] the row of `RecurrentCache.states` behind the last token that was accepted.
+    """
+
+    def __init__(self, layers: Sequence[RecurrentCache]) -> None:
+        states = layers[0].states
+        self._layers = layers
+        self.committed = torch.zeros(states.shape[0], dtype=torch.int64, device=states.device)
+
+    def of_round(self, slot_ids: torch.Tensor) -> RecurrentRows:
+        return RecurrentRows(slot_ids, self.committed.index_select(0, slot_ids), is_prompt=False)
+
+    def of_prompt(self, slot: int) -> RecurrentRows:
+        slot_ids = torch.tensor([slot], device=self.committed.device)
+        return RecurrentRows(slot_ids, self.committed.index_select(0, slot_ids), is_prompt=True)
+
+    def commit(self, slot_ids: torch.Tensor, last_rows: torch.Tensor) -> None:
+        self.committed.index_copy_(0, slot_ids, last_rows)
+
+    def clear(self, slot: int) -> None:
+        self.committed[slot] = 0
+        for layer in self._layers:
+            layer.clear(slot)
+
+
+def slot_states(cache: PagedKVCache) -> SlotStates:
+    """Make what keeps track of the states in a target's cache."""
+    return RecurrentStates(cache.recurrent) if cache.recurrent else NoStates()

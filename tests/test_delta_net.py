@@ -1,0 +1,236 @@
+"""The gated delta net by itself, against transformers' own layer and rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.core.recurrent_cache import RecurrentCache
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.engine.states import RecurrentStates
+from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
+from spec_lab.models.delta_net_checkpoint import delta_net_tensor_shapes
+from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_row
+from spec_lab.models.delta_sizes import DeltaNetSizes
+from spec_lab.models.layers import RotaryRows
+from spec_lab.pruning.selection import AfterAttention, AllRows
+from tests.tiny_checkpoints import randomize
+
+HIDDEN = 24
+NUM_SLOTS = 3
+SIZES = {
+    "as_many_heads": DeltaNetSizes(2, 2, 8, 8, 4),
+    "grouped": DeltaNetSizes(2, 6, 8, 12, 4),
+    "short_kernel": DeltaNetSizes(1, 2, 6, 4, 2),
+}
+JUNK = 1e4
+
+
+def random_layer(sizes: DeltaNetSizes, seed: int = 0) -> tuple[Any, GatedDeltaNet]:
+    """Transformers' layer with every parameter random, and ours around the same weights."""
+    from transformers import Qwen3_5TextConfig
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+
+    config = Qwen3_5TextConfig(
+        hidden_size=HIDDEN,
+        linear_num_key_heads=sizes.num_key_heads,
+        linear_num_value_heads=sizes.num_value_heads,
+        linear_key_head_dim=sizes.key_head_dim,
+        linear_value_head_dim=sizes.value_head_dim,
+        linear_conv_kernel_dim=sizes.kernel_size,
+        num_hidden_layers=1,
+        layer_types=["linear_attention"],
+    )
+    layer = Qwen3_5GatedDeltaNet(config, 0).eval()
+    randomize(layer, seed)
+    tensors = {f"linear_attn.{name}": value.detach() for name, value in layer.state_dict().items()}
+    expected = {f"linear_attn.{name}": shape for name, shape in delta_net_tensor_shapes(sizes, HIDDEN).items()}
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == expected
+    return layer, build_delta_net(sizes, tensors, "linear_attn.", config.rms_norm_eps)
+
+
+@dataclass
+class Lane:
+    """A layer with a cache of `num_rows` states a slot, in which nothing but a cleared slot is finite and small."""
+
+    layer: GatedDeltaNet
+    cache: RecurrentCache
+    states: RecurrentStates
+
+    @classmethod
+    def of(cls, layer: GatedDeltaNet, sizes: DeltaNetSizes, num_rows: int) -> Lane:
+        columns = sizes.history + num_rows - 1
+        cache = RecurrentCache(
+            torch.full((NUM_SLOTS + 1, num_rows, *sizes.state_shape), JUNK),
+            torch.full((NUM_SLOTS + 1, columns, sizes.conv_size), JUNK),
+        )
+        return cls(layer, cache, RecurrentStates([cache]))
+
+    def prompt(self, slot: int, rows: torch.Tensor) -> torch.Tensor:
+        return self.run(rows, len(rows), self.states.of_prompt(slot))
+
+    def verify(self, slots: list[int], rows: torch.Tensor) -> torch.Tensor:
+        """Run [batch, num_rows, hidden] rows."""
+        flat = self.run(rows.flatten(0, 1), rows.shape[1], self.states.of_round(torch.tensor(slots)))
+        return flat.view(*rows.shape[:2], -1)
+
+    def run(self, rows: torch.Tensor, num_queries: int, recurrent: Any, selection: Any = None) -> torch.Tensor:
+        nothing = torch.zeros(0, dtype=torch.int64)
+        metadata = AttentionMetadata(nothing, nothing, nothing, nothing, num_queries, 0, recurrent=recurrent)
+        return self.layer(rows, RotaryRows(nothing, nothing), self.cache, metadata, selection or AllRows())
+
+    def accept(self, slots: list[int], num_emitted: list[int]) -> None:
+        self.states.commit(torch.tensor(slots), torch.tensor(num_emitted) - 1)
+
+
+@torch.inference_mode()
+def reference(layer: Any, rows: torch.Tensor) -> torch.Tensor:
+    """The outputs of transformers' layer for all of a text's rows at once."""
+    outputs = layer(rows.unsqueeze(0))
+    return (outputs[0] if isinstance(outputs, tuple) else outputs).squeeze(0)
+
+
+def random_rows(batch: int, num_rows: int, sizes: DeltaNetSizes, dtype: torch.dtype = torch.float32) -> DeltaRows:
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(batch, num_rows, sizes.num_value_heads, *shape, generator=generator, dtype=torch.float64)
+
+    queries, keys = (torch.nn.functional.normalize(draw(sizes.key_head_dim), dim=-1) for _ in range(2))
+    rows = (queries, keys, draw(sizes.value_head_dim), -draw().exp(), draw().sigmoid())
+    return DeltaRows(*(part.to(dtype) for part in rows))
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 64, 65, 150])
+def test_chunks_end_where_single_rows_do(num_rows: int) -> None:
+    """Both forms of the rule agree with it in float64, from a state that is not zero."""
+    sizes = SIZES["grouped"]
+    start = torch.randn(2, *sizes.state_shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    exact = list(delta_row_by_row(random_rows(2, num_rows, sizes, torch.float64), start))
+    expected = torch.stack([output for output, _ in exact], dim=1).float()
+    rows = random_rows(2, num_rows, sizes)
+    steps = list(delta_row_by_row(rows, start.float()))
+    outputs, states = delta_in_chunks(rows, start.float())
+    torch.testing.assert_close(torch.stack([output for output, _ in steps], dim=1), expected, rtol=0, atol=3e-5)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=3e-5)
+    for found in (states, steps[-1][1]):
+        torch.testing.assert_close(found, exact[-1][1].float(), rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_a_prompt_equals_transformers(kind: str) -> None:
+    """In one piece, in chunks, and in chunks of one and two rows, which are fewer than the convolution looks back."""
+    sizes = SIZES[kind]
+    theirs, ours = random_layer(sizes)
+    rows = torch.randn(70, HIDDEN, generator=torch.Generator().manual_seed(3))
+    expected = reference(theirs, rows)
+    for chunks in ([70], [33, 37], [1, 2, 1, 1, 2, 63], [64, 2, 2, 2]):
+        lane = Lane.of(ours, sizes, num_rows=4)
+        lane.states.clear(1)
+        found = torch.cat([lane.prompt(1, part) for part in rows.split(chunks)])
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5, msg=f"chunks {chunks}")
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_verify_goes_on_from_the_row_that_was_accepted(kind: str) -> None:
+    """Rounds of any number of rows, after which any number stays, equal a text without the rejected rows."""
+    sizes = SIZES[kind]
+    theirs, ours = random_layer(sizes)
+    lane = Lane.of(ours, sizes, num_rows=5)
+    generator = torch.Generator().manual_seed(4)
+    texts = [torch.randn(length, HIDDEN, generator=generator) for length in (9, 1)]
+    slots = [2, 0]
+    for slot, text in zip(slots, texts, strict=True):
+        lane.states.clear(slot)
+        lane.prompt(slot, text)
+    for index in range(30):
+        num_rows = int(torch.randint(1, 6, (), generator=generator))
+        rows = torch.randn(2, num_rows, HIDDEN, generator=generator)
+        found = lane.verify(slots, rows)
+        emitted = torch.randint(1, num_rows + 1, (2,), generator=generator).tolist()
+        for request in range(2):
+            expected = reference(theirs, torch.cat((texts[request], rows[request])))[-num_rows:]
+            torch.testing.assert_close(found[request], expected, rtol=0, atol=2e-5, msg=f"round {index}")
+            texts[request] = torch.cat((texts[request], rows[request, : emitted[request]]))
+        lane.accept(slots, emitted)
+        poison_unread(lane, slots)
+
+
+def poison_unread(lane: Lane, slots: list[int]) -> None:
+    """Fill every state and every column of the windows that no round may read any more."""
+    columns = lane.cache.windows.shape[1] - lane.cache.states.shape[1] + 1
+    for slot in slots:
+        row = int(lane.states.committed[slot])
+        state, window = lane.cache.states[slot, row].clone(), lane.cache.windows[slot, row : row + columns].clone()
+        lane.cache.states[slot], lane.cache.windows[slot] = JUNK, JUNK
+        lane.cache.states[slot, row], lane.cache.windows[slot, row : row + columns] = state, window
+
+
+def test_padded_rows_leave_the_slots_of_requests_alone() -> None:
+    """Rows of the scratch slot, several of them, change no bit of a live slot that is not in the round."""
+    sizes = SIZES["grouped"]
+    _, ours = random_layer(sizes)
+    lane = Lane.of(ours, sizes, num_rows=3)
+    rows = torch.randn(4, 3, HIDDEN, generator=torch.Generator().manual_seed(5))
+    for slot in range(NUM_SLOTS + 1):
+        lane.states.clear(slot)
+    lane.prompt(0, rows[0])
+    lane.prompt(1, rows[1])
+    before = [lane.cache.states[:2].clone(), lane.cache.windows[:2].clone(), lane.states.committed[:2].clone()]
+    lane.verify([2, NUM_SLOTS, NUM_SLOTS], rows[1:])
+    lane.states.commit(torch.tensor([2, NUM_SLOTS, NUM_SLOTS]), torch.tensor([2, 0, 0]))
+    after = [lane.cache.states[:2], lane.cache.windows[:2], lane.states.committed[:2]]
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_a_cleared_slot_knows_nothing_of_its_last_request() -> None:
+    sizes = SIZES["grouped"]
+    theirs, ours = random_layer(sizes)
+    lane = Lane.of(ours, sizes, num_rows=4)
+    rows = torch.randn(40, HIDDEN, generator=torch.Generator().manual_seed(6))
+    lane.states.clear(1)
+    lane.prompt(1, rows)
+    lane.verify([1], rows[:4].unsqueeze(0))
+    lane.accept([1], [4])
+    lane.states.clear(1)
+    found = lane.prompt(1, rows[20:])
+    torch.testing.assert_close(found, reference(theirs, rows[20:]), rtol=0, atol=2e-5)
+
+
+def test_rows_that_are_dropped_still_reach_the_state() -> None:
+    """As in a last layer of which one row is read, or none."""
+    sizes = SIZES["grouped"]
+    _, ours = random_layer(sizes)
+    rows = torch.randn(6, HIDDEN, generator=torch.Generator().manual_seed(7))
+    whole, picked, written = (Lane.of(ours, sizes, num_rows=2) for _ in range(3))
+    for lane in (whole, picked, written):
+        lane.states.clear(0)
+    expected = whole.prompt(0, rows)
+    found = picked.run(rows, 6, picked.states.of_prompt(0), AfterAttention(torch.tensor([5])))
+    nothing = torch.zeros(0, dtype=torch.int64)
+    metadata = AttentionMetadata(nothing, nothing, nothing, nothing, 6, 0, recurrent=written.states.of_prompt(0))
+    ours.write(rows, RotaryRows(nothing, nothing), written.cache, metadata)
+    torch.testing.assert_close(found, expected[5:], rtol=0, atol=1e-6)
+    for lane in (picked, written):
+        assert torch.equal(lane.cache.states[0, 0], whole.cache.states[0, 0])
+        assert torch.equal(lane.cache.windows[0, :3], whole.cache.windows[0, :3])
+
+
+def test_half_precision_keeps_a_float32_state() -> None:
+    """The states of a bfloat16 layer have float32's error, not the 2.5e-3 that a bfloat16 state gathers."""
+    sizes = SIZES["grouped"]
+    theirs, _ = random_layer(sizes)
+    names = {name: value.detach() for name, value in theirs.state_dict().items()}
+    halves = {n: v if n in ("A_log", "dt_bias") else v.bfloat16() for n, v in names.items()}
+    with pytest.raises(AssertionError):
+        build_delta_net(sizes, {n: v.bfloat16() for n, v in names.items()}, "", 1e-6)
+    layer = build_delta_net(sizes, halves, "", 1e-6)
+    lane = Lane.of(layer, sizes, num_rows=2)
+    lane.cache = RecurrentCache(lane.cache.states, lane.cache.windows.bfloat16())
+    lane.states = RecurrentStates([lane.cache])
+    lane.states.clear(0)
+    found = lane.prompt(0, torch.randn(20, HIDDEN, generator=torch.Generator().manual_seed(8)).bfloat16())
+    assert found.dtype == torch.bfloat16 and lane.cache.states.dtype == torch.float32
