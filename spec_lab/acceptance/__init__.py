@@ -1,1 +1,1 @@
-"""Acceptance rules: from the target's logits and the drafts to the emitted tokens."""
+"""Acceptance rules turn the target's logits and the drafts into the emitted tokens."""

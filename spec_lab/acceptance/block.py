@@ -1,4 +1,4 @@
-"""Block verification (Sun et al., arXiv 2403.10444, algorithm 2): the drafts are judged together, not one by one.
+"""Block verification judges the drafts together, not one by one (Sun et al., arXiv 2403.10444, algorithm 2).
 
 A draft that is unlikely for the target can be paid for by a likely one behind it, so the expected number of accepted
 tokens is never below that of token-by-token verification, at the same output distribution.
@@ -13,7 +13,7 @@ from spec_lab.acceptance.tokenwise import Decision, clipped_ratio
 
 
 def block_decision(p: torch.Tensor, q: torch.Tensor, draft_tokens: torch.Tensor) -> Decision:
-    """Thresholds h_1..h_K and scales P_0..P_K; shapes as in `tokenwise_decision`.
+    """Return thresholds h_1..h_K and scales P_0..P_K; shapes as in `tokenwise_decision`.
 
     P_i = min(1, P_{i-1} p(x_i) / q(x_i)), P_0 = 1, is how far the target follows the first i drafts. With S_i the mass
     of max(P_i p - q, 0) at the next position, h_i = S_i / (S_i + 1 - P_i), and h_K = P_K.

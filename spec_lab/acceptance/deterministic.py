@@ -1,4 +1,4 @@
-"""The base of rules that decide without drawing: they need to know no more than the standing of the drafts."""
+"""Rules that decide without drawing need to know no more than the standing of the drafts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spec_lab.core.protocols import AcceptanceRule
 
 
 class DeterministicRule(AcceptanceRule, Protocol):
-    """A rule that can be re-scored on recorded verify rows."""
+    """Is a rule that can be re-scored on recorded verify rows."""
 
     def matches(self, standing: DraftStanding, slot_ids: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
         """Say of each draft [batch, K] whether it would be accepted if it were reached."""

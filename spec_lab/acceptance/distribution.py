@@ -1,4 +1,4 @@
-"""Distributions: temperature, top-k and top-p as every sampling rule applies them, and what sums must not depend on."""
+"""Every sampling rule applies temperature, top-k and top-p as they stand here, and sums that no batch changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FIXED_POINT = 2.0**52
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """temperature 0 is greedy; None turns `top_k` or `top_p` off."""
+    """Temperature 0 is greedy; None turns `top_k` or `top_p` off."""
 
     temperature: float
     top_k: int | None = None
@@ -31,7 +31,7 @@ def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tenso
 
 
 def truncate(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:
-    """-inf for every token outside the `top_k` likeliest, then outside the smallest set of them with mass `top_p`.
+    """Put -inf at every token outside the `top_k` likeliest, then outside the smallest set of them with mass `top_p`.
 
     Exactly `top_k` tokens stay, and of equal ones the lowest index: the sort is stable. The cumulative mass is summed
     in integers, so that the cut does not depend on the order in which a device adds.

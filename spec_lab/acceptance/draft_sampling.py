@@ -1,4 +1,4 @@
-"""Draft tokens by the drafter's own distribution, and the buffer that keeps it for verification.
+"""Drafts are sampled from the drafter's own distribution, which a buffer keeps for verification.
 
 Greedy drafts need none of this: their q is one-hot.
 """
@@ -16,7 +16,7 @@ from spec_lab.acceptance.noise import SlotSeeds
 def sample_draft(
     logits: torch.Tensor, temperature: float, seeds: torch.Tensor, kv_lens: torch.Tensor, step: torch.Tensor | int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One draft token a request, and the logits of the distribution it was drawn from.
+    """Draw one draft token a request, and return it with the logits of the distribution it was drawn from.
 
     Args:
         logits: [batch, vocab] of the drafter in target ids, -inf outside the draft vocabulary.
@@ -44,7 +44,7 @@ class DraftLogits:
         self.values = torch.zeros((num_slots + 1, num_draft_tokens, vocab_size), device=device)
 
     def write(self, slot_ids: torch.Tensor, step: torch.Tensor, logits: torch.Tensor) -> None:
-        """slot_ids [batch]; step [1] int64, from 0; logits [batch, vocab] in float32."""
+        """Keep float32 logits [batch, vocab] of draft `step` [1] (int64, from 0) of `slot_ids` [batch]."""
         self.values.index_put_((slot_ids, step.expand_as(slot_ids)), logits)
 
     def of(self, slot_ids: torch.Tensor) -> torch.Tensor:

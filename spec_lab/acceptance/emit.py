@@ -19,7 +19,7 @@ def only_offered(inputs: AcceptanceInputs, passed: torch.Tensor) -> torch.Tensor
 
 
 def emit(inputs: AcceptanceInputs, num_accepted: torch.Tensor, last: torch.Tensor) -> Verification:
-    """The accepted drafts and then `last`, the correction or bonus token; both arguments [batch]."""
+    """Emit the accepted drafts and then `last`, the correction or bonus token; both arguments [batch]."""
     tokens = torch.cat((inputs.draft_tokens, last.unsqueeze(1)), dim=1)
     tokens = tokens.scatter(1, num_accepted.unsqueeze(1), last.unsqueeze(1))
     return Verification(tokens, torch.where(inputs.active, num_accepted + 1, 0))

@@ -1,4 +1,4 @@
-"""The noise of a run: a seed for each request, from which `spec_kernels.noise_reference` makes every draw."""
+"""The noise of a run is a seed for each request, from which `spec_kernels.noise_reference` makes every draw."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NoiseKey = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | int", Use], tor
 
 
 def request_seed(run_seed: int, request_id: str) -> int:
-    """The seed of one request: follows its id, so that neither the order of admission nor the slot matters."""
+    """Return the seed of a request. It follows its id, so that neither the order of admission nor the slot matters."""
     digest = blake2b(request_id.encode(), digest_size=8, key=f"spec_lab:{run_seed}".encode()).digest()
     return int.from_bytes(digest, "little", signed=True)
 

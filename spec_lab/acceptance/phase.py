@@ -1,4 +1,4 @@
-"""The thinking phase of a text, between a begin and an end marker, and the use that a relaxed rule makes of it.
+"""A text has a thinking phase, between a begin and an end marker, in which a relaxed rule may relax.
 
 `TokenPhase` is ours: the phase belongs to a token, follows from the last marker before it, and starts from the whole
 prompt. `RoundPhase` is what TensorRT-LLM's relaxed acceptance does (`mtp_relaxed_acceptance_op` and the Python beside
@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarkers:
-    """Token ids of the begin and the end marker, from the tokenizer."""
+    """Holds the token ids of the begin and the end marker, from the tokenizer."""
 
     begin: int
     end: int
@@ -100,7 +100,7 @@ class RelaxationPhase(Protocol):
     def least(
         self, slot_ids: torch.Tensor, draft_tokens: torch.Tensor, top: torch.Tensor, relaxed: torch.Tensor
     ) -> torch.Tensor:
-        """The least probability with which a draft token other than the argmax may be accepted.
+        """Return the least probability with which a draft token other than the argmax may be accepted.
 
         Args:
             draft_tokens: [batch, K].
@@ -148,7 +148,7 @@ class TokenPhase:
 
 
 class RoundPhase:
-    """phase=round, TensorRT-LLM to the letter.
+    """phase=round does what TensorRT-LLM does, to the letter.
 
     Its pool holds `delta` or 0 for each slot: here a bool. It is read once a round, so markers take effect in the next
     one. The prompt sets it when its last chunk holds any begin marker, whatever follows it, and clears it otherwise:

@@ -1,4 +1,7 @@
-"""Imposed acceptance rates: what may be asked for. Imports nothing heavy, so that a wrong list is refused at once."""
+"""This module says which imposed acceptance rates may be asked for.
+
+It imports nothing heavy, so that a wrong list is refused at once.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from spec_lab.errors import UserError
 
 
 def expand_mean_length(mean_length: float, num_draft_tokens: int) -> tuple[float, ...]:
-    """Unconditional rates of each position whose acceptance length varies least about `mean_length`.
+    """Return unconditional rates of each position whose acceptance length varies least about `mean_length`.
 
     2.5 at K = 3 gives (1, .5, 0): one draft always, the second every other time, the third never.
 
@@ -26,7 +29,7 @@ def expand_mean_length(mean_length: float, num_draft_tokens: int) -> tuple[float
 
 
 def check_rates(rates: Sequence[float], num_draft_tokens: int) -> None:
-    """UserError for what cannot be unconditional acceptance rates of K positions."""
+    """Raise UserError for what cannot be unconditional acceptance rates of K positions."""
     if len(rates) != num_draft_tokens:
         raise UserError(
             f"acceptance.rates has {len(rates)} values for drafter.num_draft_tokens={num_draft_tokens}; "

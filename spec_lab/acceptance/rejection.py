@@ -1,4 +1,4 @@
-"""acceptance=rejection: lossless sampling. Three methods, one rule.
+"""acceptance=rejection samples without loss. It is one rule with three methods.
 
 The target's temperature, top-k and top-p come before the ratio, so the output follows the processed target. At
 temperature 0 that is one-hot, and every method becomes strict greedy acceptance.
@@ -37,7 +37,7 @@ def one_hot_proposal(inputs: AcceptanceInputs) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RejectionMethod:
-    """One way to verify.
+    """Is one way to verify.
 
     Attributes:
         proposal: the probabilities q [batch, K, vocab] of the drafts.

@@ -1,4 +1,4 @@
-"""Relaxed acceptance inside the thinking phase: lossy, for reasoning models (TensorRT-LLM blog 1, PR #3865).
+"""Acceptance is relaxed inside the thinking phase: lossy, for reasoning models (TensorRT-LLM blog 1, PR #3865).
 
 A draft token is accepted when it is the argmax, or when its rank is under `topk` and its probability is near enough to
 the largest one. `form=delta` (TensorRT-LLM) subtracts: under a delta above the top probability every candidate of the
@@ -29,7 +29,7 @@ class RelaxedForm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeltaForm:
-    """form=delta: p >= p_top1 - delta, with equality."""
+    """form=delta takes p >= p_top1 - delta, with equality."""
 
     delta: float
 
@@ -39,7 +39,7 @@ class DeltaForm:
 
 @dataclass(frozen=True, slots=True)
 class RatioForm:
-    """form=ratio: p >= ratio * p_top1, with equality."""
+    """form=ratio takes p >= ratio * p_top1, with equality."""
 
     ratio: float
 

@@ -1,4 +1,4 @@
-"""The standing of the drafts in the eyes of the target, by which every deterministic rule decides."""
+"""Every deterministic rule decides by the standing of the drafts in the eyes of the target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spec_lab.acceptance.distribution import at_tokens
 
 @dataclass(slots=True)
 class DraftStanding:
-    """The standing of each draft token with the target: all that a deterministic rule needs to know. Each [batch, K].
+    """Holds how each draft token stands with the target: all that a deterministic rule needs to know. Each [batch, K].
 
     Attributes:
         is_top: the token is the argmax.
@@ -38,7 +38,7 @@ def round_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> tuple[Dr
 
 
 def draft_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> DraftStanding:
-    """Standing of [batch, K] drafts in [batch, K, vocab] logits.
+    """Find the standing of [batch, K] drafts in [batch, K, vocab] logits.
 
     Ranks are counted, not looked up in `torch.topk`, which promises no order of equal values. They are counted on the
     logits: two that differ can have the same float32 probability, and rank 0 has to be the argmax.

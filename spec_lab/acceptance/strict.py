@@ -1,4 +1,4 @@
-"""Strict greedy acceptance: the longest prefix of drafts equal to the target's argmax, plus one token."""
+"""Strict greedy acceptance takes the longest prefix of drafts equal to the target's argmax, plus one token."""
 
 from __future__ import annotations
 

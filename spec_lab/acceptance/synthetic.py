@@ -1,4 +1,4 @@
-"""acceptance=synthetic: acceptance at set rates, to time a system at a chosen acceptance length (vLLM #38045, #40662).
+"""acceptance=synthetic accepts at set rates, to time a system at a chosen acceptance length (vLLM #38045, #40662).
 
 The output is text of neither model, so its answers mean nothing; the target's logits are still read in full. Only the
 target's own token ends a request: an end token among the accepted drafts, such as prompt lookup's filler, does not.

@@ -1,4 +1,4 @@
-"""Token-by-token verification: the rejection rule of speculative sampling (Leviathan et al., arXiv 2211.17192).
+"""Token-by-token verification is the rejection rule of speculative sampling (Leviathan et al., arXiv 2211.17192).
 
 Everything here and in `block` is a pure function of probabilities, in the dtype it is given, so that the tests can
 enumerate the very decisions the rule takes.
@@ -15,7 +15,7 @@ from spec_lab.acceptance.distribution import at_tokens
 
 @dataclass(slots=True)
 class Decision:
-    """The numbers that remain to be compared with uniform draws.
+    """Holds the numbers that remain to be compared with uniform draws.
 
     Attributes:
         thresholds: [batch, K] draft j passes its test when its draw is under this.
@@ -27,7 +27,7 @@ class Decision:
 
 
 def clipped_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
-    """min(1, numerator / denominator) of values that are not negative; 0 where the numerator is 0, also over 0."""
+    """Return min(1, numerator / denominator) of values that are not negative; 0 / 0 is 0."""
     clipped = (numerator > 0).to(numerator.dtype)
     return torch.where(numerator >= denominator, clipped, numerator / denominator)
 

@@ -1,4 +1,4 @@
-"""Rules that judge a tree of drafts, from the root down."""
+"""Rules judge a tree of drafts from the root down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules with `spec_kernels` in place of torch's operators: the same decisions, the vocabulary read once or twice.
+"""The rules run `spec_kernels` in place of torch's operators: same decisions, the vocabulary read once or twice.
 
 Ties and strict acceptance are exact. A sampling rule draws with the same noise, but float32 sums round in another
 order: a token differs only where two candidates, or a draw and its threshold, are that close.

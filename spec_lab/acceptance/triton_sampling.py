@@ -1,4 +1,4 @@
-"""Draft sampling with `spec_kernels`: one pass that draws and keeps, with the same noise."""
+"""Drafts are sampled with `spec_kernels`: one pass draws and keeps, with the same noise."""
 
 from __future__ import annotations
 

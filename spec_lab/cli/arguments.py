@@ -1,4 +1,4 @@
-"""An argument parser for the smaller programs that refuses in one line, as the lab does."""
+"""The smaller programs parse their arguments here, and refuse in one line, as the lab does."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str
 
 
 def to_config_and_options(composed: DictConfig) -> tuple[RunConfig, dict[str, str]]:
-    """The typed form of what `compose_with_hydra` gives, and the option chosen of each group."""
+    """Returns the typed form of what `compose_with_hydra` gives, and the option chosen of each group."""
     options = chosen_options(composed.hydra.runtime.choices)
     with open_dict(composed):
         del composed["hydra"]
@@ -134,7 +134,7 @@ def with_search_path(arguments: Sequence[str], registered: Registry) -> list[str
 
 
 def to_run_config(composed: DictConfig) -> RunConfig:
-    """The typed form of a composed run, in which the depth of a tree, or the largest K of a schedule, stands for K.
+    """Returns the typed form of a composed run, in which the depth of a tree, or a schedule's largest K, stands for K.
 
     Raises:
         UserError: see `to_typed`.
@@ -145,7 +145,7 @@ def to_run_config(composed: DictConfig) -> RunConfig:
 
 
 def to_typed(composed: DictConfig, menu: Menu) -> Any:
-    """An instance of the dataclass that a composed configuration is typed by.
+    """Returns an instance of the dataclass that a composed configuration is typed by.
 
     Raises:
         UserError: a key was forced in that nothing reads, one has no value, or an interpolation leads nowhere.
@@ -165,7 +165,7 @@ def to_typed(composed: DictConfig, menu: Menu) -> Any:
 
 
 def chosen_options(hydra_choices: Mapping[str, str | None]) -> dict[str, str]:
-    """The option of each group in the order of conf/config.yaml; Hydra's own groups and unchosen ones left out.
+    """Returns the option of each group in the order of conf/config.yaml; Hydra's own groups and unchosen ones left out.
 
     Without an experiment there is nothing that has a size.
     """
@@ -176,7 +176,7 @@ def chosen_options(hydra_choices: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _unknown_keys(node: DictConfig, prefix: str = "") -> list[str]:
-    """Keys forced into a typed node, which OmegaConf would drop silently."""
+    """Lists keys forced into a typed node, which OmegaConf would drop silently."""
     schema = OmegaConf.get_type(node)
     declared = {field.name for field in dataclasses.fields(schema)} if dataclasses.is_dataclass(schema) else set()
     unknown = []

@@ -1,4 +1,4 @@
-"""Standard output and errors that outlive their reader: `| head -1`, an ASCII console, a full disk behind `>`."""
+"""Standard output and errors outlive their reader here: `| head -1`, an ASCII console, a full disk behind `>`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PatientFile(io.FileIO):
-    """A file that goes on taking what is written to it, into nothing, once nobody reads it any more.
+    """Goes on taking what is written to it, into nothing, once nobody reads it any more.
 
     A run that has taken minutes must not end because a pager has seen enough.
     """

@@ -29,7 +29,7 @@ EXIT_CODES: dict[Status, int] = {"finished": 0, "failed": 1, "refused": 2, "inte
 
 
 def guarded(run: Callable[[], int], menu: Menu | None = None, interrupted: str = "interrupted") -> int:
-    """The exit code of `run()`, or of what it raises, which is printed.
+    """Returns the exit code of `run()`, or of what it raises, which is printed.
 
     Args:
         menu: what the command line could choose, for the remedies of what does not compose; None is that of a run.
@@ -59,7 +59,7 @@ def print_trouble(error: BaseException, menu: Menu | None = None) -> Status:
 
 
 def print_ending(error: BaseException, trouble: Trouble | None) -> None:
-    """The line of `trouble`, or, of a mistake of ours, the traceback of `error`, on stderr."""
+    """Print the line of `trouble`, or, of a mistake of ours, the traceback of `error`, on stderr."""
     if trouble is None:
         traceback.print_exception(error)
     else:
@@ -67,7 +67,7 @@ def print_ending(error: BaseException, trouble: Trouble | None) -> None:
 
 
 def print_refusal(reason: object) -> None:
-    """One line on stderr, whatever the reason looks like."""
+    """Print one line on stderr, whatever the reason looks like."""
     print("refused:", one_line(reason), file=sys.stderr)
 
 

@@ -57,7 +57,7 @@ def explain(error: Exception, menu: Menu | None = None) -> str:
 
 
 def read_too_late(extensions: Sequence[str]) -> str:
-    """The refusal of a file that names extensions, which were to be read before the file was."""
+    """Refuses, in a line, a file that names extensions, which were to be read before the file was."""
     typed = f"type extensions=[{','.join(extensions)}] on the command line"
     return (
         f"extensions is read before anything is composed: {typed}, or install it with the entry point group "
@@ -77,7 +77,7 @@ def _extensions_named_by(option: str, error: Exception) -> list[str]:
 
 
 def not_read(key: str, menu: Menu) -> str:
-    """The refusal of a key that exists, but that none of the chosen options reads."""
+    """Refuses, in a line, a key that exists, but that none of the chosen options reads."""
     group = key.partition(".")[0]
     owners = menu.keys[key].defaults if key in menu.keys and group in menu.groups else {}
     remedy = f"leave it out or choose {group}={'|'.join(owners)}" if owners else "leave it out"
@@ -139,7 +139,8 @@ def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
 
 
 def _local_of(error: BaseException, module: str, name: str) -> Any:
-    """A local variable of Hydra's where it raised `error`, which is in no message; None where it has no such one."""
+    """Returns a local variable of Hydra's where it raised `error`, which is in no message; None where it has no such
+    one."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_globals["__name__"] == module]
     return next((frame.f_locals[name] for frame in reversed(frames) if name in frame.f_locals), None)
 

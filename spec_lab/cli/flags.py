@@ -1,4 +1,4 @@
-"""The flags of the command line: Hydra's, and `--dry-run`.
+"""The flags of the command line are Hydra's, and `--dry-run`.
 
 Hydra gives up on flags between overrides (`batch_size=1,8 -m drafter=eagle3`), so they are moved to the front.
 """
@@ -31,7 +31,7 @@ FLAGS_THAT_SHOW = (
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Flags with their values, each a list item, and the overrides.
+    """Returns flags with their values, each a list item, and the overrides.
 
     Raises:
         UserError: there is no such flag, its value is missing, or an argument would run code.
@@ -50,7 +50,7 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _take_flag(argument: str, pending: list[str]) -> list[str]:
-    """`argument` and its value, which is taken off the end of `pending` where it stands there."""
+    """Returns `argument` and its value, which is taken off the end of `pending` where it stands there."""
     flag, has_value, value = argument.partition("=")
     known = (*FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE)
     if flag not in known:

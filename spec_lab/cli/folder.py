@@ -1,4 +1,4 @@
-"""Names of folders: what ran, and a short hash of the resolved configuration. No clock in them.
+"""Folders are named by what ran and a short hash of the resolved configuration. No clock is in their names.
 
 The same run again gets the same name with a number behind it, so nothing is ever overwritten. The same sweep again
 goes on in the newest folder of that name, where what has ended is not repeated.
@@ -32,7 +32,7 @@ NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "fresh", "logger")
 
 
 def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:
-    """`run-pocket-eagle3-strict-catchup-eager-1a2b3c4d`; `choices` are names of groups, as `cli.labels` gives them.
+    """Returns `run-pocket-eagle3-strict-catchup-eager-1a2b3c4d`; `choices` are names of groups (`cli.labels`).
 
     Where the names are long they are cut: the hash is of the whole configuration.
     """
@@ -63,7 +63,7 @@ def make_folder(base: Path, name: str, write: Callable[[Path], object]) -> Path:
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """`folder` and those above it that are not there yet, the deepest first."""
+    """Lists `folder` and those above it that are not there yet, the deepest first."""
     return list(itertools.takewhile(lambda place: not os.path.lexists(place), (folder, *folder.parents)))
 
 
@@ -119,7 +119,7 @@ def _rename(unnamed: Path, folder: Path) -> bool:
 def multirun_place(
     output_dir: Path, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any], fresh: bool
 ) -> Path:
-    """The folder of a multirun, `outputs/run-sweep-1a2b3c4d`: see `sweep_place`.
+    """Returns the folder of a multirun, `outputs/run-sweep-1a2b3c4d`: see `sweep_place`.
 
     Args:
         overrides: what was typed; the order does not matter.
@@ -130,7 +130,7 @@ def multirun_place(
 
 
 def sweep_place(output_dir: Path, name: str, content: Any, fresh: bool) -> Path:
-    """The folder of a sweep, `outputs/NAME-sweep-1a2b3c4d`: the newest of that name, in which the same command
+    """Returns the folder of a sweep, `outputs/NAME-sweep-1a2b3c4d`: the newest of that name, in which the same command
     goes on.
 
     Another version or revision of spec_lab gives another name, since its figures are not those of this one.
@@ -157,7 +157,7 @@ def close_sweep(folder: Path, statuses: Iterable[Status]) -> None:
 
 
 def find_ended(base: Path, name: str) -> tuple[Path, Status] | None:
-    """The folder of an earlier job of this name that need not run again: it finished or was refused."""
+    """Finds the folder of an earlier job of this name that need not run again: it finished or was refused."""
     for candidate in itertools.takewhile(Path.exists, (base / numbered for numbered in _numbered(name))):
         with suppress(ValueError, OSError):  # what cannot be read has not ended
             status = read_summary(candidate)["status"]
@@ -174,12 +174,12 @@ def discard_empty_sweep(folder: Path) -> None:
 
 
 def display(folder: Path) -> str:
-    """Relative to the working directory where it is below it."""
+    """Returns the path relative to the working directory where it is below it."""
     return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
 def short_hash(values: Any) -> str:
-    """Eight hexadecimal digits of a plain value."""
+    """Returns eight hexadecimal digits for a plain value."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -1,4 +1,4 @@
-"""The text of `--help`: every option and every key, in a line."""
+"""The text of `--help` has a line for every option and every key."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _describe_choices(choices: dict[str, str]) -> str:
 
 
 def _describe_defaults(defaults: dict[str, Any]) -> str:
-    """One value where all options agree, else the commonest one and who differs: `null, pocket: 9`."""
+    """Returns one value where all options agree, else the commonest one and who differs: `null, pocket: 9`."""
     shown = {option: show_value(value) for option, value in defaults.items()}
     texts = list(shown.values())
     commonest = max(texts, key=texts.count)
@@ -93,7 +93,7 @@ def _describe_defaults(defaults: dict[str, Any]) -> str:
 
 
 def show_value(value: Any) -> str:
-    """A value as it is typed on the command line."""
+    """Returns a value as it is typed on the command line."""
     if value is None:
         return "null"
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Ctrl-C that is not forgotten."""
+"""Ctrl-C is not forgotten, whatever swallows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One composed run from its checks to its end: what it leaves in its folder, and what the process makes of it."""
+"""A composed run goes from its checks to its end here, and leaves a record in its folder."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A composed run.
+    """Is a composed run that is to be checked, run and recorded.
 
     Attributes:
         choices: what each group is called.
@@ -146,7 +146,7 @@ def _trouble(job: Job, error: BaseException, has_begun: bool) -> Trouble | None:
 
 
 def _refused(job: Job, folder: Path | None, reason: str) -> JobOutcome:
-    """A user's mistake: on its own it leaves a line and nothing else, in a sweep a record."""
+    """Ends a user's mistake: on its own it leaves a line and nothing else, in a sweep a record."""
     if not job.in_sweep:
         if folder is not None:
             shutil.rmtree(folder)
@@ -160,7 +160,7 @@ def _refused(job: Job, folder: Path | None, reason: str) -> JobOutcome:
 
 
 def _make_folder(job: Job, status: Status, reason: str) -> Path:
-    """The job's folder, with the first record in it."""
+    """Make the job's folder, with the first record in it."""
     provenance = collect_provenance(extensions=registry.of(job.config).origins())
     info = RunInfo(job.config.name, job.choices, dataclasses.asdict(job.config), provenance, utc_now())
     name = folder_name(job.config, job.choices)

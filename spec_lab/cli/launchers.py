@@ -1,4 +1,4 @@
-"""Launchers of jobs in other processes: Hydra's for joblib, on this machine, and for submitit, on a cluster.
+"""Jobs run in other processes by Hydra's launchers: joblib, on this machine, and submitit, on a cluster.
 
 Neither knows of GPUs. What would make jobs time one another is refused here before any starts; at the start of each a
 worker leases its device (`spec_lab.cli.lease`).

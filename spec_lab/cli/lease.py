@@ -1,4 +1,4 @@
-"""A device for one worker alone, so that jobs that run beside one another do not time each other.
+"""A worker leases a device for itself alone, so that jobs that run beside one another do not time each other.
 
 A lease is a lock file a device in the system's temporary folder, the same for all of a host. The system gives the lock
 back when its process ends, however it ends. Only workers of a launcher take leases; a run on its own does not ask.
@@ -58,7 +58,7 @@ def spread() -> None:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that CUDA will show this process, by UUID, asked of the driver's own program and not of CUDA.
+    """Lists the GPUs that CUDA will show this process, by UUID, asked of the driver's own program and not of CUDA.
 
     Asking CUDA would start it, and what it shows could not be changed any more. Of a GPU in MIG mode these are its
     slices, of which CUDA shows a process one.
@@ -83,7 +83,7 @@ def _gpus_of_the_driver() -> list[str]:
 
 
 def _by_uuid(name: str, all_gpus: Sequence[str]) -> str | None:
-    """The UUID that an entry of CUDA_VISIBLE_DEVICES means: a number, or the beginning of one."""
+    """Returns the UUID that an entry of CUDA_VISIBLE_DEVICES means: a number, or the beginning of one."""
     if name.isdigit():
         return all_gpus[int(name)] if int(name) < len(all_gpus) else None
     return next((uuid for uuid in all_gpus if name and uuid.startswith(name)), None)
@@ -100,7 +100,7 @@ def _take_gpu() -> str:
 
 
 def _wait_for(devices: Sequence[str]) -> tuple[str, int]:
-    """The first of `devices` that is free and the descriptor that holds it."""
+    """Returns the first of `devices` that is free and the descriptor that holds it."""
     says_so = True
     while True:
         for device in devices:
@@ -114,12 +114,13 @@ def _wait_for(devices: Sequence[str]) -> tuple[str, int]:
 
 
 def lock_file(device: str) -> Path:
-    """The file whose lock is the lease of a device. It is never removed: a lock of a removed file holds nobody off."""
+    """Names the file whose lock is the lease of a device. It is never removed: a lock of a removed file holds nobody
+    off."""
     return Path(tempfile.gettempdir()) / f"spec_lab-{device.replace('/', '-')}.lock"
 
 
 def _try_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock; None where another process has it."""
+    """Returns a descriptor that holds the lock; None where another process has it."""
     descriptor = _open(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

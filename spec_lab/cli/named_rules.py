@@ -1,4 +1,4 @@
-"""The rules named behind `python -m spec_lab.rescore FOLDER`, each with its knobs. Imports no torch."""
+"""Reads the rules named behind `python -m spec_lab.rescore FOLDER`, each with its knobs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ MAX_RULES = 200
 
 @dataclass(frozen=True, slots=True)
 class NamedRule:
-    """A rule as it was typed, without the group's name: `relaxed_thinking topk=3`; `config` is a run's under it."""
+    """Is a rule as it was typed, without the group's name: `relaxed_thinking topk=3`; `config` is a run's under it."""
 
     name: str
     config: RunConfig
 
 
 def read_rules(arguments: Sequence[str]) -> list[NamedRule]:
-    """The rules of `acceptance=RULE acceptance.KNOB=VALUE ...`: each `acceptance=` begins one, commas make several.
+    """Reads the rules of `acceptance=RULE acceptance.KNOB=VALUE ...`: each `acceptance=` begins one, commas make
+    several.
 
     `extensions=[MODULE]` may stand among them, for rules from outside.
 
@@ -71,7 +72,8 @@ def _split(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def _expand(argument: str) -> list[str]:
-    """One `KEY=VALUE` for each value that a sweep such as `acceptance.topk=3,10` names; composing judges them."""
+    """Returns one `KEY=VALUE` for each value that a sweep such as `acceptance.topk=3,10` names; composing judges
+    them."""
     if "=" not in argument:
         return [argument]
     override = parse_override(OverridesParser.create(), argument, run_menu())

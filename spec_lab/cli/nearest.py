@@ -1,4 +1,4 @@
-"""The name somebody may have meant."""
+"""Finds the name that somebody may have meant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from difflib import get_close_matches
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The name most like `word`: one that ends in it (`limit` for workload.limit), else a spelling close to it."""
+    """Returns the name most like `word`: one that ends in it (`limit` for workload.limit), else a spelling close to
+    it."""
     names = list(names)
     leaves = {name.rpartition(".")[2]: name for name in reversed(names)}
     if word in leaves:
@@ -20,5 +21,5 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 
 def hint(near: str | None) -> str:
-    """The end of a sentence that refuses a name."""
+    """Ends a sentence that refuses a name."""
     return f"; did you mean {near}?" if near else "; see --help"

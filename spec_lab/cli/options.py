@@ -24,7 +24,7 @@ from spec_lab.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class OptionFile:
-    """One YAML of a group. `schema` is None for an experiment or a debug setting, which only set other keys."""
+    """Is one YAML of a group. `schema` is None for an experiment or a debug setting, which only set other keys."""
 
     name: str
     command: str
@@ -35,7 +35,7 @@ class OptionFile:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A folder of `conf/`. `default` is None where nothing is chosen by default."""
+    """Is a folder of `conf/`. `default` is None where nothing is chosen by default."""
 
     name: str
     explanation: str
@@ -45,7 +45,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that can be set, in dotted form.
+    """Is a key that can be set, in dotted form.
 
     Attributes:
         schemas: the dataclasses that have it: several for a group whose options differ.
@@ -62,20 +62,21 @@ class Key:
 
     @property
     def bounds(self) -> Bounds:
-        """The numbers it takes, by the first schema that has it."""
+        """Returns the numbers it takes, by the first schema that has it."""
         return bounds_of(_field(self.schemas[0], self.name.rpartition(".")[2]))
 
 
 @dataclass(frozen=True, slots=True)
 class Menu:
-    """All that one command line lets choose, by name: that of the run, or of a program with a folder of its own."""
+    """Holds all that one command line lets choose, by name: that of the run, or of a program with a folder of its
+    own."""
 
     groups: dict[str, Group]
     keys: dict[str, Key]
 
 
 def conf_folder() -> Path:
-    """`conf/`: installed as the package spec_lab.conf, or beside the package in a raw checkout."""
+    """Finds `conf/`: installed as the package spec_lab.conf, or beside the package in a raw checkout."""
     spec = find_spec("spec_lab.conf")
     if spec is not None and spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations)))
@@ -89,7 +90,7 @@ def run_menu(extensions: tuple[str, ...] = ()) -> Menu:
 
 @cache
 def read_groups(extensions: tuple[str, ...] = ()) -> dict[str, Group]:
-    """The groups in the order of conf/config.yaml's defaults list."""
+    """Reads the groups in the order of conf/config.yaml's defaults list."""
     registered = registry.load(extensions)
     explanations = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
     explanations |= {
@@ -104,7 +105,7 @@ def read_groups(extensions: tuple[str, ...] = ()) -> dict[str, Group]:
 def groups_in(
     conf: Path, explanations: Mapping[str, str], schemas: Mapping[str, type], added: Sequence[Path] = ()
 ) -> dict[str, Group]:
-    """The groups of the Hydra folder `conf`, in the order of its config.yaml's defaults list.
+    """Reads the groups of the Hydra folder `conf`, in the order of its config.yaml's defaults list.
 
     Args:
         schemas: those that a YAML may name in its defaults list.
@@ -120,7 +121,7 @@ def groups_in(
 
 
 def read_option(file: Path, schemas: Mapping[str, type]) -> OptionFile:
-    """An option from its YAML, whose opening comment is the command that uses it and, below, what it is.
+    """Reads an option from its YAML, whose opening comment is the command that uses it and, below, what it is.
 
     Raises:
         UserError: the file is no YAML, does not open so, or names a schema that does not exist.
@@ -141,7 +142,7 @@ def read_option(file: Path, schemas: Mapping[str, type]) -> OptionFile:
 
 @cache
 def read_keys(extensions: tuple[str, ...] = ()) -> dict[str, Key]:
-    """Every key of a run by its dotted name; `GROUP.name`, which the option sets, is not among them."""
+    """Reads every key of a run by its dotted name; `GROUP.name`, which the option sets, is not among them."""
     groups = read_groups(extensions)
     keys: dict[str, Key] = {}
     for group in groups.values():
@@ -155,7 +156,7 @@ def read_keys(extensions: tuple[str, ...] = ()) -> dict[str, Key]:
 
 
 def _pruning_keys(keys: Mapping[str, Key], registered: Registry) -> dict[str, Key]:
-    """The knobs whose values are options, which extensions add to."""
+    """Lists the knobs whose values are options, which extensions add to."""
     return {
         KNOBS[kind]: dataclasses.replace(keys[KNOBS[kind]], choices=dict.fromkeys(registered.options(kind), ""))
         for kind in (PromptPruningOption, CatchupPruningOption)
@@ -188,7 +189,8 @@ def _key(name: str, field: dataclasses.Field[Any], schemas: tuple[type, ...], de
 
 
 def choices_of(hint: Any) -> dict[str, str]:
-    """The members of a closed set with what they mean; empty for any other type. Looks inside lists and unions."""
+    """Returns the members of a closed set with what they mean; empty for any other type. Looks inside lists and
+    unions."""
     if isinstance(hint, type) and issubclass(hint, Choice):
         return {member.value: member.help for member in hint}
     return next((found for inner in get_args(hint) if (found := choices_of(inner))), {})
@@ -199,7 +201,7 @@ def _field(schema: type, name: str) -> dataclasses.Field[Any]:
 
 
 def _chosen_by_default(conf: Path) -> dict[str, str | None]:
-    """The groups of the defaults list; what starts with a slash, `override` or `optional` is no group of ours."""
+    """Returns the groups of the defaults list; what begins with a slash, `override` or `optional` is none of ours."""
     entries = read_yaml(conf / "config.yaml")["defaults"]
     chosen = {}
     for entry in entries:

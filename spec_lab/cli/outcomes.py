@@ -18,7 +18,7 @@ DIED = "it has begun and not ended"
 
 
 class Outcomes:
-    """A small file a job in a multirun's folder: written when the job begins, and again when it has ended."""
+    """Keeps a small file a job in a multirun's folder, written when the job begins, and again when it has ended."""
 
     def __init__(self, sweep: Path) -> None:
         self._sweep = sweep
@@ -36,7 +36,7 @@ class Outcomes:
         write_json(self._folder / f"{number}.json", values)
 
     def read(self) -> list[JobOutcome]:
-        """The outcomes of all jobs that have begun, in the order of their numbers."""
+        """Read the outcomes of all jobs that have begun, in the order of their numbers."""
         files = sorted(self._folder.glob("[0-9]*.json"), key=lambda file: int(file.stem))
         return [self._outcome(json.loads(file.read_text(encoding="utf-8"))) for file in files]
 

@@ -29,7 +29,7 @@ EXTENDED = frozenset([*KNOBS.values(), *(knob.partition(".")[0] for knob in KNOB
 
 
 def check_arguments(arguments: Sequence[str], menu: Menu | None = None) -> list[str]:
-    """The arguments as Hydra wants them: flags first, `--dry-run` spelled as the override it stands for.
+    """Returns the arguments as Hydra wants them: flags first, `--dry-run` spelled as the override it stands for.
 
     `menu` is what may be chosen; None stands for that of a run.
 
@@ -73,7 +73,7 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
 
 
 def _check_size(overrides: Iterable[Override]) -> None:
-    """A size that no chosen experiment reads would be ignored without a word."""
+    """Refuses a size that no chosen experiment reads, which would be ignored without a word."""
     chosen = {override.key_or_group: override for override in overrides}
     if "size" not in chosen:
         return
@@ -138,7 +138,7 @@ def with_extensions(said: str, name: str, menu: Menu) -> str:
 
 
 def extensions_in(arguments: Iterable[str]) -> tuple[str, ...]:
-    """The modules that `extensions=[a,b]` names among arguments as they were typed; empty where there is none.
+    """Returns the modules that `extensions=[a,b]` names among arguments as they were typed; empty where there is none.
 
     Raises:
         UserError: it is given twice, or is no list of names.
@@ -183,7 +183,7 @@ def _check_choice(override: Override, key: Key, menu: Menu) -> None:
 
 
 def _accepts(schema: type, field: str, value: Any) -> bool:
-    """OmegaConf would let a list into a list of numbers, and a number into a list of lists."""
+    """Tells whether a field takes `value`. OmegaConf would let a list into a list of numbers."""
     type_name = next(str(known.type) for known in dataclasses.fields(schema) if known.name == field)
     if isinstance(value, list):
         entries = value
@@ -201,7 +201,7 @@ def _accepts(schema: type, field: str, value: Any) -> bool:
 
 
 def _values(override: Override) -> Iterator[Any]:
-    """The value, or those of a sweep; none for a glob or an interval, which Hydra and its sweeper expand."""
+    """Yields the value, or those of a sweep; none for a glob or an interval, which Hydra and its sweeper expand."""
     if not override.is_sweep_override():
         yield override.value()
     elif override.is_discrete_sweep() and override.value_type is not ValueType.GLOB_CHOICE_SWEEP:

@@ -1,4 +1,4 @@
-"""One call of the command line: hands the arguments to Hydra and collects how its jobs ended."""
+"""A call of the command line is a session: it hands the arguments to Hydra and collects how its jobs ended."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Session:
                 self._close()
 
     def exit_code(self) -> int:
-        """The exit code of the worst job."""
+        """Return the exit code of the worst job."""
         return worst_exit_code(outcome.status for outcome in self.outcomes)
 
     def report(self) -> None:
@@ -96,7 +96,7 @@ class Session:
         return self._sweep.name(*named)
 
     def _launch(self, task: JobTask, arguments: Sequence[str]) -> str | None:
-        """Run all jobs; says what happened where a worker of the launcher ended before its job."""
+        """Run all jobs, and say what happened where a worker of the launcher ended before its job."""
         try:
             call_hydra(task, arguments, conf_folder())
         except Exception as error:
@@ -125,7 +125,7 @@ class Session:
 
 
 def _tables(folder: Path) -> str:
-    """A line a run of a sweep, and where there is more."""
+    """Returns a line a run of a sweep, and where there is more."""
     from spec_lab.record.runs import search_runs
     from spec_lab.report.run_table import format_runs
 
@@ -157,7 +157,10 @@ def check_came_to_jobs(num_jobs: int, arguments: Sequence[str]) -> None:
 
 @contextmanager
 def _as_process_arguments(arguments: Sequence[str]) -> Iterator[None]:
-    """Hydra reads `sys.argv`, and raises its errors instead of printing pages of them only under HYDRA_FULL_ERROR."""
+    """Puts the arguments where Hydra reads them, in `sys.argv`.
+
+    Only under HYDRA_FULL_ERROR does it raise its errors instead of printing pages of them.
+    """
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [argv[0], *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -1,4 +1,4 @@
-"""The folder of a multirun: who names it, holds it and closes it."""
+"""A multirun has a folder, which is named, held and closed here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from spec_lab.record.schema import Status
 
 @dataclass(slots=True)
 class SweepPlace:
-    """The place that the jobs of a multirun write to, as they must know it wherever they run.
+    """Names the place that the jobs of a multirun write to, as they must know it wherever they run.
 
     Attributes:
         folder: None until Hydra has asked for it, as it does for a multirun only.
@@ -42,7 +42,7 @@ class SweepPlace:
 
 @dataclass(frozen=True, slots=True)
 class FolderResolver:
-    """The resolver `sweep_folder` of conf/config.yaml.
+    """Is the resolver `sweep_folder` of conf/config.yaml.
 
     Hydra sends it to the workers of a launcher, where the folder has its name already.
 
@@ -66,7 +66,7 @@ class FolderResolver:
 
 @dataclass(frozen=True, slots=True)
 class KnownFolder:
-    """The same resolver in a worker."""
+    """Is the same resolver in a worker."""
 
     folder: str
 
@@ -75,7 +75,7 @@ class KnownFolder:
 
 
 class Multirun:
-    """A multirun from the naming of its folder to its end: `with Multirun() as sweep: ...`.
+    """Holds a multirun from the naming of its folder to its end: `with Multirun() as sweep: ...`.
 
     Hydra makes the folder as soon as it has its name, before any job is checked. So all that speaks against the folder
     is said when it is named, and what no job has written into is removed at the end.
@@ -113,7 +113,7 @@ class Multirun:
     def name(
         self, output_dir: str, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any], fresh: bool
     ) -> str:
-        """The resolver behind `hydra.sweep.dir`; makes the folder and takes its lock.
+        """Does what the resolver behind `hydra.sweep.dir` does: makes the folder and takes its lock.
 
         Raises:
             UserError: the folder cannot be made, may not have that name, or belongs to another process; or several

@@ -1,4 +1,4 @@
-"""One command a sweep: two that share a folder would each run every job.
+"""One command runs a sweep: two that share a folder would each run every job.
 
 The lock is taken alone and then shared with the workers of a launcher, which may outlive the command: as long as one of
 them runs a job, nobody can take it.
@@ -41,7 +41,7 @@ def _is_held(path: Path) -> bool:
 
 
 class SweepLock:
-    """Held from `take` to `release`, or to the end of the process, however it ends: the system gives it back."""
+    """Is held from `take` to `release`, or to the end of the process, however it ends: the system gives it back."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOCK_FILE

@@ -1,4 +1,4 @@
-"""Hydra's task: a composed job run in this process, or in a worker of a launcher on this machine or another one."""
+"""Hydra's task runs a composed job in this process, or in a worker of a launcher on this machine or another one."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def run_composed(composed: DictConfig, continues: bool, adapt: Adapt, extensions
 
 
 def device_of(config: RunConfig) -> AbstractContextManager[None]:
-    """The device of a job in a worker: its own for as long as it runs, or any where its times are not wanted."""
+    """Returns the device of a job in a worker: its own for as long as it runs, or any where its times are not
+    wanted."""
     if not config.shared_device:
         return leased(config.device)
     spread()

@@ -1,4 +1,4 @@
-"""Arguments that would run code, or that are no text.
+"""Arguments are refused that would run code, or that are no text.
 
 Hydra builds objects from its own part of the configuration: callbacks, launcher, sweeper, logging. Which class, stands
 under the key `_target_`, for logging under `()` too. Neither may be set on the command line, nor may those parts be set

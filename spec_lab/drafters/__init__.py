@@ -1,1 +1,1 @@
-"""Drafters: each proposes the next tokens of a round."""
+"""Each drafter proposes the next tokens of a round."""

@@ -1,4 +1,4 @@
-"""The branches of a drafter with a cache of its own: every row sees its own ancestors, and no stranger's keys.
+"""A drafter with a cache of its own drafts branches: every row sees its own ancestors, and no stranger's keys.
 
 The rows of each level are written behind those of the level before, and which of them a branch sees is gathered along
 with it whenever branches are chosen anew (as EAGLE's own code does; SGLang gathers the hidden state alone, so that from
@@ -23,7 +23,7 @@ from spec_lab.drafters.picking import GivenDrafts
 
 @dataclass(slots=True)
 class BranchState:
-    """State between the levels of a round.
+    """Holds the state between the levels of a round.
 
     Attributes:
         hidden: [batch, branches, hidden_size] the model's output for the newest branches.

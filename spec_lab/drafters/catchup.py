@@ -1,4 +1,4 @@
-"""The catch-up step's rows: which positions the emitted tokens stand at, and which row of a request is live."""
+"""The catch-up step needs to know where the emitted tokens stand, and which row of a request is live."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spec_lab.drafters.picking import DraftedRows
 
 @dataclass(slots=True)
 class Catchup:
-    """The plan of a catch-up step over [batch * N] rows.
+    """Plans a catch-up step over [batch * N] rows.
 
     Attributes:
         attention: metadata of all rows.
@@ -30,7 +30,7 @@ class Catchup:
 
 @dataclass(slots=True)
 class CaughtUp:
-    """The outcome of a catch-up step, or of a prompt, with which drafting goes on.
+    """Holds the outcome of a catch-up step, or of a prompt, with which drafting goes on.
 
     Attributes:
         hidden: [batch, hidden_size] the live rows' output.
@@ -45,7 +45,7 @@ class CaughtUp:
 def plan_catchup(
     verified: VerifiedRound, backend: AttentionBackend, num_draft_tokens: int, first_position: int = 0
 ) -> Catchup:
-    """Rows j = 0..K at positions L + first_position + j; row n - 1 is live.
+    """Plan rows j = 0..K at positions L + first_position + j, of which row n - 1 is live.
 
     The live row sees the keys up to itself: a lone query with the untrimmed length would see the rejected tail
     (tokenspeed #217). An inactive row stands in as n = 1 would (`Verification.num_live`).

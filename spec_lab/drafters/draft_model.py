@@ -1,4 +1,4 @@
-"""A language model of its own as drafter, with a KV cache of its own (Leviathan et al. 2022, arXiv 2211.17192).
+"""A language model of its own drafts, with a KV cache of its own (Leviathan et al. 2022, arXiv 2211.17192).
 
 It reads no feature of the target, so token t[p] stands at position p, one further than in a draft head, and a row needs
 no token after its own. The catch-up takes every emitted token. Feeding the newest alone, as a plain decoding loop would
@@ -34,8 +34,8 @@ class LanguageModelHead:
 
 
 class DraftModelCatchup:
-    """The first step of every drafter that is a language model. Its KV cache has the target's slot numbering: a row
-    writes its position's slot.
+    """Takes the first step of every drafter that is a language model. Its KV cache has the target's slot numbering: a
+    row writes its position's slot.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DraftModelCatchup:
 
 @dataclass(slots=True)
 class DraftModelState:
-    """tokens [batch]; attention: one-row metadata, moved in place."""
+    """Holds tokens [batch], and one-row metadata that is moved in place."""
 
     tokens: torch.Tensor
     attention: AttentionMetadata

@@ -1,4 +1,4 @@
-"""Drafting with queries only, over the target's own KV: SGLang's FROZEN_KV_MTP (#24436, #25539).
+"""Drafts with queries only, over the target's own KV: SGLang's FROZEN_KV_MTP (#24436, #25539).
 
 The drafter writes nothing, so from its side the cache stands still for the round: every step has the same position, the
 same keys and the same metadata. What it knows of its own drafts is the last one's token and a vector that it hands to
@@ -28,7 +28,7 @@ from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 
 
 class FrozenHead(DraftHead, Protocol):
-    """A model that reads another model's KV; `greedy` and `project` take what `forward` returns."""
+    """Is a model that reads another model's KV; `greedy` and `project` take what `forward` returns."""
 
     def forward(
         self,
@@ -47,7 +47,7 @@ class FrozenHead(DraftHead, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The place of the queries of a round, against the committed length L; they see keys 0..L-1 wherever they stand.
+    """Places the queries of a round, against the committed length L; they see keys 0..L-1 wherever they stand.
 
     Attributes:
         positions_past_last_key: 0 is L - 1, the newest key's position; 1 is L, that of the bonus token.
@@ -65,7 +65,7 @@ ANCHORS: Mapping[str, Anchor] = {"last": Anchor(0, 0), "bonus": Anchor(1, 1)}
 
 @dataclass(slots=True)
 class FirstStepOutput:
-    """The outcome of the first step of a round, with which drafting goes on.
+    """Holds the outcome of the first step of a round, with which drafting goes on.
 
     Attributes:
         hidden: [batch, hidden_size] the model's output.
@@ -78,7 +78,7 @@ class FirstStepOutput:
 
 
 class FrozenFirstStep:
-    """The first step of every frozen-KV drafter: from the newest emitted token and the target's hidden state.
+    """Takes the first step of every frozen-KV drafter: from the newest emitted token and the target's hidden state.
 
     SGLang calls it the seed step; nothing about it is random.
 
@@ -150,7 +150,7 @@ class FrozenFirstStep:
 
 @dataclass(slots=True)
 class FrozenState:
-    """State between the steps of a round.
+    """Holds the state between the steps of a round.
 
     Attributes:
         tokens: [batch] the newest draft.

@@ -23,7 +23,7 @@ from spec_lab.drafters.picking import GivenDrafts
 
 @dataclass(slots=True)
 class FrozenTreeState:
-    """State between the levels of a round.
+    """Holds the state between the levels of a round.
 
     Attributes:
         hidden: [batch, branches, hidden_size] the model's output for the newest branches.

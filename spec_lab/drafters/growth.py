@@ -17,7 +17,7 @@ from spec_lab.core.draft_tree import DraftTree
 
 @dataclass(slots=True)
 class Ranked:
-    """The likeliest tokens below each branch, in the order of their probability: both [batch, branches, topk].
+    """Holds the likeliest tokens below each branch, in the order of their probability: both [batch, branches, topk].
 
     Attributes:
         log_probs: of the drafter, in float32.
@@ -29,7 +29,7 @@ class Ranked:
 
 @dataclass(slots=True)
 class Branches:
-    """The drafts of the newest level that go on.
+    """Holds the drafts of the newest level that go on.
 
     Attributes:
         tokens: [batch, branches].
@@ -98,7 +98,7 @@ def rank_tokens(logits: torch.Tensor, topk: int) -> Ranked:
 
 @dataclass(slots=True)
 class ScoredDrafts:
-    """All drafts looked at so far, by level; each [batch, drafts of the level].
+    """Holds all drafts looked at so far, by level; each [batch, drafts of the level].
 
     Attributes:
         scores: the sum of log probabilities on the way from the root.
@@ -162,7 +162,7 @@ def _likeliest(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 @dataclass(slots=True)
 class StaticLevel:
-    """The constants of one level of a static tree.
+    """Holds the constants of one level of a static tree.
 
     Attributes:
         taken: [drafts] numbers among the tokens found below the branches, branch * topk + rank.
@@ -176,7 +176,7 @@ class StaticLevel:
 
 
 class StaticTree:
-    """The same paths in every round: nothing is scored and nothing sorted."""
+    """Takes the same paths in every round: nothing is scored and nothing sorted."""
 
     def __init__(self, paths: Sequence[Sequence[int]], device: torch.device) -> None:
         """`paths`: for each draft the ranks of its ancestors and its own; a parent is there wherever a child is."""

@@ -1,4 +1,4 @@
-"""Token history on the device, a row a slot, for drafters that look tokens up instead of running a model."""
+"""The tokens of each slot are kept on the device, for drafters that look drafts up instead of running a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spec_lab.core.types import DraftStep, VerifiedRound
 
 @dataclass(slots=True)
 class LookupState:
-    """tokens: [batch] newest draft; proposals: [batch, num_draft_tokens] all drafts of the round."""
+    """Holds the newest draft `tokens` [batch], and all drafts of the round, `proposals` [batch, num_draft_tokens]."""
 
     tokens: torch.Tensor
     proposals: torch.Tensor

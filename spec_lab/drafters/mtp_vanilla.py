@@ -1,4 +1,4 @@
-"""Vanilla MTP (DeepSeek-V3, arXiv 2412.19437; TensorRT-LLM's `MTPWorker`): a module with a KV cache for each draft.
+"""Vanilla MTP has a module with a KV cache for each draft (DeepSeek-V3, arXiv 2412.19437; TensorRT-LLM's `MTPWorker`).
 
 Module i (from 0) reads the pairs (t[r+1], h[r]) with the target's hidden states, then for each earlier module the pair
 (its draft, its output at the last row). It holds pair r at position r - i, as the source does, so that every module's
@@ -33,7 +33,7 @@ from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 
 
 class DraftModule(DraftHead, Protocol):
-    """One MTP module: what `forward` returns goes on to the next module and is read by `greedy`."""
+    """Is one MTP module: what `forward` returns goes on to the next module and is read by `greedy`."""
 
     def forward(
         self,
@@ -54,7 +54,7 @@ RowPruning = Callable[[int, AttentionMetadata], RowSelection]
 
 @dataclass(slots=True)
 class MtpVanillaState:
-    """The state that the next module goes on with.
+    """Holds the state that the next module goes on with.
 
     Attributes:
         tokens: [batch] the newest draft.

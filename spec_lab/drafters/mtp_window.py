@@ -1,5 +1,4 @@
-"""The state that vanilla MTP keeps between rounds: a slot's last K input tokens, and the target's hidden states of
-them.
+"""Vanilla MTP keeps between rounds a slot's last K input tokens, and the target's hidden states of them.
 
 From TensorRT-LLM (`MTPHiddenStatesManager`; the update and prepare steps of `MTPWorker`), written out of place: every
 function makes new tensors, so that none reads what it has just overwritten. `triton_window` has it in place.
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True, slots=True)
 class MtpRows:
-    """Neighbouring rows of each request: tokens [batch, rows] and hidden [batch, rows, hidden_size].
+    """Holds neighbouring rows of each request: tokens [batch, rows] and hidden [batch, rows, hidden_size].
 
     As a window, row p is (t[p], h[p]). As a module's input it is (t[p+1], h[p]).
     """
@@ -28,7 +27,7 @@ class MtpRows:
         return self.tokens.shape[1]
 
     def first(self, num_rows: int) -> MtpRows:
-        """A view of the first rows."""
+        """Return a view of the first rows."""
         return MtpRows(self.tokens[:, :num_rows], self.hidden[:, :num_rows])
 
     def put(self, row: int, tokens: torch.Tensor, hidden: torch.Tensor) -> None:
@@ -38,7 +37,7 @@ class MtpRows:
 
 
 def slide(window: MtpRows, inputs: MtpRows, num_valid: torch.Tensor, num_rows: int) -> MtpRows:
-    """The last `num_rows` rows of `window` and the first `num_valid` rows of `inputs` after it.
+    """Return the last `num_rows` rows of `window` and the first `num_valid` rows of `inputs` after it.
 
     With `num_rows` the window's own size K this is the source's update: rows [n, n + K) of the window and a round's N
     inputs, or the last K of the window and a prompt chunk. A prompt shorter than K leaves old rows in front, zero
@@ -57,17 +56,17 @@ def slide(window: MtpRows, inputs: MtpRows, num_valid: torch.Tensor, num_rows: i
 
 
 def pair_with_next(rows: MtpRows, next_tokens: torch.Tensor) -> MtpRows:
-    """(t[p], h[p]) to the first module's (t[p+1], h[p]); `next_tokens` [batch] follow the last row."""
+    """Turn (t[p], h[p]) into the first module's (t[p+1], h[p]); `next_tokens` [batch] follow the last row."""
     return MtpRows(torch.cat((rows.tokens[:, 1:], next_tokens.unsqueeze(1)), dim=1), rows.hidden)
 
 
 def with_room(rows: MtpRows, num_drafts: int) -> MtpRows:
-    """A copy with `num_drafts` zero rows behind, for `put` to fill."""
+    """Return a copy with `num_drafts` zero rows behind, for `put` to fill."""
     return MtpRows(F.pad(rows.tokens, (0, num_drafts)), F.pad(rows.hidden, (0, 0, 0, num_drafts)))
 
 
 class MtpWindow:
-    """A window a slot: tokens [num_slots + 1, K] and hidden [num_slots + 1, K, hidden_size]; last row scratch."""
+    """Keeps a window a slot: tokens [num_slots + 1, K] and hidden [num_slots + 1, K, hidden_size]; last row scratch."""
 
     def __init__(self, num_slots: int, size: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.tokens = torch.zeros((num_slots + 1, size), dtype=torch.int64, device=device)
@@ -83,7 +82,7 @@ class MtpWindow:
         self.hidden[slot].zero_()
 
     def of(self, slot_ids: torch.Tensor) -> MtpRows:
-        """A copy of the windows of `slot_ids` [batch]."""
+        """Return a copy of the windows of `slot_ids` [batch]."""
         return MtpRows(self.tokens.index_select(0, slot_ids), self.hidden.index_select(0, slot_ids))
 
     def slide(self, slot_ids: torch.Tensor, inputs: MtpRows, num_valid: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Prompt lookup: the continuation of the latest earlier occurrence of the longest matching suffix.
+"""Prompt lookup drafts the continuation of the latest earlier occurrence of the longest matching suffix.
 
 The idea is prompt-lookup decoding (apoorvumang 2023; vLLM's `ngram`); ours is a tensor search over the token history,
 so that it needs no host copy of the tokens.
@@ -42,7 +42,7 @@ class NgramDrafter(GivenDrafts):
         state.take(step)
 
     def _propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> LookupState:
-        """Drafts after the `lengths` [batch] known tokens of each slot."""
+        """Return the drafts after the `lengths` [batch] known tokens of each slot."""
         tokens = self.history.tokens.index_select(0, slot_ids)
         start = torch.full_like(lengths, -1)
         for size in self.sizes:
@@ -56,7 +56,7 @@ class NgramDrafter(GivenDrafts):
 
 
 def latest_match(tokens: torch.Tensor, lengths: torch.Tensor, size: int) -> torch.Tensor:
-    """Position after the latest earlier occurrence of each row's last `size` tokens, -1 where there is none.
+    """Return the position after the latest earlier occurrence of each row's last `size` tokens, -1 where there is none.
 
     Args:
         tokens: [batch, capacity]; lengths: [batch] known tokens of each row.

@@ -1,4 +1,4 @@
-"""No drafter: a round of one row, which is plain decoding."""
+"""Nothing is drafted: a round has one row, which is plain decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The upper bound: replays a plain continuation recorded before. Strict greedy only."""
+"""The oracle is the upper bound: it replays a plain continuation recorded before, under strict greedy alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OracleDrafter(GivenDrafts):
         self._continuations: Mapping[str, Sequence[int]] = {}
 
     def learn(self, continuations: Mapping[str, Sequence[int]]) -> None:
-        """Output tokens by request id, from plain decoding."""
+        """Take output tokens by request id, from plain decoding."""
         self._continuations = continuations
 
     def admit(self, slot: int, request: Request) -> None:

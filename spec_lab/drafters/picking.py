@@ -26,14 +26,14 @@ class DraftHead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftedRows:
-    """The requests that draft: slot_ids [batch], and kv_lens [batch], L of the round that will verify the drafts."""
+    """Names the requests that draft: slot_ids [batch], and kv_lens [batch], L of the round that verifies the drafts."""
 
     slot_ids: torch.Tensor
     kv_lens: torch.Tensor
 
     @classmethod
     def of_prompt(cls, chunk: PromptChunk) -> DraftedRows:
-        """The request of a prompt's last chunk. Its length is no view of `live_attention`, which the steps move."""
+        """Return the request of a prompt's last chunk. Its length is no view of what the steps move."""
         slot_ids = chunk.slot_ids
         return cls(slot_ids, torch.full_like(slot_ids, chunk.kv_len))
 
@@ -56,14 +56,14 @@ class DraftPicker(Protocol):
 
 
 class GivenDrafts:
-    """A drafter whose drafts are given, not sampled: their q is one-hot."""
+    """Is a drafter whose drafts are given, not sampled: their q is one-hot."""
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return None
 
 
 class GreedyPicker(GivenDrafts):
-    """The likeliest token."""
+    """Picks the likeliest token."""
 
     def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
         return head.greedy(hidden)
@@ -97,7 +97,8 @@ class SamplingPicker:
 
 
 class BiasedGreedyPicker(SamplingPicker):
-    """The likeliest token, verified as if it had been sampled: what acceptance.allow_lossy=true lets one measure."""
+    """Picks the likeliest token, verified as if it had been sampled: acceptance.allow_lossy=true lets one measure
+    it."""
 
     def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
         super().pick(head, hidden, rows, column)

@@ -1,4 +1,4 @@
-"""The lower bound: uniform random tokens."""
+"""Uniform random tokens are the lower bound."""
 
 from __future__ import annotations
 

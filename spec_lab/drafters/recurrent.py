@@ -1,5 +1,5 @@
-"""One draft layer, reused: catch-up over the N verified rows with the target's features, then one row a step on its own
-output. EAGLE-3 (arXiv 2503.01840) and TensorRT-LLM's MTP-Eagle are this, with other heads.
+"""One draft layer is reused: it catches up over N verified rows with the target's features, then runs a row a step on
+its own output. EAGLE-3 (arXiv 2503.01840) and TensorRT-LLM's MTP-Eagle are this, with other heads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spec_lab.pruning.selection import AllRows
 
 
 class RecurrentHead(DraftHead, Protocol):
-    """A draft model of one layer with a KV cache; what `forward` returns is fed back and read by `greedy`."""
+    """Is a draft model of one layer with a KV cache; what `forward` returns is fed back and read by `greedy`."""
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Turn the target's features [rows, feature_size] into what `forward` takes, [rows, hidden_size]."""
@@ -39,8 +39,8 @@ class RecurrentHead(DraftHead, Protocol):
 
 
 class RecurrentCatchup:
-    """The first step of every drafter that reuses one layer. Its KV cache has the target's slot numbering: a row writes
-    its position's slot.
+    """Takes the first step of every drafter that reuses one layer. Its KV cache has the target's slot numbering: a row
+    writes its position's slot.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class RecurrentCatchup:
 
 @dataclass(slots=True)
 class RecurrentState:
-    """tokens [batch]; hidden [batch, hidden_size] to feed back; attention: one-row metadata, moved in place."""
+    """Holds tokens [batch], hidden [batch, hidden_size] to feed back, and one-row metadata that is moved in place."""
 
     tokens: torch.Tensor
     hidden: torch.Tensor

@@ -1,4 +1,4 @@
-"""One draft layer, reused for the branches of a tree (EAGLE-2's drafting with EAGLE-3's head, or an MTP module)."""
+"""One draft layer is reused for the branches of a tree (EAGLE-2's drafting with EAGLE-3's head, or an MTP module)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The windows of vanilla MTP slid in place by a kernel of `spec_kernels`."""
+"""The windows of vanilla MTP are slid in place by a kernel of `spec_kernels`."""
 
 from __future__ import annotations
 

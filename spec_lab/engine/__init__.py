@@ -1,1 +1,1 @@
-"""The decode round, its scheduler, KV cache and timing."""
+"""This package runs requests: the decode round, its scheduler, its slots and pages, and their timing."""

@@ -28,11 +28,11 @@ class CaptureError(RuntimeError):
 
 
 class CapturedGraph(Protocol[Result_co]):
-    """A recorded function."""
+    """Replays a function that was recorded."""
 
     @property
     def outputs(self) -> Result_co:
-        """The tensors that the function returned while it was recorded; each replay rewrites them in place.
+        """Return the tensors that the function returned while it was recorded; each replay rewrites them in place.
 
         Undefined before the first replay.
         """
@@ -40,7 +40,7 @@ class CapturedGraph(Protocol[Result_co]):
 
     @property
     def num_nodes(self) -> int | None:
-        """Device operations of one replay: kernels, copies and fills; None where they cannot be counted.
+        """Count the device operations of one replay: kernels, copies and fills; None where they cannot be counted.
 
         The tape counts operators that compute or write (views and allocations are none). One operator can be several
         kernels, or one kernel several operators, so the two devices differ.
@@ -69,7 +69,7 @@ class GraphRecorder(Protocol):
 
 @dataclass(slots=True)
 class CudaCapturedGraph(Generic[Result]):
-    """A `torch.cuda.CUDAGraph`. `_function` keeps alive what the graph reads: a graph holds addresses only."""
+    """Replays a `torch.cuda.CUDAGraph`. `_function` keeps alive what the graph reads: a graph holds addresses only."""
 
     outputs: Result
     num_nodes: int | None
@@ -199,7 +199,7 @@ def count_graph_nodes(graph: torch.cuda.CUDAGraph) -> int | None:
 
 @dataclass(slots=True)
 class SyncCount:
-    """Host synchronisations seen so far."""
+    """Counts the host synchronisations seen so far."""
 
     count: int = 0
 

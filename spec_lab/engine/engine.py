@@ -1,4 +1,4 @@
-"""The engine: admits requests, runs prompt passes and rounds, and records what happened."""
+"""The engine admits requests, runs prompt passes and rounds, and records what happened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spec_lab.engine.scheduler import Scheduler, emit_first, emit_round
 
 @dataclass(slots=True)
 class _Prefilling:
-    """The prompt pass of one request so far."""
+    """Counts what the prompt pass of one request has come to so far."""
 
     num_chunks: int = 0
     seconds: float = 0.0
@@ -82,7 +82,7 @@ class Engine:
 
 @dataclass(slots=True)
 class _Round:
-    """A round that was launched. `num_drafted`: drafts a request that it made for the next."""
+    """Holds a launched round until its results are read. `num_drafted`: drafts a request that it made for the next."""
 
     sequences: list[Sequence]
     launched_at: float
@@ -92,7 +92,7 @@ class _Round:
 
 
 class _GenerationRun:
-    """State of one `Engine.generate` call."""
+    """Keeps the state of one `Engine.generate` call."""
 
     def __init__(self, engine: Engine, on_finish: Callable[[RequestRecord], None] | None) -> None:
         self._engine = engine

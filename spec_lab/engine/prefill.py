@@ -1,4 +1,4 @@
-"""The prompt pass: chunks of one prompt through the target and the drafter, then the first token and its drafts."""
+"""The prompt pass runs chunks of a prompt through target and drafter, then samples the first token and drafts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PromptPass:
         self.chunk_size = chunk_size
 
     def run_chunk(self, sequence: Sequence) -> RowCounts:
-        """The next chunk; after the last one the sampled token is appended and the slot is ready for rounds."""
+        """Run the next chunk; after the last one the sampled token is appended and the slot is ready for rounds."""
         prompt = sequence.request.prompt_ids
         start = sequence.num_prefilled
         end = min(start + self.chunk_size, len(prompt))
@@ -42,7 +42,7 @@ class PromptPass:
     def _attention(
         self, slot: int, start: int, end: int, is_last: bool
     ) -> tuple[AttentionMetadata, AttentionMetadata | None]:
-        """Metadata of the chunk's rows, and on the last chunk of one query at its last position."""
+        """Build the metadata of the chunk's rows, and on the last chunk of one query at its last position."""
         parts = self._parts
         page_table = parts.slots.table.pages[slot : slot + 1]
         seq_lens = torch.tensor([end], device=page_table.device)
@@ -62,7 +62,7 @@ class PromptPass:
         attention: AttentionMetadata,
         live_attention: AttentionMetadata | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, RowCounts]:
-        """The sampled token [1] ([0] before the last chunk), the drafter's features, and what was computed."""
+        """Return the sampled token [1] ([0] before the last chunk), the drafter's features, and what was computed."""
         parts = self._parts
         features = parts.drafter.requirements.features
         selection = self._prune.prompt.target_selection(token_ids.shape[0], live_attention, features)

@@ -1,4 +1,4 @@
-"""The host's copy of a round's results."""
+"""The host copies a round's results here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spec_lab.core.types import Verification
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """A round's verification as Python lists, a row a request.
+    """Holds a round's verification as Python lists, a row a request.
 
     Attributes:
         relaxed: for each draft 1 or 0, whether it was accepted only because the rule relaxed; None for other rules.
@@ -31,7 +31,7 @@ class RoundResult:
 
 @dataclass(frozen=True, slots=True)
 class PendingResult:
-    """Results in one tensor, so that the host waits and copies once.
+    """Holds results in one tensor, so that the host waits and copies once.
 
     Attributes:
         packed: [batch, N + 1] tokens and emitted count; a column more where the round says how many drafts were
@@ -47,7 +47,7 @@ class PendingResult:
     has_offered: bool = False
 
     def read(self) -> RoundResult:
-        """Waits until the results are there."""
+        """Wait until the results are there, and return them."""
         if self.copied is not None:
             self.copied.synchronize()
         rows = self.packed.tolist()

@@ -1,4 +1,4 @@
-"""One decode round: verify, accept, catch up, recur, commit."""
+"""A decode round verifies, accepts, catches up, recurs and commits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spec_lab.pruning.selection import AllRows
 
 @dataclass(slots=True)
 class Parts:
-    """Everything a round is made of. `mover` is the backend, unless its metadata is made stale on purpose."""
+    """Holds everything a round is made of. `mover` is the backend, unless its metadata is made stale on purpose."""
 
     target: Target
     drafter: Drafter[Any]
@@ -38,7 +38,7 @@ class Parts:
 
 @dataclass(slots=True)
 class VerifyOutput:
-    """The target's answer to a batch: logits [batch, N, vocab], and the drafter's features [batch * N, ...]."""
+    """Holds the target's answer to a batch: logits [batch, N, vocab], and the drafter's features [batch * N, ...]."""
 
     batch: RoundBatch
     logits: torch.Tensor
@@ -46,7 +46,7 @@ class VerifyOutput:
 
 
 class DecodeRound:
-    """The stages of a round. Each touches device tensors only, so that a graph mode may capture any stretch of them.
+    """Has the stages of a round. Each touches device tensors only, so that a graph mode may capture any stretch.
 
     Attributes:
         tree_rows: rows a request of verify, where drafts are a tree.

@@ -1,4 +1,7 @@
-"""Host state: which requests wait, which hold a slot, and what each round's tokens did to them. Touches no tensor."""
+"""The host knows here which requests wait, which hold a slot, and what each round's tokens did to them.
+
+Nothing here touches a tensor.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from spec_lab.errors import UserError
 
 
 class Scheduler:
-    """First come, first served. A request is admitted when a slot and all the pages it can ever need are free."""
+    """Serves first who came first. A request is admitted when a slot and all the pages it can ever need are free."""
 
     def __init__(self, num_slots: int, allocator: PageAllocator, page_size: int, max_seq_len: int, margin: int) -> None:
         """`margin`: positions a round may write past the last token (2K: the drafter writes up to L + 2K - 1)."""
@@ -26,7 +29,7 @@ class Scheduler:
         self.running: list[Sequence] = []
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests; UserError for one that could never run, and then none is queued."""
+        """Queue requests; raise UserError for one that could never run, and queue none then."""
         requests = list(requests)
         for request in requests:
             self.check(request)
@@ -65,7 +68,7 @@ class Scheduler:
         return -(-longest // self._page_size)
 
     def check(self, request: Request) -> None:
-        """UserError for a request that could never run."""
+        """Raise UserError for a request that could never run."""
         longest = len(request.prompt_ids) + request.max_new_tokens
         if not request.prompt_ids:
             raise UserError(f"request {request.request_id} has an empty prompt; give it at least one token")
@@ -127,7 +130,7 @@ def emit_round(
 
 
 def _length_to_eos(tokens: list[int], eos_token_ids: frozenset[int], num_imposed: int) -> int:
-    """Tokens up to and including the first end of sequence past the imposed ones; all where there is none."""
+    """Count the tokens up to and including the first end of sequence past the imposed ones; all where there is none."""
     decided = enumerate(tokens[num_imposed:], start=num_imposed + 1)
     return next((length for length, token in decided if token in eos_token_ids), len(tokens))
 

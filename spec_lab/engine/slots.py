@@ -1,4 +1,4 @@
-"""Device state of the request slots, and the view of it that one round works on."""
+"""This module keeps the device state of the request slots, and gives a round its view of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spec_lab.engine.states import NoStates, SlotStates
 
 
 class SlotState:
-    """The tensors of slots at fixed addresses; the last row belongs to the scratch slot of padded rows.
+    """Keeps the tensors of slots at fixed addresses; the last row belongs to the scratch slot of padded rows.
 
     Attributes:
         kv_lens: [num_slots + 1] committed KV length L.

@@ -1,4 +1,4 @@
-"""CUDA graphs without CUDA: a tape of operators with a graph's semantics, so that every graph mode runs in CI.
+"""The tape replays operators with a CUDA graph's semantics without CUDA, so that every graph mode runs in CI.
 
 Each operator is recorded once with its arguments. Python values stay as they were, results are rewritten into the
 tensors that were recorded, and views are not taken again, since the memory they look at stays where it was. `make_fx`

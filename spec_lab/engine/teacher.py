@@ -1,4 +1,4 @@
-"""Teacher forcing: the target's greedy choice at every position of a given text, in one pass."""
+"""Teacher forcing finds the target's greedy choice at every position of a given text, in one pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spec_lab.pruning.selection import AllRows
 
 @dataclass(frozen=True, slots=True)
 class GreedyChoice:
-    """The tokens that plain greedy decoding would emit at each output position, given the text before it.
+    """Holds the tokens that plain greedy decoding would emit at each output position, given the text before it.
 
     Attributes:
         token_ids: the argmax at each position, lowest id first.
@@ -72,7 +72,7 @@ class TeacherForcing:
 
     @torch.inference_mode()
     def require_finite(self, token_ids: Sequence[int]) -> None:
-        """UserError where the target's logits at some position of a text are NaN or infinite.
+        """Raise UserError where the target's logits at some position of a text are NaN or infinite.
 
         Any token is then as good as any other, and plain decoding emits the very tokens of a run that means nothing.
         """

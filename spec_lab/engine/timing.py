@@ -1,4 +1,4 @@
-"""Stage timers: spans inside a round. They do not overlap; a stage's time is the sum of its spans."""
+"""Stage timers measure spans inside a round. They do not overlap; a stage's time is the sum of its spans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class HostTimer:
-    """Wall clock around each span: right on a CPU, where a call returns when its work is done.
+    """Takes the wall clock around each span: right on a CPU, where a call returns when its work is done.
 
     A replay runs no Python, so the spans inside a captured segment are not seen: the segment is timed as a whole.
     """
@@ -51,7 +51,7 @@ class HostTimer:
 
 @dataclass(frozen=True, slots=True)
 class EventPair:
-    """Start and end of a span on the stream."""
+    """Holds the start and the end of a span on the stream."""
 
     name: str
     start: torch.cuda.Event
@@ -59,7 +59,7 @@ class EventPair:
 
 
 class CudaEventTimer:
-    """Events on the stream around each span, read only in `collect`, so that no span waits for the device.
+    """Records events on the stream around each span, read only in `collect`, so that no span waits for the device.
 
     Inside a graph they are external events: nodes of the graph that each replay records anew.
     """

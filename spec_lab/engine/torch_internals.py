@@ -1,4 +1,4 @@
-"""The corners of torch that have no public name. The tape and the launch counter need them; nothing else may.
+"""Corners of torch that have no public name are used here, for the tape and the launch counter, and nowhere else.
 
 pyproject.toml bounds torch from above because of them and of the packed products in `models/linear.py`.
 `tests/test_torch_internals.py` names each one, so that a new torch that lacks it fails there and says which.
@@ -17,7 +17,7 @@ COMPOSITE = "CompositeImplicitAutograd"
 
 
 class OperatorMode(TorchDispatchMode):
-    """A dispatch mode of this project: a subclass sees every operator in `__torch_dispatch__`."""
+    """Is a dispatch mode of this project: a subclass sees every operator in `__torch_dispatch__`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""A decode round whose drafts are a tree."""
+"""A decode round may have a tree of drafts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spec_lab.engine.round import DecodeRound, Parts, VerifyOutput
 
 @dataclass(slots=True)
 class TreeParts:
-    """The parts of a round that a tree asks more of; each is also in the round's `Parts`."""
+    """Holds the parts of a round that a tree asks more of; each is also in the round's `Parts`."""
 
     drafter: TreeDrafter
     rule: TreeRule
@@ -29,7 +29,7 @@ def tree_round(num_rows: int, page_size: int, parts: Any) -> TreeRound:
 
 
 class TreeRound(DecodeRound):
-    """The stages of a round, of which verify, accept and the drafts are those of a tree.
+    """Has the stages of a round, of which verify, accept and the drafts are those of a tree.
 
     Behind accept stands a chain: the KV and the features of the accepted path lie where those of accepted drafts of a
     chain would, so that catch-up, its pruning and all that follows are as they are.

@@ -1,4 +1,4 @@
-"""The base of every captured mode: buckets of batch sizes, and capture on scratch rows."""
+"""Every captured mode has buckets of batch sizes, and captures on scratch rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spec_lab.engine.round import DecodeRound
 
 @dataclass(slots=True)
 class Bucket:
-    """The segments of one batch size, made as they are first called.
+    """Holds the segments of one batch size, made as they are first called.
 
     Attributes:
         fixed: the outputs of its segments, which every replay rewrites in place.

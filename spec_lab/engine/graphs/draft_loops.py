@@ -1,4 +1,4 @@
-"""Three ways to capture the draft steps; verify is a graph of its own in each."""
+"""The draft steps are captured in three ways; verify is a graph of its own in each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spec_lab.engine.round import DecodeRound, VerifyOutput
 
 
 class SeparateVerify(CapturedMode):
-    """Verify in one graph (or launched from Python), accept and commit launched, and the drafts as a subclass has them.
+    """Replays verify as one graph (or launches it), launches accept and commit, and drafts as a subclass does.
 
     Without drafts there is nothing beside verify to capture.
     """
@@ -77,7 +77,7 @@ class FullLoop(SeparateVerify):
 
 @dataclass(slots=True)
 class StepInputs:
-    """The tensors that one captured step reads and rewrites: the state, its column [1], and all drafts [batch, K]."""
+    """Holds the tensors that one captured step reads and rewrites: state, column [1], and all drafts [batch, K]."""
 
     state: Any
     column: torch.Tensor
@@ -85,16 +85,16 @@ class StepInputs:
 
 
 class DraftCarry(Protocol):
-    """The work between two draft steps that are replayed."""
+    """Does the work between two draft steps that are replayed."""
 
     def __call__(self, drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
-        """The tokens of state `after` to `column` [1] of drafts [batch, K], and what the step replaced in it to the
-        tensors of `before`, where the next replay reads."""
+        """Copy the tokens of state `after` to `column` [1] of drafts [batch, K], and what the step replaced in it to
+        the tensors of `before`, where the next replay reads."""
         ...
 
 
 def carry_every_tensor(drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
-    """Keeps the protocol `DraftCarry`. For a state with any tensors."""
+    """Keeps the protocol `DraftCarry`, for a state with any tensors."""
     drafts.index_copy_(1, column, after.tokens.unsqueeze(1))
     for part in dataclasses.fields(after):
         old, new = getattr(before, part.name), getattr(after, part.name)
@@ -103,8 +103,8 @@ def carry_every_tensor(drafts: torch.Tensor, column: torch.Tensor, before: Any, 
 
 
 class StepReplay(SeparateVerify):
-    """graph=step_replay: the first step in a graph of its own; one recurrent step in another, replayed K - 1 times with
-    its positions, slots and lengths rebuilt from the host in between (vLLM #41162); what follows from them is derived
+    """graph=step_replay: the first step has a graph of its own; one recurrent step has another, replayed K - 1 times
+    with its positions, slots and lengths rebuilt from the host in between (vLLM #41162); what follows is derived
     inside the graph. Steps with weights of their own have a graph each.
 
     The step's number is a device tensor: it chooses the column of drafts and draft logits.

@@ -1,4 +1,4 @@
-"""The promise of a graph mode to the engine."""
+"""This module says what a graph mode promises to the engine."""
 
 from __future__ import annotations
 

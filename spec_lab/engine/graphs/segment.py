@@ -1,4 +1,4 @@
-"""A stretch of the round, captured once for a batch size and replayed ever after."""
+"""A stretch of the round is captured once for a batch size, and replayed ever after."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Outputs = TypeVar("Outputs")
 
 
 class Segment(Generic[Inputs, Outputs]):
-    """A function from inputs to outputs, both trees of tensors, run as one graph.
+    """Runs a function from inputs to outputs, both trees of tensors, as one graph.
 
     The first call captures and must be given rows of the scratch slot only. Inputs are copied into buffers of its own.
     An input that is one of the tensors in `fixed`, the outputs of other segments, is read where it stands: it has to be

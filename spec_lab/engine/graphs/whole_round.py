@@ -1,4 +1,4 @@
-"""graph=round: verify, accept, commit, catch-up and all draft steps in one graph."""
+"""graph=round: verify, accept, commit, catch-up and all draft steps are one graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spec_lab.engine.round import DecodeRound
 
 
 class WholeRound(CapturedMode):
-    """One replay a round; what it reads is the slot ids, what it leaves for the host is the verification."""
+    """Replays one graph a round; what it reads is the slot ids, what it leaves for the host is the verification."""
 
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
         def run(slot_ids: torch.Tensor) -> Verification:
