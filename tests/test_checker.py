@@ -22,6 +22,8 @@ from spec_lab.workloads.checker import extract_answer, is_correct
         ("<think>\nAnswer: 42\n</think>\n42<|end|>", None),  # the only marker is in the thinking
         ("<think>\n42\n</think>\nAnswer:", None),  # cut off before the answer
         ("<think>\n42\n</think>\nAnswer:\n42", None),
+        ("<|channel>thought\n6 and 7\n<channel|>Answer: 42<turn|>", "42"),
+        ("<|channel>thought\nAnswer: 42", None),
         ("", None),
     ],
 )

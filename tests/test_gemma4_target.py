@@ -23,6 +23,7 @@ from spec_lab.models.families.table import read_model_config
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
 from tests.test_decoder import Lane
+from tests.tiers import every_other
 from tests.tiny_gemma4 import KINDS, VOCAB, WINDOW, make_tiny_gemma4, use_hub_spelling
 
 pytest.importorskip("transformers.models.gemma4")
@@ -79,9 +80,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        pytest.param(kind, name, marks=[] if name in ("whole", "rows_of_4") else pytest.mark.slow)
+        for kind in KINDS
+        for name in PARTS
+    ],
+)
 @torch.inference_mode()
-def test_logits_and_features_equal_transformers(checkpoints: Any, kind: str) -> None:
+def test_logits_and_features_equal_transformers(checkpoints: Any, kind: str, name: str) -> None:
     """Sequences of five windows, over page borders, whole, chunked, one row and N rows at a time."""
     folder, model = checkpoints(kind)
     token_ids = random_tokens(1, LENGTH)
@@ -89,14 +97,13 @@ def test_logits_and_features_equal_transformers(checkpoints: Any, kind: str) -> 
     layers = tuple(range(0, model.config.num_hidden_layers, 2))
     features = FeatureSpec(layer_inputs=layers, final_hidden=NormSide.POST_NORM)
     expected = torch.cat([output.hidden_states[layer][0] for layer in (*layers, -1)], dim=-1)
-    for name, parts in PARTS.items():
-        assert sum(parts) == LENGTH
-        logits, read = run_parts(make_gemma_lane(folder), token_ids, parts, features)
-        assert (logits - output.logits[0]).abs().max() < TOLERANCE, name
-        torch.testing.assert_close(read, expected, rtol=0, atol=2e-4)
+    assert sum(PARTS[name]) == LENGTH
+    logits, read = run_parts(make_gemma_lane(folder), token_ids, PARTS[name], features)
+    assert (logits - output.logits[0]).abs().max() < TOLERANCE
+    torch.testing.assert_close(read, expected, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", every_other(KINDS))
 @torch.inference_mode()
 def test_the_hubs_files_read_the_same(checkpoints: Any, tmp_path: Path, kind: str) -> None:
     """Nested names and sizes, dead tensors of layers that share KV, and tensors of other senses."""
@@ -240,7 +247,7 @@ def test_a_mistake_in_the_forward_shows(checkpoints: Any, monkeypatch: pytest.Mo
     assert (logits - model(token_ids).logits[0]).abs().max() > 50 * TOLERANCE
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", every_other(KINDS))
 @torch.inference_mode()
 def test_ragged_verify_rows_equal_transformers(checkpoints: Any, kind: str) -> None:
     """N rows of three requests in one forward: at the start, at the edge of the window, and past it."""
@@ -257,7 +264,7 @@ def test_ragged_verify_rows_equal_transformers(checkpoints: Any, kind: str) -> N
         torch.testing.assert_close(logits[request], theirs, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("start", [WINDOW - 3, WINDOW - 1, WINDOW, 2 * WINDOW + 1])
+@pytest.mark.parametrize("start", every_other([WINDOW - 3, WINDOW - 1, WINDOW, 2 * WINDOW + 1]))
 @torch.inference_mode()
 def test_rejected_rows_across_the_edge_of_the_window_leave_nothing(checkpoints: Any, start: int) -> None:
     """Four rows with wrong drafts, then four right ones from the position after the first."""

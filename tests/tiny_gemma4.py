@@ -121,7 +121,7 @@ def use_hub_spelling(folder: Path, model: Any, dead: bool = True) -> None:
     save_file(nested, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def make_tiny_gemma4_assistant(folder: Path, kind: str, seed: int = 5, **outer: Any) -> Any:
+def make_tiny_gemma4_assistant(folder: Path, kind: str, seed: int = 5, vocab_size: int = VOCAB, **outer: Any) -> Any:
     """Write a random assistant for the target of a kind, and return it as the transformers model."""
     from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
@@ -132,6 +132,7 @@ def make_tiny_gemma4_assistant(folder: Path, kind: str, seed: int = 5, **outer: 
         "num_hidden_layers": len(layer_types),
         "layer_types": layer_types,
         "num_kv_shared_layers": len(layer_types),
+        "vocab_size": vocab_size,
         "vocab_size_per_layer_input": 0,
         "final_logit_softcapping": None,
     }

@@ -21,7 +21,6 @@ from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, CacheRow, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.recurrent_cache import RecurrentCache
 from spec_lab.core.types import Request
-from spec_lab.corpus.example import THINK_END, THINK_START
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder
@@ -30,6 +29,7 @@ from spec_lab.models.families.table import read_model_config
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.target_loader import WeightSource, load_target
+from spec_lab.workloads.thinking import THINKING_MARKERS
 from spec_lab.workloads.tokenizer import Tokenizer
 
 
@@ -159,9 +159,12 @@ def _num_pages(num_positions: int, page_size: int) -> int:
 
 
 def thinking_markers(tokenizer: Tokenizer) -> ThinkingMarkers | None:
-    """The ids of the thinking markers, None when the tokenizer does not have both."""
-    begin, end = tokenizer.special_id(THINK_START), tokenizer.special_id(THINK_END)
-    return None if begin is None or end is None else ThinkingMarkers(begin, end)
+    """The ids of the thinking markers, in the first spelling that the tokenizer knows; None where it knows none."""
+    for pair in THINKING_MARKERS:
+        begin, end = map(tokenizer.special_id, pair)
+        if begin is not None and end is not None:
+            return ThinkingMarkers(begin, end)
+    return None
 
 
 def load_models(

@@ -29,8 +29,8 @@ from spec_lab.assembly.rules import (
 from spec_lab.config import AcceptanceConfig, RunConfig
 from spec_lab.core.protocols import AcceptanceRule
 from spec_lab.core.tree_protocols import TreeRule
-from spec_lab.corpus.example import THINK_END, THINK_START
 from spec_lab.errors import UserError
+from spec_lab.workloads.thinking import THINKING_MARKERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ def relaxed_thinking_rule(options: RelaxedThinkingConfig, context: RuleContext) 
     markers = context.markers
     if markers is None:
         raise UserError(
-            f"acceptance=relaxed_thinking needs {THINK_START} and {THINK_END} as tokens, and this target's tokenizer "
-            "has none; use acceptance=strict"
+            f"acceptance=relaxed_thinking needs {_either_pair()} as tokens, and this target's tokenizer has none; use "
+            "acceptance=strict"
         )
     form = DeltaForm(options.delta) if options.form == RelaxedFormChoice.delta else RatioForm(options.ratio)
     phase: RelaxationPhase = (
@@ -115,6 +115,10 @@ def relaxed_thinking_rule(options: RelaxedThinkingConfig, context: RuleContext) 
         else RoundPhase(context.num_slots, markers, context.prefill_chunk, context.device)
     )
     return RelaxedThinkingAcceptance(form, options.topk, phase, context.kernels.standing)
+
+
+def _either_pair() -> str:
+    return " or ".join(f"{begin} and {end}" for begin, end in THINKING_MARKERS)
 
 
 def rejection_rule(config: RunConfig, options: RejectionConfig, resources: RuleResources) -> AcceptanceRule:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from spec_lab.corpus.example import ANSWER_MARKER, END_OF_TURN, THINK_END
+import re
+
+from spec_lab.corpus.example import ANSWER_MARKER
+from spec_lab.workloads.thinking import THINKING_MARKERS, TURN_ENDS
+
+_ANY_TURN_END = re.compile("|".join(map(re.escape, TURN_ENDS)))
 
 
 def normalise(answer: str) -> str:
@@ -11,18 +16,18 @@ def normalise(answer: str) -> str:
 
 
 def extract_answer(text: str) -> str | None:
-    """The normalised rest of the line after the last `Answer:` behind the last `</think>`.
+    """The normalised rest of the line after the last `Answer:` behind the last marker that ends thinking.
 
-    None where there is no such line. A text cut off inside its thinking has no `</think>`, hence no answer, even if the
-    thinking already mentions one.
+    None where there is no such line. A text cut off inside its thinking has no such marker, hence no answer, even if
+    the thinking already mentions one.
     """
-    _, closed, reply = text.rpartition(THINK_END)
-    if not closed:
+    replies = [text.rpartition(end)[2] for _, end in THINKING_MARKERS if end in text]
+    if not replies:
         return None
-    _, found, rest = reply.rpartition(ANSWER_MARKER)
+    _, found, rest = min(replies, key=len).rpartition(ANSWER_MARKER)
     if not found:
         return None
-    line = rest.partition("\n")[0].partition(END_OF_TURN)[0]
+    line = _ANY_TURN_END.split(rest.partition("\n")[0])[0]
     return normalise(line) or None
 
 

@@ -1,0 +1,229 @@
+"""Tiny Gemma 4 targets of every kind with their assistants, through the whole engine: text, drafts and graphs."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import spec_lab
+from spec_lab.assembly.models import thinking_markers
+from spec_lab.config import GraphConfig
+from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
+from spec_lab.core.types import Request
+from spec_lab.engine.engine import Engine
+from spec_lab.models.families.table import read_model_config
+from spec_lab.workloads.tokenizer import TargetTokenizer
+from tests.graph_lab import MODES, synthetic
+from tests.lab import Reference, make_config, make_engine, random_requests
+from tests.scripted_rule import ScriptedRule, install
+from tests.tiny_gemma4 import KINDS, VOCAB, WINDOW, assistants_build, make_tiny_gemma4, make_tiny_gemma4_assistant
+from tests.tiny_runs import CHEAP, write_prompts, write_tokenizer
+
+pytest.importorskip("transformers.models.gemma4_assistant")
+
+K, PAGE = 3, 4
+CENTROIDS = {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 3}
+
+
+def some_slow(default: str) -> list[Any]:
+    """The kinds for `parametrize`, of which one runs in the default tier."""
+    return [pytest.param(kind, marks=[] if kind == default else pytest.mark.slow) for kind in KINDS]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and an assistant for it, as folders and as transformers models."""
+
+    folders: tuple[Path, Path]
+    target: Any
+    assistant: Any
+
+
+@pytest.fixture(scope="module", autouse=True)
+def transformers_is_mended() -> Iterator[None]:
+    with assistants_build():
+        yield
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """Makes the pair of a kind, once; the smaller kinds have assistants whose heads score clusters, as released."""
+
+    @cache
+    def make(kind: str) -> Pair:
+        folders = tmp_path_factory.mktemp(kind), tmp_path_factory.mktemp(f"{kind}_assistant")
+        target = make_tiny_gemma4(folders[0], kind)
+        head = CENTROIDS if kind.startswith("e") else {}
+        return Pair(folders, target, make_tiny_gemma4_assistant(folders[1], kind, **head))
+
+    return make
+
+
+def requests_past_the_window(count: int = 4, max_new_tokens: int = 24) -> list[Request]:
+    """Prompts of one token and of several chunks; all texts end past the window, most past twice of it."""
+    requests = random_requests(count, max_new_tokens, vocab_size=VOCAB, lengths=(WINDOW - 2, 4 * WINDOW))
+    return [replace(requests[0], prompt_ids=(17,)), *requests[1:]]
+
+
+@dataclass
+class AssistedGeneration:
+    """transformers' own drafting behind a fresh forward of the text, in which no rejected row is left."""
+
+    pair: Pair
+
+    @torch.inference_mode()
+    def draft(self, text: list[int], num_draft_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
+        from transformers import GenerationConfig
+        from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
+
+        token_ids = torch.tensor([text])
+        output = self.pair.target(
+            token_ids[:, :-1], output_hidden_states=True, return_shared_kv_states=True, use_cache=True
+        )
+        assistant = self.pair.assistant
+        assistant.generation_config.num_assistant_tokens = num_draft_tokens
+        generator = SinglePositionMultiTokenCandidateGenerator(
+            input_ids=token_ids,
+            assistant_model=assistant,
+            target_model_input_embeddings=self.pair.target.get_input_embeddings(),
+            generation_config=GenerationConfig(max_length=512),
+            model_kwargs={},
+        )
+        ids, logits = generator.get_candidates(
+            token_ids, model_kwargs={}, model_outputs=output, is_first_iteration=False, n_last_matches=0
+        )
+        drafts: list[int] = ids[0, len(text) :].tolist()
+        if assistant.masked_embedding is None:
+            return drafts, list(logits[0])
+        # What was not scored has one and the same number there, under every score.
+        return drafts, [row.masked_fill(row == row.min(), float("-inf")) for row in logits[0]]
+
+
+@pytest.mark.parametrize("kind", some_slow("e2b"))
+def test_drafts_of_every_round_equal_those_of_assisted_generation(pairs: Callable[[str], Pair], kind: str) -> None:
+    """After prompts of several chunks, and after rounds that accept any number of drafts."""
+    pair = pairs(kind)
+    requests = [replace(request, ignore_eos=True) for request in requests_past_the_window(3, 12)]
+    config = make_config(
+        pair.folders,
+        "frozen_kv",
+        K,
+        "prefill",
+        batch_size=2,
+        cache={"page_size": PAGE, "prefill_chunk": 7},
+        options={"position": "bonus"},
+    )
+    engine = make_engine(config, requests)
+    rule: ScriptedRule = install(engine, AssistedGeneration(pair))
+    engine.generate(requests)
+    assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 30
+
+
+def spoiled(tokens: list[int]) -> list[int]:
+    """A continuation of which about every third token is another."""
+    generator = random.Random(3)
+    return [(token + 1) % VOCAB if generator.random() < 0.3 else token for token in tokens]
+
+
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("kind", some_slow("26b"))
+def test_the_text_is_that_of_transformers(pairs: Callable[[str], Pair], kind: str, batch_size: int) -> None:
+    """Greedy text, with the assistant's drafts and with drafts of which most are right, rejected across the window."""
+    pair = pairs(kind)
+    reference, requests = Reference(pair.folders[0]), requests_past_the_window()
+    plain = {request.request_id: reference.greedy(request) for request in requests}
+    for drafter, prune in (("oracle", "none"), ("frozen_kv", "prefill")):
+        config = make_config(
+            pair.folders, drafter, K, prune, batch_size=batch_size, cache={"page_size": PAGE, "prefill_chunk": 7}
+        )
+        engine = make_engine(config, requests)
+        learn = engine.parts.drafter.requirements.learn_continuations
+        if learn is not None:
+            learn({name: spoiled(tokens) for name, tokens in plain.items()})
+        records = engine.generate(requests).requests
+        reference.assert_lossless(requests, {record.request_id: record.output_ids for record in records}, plain)
+        accepted = {count for record in records for count in record.accepted_per_round}
+        assert drafter == "frozen_kv" or accepted == {0, 1, 2, 3}
+
+
+def committed(engine: Engine) -> list[torch.Tensor]:
+    """The target's caches without their scratch pages."""
+    return [tensor[:, NUM_RESERVED_PAGES * PAGE :] for tensor in engine.parts.cache.tensors]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        pytest.param(kind, mode, marks=[] if (kind, mode) == ("e2b", "round") else pytest.mark.slow)
+        for kind in KINDS
+        for mode in MODES
+    ],
+)
+def test_a_replay_equals_an_eager_round(pairs: Callable[[str], Pair], kind: str, mode: str) -> None:
+    """Tokens, accepted lengths and every byte of KV, under every graph mode, by the recorder of the CPU."""
+    pair, requests = pairs(kind), requests_past_the_window(3, 16)
+    rule = synthetic(K)
+
+    def run(graph: GraphConfig | None) -> tuple[Any, list[torch.Tensor]]:
+        config = make_config(pair.folders, "frozen_kv", K, "prefill", batch_size=2, cache={"page_size": PAGE})
+        config = replace(config, acceptance=rule.acceptance, **({} if graph is None else {"graph": graph}))
+        engine = make_engine(config, requests)
+        result = engine.generate(requests)
+        assert (result.graph.replays > 0) is (graph is not None) and result.graph.fallbacks == 0
+        outcome = [(record.output_ids, record.accepted_per_round) for record in result.requests]
+        return outcome, committed(engine)
+
+    expected, expected_kv = run(None)
+    got, kv = run(MODES[mode])
+    assert got == expected
+    if mode != "overlap":  # surplus rounds write on
+        for ours, theirs in zip(kv, expected_kv, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_the_familys_thinking_markers_and_stop_ids(tmp_path: Path) -> None:
+    """The relaxed rule looks for the channel's markers, and protects every id that ends a turn."""
+    make_tiny_gemma4(tmp_path, "e2b", vocab_size=160, vocab_size_per_layer_input=160)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 106, 50]}))
+    write_tokenizer(tmp_path, ("<|channel>", "<channel|>", "<turn|>"))
+    markers = thinking_markers(TargetTokenizer(tmp_path))
+    assert markers is not None and (markers.begin, markers.end) == (157, 158)
+    assert read_model_config(tmp_path).eos_token_ids == (1, 106, 50)
+    write_tokenizer(tmp_path, ("<|channel>", "<turn|>"))
+    assert thinking_markers(TargetTokenizer(tmp_path)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acceptance", ["strict", "relaxed_thinking"])
+def test_a_whole_run_by_the_command_path(tmp_path: Path, acceptance: str) -> None:
+    """`target=hf target.path=GEMMA drafter=frozen_kv drafter.path=ASSISTANT`, from prompts to the record."""
+    target, assistant = tmp_path / "target", tmp_path / "assistant"
+    make_tiny_gemma4(target, "e2b", vocab_size=160, vocab_size_per_layer_input=160)
+    make_tiny_gemma4_assistant(assistant, "e2b", vocab_size=160)
+    write_tokenizer(target, ("<|channel>", "<channel|>", "<turn|>"))
+    texts = ("abcdefghij", "<|channel>abcd", "xyz")
+    rows = [{"id": text, "prompt": text, "form": "continue", "category": "some"} for text in texts]
+    overrides = {
+        "target": "hf",
+        "target.path": target,
+        "drafter": "frozen_kv",
+        "drafter.path": assistant,
+        "acceptance": acceptance,
+        "workload": "jsonl",
+        "workload.path": write_prompts(tmp_path / "prompts.jsonl", rows),
+        "output_dir": tmp_path / "run",
+        **CHEAP,
+    }
+    composed = spec_lab.compose([f"{key}={value}" for key, value in overrides.items()])
+    summary = spec_lab.run(composed).summary
+    assert summary["num_requests"] == 3
+    assert summary["thinking"] is not None
+    assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
