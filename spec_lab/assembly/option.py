@@ -191,12 +191,14 @@ class WorkloadOption(Option):
     Attributes:
         reads: the knobs of the group that it cannot do without, with a value to begin with.
         has_categories: whether there are categories to choose from.
+        reads_text: whether prompts are text, which the target's tokenizer turns into ids.
     """
 
     schema: type[WorkloadConfig] = WorkloadConfig
     load: Callable[..., list[Any]]
     reads: Mapping[str, str] = field(default_factory=dict)
     has_categories: bool = True
+    reads_text: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

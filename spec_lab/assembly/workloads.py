@@ -32,6 +32,10 @@ OPTIONS = (
         name="fixed_length", load=Deferred(LOADER, "fixed_length_requests"), reads=ONE_LENGTH, has_categories=False
     ),
     WorkloadOption(
-        name="random_ids", load=Deferred(LOADER, "random_id_requests"), reads=ONE_LENGTH, has_categories=False
+        name="random_ids",
+        load=Deferred(LOADER, "random_id_requests"),
+        reads=ONE_LENGTH,
+        has_categories=False,
+        reads_text=False,
     ),
 )

@@ -41,8 +41,9 @@ def longest_sequence(config: RunConfig) -> int:
 
 
 def _tokenizer(config: RunConfig, folder: Path, vocab_size: int) -> Tokenizer:
-    """The target's; where random weights come without one, ids stand for themselves."""
-    if config.target.weights == Weights.random and not (folder / "tokenizer.json").is_file():
+    """The target's; without one, ids stand for themselves where no prompt is text, or no weight means anything."""
+    needs_none = config.target.weights == Weights.random or not registry.of(config).workload(config).reads_text
+    if needs_none and not (folder / "tokenizer.json").is_file():
         return IdsAlone(vocab_size)
     return TargetTokenizer(folder)
 

@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
 
 
 class IdsAlone:
-    """Stands in where a target has random weights and no tokenizer: there are ids, and no text."""
+    """Stands in where a target has no tokenizer: there are ids, and no text."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -72,7 +72,10 @@ class TargetTokenizer:
 
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise UserError(f"{path} is missing; target.path must be a checkpoint folder with a tokenizer.json")
+            raise UserError(
+                f"{path} is missing; target.path must be a checkpoint folder with a tokenizer.json, or take "
+                "workload=random_ids, which needs none"
+            )
         with _defects_of(f"{path} cannot be read as a tokenizer"):
             self._tokenizer = Tokenizer.from_file(str(path))
         self._path = path
