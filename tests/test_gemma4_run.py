@@ -207,7 +207,7 @@ def test_a_whole_run_by_the_command_path(tmp_path: Path, acceptance: str) -> Non
     """`target=hf target.path=GEMMA drafter=frozen_kv drafter.path=ASSISTANT`, from prompts to the record."""
     target, assistant = tmp_path / "target", tmp_path / "assistant"
     make_tiny_gemma4(target, "e2b", vocab_size=160, vocab_size_per_layer_input=160)
-    make_tiny_gemma4_assistant(assistant, "e2b", vocab_size=160)
+    make_tiny_gemma4_assistant(assistant, "e2b", text={"vocab_size": 160})
     write_tokenizer(target, ("<|channel>", "<channel|>", "<turn|>"))
     texts = ("abcdefghij", "<|channel>abcd", "xyz")
     rows = [{"id": text, "prompt": text, "form": "continue", "category": "some"} for text in texts]

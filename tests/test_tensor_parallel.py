@@ -30,6 +30,7 @@ from tests.lab import generate, make_config, make_pair, random_requests
 from tests.ranks import on_ranks
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_gemma4 import assistants_build, make_tiny_gemma4, make_tiny_gemma4_assistant
 
 BIASED = {"attention_bias": True, "mlp_bias": True}
 CPU = torch.device("cpu")
@@ -135,6 +136,19 @@ def test_a_drafter_that_reads_the_targets_kv_is_split_as_well(tmp_path: Path) ->
 
     whole = drafts(WHOLE)
     assert on_ranks(2, drafts) == [whole, whole]
+
+
+@pytest.mark.slow
+def test_a_gemma_and_its_assistant_are_split(tmp_path: Path) -> None:
+    """Layers whose values are their keys, and an assistant that reads both kinds of heads."""
+    two_heads = {"num_global_key_value_heads": 2}
+    with assistants_build():
+        make_tiny_gemma4(tmp_path / "target", "31b", **two_heads)
+        make_tiny_gemma4_assistant(tmp_path / "head", "31b", text=two_heads)
+    config = make_config((tmp_path / "target", tmp_path / "head"), "frozen_kv", prune="prefill")
+    requests = random_requests(2, max_new_tokens=8, vocab_size=96)
+    ranks = on_ranks(2, lambda partition: texts(split_engine(config, requests, partition).generate(requests)))
+    assert ranks[0] == ranks[1] == generate(config, requests)
 
 
 @pytest.mark.parametrize("differs", [False, True])

@@ -5,7 +5,7 @@ as the hub has them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,24 +121,27 @@ def use_hub_spelling(folder: Path, model: Any, dead: bool = True) -> None:
     save_file(nested, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def make_tiny_gemma4_assistant(folder: Path, kind: str, seed: int = 5, vocab_size: int = VOCAB, **outer: Any) -> Any:
-    """Write a random assistant for the target of a kind, and return it as the transformers model."""
+def make_tiny_gemma4_assistant(
+    folder: Path, kind: str, seed: int = 5, text: Mapping[str, Any] | None = None, **outer: Any
+) -> Any:
+    """Write a random assistant for the target of a kind, and return it as the transformers model.
+
+    `text` has further keys of its text_config.
+    """
     from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
-    text = TEXT | {key: value for key, value in KINDS[kind].items() if key in _KEYS_ARE_VALUES}
+    of_target = {key: value for key, value in KINDS[kind].items() if key in _KEYS_ARE_VALUES}
     layer_types = [SLIDING, SLIDING, FULL]
-    text |= {
+    of_assistants = {
         "hidden_size": 24,
         "num_hidden_layers": len(layer_types),
         "layer_types": layer_types,
         "num_kv_shared_layers": len(layer_types),
-        "vocab_size": vocab_size,
         "vocab_size_per_layer_input": 0,
         "final_logit_softcapping": None,
     }
-    config = Gemma4AssistantConfig(
-        text_config=Gemma4TextConfig(**text), backbone_hidden_size=TEXT["hidden_size"], **outer
-    )
+    text_config = Gemma4TextConfig(**TEXT | of_target | of_assistants | dict(text or {}))
+    config = Gemma4AssistantConfig(text_config=text_config, backbone_hidden_size=TEXT["hidden_size"], **outer)
     assistant = Gemma4AssistantForCausalLM(config).eval()
     randomize_all(assistant, seed)
     if outer.get("use_ordered_embeddings"):

@@ -50,7 +50,7 @@ class Gemma4Target(Decoder):
             PerLayerEmbedding(config, tensors, sizes.per_layer_width) if sizes.per_layer_width else None
         )
         self.layers = [
-            build_gemma4_layer(config, plan, tensors, f"model.layers.{index}.", backend)
+            build_gemma4_layer(config, plan, tensors, f"model.layers.{index}.", backend, partition)
             for index, plan in enumerate(self.layer_plans)
         ]
 

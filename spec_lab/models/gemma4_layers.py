@@ -20,6 +20,7 @@ from spec_lab.models.gemma4_experts import build_dense_and_experts
 from spec_lab.models.gemma4_norms import Float32Norm
 from spec_lab.models.layers import Attention, GatedMLP, RopeAndWrite, RotaryRows, RowsPart, fused_linear, gelu_tanh
 from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.partition import Partition
 from spec_lab.models.plan import LayerPlan
 
 ATTENTION_SCALE = 1.0
@@ -127,9 +128,17 @@ class NormedMLP:
 
 
 def build_gemma4_layer(
-    config: ModelConfig, plan: LayerPlan, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
+    config: ModelConfig,
+    plan: LayerPlan,
+    tensors: Mapping[str, torch.Tensor],
+    prefix: str,
+    backend: AttentionBackend,
+    partition: Partition,
 ) -> Gemma4Layer:
-    """Build a layer from Hugging Face names below `prefix`, which ends in a dot."""
+    """Build a layer from Hugging Face names below `prefix`, which ends in a dot.
+
+    `plan` and `tensors` are those of the process's share, as `partition` cuts them.
+    """
     sizes, eps = config.gemma4, config.rms_norm_eps
     assert sizes is not None
 
@@ -146,9 +155,9 @@ def build_gemma4_layer(
     )
     return Gemma4Layer(
         attention_norm=norm("input_layernorm"),
-        attention=_build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend),
+        attention=_build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition),
         post_attention_norm=norm("post_attention_layernorm"),
-        feedforward=_build_feedforward(plan, eps, tensors, prefix),
+        feedforward=_build_feedforward(plan, eps, tensors, prefix, partition),
         post_feedforward_norm=norm("post_feedforward_layernorm"),
         per_layer=gate,
         scalar=tensors[f"{prefix}layer_scalar"],
@@ -156,13 +165,18 @@ def build_gemma4_layer(
 
 
 def _build_attention(
-    plan: LayerPlan, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
+    plan: LayerPlan,
+    eps: float,
+    tensors: Mapping[str, torch.Tensor],
+    prefix: str,
+    backend: AttentionBackend,
+    partition: Partition,
 ) -> Attention:
     """Fuse the projections that the layer has: q, k and v; q and k, where values are keys; or q alone."""
     projections = [tensors[name] for part in "qkv" if (name := f"{prefix}{part}_proj.weight") in tensors]
     return Attention(
         qkv=fused_linear(projections),
-        o=make_linear(tensors[f"{prefix}o_proj.weight"]),
+        o=partition.output(tensors[f"{prefix}o_proj.weight"]),
         num_heads=plan.num_heads,
         head_dim=plan.head_dim,
         rope_and_write=_rope_and_write(plan, eps, tensors, prefix, backend),
@@ -183,9 +197,11 @@ def _rope_and_write(
     return NormedRopeAndWrite(plan.num_heads, plan.num_kv_heads, weight, eps, backend)
 
 
-def _build_feedforward(plan: LayerPlan, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str) -> RowsPart:
+def _build_feedforward(
+    plan: LayerPlan, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str, partition: Partition
+) -> RowsPart:
     names = [f"{prefix}mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
     gate, up, down = (tensors[name] for name in names)
-    mlp = GatedMLP(fused_linear([gate, up]), make_linear(down), gelu_tanh)
+    mlp = GatedMLP(fused_linear([gate, up]), partition.output(down), gelu_tanh)
     dense = NormedMLP(Float32Norm.of(tensors[f"{prefix}pre_feedforward_layernorm.weight"], eps), mlp)
     return dense if plan.experts is None else build_dense_and_experts(plan.experts, eps, dense, tensors, prefix)

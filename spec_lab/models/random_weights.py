@@ -45,7 +45,9 @@ def random_tensors(
 def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> Eagle3Config:
     """A head of one Llama layer as wide as the target's, with the target's embedding."""
     first = target.layers[0]
-    plan = replace(first, qk_norm=False, qkv_bias=False, window=None, attention_gate=False, delta_net=None)
+    plan = replace(
+        first, qk_norm=False, qkv_bias=False, window=None, attention_gate=False, delta_net=None, experts=None
+    )
     return Eagle3Config(
         layer=replace(target, family="llama", layers=(plan,)),
         target_hidden_size=target.hidden_size,
