@@ -27,7 +27,7 @@ from spec_lab.config import (
     TargetConfig,
     WorkloadConfig,
 )
-from spec_lab.core.kv_cache import SCRATCH_PAGE
+from spec_lab.core.kv_cache import SCRATCH_PAGE, LayerCache
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.models.families.plain import Family
@@ -120,7 +120,8 @@ def assert_captured_alike(config: RunConfig, graph: str, requests: list[Request]
     assert [r.output_ids for r in captured.requests] == [r.output_ids for r in eager.requests]
     start = (SCRATCH_PAGE + 1) * config.cache.page_size
     drafters: list[Any] = [engine.parts.drafter for engine in engines]
-    expected, got = (drafter.cache.kv[..., start:, :, :, :] for drafter in drafters)
+    caches = [drafter.cache for drafter in drafters]
+    expected, got = (cache.kv[start:] if isinstance(cache, LayerCache) else cache.kv[:, start:] for cache in caches)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 

@@ -10,17 +10,19 @@ from typing import Any, Protocol
 import pytest
 import torch
 
+from spec_lab.assembly.models import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.core.kv_cache import NULL_PAGE, CacheRow, LayerCache, PagedKVCache
+from spec_lab.core.kv_cache import NULL_PAGE, LayerCache, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.picking import GreedyPicker
-from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentHead, RecurrentState
+from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.eagle3_checkpoint import load_eagle3
 from spec_lab.models.families.table import read_model_config
+from spec_lab.models.mtp import MtpModule
 from tests.fake_target import make_prune
 from tests.lab import make_pair
 
@@ -30,9 +32,9 @@ HIDDEN, VOCAB = 32, 160
 
 
 class Heads(Protocol):
-    """Makes draft heads of 2 KV heads of 16 channels, with the same weights each time."""
+    """Makes draft heads with the same weights each time."""
 
-    def head(self, backend: AttentionBackend, window: int | None) -> RecurrentHead: ...
+    def head(self, backend: AttentionBackend, window: int | None) -> Eagle3Head | MtpModule: ...
 
 
 @dataclass
@@ -108,16 +110,18 @@ def make_lane(
     columns, device = MAX_SEQ_LEN // PAGE_SIZE, torch.device("cpu")
     num_pages = 2 + columns * len(kv_lens)
     table = PageTable(len(kv_lens), MAX_SEQ_LEN, PAGE_SIZE, device)
-    cache = PagedKVCache([CacheRow((2, 2, 16))], num_pages, PAGE_SIZE, torch.float32, device).layers[0]
+    head = models.head(backend, window)
+    row = cache_row(head.config.layer.only_layer)
+    cache = PagedKVCache([row], num_pages, PAGE_SIZE, torch.float32, device).layers[0]
     cache.kv[(NULL_PAGE + 1) * PAGE_SIZE :] = float("nan")
     generator = torch.Generator().manual_seed(3)
     for slot, length in enumerate(kv_lens):
         table.assign(slot, list(range(2 + slot, num_pages, len(kv_lens))))
         slots = table.pages[slot].repeat_interleave(PAGE_SIZE)[:length] * PAGE_SIZE + offsets(length)
-        cache.kv[slots] = torch.randn(length, 2, 2, 16, generator=generator)
+        cache.kv[slots] = torch.randn(length, *row.shape, generator=generator)
     drafter = RecurrentDrafter(
         num_draft_tokens,
-        models.head(backend, window),
+        head,
         FeatureSpec((2, 4, 5)),
         cache,
         backend,

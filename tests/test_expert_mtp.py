@@ -1,4 +1,7 @@
-"""NextN modules of GLM-4.5, whose layer has experts: against transformers' own module, in the loop, and pruned."""
+"""NextN modules whose layer has experts, of GLM-4.5, and with latent attention of DeepSeek-V3 and GLM-4.7-Flash.
+
+They are compared with transformers' own modules, run in the loop, and pruned.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,11 @@ from spec_lab.models.rope import rotary_table
 from spec_lab.pruning.selection import AllRows
 from tests.lab import Reference, assert_captured_alike, generate, make_config, random_requests
 from tests.test_catchup_pruning import HIDDEN, KNOB, assert_same, draft, make_lane, random_round
-from tests.tiny_experts import make_tiny_nextn
+from tests.tiny_experts import add_nextn, make_tiny_nextn
+from tests.tiny_latent import make_latent_target
 
 LENGTH = 100
+KINDS = ("glm4_moe", "deepseek_v3", "glm4_moe_lite")
 
 
 @dataclass
@@ -44,10 +49,19 @@ class Nextn:
         return MtpModule(config, tensors, embedding, make_linear(head), rotary, backend)
 
 
-@pytest.fixture(scope="module")
-def nextn(tmp_path_factory: pytest.TempPathFactory) -> Nextn:
-    folder = tmp_path_factory.mktemp("nextn")
-    return Nextn(folder, *make_tiny_nextn(folder))
+def make_nextn(folder: Path, kind: str, num_modules: int = 1) -> Nextn:
+    """A GLM-4.5, or a target with latent attention, and its modules."""
+    if kind == "glm4_moe":
+        return Nextn(folder, *make_tiny_nextn(folder, num_modules))
+    model = make_latent_target(folder, kind, num_nextn_predict_layers=num_modules)
+    if kind == "glm4_moe_lite":  # transformers wants these said before it makes modules
+        model.config.num_mtp_layers, model.config.mtp_mlp_layer_types = num_modules, ["sparse"] * num_modules
+    return Nextn(folder, model, add_nextn(folder, model, num_modules))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def nextn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Nextn:
+    return make_nextn(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @torch.inference_mode()
@@ -120,8 +134,9 @@ def test_graphs_hold_the_experts(nextn: Nextn, graph: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_module_for_each_draft(tmp_path: Path) -> None:
-    make_tiny_nextn(tmp_path, num_modules=2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_for_each_draft(tmp_path: Path, kind: str) -> None:
+    make_nextn(tmp_path, kind, num_modules=2)
     reference, requests = Reference(tmp_path), random_requests(3, max_new_tokens=8)
     plain = {request.request_id: reference.greedy(request) for request in requests}
     for prune in ("none", "catchup"):

@@ -18,8 +18,8 @@ from spec_lab.models.latent import LatentAttention, build_latent_attention
 from spec_lab.models.latent_sizes import LatentSizes, latent_tensor_shapes
 from spec_lab.models.layers import RotaryTable
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
-from tests.tiny_checkpoints import refused
-from tests.tiny_latent import SIZES, randomize_all
+from tests.tiny_checkpoints import randomize, refused
+from tests.tiny_latent import SIZES
 
 LENGTH, PAGE_SIZE, HIDDEN, HEADS = 100, 4, 32, 4
 MSCALE = 1.2079441541679836  # 0.1 * ln(8) + 1
@@ -57,7 +57,7 @@ def make_oracle(kind: str) -> Oracle:
     config = DeepseekV3Config(**options)
     config._attn_implementation = "eager"
     module = modeling.DeepseekV3Attention(config, 0).eval()
-    randomize_all(module)
+    randomize(module)
     rows = torch.randn(LENGTH, HIDDEN, generator=torch.Generator().manual_seed(1))
     cos, sin = modeling.DeepseekV3RotaryEmbedding(config)(rows, torch.arange(LENGTH)[None])
     mask = torch.full((LENGTH, LENGTH), float("-inf")).triu(1)[None, None]

@@ -219,18 +219,22 @@ def load(folder: Path, target: ModelConfig = TARGET) -> None:
     load_mtp(folder, target, 1, torch.float32, "cpu")
 
 
-@pytest.mark.parametrize(
-    ("name", "block"),
-    [
-        ("model.layers.8.self_attn.kv_a_proj_with_mqa.weight", "MLA"),
-        ("model.layers.8.self_attn.q_a_proj.weight", "MLA"),
-    ],
-)
-def test_refuses_mla_by_name(tmp_path: Path, name: str, block: str) -> None:
+def test_refuses_linear_attention_by_name(tmp_path: Path) -> None:
+    name = "model.layers.8.linear_attn.A_log"
     make_tiny_mtp(tmp_path, "deepseek_names", TARGET)
     rewrite_tensors(tmp_path, {name: torch.zeros(4, 4)})
-    with refused(tmp_path, block, name, "drafter.path"):
+    with refused(tmp_path, "linear attention", name, "drafter.path"):
         load(tmp_path)
+
+
+def test_latent_attention_by_its_tensors_and_not_by_its_name(tmp_path: Path) -> None:
+    """DeepSeek's class may stand over a grouped-query module, as in `deepseek_names`, and another over a latent one."""
+    (reference,) = make_tiny_mtp(tmp_path, "deepseek", TARGET)
+    rewrite_config(tmp_path, architectures=["GlmMoeDsaForCausalLM"])
+    assert distance(tmp_path, reference) < 2e-5
+    make_tiny_mtp(tmp_path / "other", "deepseek_names", TARGET)
+    config, _ = load_mtp(tmp_path / "other", TARGET, 1, torch.float32, "cpu")
+    assert config.layer.only_layer.latent is None
 
 
 @pytest.mark.parametrize(

@@ -81,13 +81,18 @@ def logits_in_parts(folder: Path, token_ids: torch.Tensor, parts: list[int]) -> 
 
 
 def make_tiny_nextn(folder: Path, num_modules: int = 1, seed: int = 3, **overrides: Any) -> tuple[Any, Any]:
-    """Write a GLM-4.5 with NextN modules behind its layers; return target and modules as transformers has them.
+    """Write a GLM-4.5 with NextN modules behind its layers; return target and modules as transformers has them."""
+    model = make_tiny_experts(folder, "glm4_moe", num_nextn_predict_layers=num_modules, **overrides)
+    return model, add_nextn(folder, model, num_modules, seed)
 
-    The modules' experts are stored together, the target's one by one, as both are found.
+
+def add_nextn(folder: Path, model: Any, num_modules: int = 1, seed: int = 3) -> Any:
+    """Write random NextN modules, with experts, behind the layers of a target; return them as transformers has them.
+
+    Their experts are stored together, the target's one by one, as both are found.
     """
     from transformers.modeling_layers import MtpModel
 
-    model = make_tiny_experts(folder, "glm4_moe", num_nextn_predict_layers=num_modules, **overrides)
     modules = MtpModel(model, num_modules).eval()
     own = torch.nn.ModuleList(modules.layers)
     randomize(own, seed)
@@ -97,4 +102,4 @@ def make_tiny_nextn(folder: Path, num_modules: int = 1, seed: int = 3, **overrid
         rest = rest.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
         tensors[f"model.layers.{model.config.num_hidden_layers + int(number)}.{rest}"] = tensor
     rewrite_tensors(folder, tensors)
-    return model, modules
+    return modules

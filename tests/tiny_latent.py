@@ -1,4 +1,4 @@
-"""Helpers for models with latent attention: tiny configs of transformers' own classes, and how they are made random."""
+"""Helpers for models with latent attention: tiny random ones of transformers' own classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.tiny_checkpoints import random_weight
+from tests.tiny_checkpoints import randomize
 
 YARN: dict[str, Any] = {
     "rope_type": "yarn",
@@ -48,20 +48,6 @@ SIZES: dict[str, Any] = {
 }
 
 
-def randomize_all(model: torch.nn.Module, seed: int = 0) -> None:
-    """Fill every parameter, and the buffer that corrects the router's scores, which are no parameters."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
-            if parameter.dim() == 3:  # the experts of a layer, stacked
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[2] ** 0.5)
-            else:
-                parameter.copy_(random_weight(name, tuple(parameter.shape), generator))
-        for name, buffer in sorted(model.named_buffers()):
-            if name.endswith("e_score_correction_bias"):
-                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
-
-
 def make_latent_target(folder: Path, model_type: str = "deepseek_v3", *, seed: int = 0, **overrides: Any) -> Any:
     """Write a random float32 target with latent attention, and return it as the transformers model.
 
@@ -74,6 +60,6 @@ def make_latent_target(folder: Path, model_type: str = "deepseek_v3", *, seed: i
     auto_model: Any = AutoModelForCausalLM
     torch.manual_seed(seed)
     model = auto_model.from_config(AutoConfig.for_model(model_type, **SIZES | overrides)).to(torch.float32).eval()
-    randomize_all(model, seed)
+    randomize(model, seed)
     model.save_pretrained(folder)
     return model

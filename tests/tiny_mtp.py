@@ -19,7 +19,9 @@ from spec_lab.core.types import NormSide
 from spec_lab.models.config import ModelConfig
 from tests.lab import Reference
 from tests.tiny_checkpoints import randomize
+from tests.tiny_latent import SIZES, YARN
 
+LATENT_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 DEEPSEEK_NAMES = {
     "embedding_norm": "enorm",
     "hidden_norm": "hnorm",
@@ -67,6 +69,19 @@ class TinyFamily:
 FAMILIES = {
     "ours": TinyFamily("qwen3", "Qwen3", "Qwen3ForCausalLM", options={"num_attention_heads": 8, "head_dim": 8}),
     "deepseek_names": TinyFamily("llama", "Llama", "DeepseekV3ForCausalLM"),
+    "deepseek": TinyFamily(
+        "deepseek_v3",
+        "DeepseekV3",
+        "DeepseekV3ForCausalLM",
+        options={
+            **{key: SIZES[key] for key in LATENT_KEYS},
+            "num_key_value_heads": 4,
+            "head_dim": SIZES["qk_rope_head_dim"],  # transformers takes it for the width of the rope
+            "first_k_dense_replace": 100,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": YARN,
+        },
+    ),
     "glm": TinyFamily(
         "glm4_moe",
         "Glm4Moe",

@@ -45,7 +45,9 @@ KNOB = "drafter.path"
 # The engines' loaders skip these copies too, and let the target's embedding and head serve.
 SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 # With these the one layer of a config is of the kind with experts, whatever the trunk's first layer has.
-SPARSE_LAYER = {"first_k_dense_replace": 0, "mlp_only_layers": [], "decoder_sparse_step": 1}
+SPARSE_LAYER = {"first_k_dense_replace": 0, "mlp_layer_types": None, "mlp_only_layers": [], "decoder_sparse_step": 1}
+LATENT_TENSOR = "self_attn.kv_a_proj_with_mqa.weight"
+LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
 EXPERT_TENSORS = ("mlp.gate.", "mlp.experts.", "mlp.shared_expert")
 
 
@@ -158,7 +160,7 @@ def _refuse_unsupported_blocks(stored: Collection[str], folder: Path) -> None:
             if part in name:
                 raise UserError(
                     f"{folder}: an MTP module with {block} is not supported ({name}); "
-                    f"set {KNOB} to a module with grouped-query attention and a dense MLP"
+                    f"set {KNOB} to a module with grouped-query or latent attention"
                 )
 
 
@@ -169,11 +171,11 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
     a head that turns, which may then be any.
     """
     fields = ConfigFields(decoder, source)
-    # A file may name a family with latent attention, and hold modules without: the tensors decide.
-    supported = [name for name in fields.texts("architectures") if name in READERS and name not in LATENT_ARCHITECTURES]
+    named = fields.texts("architectures")
+    architecture = _architecture(named, layout, names)
     one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"], **SPARSE_LAYER}
-    options = {**layout.defaults, **decoder, **one_layer, "architectures": supported or [layout.architecture]}
-    if supported:
+    options = {**layout.defaults, **decoder, **one_layer, "architectures": [architecture]}
+    if architecture in named:
         layer = read_decoder(options, source)
         rope = layer.only_layer.rope
     else:
@@ -192,6 +194,14 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
         experts=_experts(layer.only_layer, names, source),
     )
     return replace(layer, layers=(plan,))
+
+
+def _architecture(named: Collection[str], layout: MtpLayout, names: Collection[str]) -> str:
+    """Choose the family whose config the layer is read as. A file may name one with latent attention and hold modules
+    without, or the other way round: the tensors decide."""
+    is_latent = LATENT_TENSOR in names
+    fitting = [name for name in named if name in READERS and (name in LATENT_ARCHITECTURES) == is_latent]
+    return next(iter(fitting), LATENT_ARCHITECTURE if is_latent else layout.architecture)
 
 
 def _experts(plan: LayerPlan, names: Collection[str], source: str) -> ExpertSizes | None:

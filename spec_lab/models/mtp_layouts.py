@@ -88,8 +88,6 @@ QWEN3_NEXT = MtpLayout(
 LAYOUTS = (DEEPSEEK, MIMO, QWEN3_NEXT)
 
 UNSUPPORTED_TENSORS = {
-    ".self_attn.kv_a_proj": "multi-head latent attention (MLA)",
-    ".self_attn.q_a_proj": "multi-head latent attention (MLA)",
     ".linear_attn.": "linear attention",
 }
 
