@@ -45,7 +45,12 @@ KNOB = "drafter.path"
 # The engines' loaders skip these copies too, and let the target's embedding and head serve.
 SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 # With these the one layer of a config is of the kind with experts, whatever the trunk's first layer has.
-SPARSE_LAYER = {"first_k_dense_replace": 0, "mlp_layer_types": None, "mlp_only_layers": [], "decoder_sparse_step": 1}
+SPARSE_LAYER: Mapping[str, Any] = {
+    "first_k_dense_replace": 0,
+    "mlp_layer_types": None,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+}
 LATENT_TENSOR = "self_attn.kv_a_proj_with_mqa.weight"
 LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
 EXPERT_TENSORS = ("mlp.gate.", "mlp.experts.", "mlp.shared_expert")
