@@ -38,7 +38,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
-@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize(
+    "parts", [pytest.param(name, marks=[] if name == "chunks" else pytest.mark.slow) for name in PARTS]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_transformers(checkpoints: Any, kind: str, parts: str) -> None:
     folder, token_ids, expected = checkpoints(kind)

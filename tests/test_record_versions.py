@@ -24,6 +24,7 @@ def write_version_4(folder: Path) -> None:
     for speed in (summary, *summary["references"].values()):
         for key in ("drafted", "offered", "verified"):
             del speed["rows"][key]
+        del speed["experts_read"]
     path.write_text(json.dumps(summary))
     drop_from_lines(folder / "requests.jsonl", "offered_per_round")
 
@@ -91,8 +92,9 @@ def test_every_version_is_read_and_what_it_did_not_record_is_unknown(version: in
     assert summary["schema_version"] == version
     assert summary["acceptance_length"] is not None
     [first, *_] = read_all_request_rows(tmp_path, summary)
-    assert first["offered_per_round"] is None
+    assert first["text_ends"] is None and first["offered_per_round"] is None
     assert (first["token_origins"] is None) == (version < 4)
+    assert summary["experts_read"] is None and summary["references"]["plain"]["experts_read"] is None
     assert len(first["judged_per_round"]) == len(first["accepted_per_round"])
     assert summary["launches_per_round"] is None
 

@@ -66,6 +66,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
         cache=cache,
         slots=SlotState(limits.num_slots, num_rows - 1, table, slot_states(cache)),
         timer=make_timer(models.device),
+        experts_read=models.experts_read,
     )
     allocator = PageAllocator(limits.num_pages)
     scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)

@@ -21,6 +21,7 @@ from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, CacheRow, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.recurrent_cache import RecurrentCache
 from spec_lab.core.types import Request
+from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder
@@ -64,6 +65,7 @@ class Models:
 
     Attributes:
         kernels: what computes the small steps of a round.
+        experts_read: counts for the layers of experts, the target's and the drafter's.
         markers: of the thinking phase; None when the tokenizer has none.
     """
 
@@ -72,6 +74,7 @@ class Models:
     kernels: Kernels
     device: torch.device
     dtype: torch.dtype
+    experts_read: ExpertsRead
     markers: ThinkingMarkers | None = None
 
 
@@ -203,7 +206,9 @@ def load_models(
     checkpoint = None if config.target.weights == Weights.random else folder
     source = WeightSource(checkpoint, dtype, device, partition, config.seed)
     target = load_target(model_config, source, backend, max_positions)
-    return Models(target, backend, kernels, device, dtype, markers)
+    experts_read = ExpertsRead(device)
+    experts_read.watch(target.expert_parts)
+    return Models(target, backend, kernels, device, dtype, experts_read, markers)
 
 
 def cache_row(plan: LayerPlan) -> CacheRow | None:

@@ -39,6 +39,15 @@ class RowCounts:
         self.prefill_logits += other.prefill_logits
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertCounts:
+    """Different experts read, layer by layer and pass by pass, summed over layers, passes and rounds; by stage."""
+
+    verify: int
+    catchup: int
+    recur: int
+
+
 @dataclass(slots=True)
 class RoundRecord:
     """One round as the engine counted it; lists have an entry a request.
@@ -123,7 +132,12 @@ class GraphCounts:
 
 @dataclass(slots=True)
 class GenerationResult:
-    """Everything one pass over a workload produced. `tree_rows`: rows a request of each verify, None without a tree."""
+    """Everything one pass over a workload produced.
+
+    Attributes:
+        tree_rows: rows a request of each verify, None without a tree.
+        experts_read: of its rounds; None where no layer has experts.
+    """
 
     requests: list[RequestRecord]
     rounds: list[RoundRecord]
@@ -132,3 +146,4 @@ class GenerationResult:
     num_draft_tokens: int
     seconds: float
     tree_rows: int | None = None
+    experts_read: ExpertCounts | None = None

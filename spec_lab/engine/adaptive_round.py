@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from spec_lab.core.protocols import MetadataMover
 from spec_lab.core.types import AcceptanceInputs, RoundBatch, VerifiedRound
+from spec_lab.engine.experts_read import ReadingStage
 from spec_lab.engine.k_schedule import KSchedule
 from spec_lab.engine.offers import DraftOffers
 from spec_lab.engine.round import DecodeRound, Parts, VerifyOutput, collect_drafts
@@ -68,7 +69,7 @@ class AdaptiveRound(DecodeRound):
 
     def recur(self, state: Any) -> torch.Tensor:
         """Run the other draft steps, and return the drafts of the round, [batch, K] at most."""
-        with self.parts.timer.span("recur"):
+        with self.parts.timer.span("recur"), self.parts.experts_read.stage(ReadingStage.RECUR):
             return self._collect(self.parts.mover, state)
 
     def commit(self, verified: VerifiedRound, drafts: torch.Tensor) -> None:

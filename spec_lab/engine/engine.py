@@ -69,6 +69,7 @@ class Engine:
         requests = list(requests)
         self.scheduler.submit(requests)
         run = _GenerationRun(self, on_finish)
+        self.parts.experts_read.restart()
         with torch.inference_mode():
             try:
                 while self.scheduler.has_work:
@@ -140,6 +141,7 @@ class _GenerationRun:
             num_draft_tokens=self._engine.num_draft_tokens,
             seconds=self._now(),
             tree_rows=self._engine.round.tree_rows,
+            experts_read=self._engine.parts.experts_read.read(),
         )
 
     def _now(self) -> float:

@@ -18,6 +18,7 @@ from spec_lab.core.types import (
     Verification,
     VerifiedRound,
 )
+from spec_lab.engine.experts_read import ExpertsRead, ReadingStage
 from spec_lab.engine.slots import SlotState
 from spec_lab.pruning.selection import AllRows
 
@@ -34,6 +35,7 @@ class Parts:
     cache: PagedKVCache
     slots: SlotState
     timer: StageTimer
+    experts_read: ExpertsRead
 
 
 @dataclass(slots=True)
@@ -81,7 +83,8 @@ class DecodeRound:
         """Run the target over N rows a request."""
         parts = self.parts
         batch_size, num_rows = batch.input_ids.shape
-        with parts.timer.span("verify"):
+        parts.experts_read.begin_round(batch.active)
+        with parts.timer.span("verify"), parts.experts_read.stage(ReadingStage.VERIFY):
             attention = self.attention(batch)
             features = parts.drafter.requirements.features
             output = parts.target.forward(batch.input_ids.reshape(-1), parts.cache, attention, AllRows(), features)
@@ -120,12 +123,12 @@ class DecodeRound:
 
     def catch_up(self, verified: VerifiedRound) -> Any:
         """Run the drafter's catch-up step (its first step, if it has no cache of its own): the state with draft 1."""
-        with self.parts.timer.span("catchup"):
+        with self.parts.timer.span("catchup"), self.parts.experts_read.stage(ReadingStage.CATCHUP):
             return self.parts.drafter.catch_up(verified)
 
     def recur(self, state: Any) -> Any:
         """Run the other draft steps, and return all drafts of the round: [batch, num_draft_tokens] of a chain."""
-        with self.parts.timer.span("recur"):
+        with self.parts.timer.span("recur"), self.parts.experts_read.stage(ReadingStage.RECUR):
             return collect_drafts(self.parts.drafter, self.parts.mover, state)
 
     def commit(self, verified: VerifiedRound, drafts: Any) -> None:

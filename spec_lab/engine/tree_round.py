@@ -11,6 +11,7 @@ from spec_lab.core.draft_tree import DraftTree, TreeRows, ancestors_and_self
 from spec_lab.core.kv_cache import cache_slots
 from spec_lab.core.tree_protocols import JudgedRows, TreeAttentionBackend, TreeDrafter, TreeRule
 from spec_lab.core.types import AttentionMetadata, DraftStep, RoundBatch, VerifiedRound
+from spec_lab.engine.experts_read import ReadingStage
 from spec_lab.engine.round import DecodeRound, Parts, VerifyOutput
 
 
@@ -70,7 +71,7 @@ class TreeRound(DecodeRound):
 
     def recur(self, state: Any) -> DraftTree:
         """Run the other draft steps, and return the tree that is to be verified."""
-        with self.parts.timer.span("recur"):
+        with self.parts.timer.span("recur"), self.parts.experts_read.stage(ReadingStage.RECUR):
             return self._collect(state)
 
     def commit(self, verified: VerifiedRound, drafts: DraftTree) -> None:

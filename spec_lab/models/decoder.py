@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +13,9 @@ from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.models.config import ModelConfig
+from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_builder import build_layer
-from spec_lab.models.layers import RMSNorm
+from spec_lab.models.layers import RMSNorm, expert_parts
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.rope import rotary_table
 from spec_lab.pruning.selection import AllRows
@@ -25,8 +27,11 @@ class Decoder(ABC):
     Attributes:
         config: of the whole model.
         layer_plans: of the layers as they lie in this process, and of their caches.
+        layers: first to last.
         num_positions: rows of the rotary tables.
     """
+
+    layers: Sequence[Any]
 
     def __init__(
         self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], max_positions: int | None, partition: Partition
@@ -62,6 +67,11 @@ class Decoder(ABC):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)
+
+    @property
+    def expert_parts(self) -> tuple[ExpertMLP, ...]:
+        """The parts with experts of all layers."""
+        return tuple(part for layer in self.layers for part in expert_parts(layer))
 
 
 class DecoderTarget(Decoder):

@@ -29,10 +29,22 @@ class RoutedExperts(Protocol):
         ...
 
 
-class ExpertMLP:
-    """Turns [rows, hidden_size] into as many rows: the weighted sum of each row's experts, and the shared expert."""
+class RoutingObserver(Protocol):
+    """Sees every choice of the routers that it watches (`spec_lab.engine.experts_read`)."""
 
-    __slots__ = ("experts", "router", "shared", "sizes")
+    def saw(self, routing: Routing, num_experts: int) -> None:
+        """Take note of a choice among `num_experts`; nothing is computed yet."""
+        ...
+
+
+class ExpertMLP:
+    """Turns [rows, hidden_size] into as many rows: the weighted sum of each row's experts, and the shared expert.
+
+    Attributes:
+        observer: sees every choice; None where nobody counts.
+    """
+
+    __slots__ = ("experts", "observer", "router", "shared", "sizes")
 
     def __init__(
         self, sizes: ExpertSizes, router: Router, experts: RoutedExperts, shared: Linear | None = None
@@ -41,11 +53,18 @@ class ExpertMLP:
         self.router = router
         self.experts = experts
         self.shared = shared
+        self.observer: RoutingObserver | None = None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         routing = self.router(rows)
+        if self.observer is not None:
+            self.observer.saw(routing, self.sizes.num_experts)
         out = self.experts(rows, routing)
         return out if self.shared is None else out + self.shared(rows)
+
+    @property
+    def expert_parts(self) -> tuple[ExpertMLP, ...]:
+        return (self,)
 
 
 class GatedSharedExpert:

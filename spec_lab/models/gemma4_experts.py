@@ -66,6 +66,10 @@ class DenseAndExperts:
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return self.dense_norm(self.dense(rows)) + self.experts_norm(self.experts(rows))
 
+    @property
+    def expert_parts(self) -> tuple[ExpertMLP, ...]:
+        return (self.experts,)
+
 
 def build_dense_and_experts(
     sizes: ExpertSizes, eps: float, dense: RowsPart, tensors: Mapping[str, torch.Tensor], prefix: str

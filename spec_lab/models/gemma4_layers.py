@@ -16,9 +16,19 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.config import ModelConfig
+from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.gemma4_experts import build_dense_and_experts
 from spec_lab.models.gemma4_norms import Float32Norm
-from spec_lab.models.layers import Attention, GatedMLP, RopeAndWrite, RotaryRows, RowsPart, fused_linear, gelu_tanh
+from spec_lab.models.layers import (
+    Attention,
+    GatedMLP,
+    RopeAndWrite,
+    RotaryRows,
+    RowsPart,
+    expert_parts,
+    fused_linear,
+    gelu_tanh,
+)
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.partition import Partition
 from spec_lab.models.plan import LayerPlan
@@ -114,6 +124,10 @@ class Gemma4Layer:
             assert embedded is not None
             stream = stream + self.per_layer(stream, selection.residual(embedded))
         return stream * self.scalar
+
+    @property
+    def expert_parts(self) -> tuple[ExpertMLP, ...]:
+        return expert_parts(self.feedforward)
 
 
 @dataclass(frozen=True, slots=True)

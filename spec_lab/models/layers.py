@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,9 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, RopeWrite, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.linear import Linear, make_linear
+
+if TYPE_CHECKING:
+    from spec_lab.models.experts import ExpertMLP
 
 
 @dataclass(slots=True)
@@ -244,6 +247,16 @@ class DecoderLayer:
             return stream[:0]
         stream = selection.residual(stream) + self.attention(rows, rotary, cache, metadata, selection)
         return stream + self.mlp(self.mlp_norm(stream))
+
+    @property
+    def expert_parts(self) -> tuple[ExpertMLP, ...]:
+        return expert_parts(self.mlp)
+
+
+def expert_parts(part: object) -> tuple[ExpertMLP, ...]:
+    """Return the parts with experts inside a part of a model, which has none where it says nothing of them."""
+    found: tuple[ExpertMLP, ...] = getattr(part, "expert_parts", ())
+    return found
 
 
 def fused_linear(weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None) -> Linear:

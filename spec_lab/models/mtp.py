@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, NormSide
+from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_builder import build_layer
-from spec_lab.models.layers import RMSNorm, RotaryTable
+from spec_lab.models.layers import RMSNorm, RotaryTable, expert_parts
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.mtp_checkpoint import MtpConfig
 from spec_lab.models.mtp_layouts import EMBEDDING_NORM, FINAL_NORM, HIDDEN_NORM, PROJECTION
@@ -45,6 +46,10 @@ class MtpModule:
         self.layer = build_layer(config.layer.only_layer, eps, tensors, "", backend)
         self._norm = RMSNorm(tensors[FINAL_NORM], eps)
         self._recycles_normed = config.recycled_hidden is NormSide.POST_NORM
+
+    @property
+    def expert_parts(self) -> tuple[ExpertMLP, ...]:
+        return expert_parts(self.layer)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Return the target's hidden states [rows, hidden_size] as they are."""

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, cast
 
 from spec_lab.record.averages import ratio
 from spec_lab.record.draft_counts import DraftCounts
-from spec_lab.record.schema import PositionRates, Relaxed, Rows
+from spec_lab.record.schema import ExpertsReadByStage, PositionRates, Relaxed, Rows
 
 if TYPE_CHECKING:
-    from spec_lab.core.results import PrefillRecord, RequestRecord, RoundRecord
+    from spec_lab.core.results import GenerationResult, PrefillRecord, RequestRecord, RoundRecord
 
 
 def num_request_rounds(requests: Iterable[RequestRecord]) -> int:
@@ -100,6 +100,21 @@ def rows(rounds: Iterable[RoundRecord], prefills: Iterable[PrefillRecord]) -> Ro
     for counts in chain((record.rows for record in rounds), (record.rows for record in prefills)):
         total.update(asdict(counts))
     return cast(Rows, {name: total[name] for name in Rows.__annotations__})
+
+
+def experts_read(result: GenerationResult) -> ExpertsReadByStage | None:
+    """Different experts whose weights a round read, by stage, layers and passes added up, averaged over rounds: what
+    verifying more rows costs a target with experts, and what pruning saves. Choices of padded rows are left out; null
+    where no layer has experts.
+
+    The prompt pass is not counted. A stage of several passes, as recur is, reads an expert again in each.
+    """
+    counts, num_rounds = result.experts_read, len(result.rounds)
+    if counts is None or num_rounds == 0:
+        return None
+    return ExpertsReadByStage(
+        verify=counts.verify / num_rounds, catchup=counts.catchup / num_rounds, recur=counts.recur / num_rounds
+    )
 
 
 def relaxed_hits(requests: Collection[RequestRecord], rounds: Iterable[RoundRecord]) -> Relaxed | None:

@@ -11,6 +11,7 @@ from spec_lab.record.acceptance_metrics import (
     acceptance_rate_by_position,
     accepted_histogram,
     emitted_histogram,
+    experts_read,
     num_emitted_tokens,
     num_output_tokens,
     num_request_rounds,
@@ -108,6 +109,7 @@ DEFINITIONS: dict[str, str] = {
     "rows.catchup_live": "Rows of these passes whose output anybody reads: one an active request and pass.",
     "rows.prefill_hidden": "Prompt rows for which the target handed features to the drafter.",
     "rows.prefill_logits": "Prompt rows for which the target computed logits.",
+    "experts_read": _first_paragraph(experts_read),
     "graph": "Captures, replays and fallbacks to eager since the engine was made, warm-up included.",
     "graph.nodes": "Kernels, copies and fills of each segment's graph, on a CPU operators; of the last one captured.",
     "launches_per_round": (

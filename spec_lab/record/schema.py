@@ -4,7 +4,7 @@ Version 1 knew neither launches and graph nodes nor the stages `draft` and `grap
 without. Version 2 left rounds cut short out of the acceptance length and the rates, and surplus rounds out of
 everything; it had no `judged_per_round` and no `num_surplus`, and its stage `commit` held what now is `readback`.
 Version 3 did not say where each token came from. Version 4 knew no rounds that offer fewer than K drafts: it had no
-`offered_per_round`, and `rows` did not count what was drafted, offered and verified.
+`offered_per_round`, and `rows` did not count what was drafted, offered and verified; nor did it count experts.
 `spec_lab/record/versions.py` reads it.
 """
 
@@ -61,6 +61,17 @@ class Rows(TypedDict):
     catchup_live: int
     prefill_hidden: int
     prefill_logits: int
+
+
+class ExpertsReadByStage(TypedDict):
+    """Different experts read in a round, by the stage that read them."""
+
+    verify: float
+    catchup: float
+    recur: float
+
+
+READING_STAGES: tuple[Literal["verify", "catchup", "recur"], ...] = ("verify", "catchup", "recur")
 
 
 class Graph(TypedDict):
@@ -150,6 +161,7 @@ class Speed(TypedDict):
     stage_ms_per_round: dict[str, float | None]
     prefill_ms_per_request: float | None
     rows: Rows
+    experts_read: NotRequired[ExpertsReadByStage | None]
     graph: Graph
 
 

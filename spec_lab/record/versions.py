@@ -33,6 +33,7 @@ def upgraded_summary(summary: Summary) -> Summary:
     speeds: list[Speed] = [summary, *summary["references"].values()]
     for speed in speeds:
         speed["stage_ms_per_round"].setdefault("readback", None)
+        speed.setdefault("experts_read", None)
     return summary
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from spec_lab.record.runs import Run, find_runs
-from spec_lab.record.schema import THIS_RUN, Outcome, Ratio, Speed, Summary
+from spec_lab.record.schema import READING_STAGES, THIS_RUN, Outcome, Ratio, Speed, Summary
 from spec_lab.record.time_metrics import STAGES, paired_ratio
 from spec_lab.report.prompts import prompts_id
 
@@ -81,6 +81,7 @@ COLUMNS: dict[str, Column] = {
     "catchup_live": Column("count", "of them rows whose output anybody reads"),
     "prefill_hidden": Column("count", "prompt rows for which the target handed features on"),
     "prefill_logits": Column("count", "prompt rows for which the target computed logits"),
+    **{f"experts_read_{stage}": Column("number", f"different experts a round, in {stage}") for stage in READING_STAGES},
     "launches_per_round": Column("number", "device work that the host submits"),
     "gpu_idle_share": Column("number", "of a round's time"),
     "accuracy": Column("number", "share of right answers"),
@@ -220,6 +221,7 @@ def _speed(part: Speed) -> dict[str, Any]:
         **{f"{stage}_ms": stages.get(stage) for stage in STAGES},
         "prefill_ms_per_request": part["prefill_ms_per_request"],
         **part["rows"],
+        **{f"experts_read_{stage}": count for stage, count in (part.get("experts_read") or {}).items()},
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from spec_lab.record.definitions import DEFINITIONS
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import THIS_RUN, Accuracy, Outcome, Ratio, Speed, Summary
+from spec_lab.record.schema import READING_STAGES, THIS_RUN, Accuracy, Outcome, Ratio, Speed, Summary
 from spec_lab.record.time_metrics import STAGES, paired_ratio
 from spec_lab.record.versions import old_definition
 from spec_lab.record.wording import ABSENT, number, percent
@@ -22,7 +22,8 @@ def format_run(summary: Summary) -> str:
     """One run: its configurations, its categories, the verdict. Only the verdict where it did not finish."""
     parts = [textwrap.fill(summary["verdict"], text_width())]
     if summary["status"] == "finished":
-        tables = [_speed_table(summary), _stage_table(_configurations(summary)), format_categories(summary)]
+        speeds = _configurations(summary)
+        tables = [_speed_table(summary), _stage_table(speeds), _experts_table(speeds), format_categories(summary)]
         parts = [*tables, IMPOSED if summary["acceptance_imposed"] else "", old_definition([summary]), *parts]
     return "\n\n".join(part for part in parts if part)
 
@@ -150,6 +151,15 @@ def _stage_table(speeds: Mapping[str, Speed]) -> str:
         for name, speed in speeds.items()
     ]
     return format_table(["ms a round", *seen, "round", "prompt pass"], body, left=("ms a round",))
+
+
+def _experts_table(speeds: Mapping[str, Speed]) -> str:
+    """Returns the different experts that a round read, by stage; empty where no layer has experts."""
+    counts = {name: read for name, speed in speeds.items() if (read := speed.get("experts_read")) is not None}
+    if not counts:
+        return ""
+    body = [[name, *[number(read[stage], 1) for stage in READING_STAGES]] for name, read in counts.items()]
+    return format_table(["experts read a round", *READING_STAGES], body, left=("experts read a round",))
 
 
 def _run_cells(run: Run) -> list[str]:

@@ -84,7 +84,10 @@ def build_mtp_modules(mtp: MtpConfig, tensors: Sequence[Mapping[str, torch.Tenso
     head = make_linear(target.head_weight)
     plan = mtp.layer.only_layer
     rotary = rotary_table(plan.rope, plan.head_dim, target.num_positions, models.dtype, models.device)
-    return [MtpModule(mtp, of_module, target.embedding, head, rotary, models.backend) for of_module in tensors]
+    modules = [MtpModule(mtp, of_module, target.embedding, head, rotary, models.backend) for of_module in tensors]
+    for module in modules:
+        models.experts_read.watch(module.expert_parts)
+    return modules
 
 
 def _norm_side(value: NormChoice, default: NormSide) -> NormSide:

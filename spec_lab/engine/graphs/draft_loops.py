@@ -11,6 +11,7 @@ import torch
 
 from spec_lab.core.types import AttentionMetadata, DraftStep, Verification, VerifiedRound
 from spec_lab.engine.capture import GraphRecorder
+from spec_lab.engine.experts_read import ReadingStage
 from spec_lab.engine.graphs.captured import Bucket, CapturedMode
 from spec_lab.engine.round import DecodeRound, VerifyOutput
 
@@ -159,7 +160,8 @@ def next_step(decode_round: DecodeRound, inputs: StepInputs, number: int, carry:
     if attention is not None:  # what is derived from the rebuilt metadata is derived inside the graph
         attention = dataclasses.replace(attention, read_slots=None, masks={})
     state = dataclasses.replace(before) if attention is None else dataclasses.replace(before, attention=attention)
-    with decode_round.parts.timer.span("recur"):
+    parts = decode_round.parts
+    with parts.timer.span("recur"), parts.experts_read.stage(ReadingStage.RECUR):
         decode_round.parts.drafter.step(state, DraftStep(number, inputs.column))
         carry(inputs.drafts, inputs.column, before, state)
 

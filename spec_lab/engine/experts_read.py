@@ -1,0 +1,96 @@
+"""This module counts, on the device, how many different experts the rounds of a pass read.
+
+A product of few rows takes as long as its weights take to be read, and of experts only the chosen ones are: so what
+verifying N rows costs, and what dropping dead rows saves, is the number of different experts among the rows' choices.
+
+Each layer's choices are kept until its stage ends, and are then counted together: seven small operators a stage, and
+none that asks the host for anything. The sums are read once, after the last round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import IntEnum
+
+import torch
+
+from spec_lab.core.results import ExpertCounts
+from spec_lab.models.experts import ExpertMLP
+from spec_lab.models.routers import Routing
+
+
+class ReadingStage(IntEnum):
+    """The stages of a round that run rows through layers, by their place among the counts."""
+
+    VERIFY = 0
+    CATCHUP = 1
+    RECUR = 2
+
+
+class ExpertsRead:
+    """Counts for the models of a run, which its engines share: one pass at a time.
+
+    It keeps the protocol `RoutingObserver`. Outside a stage, in the prompt pass for one, it counts nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._counts = torch.zeros(len(ReadingStage), dtype=torch.int64, device=device)
+        # At fixed addresses: a graph of a later stage reads what that of verify left.
+        self._num_active, self._num_requests = torch.zeros((2, 1), dtype=torch.int64, device=device)
+        self._is_watching = False
+        self._seen: dict[tuple[torch.Size, int], list[torch.Tensor]] | None = None
+
+    def watch(self, parts: Iterable[ExpertMLP]) -> None:
+        """Count the choices of these parts from now on."""
+        for part in parts:
+            part.observer = self
+            self._is_watching = True
+
+    def restart(self) -> None:
+        """Forget what was counted."""
+        self._counts.zero_()
+
+    def read(self) -> ExpertCounts | None:
+        """Wait for the device, and return the sums; None where no layer has experts."""
+        return ExpertCounts(*self._counts.tolist()) if self._is_watching else None
+
+    def begin_round(self, active: torch.Tensor) -> None:
+        """Note how many of the batch's requests are padding, from [batch] bool; they stand last."""
+        if self._is_watching:
+            self._num_active.copy_(active.sum())
+            self._num_requests.fill_(len(active))
+
+    def stage(self, stage: ReadingStage) -> AbstractContextManager[None]:
+        """Count what the layers choose meanwhile, each for equally many rows of every request."""
+        return self._stage(stage) if self._is_watching else nullcontext()
+
+    def saw(self, routing: Routing, num_experts: int) -> None:
+        if self._seen is not None:
+            self._seen.setdefault((routing.expert_ids.shape, num_experts), []).append(routing.expert_ids)
+
+    @contextmanager
+    def _stage(self, stage: ReadingStage) -> Iterator[None]:
+        seen: dict[tuple[torch.Size, int], list[torch.Tensor]] = {}
+        self._seen = seen
+        try:
+            yield
+        finally:
+            self._seen = None
+        for (shape, num_experts), choices in seen.items():
+            # Row i is one of request i * requests // rows.
+            rows = torch.arange(shape[0], device=self._counts.device)
+            counts = rows * self._num_requests < self._num_active * shape[0]
+            self._counts[stage].add_(count_distinct(torch.stack(choices), num_experts, counts))
+
+
+def count_distinct(expert_ids: torch.Tensor, num_experts: int, counts: torch.Tensor) -> torch.Tensor:
+    """Count the different experts of each layer, and add the layers up: a tensor of one number.
+
+    Args:
+        expert_ids: [layers, rows, chosen].
+        counts: [rows] bool; the others are left out.
+    """
+    chosen = torch.where(counts.view(1, -1, 1), expert_ids, num_experts).flatten(1)
+    is_read = torch.zeros((len(expert_ids), num_experts + 1), dtype=torch.int64, device=expert_ids.device)
+    return is_read.scatter_(1, chosen, 1)[:, :num_experts].sum()

@@ -1,0 +1,163 @@
+"""Different experts read a round: counted on the device, in every graph mode, without padded rows; recorded, shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.assembly import registry
+from spec_lab.core.results import ExpertCounts
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.experts_read import ExpertsRead, ReadingStage, count_distinct
+from spec_lab.engine.tape import TapeRecorder
+from spec_lab.models.routers import Routing
+from spec_lab.record.measured import Measured
+from spec_lab.report.run_table import format_run
+from tests.fake_runs import MAIN, make_summary, measure
+from tests.lab import make_config, make_engine, random_requests
+from tests.tiny_experts import make_tiny_nextn
+
+NUM_LAYERS, NUM_CHOSEN, NUM_EXPERTS = 3, 3, 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("nextn")
+    make_tiny_nextn(path)
+    return path
+
+
+def random_choices(layers: int, rows: int, num_experts: int, num_chosen: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(layers + rows)
+    return torch.rand(layers, rows, num_experts, generator=generator).topk(num_chosen).indices
+
+
+@pytest.mark.parametrize("num_active", [0, 1, 5, 12])
+def test_counting_leaves_rows_out(num_active: int) -> None:
+    choices = random_choices(3, 12, 16, 2)
+    expected = sum(len(set(layer[:num_active].flatten().tolist())) for layer in choices)
+    assert int(count_distinct(choices, 16, torch.arange(12) < num_active)) == expected
+
+
+def test_rows_of_padded_requests_are_left_out_and_a_graph_counts_anew() -> None:
+    """Stages run 1, N or more rows a request; verify's graph leaves what a later one of another size reads."""
+    counter = ExpertsRead(torch.device("cpu"))
+    counter.watch([AnyPart()])
+    active = torch.tensor([True, True, False, False])
+    choices = {rows: random_choices(1, 4 * rows, 16, 2)[0] for rows in (1, 3)}
+
+    def run_round() -> None:
+        counter.begin_round(active)
+        for stage, rows in ((ReadingStage.VERIFY, 3), (ReadingStage.CATCHUP, 1)):
+            with counter.stage(stage):
+                for _ in range(2):
+                    counter.saw(Routing(choices[rows], torch.ones(0)), 16)
+        counter.saw(Routing(choices[1], torch.ones(0)), 16)  # outside a stage, as in a prompt pass
+
+    graph = TapeRecorder().capture(run_round)
+    counter.restart()
+    with torch.inference_mode():
+        for num_active in (2, 4, 1):
+            active.copy_(torch.arange(4) < num_active)
+            graph.replay()
+    expected = {
+        rows: sum(2 * len(set(choices[rows][: rows * n].flatten().tolist())) for n in (2, 4, 1)) for rows in (1, 3)
+    }
+    assert counter.read() == ExpertCounts(verify=expected[3], catchup=expected[1], recur=0)
+
+
+class AnyPart:
+    """A part that can be watched."""
+
+    observer: Any = None
+
+
+def counts_of(engine: Engine) -> tuple[ExpertCounts, int]:
+    result = engine.generate(random_requests(4, max_new_tokens=6))
+    assert result.experts_read is not None
+    return result.experts_read, len(result.rounds)
+
+
+def nextn_config(folder: Path, drafter: str = "mtp_eagle", prune: str = "catchup", batch_size: int = 1) -> Any:
+    return make_config((folder, folder), drafter, prune=prune, batch_size=batch_size)
+
+
+def test_one_request_reads_what_its_rows_choose(folder: Path) -> None:
+    """Plain decoding reads the experts of one row, a pruned catch-up too, and each of the two further steps."""
+    requests = random_requests(4)
+    plain, rounds = counts_of(make_engine(nextn_config(folder, "none"), requests))
+    assert plain == ExpertCounts(rounds * NUM_LAYERS * NUM_CHOSEN, 0, 0)
+    pruned, rounds = counts_of(make_engine(nextn_config(folder), requests))
+    assert (pruned.catchup, pruned.recur) == (rounds * NUM_CHOSEN, rounds * 2 * NUM_CHOSEN)
+    assert rounds * NUM_LAYERS * NUM_CHOSEN < pruned.verify <= rounds * NUM_LAYERS * NUM_EXPERTS
+    unpruned, rounds = counts_of(make_engine(nextn_config(folder, prune="none"), requests))
+    assert rounds * NUM_CHOSEN < unpruned.catchup <= rounds * NUM_EXPERTS
+    assert unpruned.recur == pruned.recur
+
+
+class Listener:
+    """Counts by itself, from the choices that it overhears, in eager rounds of requests that never are padded."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counts = {"verify": 0, "catch_up": 0, "recur": 0}
+        self._stage: str | None = None
+        counter: Any = engine.parts.experts_read
+        monkeypatch.setattr(counter, "saw", self._overhear(counter.saw))
+        for stage in self.counts:
+            monkeypatch.setattr(engine.round, stage, self._during(stage, getattr(engine.round, stage)))
+
+    def _overhear(self, saw: Any) -> Any:
+        def overheard(routing: Routing, num_experts: int) -> None:
+            saw(routing, num_experts)
+            if self._stage is not None:
+                self.counts[self._stage] += len(routing.expert_ids.unique())
+
+        return overheard
+
+    def _during(self, stage: str, run: Any) -> Any:
+        def staged(argument: Any) -> Any:
+            self._stage = stage
+            try:
+                return run(argument)
+            finally:
+                self._stage = None
+
+        return staged
+
+
+@pytest.mark.parametrize("prune", [pytest.param("none", marks=pytest.mark.slow), "catchup"])
+def test_counts_are_those_of_a_listener(folder: Path, prune: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(nextn_config(folder, prune=prune, batch_size=3), random_requests(4))
+    listener = Listener(engine, monkeypatch)
+    counts, _ = counts_of(engine)
+    assert counts == ExpertCounts(*listener.counts.values())
+
+
+@pytest.fixture(scope="module")
+def eager_counts(folder: Path) -> ExpertCounts:
+    return counts_of(make_engine(nextn_config(folder, batch_size=4), random_requests(4)))[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", ["split_seed", "step_replay", "full_loop", "round"])
+def test_every_graph_mode_counts_alike(folder: Path, eager_counts: ExpertCounts, graph: str) -> None:
+    """Three of four requests run padded to four for a while."""
+    config = replace(nextn_config(folder, batch_size=4), graph=registry.load().schemas()[f"graph/{graph}"]())
+    assert counts_of(make_engine(config, random_requests(4)))[0] == eager_counts
+
+
+def test_the_record_has_the_mean_of_a_round_and_the_table_shows_it() -> None:
+    main = measure(MAIN)
+    with_experts = [replace(result, experts_read=ExpertCounts(600, 300, 90)) for result in main.repeats]
+    summary = make_summary(main=Measured(with_experts, main.correct))
+    num_rounds = summary["verify_calls"]
+    expected = {"verify": 600 / num_rounds, "catchup": 300 / num_rounds, "recur": 90 / num_rounds}
+    assert summary["experts_read"] == expected
+    assert summary["references"]["plain"]["experts_read"] is None
+    table = format_run(summary)
+    assert "experts read a round" in table and f"{600 / num_rounds:.1f}" in table
+    assert "experts read" not in format_run(make_summary())
