@@ -35,6 +35,7 @@ def run(tmp_path: Path) -> Path:
     rows[0] |= {
         "output_ids": list(range(10, 18)), "text": TEXT, "text_ends": ends, "token_origins": "paraabca"[:8],
         "accepted_per_round": [3, 1, 2], "judged_per_round": [4, 2, 3], "emitted_per_round": [4, 2, 1],
+        "offered_per_round": [3, 2, 3],
     }  # fmt: skip
     rows[0]["token_origins"] = "parabaca"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -46,7 +47,7 @@ def test_a_request_is_cut_into_its_rounds(run: Path) -> None:
     assert "".join(token.text or "" for token in request.tokens) == TEXT
     assert [len(part.tokens) for part in request.rounds] == [1, 4, 2, 1]
     described = [request.describe_round(part) for part in request.rounds]
-    assert described == ["prompt pass", "round 1: 3 of 3", "round 2: 1 of 3", "round 3: 2 of 3, cut"]
+    assert described == ["prompt pass", "round 1: 3 of 3", "round 2: 1 of 2", "round 3: 2 of 3, cut"]
 
 
 def test_marks_stand_where_there_is_no_colour(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +111,7 @@ def test_a_page_is_written(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "\u00e9" in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("version", WRITERS)
+@pytest.mark.parametrize("version", [version for version in WRITERS if version < 4])
 def test_old_runs_say_unknown_and_show_ids_and_text(
     version: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """Shows what the knobs of a study do: a line a run, the knobs first, then the numbers that the study is about.
 
-`python -m spec_lab.report FOLDER` shows it for `experiment=pruning`, `prefill_outputs`, `sampling` and `batch_scaling`.
+`python -m spec_lab.report FOLDER` shows it for `experiment=pruning`, `prefill_outputs`, `sampling`, `batch_scaling` and
+`adaptive_k`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
+from spec_lab.record.averages import ratio
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Summary
 from spec_lab.record.wording import ABSENT, number
@@ -19,6 +21,7 @@ from spec_lab.report.study import NOT_COMPARED
 from spec_lab.report.table import format_table
 
 Columns = Mapping[str, Callable[[Summary], str]]
+WORDS = ("prune", "prefill", "method", "drafts", "drafter", "graph")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,11 @@ def _stage(name: str) -> Callable[[Summary], str]:
     return lambda summary: number(summary["stage_ms_per_round"].get(name))
 
 
+def _per_round(kind: Literal["drafted", "offered", "verified"]) -> Callable[[Summary], str]:
+    """A count of a request round; older records do not have it."""
+    return lambda summary: number(ratio(summary["rows"].get(kind, 0), summary["rounds"]))
+
+
 STUDIES = (
     KnobStudy(
         "pruning",
@@ -112,6 +120,18 @@ STUDIES = (
             "verify": _stage("verify"), "round": _round, "tok/s": _rate, "speedup": _speedup,
         },
     ),
+    KnobStudy(
+        "adaptive_k",
+        "K at run time: by batch, the length, and the drafts made, offered and rows verified of a request's round",
+        {
+            "batch": "batch_size", "graph": "graph", "K": "drafter.num_draft_tokens", "drafter": "drafter",
+            "budget": "verify.budget",
+        },
+        {
+            "length": _length, "drafted": _per_round("drafted"), "offered": _per_round("offered"),
+            "rows": _per_round("verified"), "tok/s": _rate, "speedup": _speedup,
+        },
+    ),
 )  # fmt: skip
 
 
@@ -132,10 +152,14 @@ def format_knob_study(study: KnobStudy, runs: Sequence[Run]) -> str:
     """The question and the table."""
     header = [*study.keys, *study.columns]
     body = [
-        [*map(str, _values(study, run.summary)), *(show(run.summary) for show in study.columns.values())]
+        [*map(_shown, _values(study, run.summary)), *(show(run.summary) for show in study.columns.values())]
         for run in runs
     ]
-    return f"{study.question}\n\n{format_table(header, body, left=('prune', 'prefill', 'method', 'drafts'))}"
+    return f"{study.question}\n\n{format_table(header, body, left=WORDS)}"
+
+
+def _shown(value: Any) -> str:
+    return ABSENT if value is None else str(value)
 
 
 def _values(study: KnobStudy, summary: Summary) -> list[Any]:
