@@ -10,7 +10,8 @@ from spec_kernels.metadata import advance_metadata
 from spec_kernels.rope_write import write_kv
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import LatentAttentionBackend, RopeWrite
+from spec_lab.core.latent_protocols import LatentAttentionBackend
+from spec_lab.core.protocols import RopeWrite
 from spec_lab.core.types import AttentionMetadata
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 
 from spec_lab.core.kv_cache import LayerCache, PagedKVCache
+from spec_lab.core.latent_protocols import LatentAttentionBackend
 from spec_lab.core.types import (
     AcceptanceInputs,
     AttentionMetadata,
@@ -33,47 +34,6 @@ class MetadataMover(Protocol):
 
 RopeWrite = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Rotates queries and keys and writes K and V in one kernel: `spec_kernels.rope_write`, whose arguments it has."""
-
-
-class LatentAttentionBackend(Protocol):
-    """Latent attention over a paged cache of one row a token, which all heads share (MLA in its absorbed form,
-    DeepSeek-V2): kv [slots, row_width]."""
-
-    def write(self, cache: LayerCache, metadata: AttentionMetadata, rows: torch.Tensor) -> None:
-        """Write [rows, row_width] to `metadata.slot_mapping`."""
-        ...
-
-    def attend(
-        self,
-        queries: torch.Tensor,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        window: int | None,
-        value_width: int,
-        scale: float,
-    ) -> torch.Tensor:
-        """Attention of [rows, num_heads, row_width] queries, whose keys are the rows and whose values are the first
-        `value_width` numbers of them; returns [rows, num_heads, value_width]."""
-        ...
-
-    def attend_unfolded(
-        self,
-        queries: torch.Tensor,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        window: int | None,
-        key_map: torch.Tensor,
-        value_map: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
-        """The same of [rows, num_heads, query_width] queries, over keys and values that the maps of each head make of
-        all rows; returns values [rows, num_heads, v_head_dim]. For many rows, as of a prompt.
-
-        Args:
-            key_map: [num_heads, qk_nope_head_dim, kv_lora_rank]; the rest of a query meets the rest of a row.
-            value_map: [num_heads, kv_lora_rank, v_head_dim].
-        """
-        ...
 
 
 class AttentionBackend(MetadataMover, Protocol):

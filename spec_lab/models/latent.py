@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import AttentionBackend, LatentAttentionBackend, RowSelection
+from spec_lab.core.latent_protocols import LatentAttentionBackend
+from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.errors import UserError
 from spec_lab.models.latent_sizes import LatentSizes
