@@ -27,6 +27,8 @@ def check_tokenizer(subject: Subject) -> Finding:
     """The target's tokenizer against its embedding, and against the drafter's own tokenizer where one lies there."""
     check = "tokenizer"
     ours_folder = target_folder(subject.config)
+    if not (ours_folder / "tokenizer.json").is_file():
+        return does_not_apply(check, "the target has none, and the prompts are ids")
     ours, vocab_size = _vocabulary(ours_folder), subject.models.target.vocab_size
     outside = sum(token_id >= vocab_size for token_id in ours.values())
     measured = f"{len(ours)} tokens for an embedding of {vocab_size} rows"
