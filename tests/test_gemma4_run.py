@@ -24,6 +24,7 @@ from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.graph_lab import MODES, synthetic
 from tests.lab import Reference, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedRule, install
+from tests.tiny_checkpoints import make_tiny_eagle3
 from tests.tiny_gemma4 import KINDS, VOCAB, WINDOW, assistants_build, make_tiny_gemma4, make_tiny_gemma4_assistant
 from tests.tiny_runs import CHEAP, write_prompts, write_tokenizer
 
@@ -187,6 +188,38 @@ def test_a_replay_equals_an_eager_round(pairs: Callable[[str], Pair], kind: str,
     if mode != "overlap":  # surplus rounds write on
         for ours, theirs in zip(kv, expected_kv, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "drafter", "expected"),
+    [
+        ("e2b", "frozen_kv", {"none": 50, "prefill": 3}),
+        pytest.param("e4b", "frozen_kv", {"none": 50, "prefill": 3}, marks=pytest.mark.slow),
+        pytest.param("e2b", "none", {"none": 50, "prefill": 3}, marks=pytest.mark.slow),
+        pytest.param("e2b", "eagle3", {"none": 50, "prefill": 50}, marks=pytest.mark.slow),
+        pytest.param("31b", "frozen_kv", {"none": 0, "prefill": 0}, marks=pytest.mark.slow),
+    ],
+)
+def test_prompt_rows_in_layers_that_share_kv_are_counted(
+    pairs: Callable[[str], Pair], tmp_path: Path, kind: str, drafter: str, expected: dict[str, int]
+) -> None:
+    """Of three prompts of 50 rows only the last one of each enters, unless a drafter taps these layers; the text and
+    the drafts stay what they were."""
+    target, assistant = pairs(kind).folders
+    make_tiny_eagle3(tmp_path, read_model_config(target))
+    requests = [
+        replace(request, prompt_ids=tuple(range(3, 3 + n)))
+        for request, n in zip(requests_past_the_window(3), (1, 19, 30), strict=True)
+    ]
+    results = {}
+    for prune in expected:
+        pair = (target, tmp_path if drafter == "eagle3" else assistant)
+        config = make_config(pair, drafter, K, prune, cache={"page_size": PAGE, "prefill_chunk": 7})
+        results[prune] = make_engine(config, requests).generate(requests)
+    counted = {prune: sum(p.rows.prefill_shared for p in result.prefills) for prune, result in results.items()}
+    assert counted == expected
+    texts = [[(r.output_ids, r.accepted_per_round) for r in result.requests] for result in results.values()]
+    assert texts[0] == texts[1]
 
 
 def test_the_familys_thinking_markers_and_stop_ids(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_percentile_interpolates() -> None:
 
 def test_rows_add_up_over_rounds_and_prompt_passes() -> None:
     rounds = [make_round([2], 0.1, rows=RowCounts(3, 2, 8, catchup_computed=4, catchup_live=1)) for _ in range(3)]
-    prefills = [PrefillRecord("a", 9, 1, 0.1, RowCounts(prefill_hidden=9, prefill_logits=1))] * 2
+    prefills = [PrefillRecord("a", 9, 1, 0.1, RowCounts(prefill_hidden=9, prefill_logits=1, prefill_shared=3))] * 2
     assert acceptance_metrics.rows(rounds, prefills) == {
         "drafted": 9,
         "offered": 6,
@@ -117,6 +117,7 @@ def test_rows_add_up_over_rounds_and_prompt_passes() -> None:
         "catchup_live": 3,
         "prefill_hidden": 18,
         "prefill_logits": 2,
+        "prefill_shared": 6,
     }
 
 

@@ -22,7 +22,7 @@ def write_version_4(folder: Path) -> None:
     path = folder / "summary.json"
     summary = json.loads(path.read_text()) | {"schema_version": 4}
     for speed in (summary, *summary["references"].values()):
-        for key in ("drafted", "offered", "verified"):
+        for key in ("drafted", "offered", "verified", "prefill_shared"):
             del speed["rows"][key]
         del speed["experts_read"]
     path.write_text(json.dumps(summary))

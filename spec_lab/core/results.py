@@ -19,6 +19,7 @@ class RowCounts:
         catchup_live: rows of these passes whose output anybody reads (one an active request and pass).
         prefill_hidden: prompt rows for which the target handed features to the drafter.
         prefill_logits: prompt rows for which the target computed logits.
+        prefill_shared: prompt rows that entered the target's layers that only read KV; 0 where there are none.
     """
 
     drafted: int = 0
@@ -28,6 +29,7 @@ class RowCounts:
     catchup_live: int = 0
     prefill_hidden: int = 0
     prefill_logits: int = 0
+    prefill_shared: int = 0
 
     def add(self, other: RowCounts) -> None:
         self.drafted += other.drafted
@@ -37,6 +39,7 @@ class RowCounts:
         self.catchup_live += other.catchup_live
         self.prefill_hidden += other.prefill_hidden
         self.prefill_logits += other.prefill_logits
+        self.prefill_shared += other.prefill_shared
 
 
 @dataclass(frozen=True, slots=True)

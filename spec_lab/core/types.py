@@ -134,10 +134,17 @@ class AttentionMetadata:
 
 @dataclass(slots=True)
 class TargetOutput:
-    """hidden: [kept rows, hidden_size] after the final norm; features: [all rows, feature_size] or None."""
+    """The outcome of a target's forward.
+
+    Attributes:
+        hidden: [kept rows, hidden_size] after the final norm.
+        features: [all rows, feature_size] or None.
+        num_shared_rows: rows that entered the layers behind the last one that writes KV; 0 where there are none.
+    """
 
     hidden: torch.Tensor
     features: torch.Tensor | None
+    num_shared_rows: int = 0
 
 
 @dataclass(slots=True)

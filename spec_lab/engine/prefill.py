@@ -68,7 +68,7 @@ class PromptPass:
         selection = self._prune.prompt.target_selection(token_ids.shape[0], live_attention, features)
         output = parts.target.forward(token_ids, parts.cache, attention, selection, features)
         rows = self._prune.prompt.logit_rows(output.hidden, live_attention is not None)
-        counts = RowCounts(prefill_logits=rows.shape[0])
+        counts = RowCounts(prefill_logits=rows.shape[0], prefill_shared=output.num_shared_rows)
         if output.features is not None:
             counts.prefill_hidden = output.features.shape[0]
         logits = parts.target.logits(rows) if rows.shape[0] else None

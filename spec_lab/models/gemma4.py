@@ -80,8 +80,9 @@ class Gemma4Target(Decoder):
                     break
                 if behind is not None and behind is not attention:
                     rows = self._rows(behind, None if of_layers is None else selection.residual(of_layers))
-        hidden = self._norm(stream)
-        return TargetOutput(hidden, read_features(features, taps, stream, hidden, token_ids.shape[0]))
+        hidden, num_rows = self._norm(stream), token_ids.shape[0]
+        read = read_features(features, taps, stream, hidden, num_rows)
+        return TargetOutput(hidden, read, self._num_shared_rows(cut, num_rows, hidden.shape[0]))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Cap the logits in float32: near the cap, rounding would make ties."""
@@ -100,6 +101,11 @@ class Gemma4Target(Decoder):
         if behind is None or any(tap > self.last_writer for tap in features.layer_inputs):
             return last
         return self.last_writer
+
+    def _num_shared_rows(self, cut: int, num_rows: int, num_kept: int) -> int:
+        if self.last_writer == len(self.layers) - 1:
+            return 0
+        return num_kept if cut == self.last_writer else num_rows
 
 
 @dataclass(frozen=True, slots=True)

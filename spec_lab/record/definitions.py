@@ -109,6 +109,9 @@ DEFINITIONS: dict[str, str] = {
     "rows.catchup_live": "Rows of these passes whose output anybody reads: one an active request and pass.",
     "rows.prefill_hidden": "Prompt rows for which the target handed features to the drafter.",
     "rows.prefill_logits": "Prompt rows for which the target computed logits.",
+    "rows.prefill_shared": (
+        "Prompt rows that entered the target's layers that only read KV (Gemma 4 E2B and E4B); 0 where there are none."
+    ),
     "experts_read": _first_paragraph(experts_read),
     "graph": "Captures, replays and fallbacks to eager since the engine was made, warm-up included.",
     "graph.nodes": "Kernels, copies and fills of each segment's graph, on a CPU operators; of the last one captured.",

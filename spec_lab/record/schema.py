@@ -52,7 +52,7 @@ class LatencyMs(TypedDict):
 
 
 class Rows(TypedDict):
-    """Drafts and rows; the first three are younger than schema version 4."""
+    """Drafts and rows; the first three, and the last, are younger than schema version 4."""
 
     drafted: NotRequired[int]
     offered: NotRequired[int]
@@ -61,6 +61,7 @@ class Rows(TypedDict):
     catchup_live: int
     prefill_hidden: int
     prefill_logits: int
+    prefill_shared: NotRequired[int]
 
 
 class ExpertsReadByStage(TypedDict):

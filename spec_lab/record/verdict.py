@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spec_lab.record.schema import Accuracy, Ratio, Summary
+from spec_lab.record.schema import Accuracy, Ratio, Rows, Summary
 from spec_lab.record.wording import number, percent, with_range
 
 JUDGED_REPEATS = 3
@@ -154,7 +154,15 @@ def _saved_rows(summary: Summary) -> str:
     return (
         f"computed {rows['catchup_computed']:,} of {all_rows['catchup_computed']:,} catch-up rows "
         f"and {rows['prefill_logits']:,} of {all_rows['prefill_logits']:,} rows of prompt logits"
-        f"{_prompt_pass(summary)}"
+        f"{_shared_rows(rows, all_rows)}{_prompt_pass(summary)}"
+    )
+
+
+def _shared_rows(rows: Rows, all_rows: Rows) -> str:
+    """Says how many prompt rows entered the layers that only read KV, where there are such layers."""
+    unpruned = all_rows.get("prefill_shared", 0)
+    return (
+        f", {rows.get('prefill_shared', 0):,} of {unpruned:,} prompt rows in layers that share KV" if unpruned else ""
     )
 
 

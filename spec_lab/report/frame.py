@@ -81,6 +81,7 @@ COLUMNS: dict[str, Column] = {
     "catchup_live": Column("count", "of them rows whose output anybody reads"),
     "prefill_hidden": Column("count", "prompt rows for which the target handed features on"),
     "prefill_logits": Column("count", "prompt rows for which the target computed logits"),
+    "prefill_shared": Column("count", "prompt rows that entered the target's layers that only read KV"),
     **{f"experts_read_{stage}": Column("number", f"different experts a round, in {stage}") for stage in READING_STAGES},
     "launches_per_round": Column("number", "device work that the host submits"),
     "gpu_idle_share": Column("number", "of a round's time"),
