@@ -19,9 +19,8 @@ from spec_lab.core.types import NormSide
 from spec_lab.models.config import ModelConfig
 from tests.lab import Reference
 from tests.tiny_checkpoints import randomize
-from tests.tiny_latent import SIZES, YARN
+from tests.tiny_latent import LATENT_KEYS, SIZES, YARN
 
-LATENT_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 DEEPSEEK_NAMES = {
     "embedding_norm": "enorm",
     "hidden_norm": "hnorm",

@@ -31,7 +31,10 @@ from spec_lab.models.mtp_layouts import PROJECTION
 
 Tensors = Mapping[str, torch.Tensor]
 Eagle3Factory = Callable[[Eagle3Config, Tensors], DrafterFactory]
-ATTENTION_INPUTS = tuple(f"midlayer.self_attn.{name}_proj.weight" for name in "qkv")
+# Of grouped-query attention, and of latent attention.
+ATTENTION_INPUTS = tuple(
+    f"midlayer.self_attn.{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
+)
 
 
 def aspects_of(config: RunConfig, models: Models) -> list[Aspect]:
@@ -43,7 +46,7 @@ def aspects_of(config: RunConfig, models: Models) -> list[Aspect]:
 def eagle3_aspects(config: RunConfig, options: Eagle3DrafterConfig, models: Models) -> list[Aspect]:
     head, tensors = read_eagle3(config, options, models)
     factory = partial(eagle3_factory, config, options, models)
-    swapped = _swap_halves(tensors, ATTENTION_INPUTS)
+    swapped = _swap_halves(tensors, [name for name in ATTENTION_INPUTS if name in tensors])
     order = Reading("hidden before embedding", partial(factory, head, swapped))
     aspects = [
         _tap_aspect(head, tensors, models.target.config.num_layers, factory),

@@ -1,5 +1,8 @@
 """Reading EAGLE-3 draft heads: SafeAILab's layout, which vLLM and SGLang read too, and that of vLLM's speculators.
 
+A head's layer has grouped-query attention, or latent attention (MLA, as the heads for Kimi-K2.5), whose products into
+`q_lora_rank` and into the cache row then read both normed inputs, twice the width.
+
 EAGLE-3: Li et al. 2025, arXiv 2503.01840. Whatever the layout, tensors come back under SafeAILab's names (`fc.weight`,
 `midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d`, `embed_tokens.weight`), those of EAGLE-3.1 under the
 speculators' (`input_norm.weight`, `fc_norm.{0,1,2}.weight`).
@@ -11,6 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 KNOB = "drafter.path"
 LAYER_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
+# Such heads have a dense MLP, though their config.json may repeat what their target says of experts (NVIDIA ModelOpt).
+DENSE_LAYER: Mapping[str, Any] = {"first_k_dense_replace": 1, "mlp_layer_types": None, "moe_layer_freq": 1}
 NUM_TAPS = 3
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -188,21 +195,33 @@ def _layer_config(config: ConfigFields, eagle: ConfigFields) -> ModelConfig:
             f"{source}: transformer_layer_config is missing; {KNOB} must name a whole speculators checkpoint"
         )
     layer = ConfigFields(config.object("transformer_layer_config") if is_speculators else config.values, source)
-    family = layer.text("model_type", "llama")
-    if family not in LAYER_ARCHITECTURES:
-        supported = ", ".join(LAYER_ARCHITECTURES)
-        raise UserError(f"{source}: a head of model_type {shown(family)} is not supported; supported are {supported}")
+    architecture = _layer_architecture(layer)
     num_layers = layer.integer("num_hidden_layers", 1)
     if num_layers != 1:
         raise UserError(
             f"{source}: {num_layers} layers, so this is no EAGLE-3 head, which has one layer; "
             f"set {KNOB} to one, or choose the drafter that the folder is for"
         )
-    decoder = {**layer.values, "architectures": [LAYER_ARCHITECTURES[family]], "num_hidden_layers": 1}
+    decoder = {**layer.values, **DENSE_LAYER, "architectures": [architecture], "num_hidden_layers": 1}
     layer_config = read_decoder(decoder, source)
     if layer_config.only_layer.window is not None:
         raise UserError(f"{source}: a head with a sliding window is not supported; set {KNOB} to a full-attention head")
     return layer_config
+
+
+def _layer_architecture(layer: ConfigFields) -> str:
+    """Choose the family that the head's layer is read as: by latent attention, whatever its name, else by the name."""
+    if layer.has("kv_lora_rank"):
+        if layer.flag("mla_use_nope"):
+            raise UserError(f"{layer.source}: latent attention without rotation (mla_use_nope) is not supported")
+        return LATENT_ARCHITECTURE
+    family = layer.text("model_type", "llama")
+    if family not in LAYER_ARCHITECTURES:
+        raise UserError(
+            f"{layer.source}: a head of model_type {shown(family)} is not supported; supported are "
+            f"{', '.join(LAYER_ARCHITECTURES)}, and latent attention (MLA) of any name, which has a kv_lora_rank"
+        )
+    return LAYER_ARCHITECTURES[family]
 
 
 def _refuse_other_target(head: Eagle3Config, target: ModelConfig, source: str) -> None:

@@ -1,0 +1,254 @@
+"""EAGLE-3 heads with latent attention, as those for Kimi-K2.5, against a chain recomputed with all keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.types import Request
+from spec_lab.models.eagle3 import Eagle3Head
+from spec_lab.models.eagle3_checkpoint import load_eagle3
+from spec_lab.models.families.table import read_model_config
+from tests.engine_state import poison
+from tests.fake_target import PaddedGraph
+from tests.lab import Reference, assert_captured_alike, generate, make_config, make_engine, random_requests
+from tests.scripted_rule import ScriptedRule, install
+from tests.test_catchup_pruning import HIDDEN, KNOB, MAX_SEQ_LEN, assert_same, draft, make_lane, random_round
+from tests.test_eagle3_drafter import SlowHead
+from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, refused, rewrite_config, rewrite_tensors
+from tests.tiny_latent import SIZES, make_latent_eagle3, make_latent_target
+
+HEADS: dict[str, dict[str, Any]] = {
+    "kimi_k25": {},
+    "no_narrow_query": {"q_lora_rank": None, "qk_nope_head_dim": 12, "v_head_dim": 20},
+    "eagle31": {"fc_norm": True, "norm_output": True, "norm_before_residual": True},
+    "nested_ids": {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}},
+    "flat_ids": {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]},
+}
+TAPS = {"nested_ids": [1, 3, 6], "flat_ids": [1, 3, 6]}
+
+
+class SlowLatentHead(SlowHead):
+    """Unfolds keys and values of all heads for every row. All norms have the eps of config.json, as in the engines."""
+
+    def _attention(self, rows: torch.Tensor) -> torch.Tensor:
+        sizes = SIZES | self.options
+        latents, rotated = sizes["kv_lora_rank"], sizes["qk_rope_head_dim"]
+        plain, values = sizes["qk_nope_head_dim"], sizes["v_head_dim"]
+        queries = self._queries(rows).view(len(rows), 4, plain + rotated)
+        latent, key = (rows @ self._weight("kv_a_proj_with_mqa").T).split((latents, rotated), dim=-1)
+        latent = self._norm(latent, "midlayer.self_attn.kv_a_layernorm")
+        unfolded = (latent @ self._weight("kv_b_proj").T).view(len(rows), 4, plain + values)
+        plain_keys, heads_values = unfolded.split((plain, values), dim=-1)
+        cos, sin, mscale = self._yarn(len(rows), rotated)
+        scores = torch.einsum("qhd,khd->hqk", queries[..., :plain], plain_keys)
+        turned = self._turn(queries[..., plain:], cos, sin), self._turn(key.unsqueeze(1), cos, sin).squeeze(1)
+        scores = (scores + torch.einsum("qhd,kd->hqk", *turned)) * (plain + rotated) ** -0.5 * mscale**2
+        behind = torch.arange(len(rows)).unsqueeze(1) - torch.arange(len(rows))
+        hidden = (behind < 0) | (behind >= (self.window or len(rows)))
+        out = torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), heads_values)
+        return out.flatten(1) @ self._weight("o_proj").T
+
+    def _queries(self, rows: torch.Tensor) -> torch.Tensor:
+        if "midlayer.self_attn.q_proj.weight" in self.tensors:
+            return rows @ self._weight("q_proj").T
+        narrow = self._norm(rows @ self._weight("q_a_proj").T, "midlayer.self_attn.q_a_layernorm")
+        return narrow @ self._weight("q_b_proj").T
+
+    def _weight(self, name: str) -> torch.Tensor:
+        return self.tensors[f"midlayer.self_attn.{name}.weight"]
+
+    def _turn(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Neighbouring channels are a pair."""
+        first, second = heads[..., 0::2], heads[..., 1::2]
+        return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+
+    def _yarn(self, length: int, width: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """The reference implementation's frequencies for factor 8 from 64 positions, theta 300, and its mscale."""
+        borders = [
+            width * torch.log(torch.tensor(64 / (turns * 2 * torch.pi))) / (2 * torch.log(torch.tensor(300.0)))
+            for turns in (32.0, 1.0)
+        ]
+        low, high = max(float(borders[0].floor()), 0.0), min(float(borders[1].ceil()), width - 1.0)
+        kept = 1 - ((torch.arange(width // 2) - low) / (high - low)).clamp(0, 1)
+        frequencies = 300.0 ** -(torch.arange(0, width, 2) / width)
+        frequencies = frequencies / 8 * (1 - kept) + frequencies * kept
+        angles = torch.outer(torch.arange(length), frequencies).unsqueeze(1)
+        return angles.cos(), angles.sin(), 1.2079441541679836
+
+    def _norm(self, rows: torch.Tensor, name: str) -> torch.Tensor:
+        return rows / (rows.pow(2).mean(-1, keepdim=True) + 0.01).sqrt() * self.tensors[f"{name}.weight"]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
+    """A target with grouped-query attention, which may have such a head as well."""
+    folder = tmp_path_factory.mktemp("target")
+    make_tiny_target(folder, "qwen3")
+    return folder, Reference(folder)
+
+
+@pytest.fixture(scope="module")
+def latent_target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
+    folder = tmp_path_factory.mktemp("latent_target")
+    make_latent_target(folder, num_hidden_layers=7)
+    return folder, Reference(folder)
+
+
+def run_against_slow_chain(
+    target: tuple[Path, Reference], folder: Path, head: str, prune: str, window: int | None = None, bucket: int = 1
+) -> ScriptedRule:
+    tensors = make_latent_eagle3(folder, read_model_config(target[0]), **HEADS[head])
+    requests = [
+        Request(r.request_id, r.category, r.prompt_ids, 18, ignore_eos=True)
+        for r in random_requests(4, lengths=(1, 12), seed=2)
+    ]
+    requests[0] = Request("one", "x", (17,), 18, ignore_eos=True)
+    sizes = {"page_size": 4, "prefill_chunk": 5}
+    config = make_config((target[0], folder), "eagle3", 3, prune, batch_size=3, cache=sizes, options={"window": window})
+    engine = make_engine(config, requests)
+    options = HEADS[head] | ({"eagle_aux_hidden_state_layer_ids": TAPS[head]} if head in TAPS else {})
+    slow = SlowLatentHead(tensors, {"eagle_aux_hidden_state_layer_ids": default_taps(target[0])} | options, target[1])
+    slow.window = window
+    rule = install(engine, slow)
+    engine.graph = PaddedGraph(bucket)
+    poison(engine)
+    engine.generate(requests)
+    return rule
+
+
+def default_taps(folder: Path) -> list[int]:
+    num_layers = read_model_config(folder).num_layers
+    return [2, num_layers // 2, num_layers - 3]
+
+
+@pytest.mark.parametrize(
+    ("head", "prune"),
+    [
+        *(
+            pytest.param(head, "catchup", marks=() if head in ("kimi_k25", "no_narrow_query") else pytest.mark.slow)
+            for head in HEADS
+        ),
+        *(pytest.param("kimi_k25", prune, marks=pytest.mark.slow) for prune in ("none", "prefill", "post_attention")),
+    ],
+)
+def test_drafts_equal_the_whole_chain_recomputed(
+    target: tuple[Path, Reference], tmp_path: Path, head: str, prune: str
+) -> None:
+    """A target with keys and values for its heads, a head with latent rows: the kind of cache belongs to the layer."""
+    rule = run_against_slow_chain(target, tmp_path, head, prune)
+    assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 50
+
+
+@pytest.mark.slow
+def test_a_window_and_padded_rows(target: tuple[Path, Reference], tmp_path: Path) -> None:
+    rule = run_against_slow_chain(target, tmp_path, "kimi_k25", "catchup", window=5, bucket=4)
+    assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 50
+
+
+def test_on_a_target_with_latent_attention(latent_target: tuple[Path, Reference], tmp_path: Path) -> None:
+    rule = run_against_slow_chain(latent_target, tmp_path, "flat_ids", "catchup")
+    assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_head_with_keys_and_values_on_a_target_with_latent_attention(
+    latent_target: tuple[Path, Reference], tmp_path: Path, batch_size: int
+) -> None:
+    """The reverse: text equals greedy decoding by transformers."""
+    folder, reference = latent_target
+    taps = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    make_tiny_eagle3(tmp_path, read_model_config(folder), **taps)
+    requests = random_requests(3, max_new_tokens=12)
+    plain = {request.request_id: reference.greedy(request) for request in requests}
+    config = make_config((folder, tmp_path), "eagle3", prune="catchup", batch_size=batch_size)
+    reference.assert_lossless(requests, generate(config, requests), plain)
+
+
+@dataclass
+class Models:
+    """Makes heads for a lane of the tests of catch-up pruning."""
+
+    pair: tuple[Path, Path]
+
+    def head(self, backend: AttentionBackend, window: int | None) -> Eagle3Head:
+        config = read_model_config(self.pair[0])
+        head_config, tensors = load_eagle3(self.pair[1], config, torch.float32, "cpu")
+        embedding = torch.randn(160, HIDDEN, generator=torch.Generator().manual_seed(1))
+        return Eagle3Head(head_config, tensors, embedding, embedding, backend, MAX_SEQ_LEN, window)
+
+
+@pytest.fixture(scope="module")
+def models(target: tuple[Path, Reference], tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("head")
+    make_latent_eagle3(folder, read_model_config(target[0]))
+    return Models((target[0], folder))
+
+
+def test_pruned_catchup_writes_the_same_rows_and_drafts_the_same(models: Models) -> None:
+    """Requests with n = 1..N beside padded rows, in rounds one after another: bit-equal caches, and equal drafts."""
+    lanes = {knob: make_lane(models, knob, [1, 7, 16, 31], num_padded=2) for knob in KNOB}
+    for seed, num_emitted in enumerate(([1, 2, 3, 4], [4, 3, 2, 1], [2, 4, 1, 1])):
+        tokens, features = random_round(4, 4, seed)
+        drafted = {knob: draft(lane, lane.verified(tokens, features, num_emitted)) for knob, lane in lanes.items()}
+        assert_same(drafted["post_attention"], drafted["none"])
+        assert_same(drafted["pre_attention"], drafted["none"])
+        for lane in lanes.values():
+            lane.kv_lens = lane.kv_lens + torch.tensor(num_emitted)
+
+
+def first_counted(product: Any, name: str, seen: dict[str, int]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Wrap a product so that it notes how many rows its first call gets."""
+
+    def counted(rows: torch.Tensor) -> torch.Tensor:
+        seen.setdefault(name, len(rows))
+        return product(rows)  # type: ignore[no-any-return]
+
+    return counted
+
+
+def test_which_rows_enter_which_products(models: Models) -> None:
+    """All rows make their cache row; with pre_attention the live ones alone make queries and attend."""
+    rows: dict[str, dict[str, int]] = {}
+    for knob in KNOB:
+        lane = make_lane(models, knob, [5, 9])
+        head: Any = lane.drafter.head
+        rows[knob] = seen = {}
+        for owner, name in ((head.attention, "row"), (head.attention, "query"), (head.attention, "o"), (head, "mlp")):
+            product = getattr(owner, name)
+
+            setattr(owner, name, first_counted(product, name, seen))
+        tokens, features = random_round(2, 4)
+        draft(lane, lane.verified(tokens, features, [2, 3]))
+    assert rows == {
+        "none": {"row": 8, "query": 8, "o": 8, "mlp": 8},
+        "post_attention": {"row": 8, "query": 8, "o": 2, "mlp": 2},
+        "pre_attention": {"row": 8, "query": 2, "o": 2, "mlp": 2},
+    }
+
+
+def test_refusals(target: tuple[Path, Reference], tmp_path: Path) -> None:
+    config = read_model_config(target[0])
+    make_latent_eagle3(tmp_path, config)
+    rewrite_config(tmp_path, mla_use_nope=True)
+    with refused(tmp_path / "config.json", "mla_use_nope"):
+        load_eagle3(tmp_path, config, torch.float32, "cpu")
+    rewrite_config(tmp_path, mla_use_nope=False)
+    rewrite_tensors(tmp_path, {"layers.0.mlp.gate.weight": torch.zeros(384, 32)})
+    with refused(tmp_path, "1 not expected: midlayer.mlp.gate.weight"):
+        load_eagle3(tmp_path, config, torch.float32, "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", ["round", "step_replay", "full_loop", "split_seed"])
+def test_graphs_hold_latent_attention(latent_target: tuple[Path, Reference], tmp_path: Path, graph: str) -> None:
+    make_latent_eagle3(tmp_path, read_model_config(latent_target[0]), **HEADS["flat_ids"])
+    config = make_config((latent_target[0], tmp_path), "eagle3", prune="catchup", batch_size=3)
+    assert_captured_alike(config, graph, random_requests(3, max_new_tokens=8))
