@@ -21,6 +21,12 @@ SIZES: dict[str, Any] = TINY_SIZES | {
     "linear_conv_kernel_dim": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }
+EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 20,
+}
 VISION = {
     "depth": 1,
     "hidden_size": 16,
@@ -29,23 +35,25 @@ VISION = {
     "out_hidden_size": 32,
     "num_position_embeddings": 16,
 }
-KINDS = ("qwen3_5", "qwen3_5_with_vision", "qwen3_next")
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen3_5": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", {}),
+    "qwen3_5_with_vision": ("Qwen3_5ForConditionalGeneration", "Qwen3_5Config", {}),
+    "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", EXPERTS),
+    "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", EXPERTS | {"mlp_only_layers": [1]}),
+}
+"""Of each kind transformers' class, that of its config, and options besides `SIZES`."""
 
 
 def make_tiny_hybrid(folder: Path, kind: str = "qwen3_5", seed: int = 0, **overrides: Any) -> Any:
     """Write a random float32 target of one of `KINDS`, and return it as the transformers model."""
-    import transformers as hf
+    import transformers
 
-    sizes = SIZES | overrides
+    model_class, config_class, options = KINDS[kind]
+    sizes = SIZES | options | overrides
+    if kind == "qwen3_5_with_vision":
+        sizes = {"text_config": sizes, "vision_config": VISION}
     torch.manual_seed(seed)
-    model: Any
-    if kind == "qwen3_5":
-        model = hf.Qwen3_5ForCausalLM(hf.Qwen3_5TextConfig(**sizes))
-    elif kind == "qwen3_5_with_vision":
-        model = hf.Qwen3_5ForConditionalGeneration(hf.Qwen3_5Config(text_config=sizes, vision_config=VISION))
-    else:
-        dense = {"mlp_only_layers": list(range(sizes["num_hidden_layers"]))}
-        model = hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**(dense | sizes)))
+    model = getattr(transformers, model_class)(getattr(transformers, config_class)(**sizes))
     model = model.to(torch.float32).eval()
     randomize(model, seed)
     model.save_pretrained(folder)

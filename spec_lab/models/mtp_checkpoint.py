@@ -87,7 +87,7 @@ def load_mtp(
     """
     config = read_config_json(folder, KNOB)
     source = str(folder / "config.json")
-    decoder = text_part(config, source)
+    decoder = {"architectures": config.get("architectures"), **text_part(config, source)}
     num_layers = ConfigFields(decoder, source).integer("num_hidden_layers")
     count = num_mtp_modules(config, source) or 1
     layout, prefixes, stored = _stored_modules(folder, num_layers, count)

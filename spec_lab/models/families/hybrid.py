@@ -6,28 +6,80 @@ transformers gives it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from spec_lab.errors import UserError
 from spec_lab.models.config import MAX_LAYERS, ModelConfig, text_part
 from spec_lab.models.delta_sizes import DeltaNetSizes
+from spec_lab.models.expert_sizes import ExpertSizes
+from spec_lab.models.families.experts import read_softmax_experts, with_defaults
 from spec_lab.models.families.plain import declared_dtype, read_rope, refuse_unsupported
 from spec_lab.models.json_input import ConfigFields, shown
 from spec_lab.models.plan import LayerPlan
 
 FULL, LINEAR = "full_attention", "linear_attention"
 SILU_GATES = ("swish", "silu")
+QWEN3_5_MOE: Mapping[str, Any] = {
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "intermediate_size": 512,  # of no layer
+}
+QWEN3_NEXT: Mapping[str, Any] = {
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "intermediate_size": 5632,
+}
+"""The values that transformers gives to keys which a file leaves out."""
 
 
-def read_hybrid(config: dict[str, Any], source: str) -> ModelConfig:
-    """Read a Qwen3.5 or Qwen3-Next without experts."""
+def read_qwen3_5(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read a dense Qwen3.5, with or without eyes."""
+    return _read(config, source, {}, _no_layer)
+
+
+def read_qwen3_5_moe(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read a Qwen3.5 of which every layer has experts."""
+    return _read(config, source, QWEN3_5_MOE, _every_layer)
+
+
+def read_qwen3_next(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read a Qwen3-Next, of which a layer has experts unless the file makes it dense."""
+    return _read(config, source, QWEN3_NEXT, _layers_not_dense)
+
+
+def _no_layer(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+    return (False,) * num_layers
+
+
+def _every_layer(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+    return (True,) * num_layers
+
+
+def _layers_not_dense(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+    step, dense = fields.integer("decoder_sparse_step", 1), set(fields.integers("mlp_only_layers") or ())
+    if fields.integer("num_experts", least=0) == 0:
+        return _no_layer(fields, num_layers)
+    return tuple(index not in dense and (index + 1) % step == 0 for index in range(num_layers))
+
+
+HasExperts = Callable[[ConfigFields, int], tuple[bool, ...]]
+"""Says of each of so many layers whether it has experts."""
+
+
+def _read(config: dict[str, Any], source: str, defaults: Mapping[str, Any], has_experts: HasExperts) -> ModelConfig:
     whole = ConfigFields(config, source)
-    fields = ConfigFields(text_part(config, source), source)
+    fields = with_defaults(text_part(config, source), defaults, source)
     for part in (whole, fields):
         refuse_unsupported(part)
     _refuse_other_gates(fields)
-    _refuse_experts(fields)
     vocab_size = fields.integer("vocab_size")
     max_positions = fields.integer("max_position_embeddings", 32768)
     return ModelConfig(
@@ -37,7 +89,7 @@ def read_hybrid(config: dict[str, Any], source: str) -> ModelConfig:
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_position_embeddings=max_positions,
         tie_word_embeddings=whole.flag("tie_word_embeddings", fields.flag("tie_word_embeddings")),
-        layers=_layers(fields, max_positions),
+        layers=_layers(fields, max_positions, has_experts),
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size) or whole.token_ids("eos_token_id", vocab_size),
         bos_token_id=fields.optional_integer("bos_token_id"),
         torch_dtype=declared_dtype(fields if fields.has("dtype") or fields.has("torch_dtype") else whole),
@@ -55,16 +107,23 @@ def _refuse_other_gates(fields: ConfigFields) -> None:
         )
 
 
-def _refuse_experts(fields: ConfigFields) -> None:
-    num_dense = len(set(fields.integers("mlp_only_layers") or ()))
-    if fields.has("num_experts") and num_dense < fields.integer("num_hidden_layers", most=MAX_LAYERS):
-        raise UserError(f"{fields.source}: layers with experts are not supported in this family; use a dense model")
-
-
-def _layers(fields: ConfigFields, max_positions: int) -> tuple[LayerPlan, ...]:
+def _layers(fields: ConfigFields, max_positions: int, has_experts: HasExperts) -> tuple[LayerPlan, ...]:
+    layer_types = _layer_types(fields)
+    sparse = has_experts(fields, len(layer_types))
+    experts = _experts(fields) if any(sparse) else None
     full = _full_layer(fields, max_positions)
-    linear = replace(full, delta_net=_delta_net(fields))
-    return tuple(full if kind == FULL else linear for kind in _layer_types(fields))
+    by_type = {FULL: full, LINEAR: replace(full, delta_net=_delta_net(fields))}
+    return tuple(
+        replace(by_type[layer_type], experts=experts if is_sparse else None)
+        for layer_type, is_sparse in zip(layer_types, sparse, strict=True)
+    )
+
+
+def _experts(fields: ConfigFields) -> ExpertSizes:
+    """Read the experts, and the shared one beside them, of which each row takes a part."""
+    shared = fields.integer("shared_expert_intermediate_size")
+    routed = read_softmax_experts(fields)
+    return replace(routed, shared_intermediate_size=shared, shared_name="shared_expert", shared_gate=True)
 
 
 def _layer_types(fields: ConfigFields) -> tuple[str, ...]:

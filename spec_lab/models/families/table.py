@@ -12,7 +12,7 @@ from spec_lab.models.config import ModelConfig, read_config_json
 from spec_lab.models.families.deepseek import read_deepseek_v3, read_glm4_moe_lite, refuse_deepseek_v2
 from spec_lab.models.families.experts import read_glm4_moe, read_qwen3_moe
 from spec_lab.models.families.gemma4 import read_gemma4
-from spec_lab.models.families.hybrid import read_hybrid
+from spec_lab.models.families.hybrid import read_qwen3_5, read_qwen3_5_moe, read_qwen3_next
 from spec_lab.models.families.plain import read_llama, read_qwen2, read_qwen3
 from spec_lab.models.json_input import ConfigFields, read_json, shown
 
@@ -32,9 +32,11 @@ READERS: Mapping[str, Reader] = {
     "DeepseekV3ForCausalLM": read_deepseek_v3,
     "DeepseekV32ForCausalLM": read_deepseek_v3,
     "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
-    "Qwen3_5ForCausalLM": read_hybrid,
-    "Qwen3_5ForConditionalGeneration": read_hybrid,
-    "Qwen3NextForCausalLM": read_hybrid,
+    "Qwen3_5ForCausalLM": read_qwen3_5,
+    "Qwen3_5ForConditionalGeneration": read_qwen3_5,
+    "Qwen3_5MoeForCausalLM": read_qwen3_5_moe,
+    "Qwen3_5MoeForConditionalGeneration": read_qwen3_5_moe,
+    "Qwen3NextForCausalLM": read_qwen3_next,
 }
 
 
