@@ -56,5 +56,14 @@ def make_tiny_hybrid(folder: Path, kind: str = "qwen3_5", seed: int = 0, **overr
     model = getattr(transformers, model_class)(getattr(transformers, config_class)(**sizes))
     model = model.to(torch.float32).eval()
     randomize(model, seed)
+    center_norms(model)
     model.save_pretrained(folder)
     return model
+
+
+def center_norms(model: torch.nn.Module) -> None:
+    """Move the weights of norms that multiply by 1 + weight from around 1 to around 0."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight") and "linear_attn.norm" not in name:
+                parameter -= 1
