@@ -139,8 +139,8 @@ def test_a_slot_is_used_again_and_rows_are_padded(target: tuple[Path, Any]) -> N
     ("two", "one"), [(4, 0), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((0, 4), (3, 1)))]
 )
 def test_rounds_have_fewer_drafts_than_there_is_room_for(target: tuple[Path, Any], two: int, one: int) -> None:
-    """A request drafts so many tokens beside another one, and so many when it is alone; with none of them, a round comes
-    behind one that accepted some."""
+    """A request drafts so many tokens beside another one, and so many when it is alone: rounds without drafts come
+    behind rounds that accepted some."""
     options = {"k_schedule": [[1, 1, one], [2, 2, two]]}
-    rule = run(target, requests_of((6, 32), (3, 12)), max(one, two), batch_size=2, options=options)
+    rule = run(target, requests_of((6, 18), (3, 8)), max(one, two), batch_size=2, options=options)
     assert set(itertools.pairwise(rule.widths)) == {(two, two), (two, one), (one, one)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.tiny_checkpoints import TINY_SIZES, randomize
+from tests.tiny_checkpoints import TINY_SIZES, randomize, rewrite_config, rewrite_tensors
 
 VOCAB = 64
 SIZES: dict[str, Any] = TINY_SIZES | {
@@ -67,3 +67,34 @@ def center_norms(model: torch.nn.Module) -> None:
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight") and "linear_attn.norm" not in name:
                 parameter -= 1
+
+
+NEXTN_NAMES = {
+    "layers.0.eh_proj.": "mtp.fc.",
+    "layers.0.enorm.": "mtp.pre_fc_norm_embedding.",
+    "layers.0.hnorm.": "mtp.pre_fc_norm_hidden.",
+    "layers.0.post_norm.": "mtp.norm.",
+    "layers.0.mtp_block.": "mtp.layers.0.",
+}
+"""Where transformers' module keeps what checkpoints have below `mtp.`."""
+
+
+def make_tiny_nextn(folder: Path, kind: str = "qwen3_5", seed: int = 5, **overrides: Any) -> Any:
+    """Write a target of one of `KINDS` with its NextN module, and return transformers' module."""
+    from transformers import AutoModelForCausalLM
+    from transformers.modeling_layers import MtpModel
+
+    make_tiny_hybrid(folder, kind, **overrides)
+    target: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
+    target.config.num_mtp_layers, target.config.mtp_layer_types = 1, ["full_attention"]
+    module = MtpModel(target, 1).eval()
+    randomize(module.layers, seed)
+    center_norms(module.layers)
+    tensors = {}
+    for name, tensor in module.state_dict().items():
+        for ours, theirs in NEXTN_NAMES.items():
+            if name.startswith(ours):
+                tensors[theirs + name.removeprefix(ours)] = tensor.detach().clone()
+    rewrite_tensors(folder, tensors)
+    rewrite_config(folder, mtp_num_hidden_layers=1)
+    return module

@@ -53,6 +53,7 @@ SPARSE_LAYER: Mapping[str, Any] = {
 }
 LATENT_TENSOR = "self_attn.kv_a_proj_with_mqa.weight"
 LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
+QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 EXPERT_TENSORS = ("mlp.gate.", "mlp.experts.", "mlp.shared_expert")
 
 
@@ -193,7 +194,7 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
         layer.only_layer,
         qkv_bias="self_attn.q_proj.bias" in names,
         o_bias="self_attn.o_proj.bias" in names,
-        qk_norm="self_attn.q_norm.weight" in names,
+        qk_norm=layer.only_layer.qk_norm or any(name in names for name in QK_NORMS),
         attention_gate=layout.attention_gate,
         rope=rope,
         experts=_experts(layer.only_layer, names, source),

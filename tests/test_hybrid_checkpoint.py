@@ -1,0 +1,163 @@
+"""Checkpoints of Qwen3.5 and Qwen3-Next: both layouts, both places of the config, what is kept in float32, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from spec_lab.assembly.models import build_cache, load_models
+from spec_lab.assembly.trees import StaticTreeConfig
+from spec_lab.config import TargetConfig, Weights
+from spec_lab.models.config import ModelConfig
+from spec_lab.models.delta_net_checkpoint import rows_of_heads
+from spec_lab.models.families.table import read_decoder, read_model_config
+from spec_lab.models.target_loader import WeightSource, read_hybrid
+from spec_lab.models.tensor_parallel import TensorParallel
+from tests.lab import make_config, make_engine, random_requests
+from tests.tiny_checkpoints import refused, rewrite_tensors
+from tests.tiny_hybrid import KINDS, SIZES, VOCAB, make_tiny_hybrid
+
+CPU = torch.device("cpu")
+FLAT: dict[str, Any] = SIZES | {"architectures": ["Qwen3_5ForCausalLM"]}
+
+
+def read(folder: Path, dtype: torch.dtype = torch.float32) -> Mapping[str, torch.Tensor]:
+    return read_hybrid(read_model_config(folder), WeightSource(folder, dtype, CPU))
+
+
+def test_rows_of_key_heads_are_laid_out_by_part() -> None:
+    """Of two heads with a part of two rows and one of one, first all rows of the first part."""
+    grouped = torch.arange(6.0).unsqueeze(1)
+    assert rows_of_heads(grouped, 2, (2, 1), (0,)).flatten().tolist() == [0, 1, 3, 4]
+    assert rows_of_heads(grouped, 2, (2, 1), (1, 0)).flatten().tolist() == [2, 5, 0, 1, 3, 4]
+
+
+def test_a_checkpoint_of_the_hub_has_two_dtypes(tmp_path: Path) -> None:
+    """A_log and the delta nets' norms are float32 beside bfloat16; in memory A_log and dt_bias alone are. The 1 + w of a
+    norm is rounded once."""
+    make_tiny_hybrid(tmp_path, "qwen3_5_with_vision")
+    stored = load_file(tmp_path / "model.safetensors")
+    kept = (".A_log", ".linear_attn.norm.weight")
+    halves = {name: tensor if name.endswith(kept) else tensor.bfloat16() for name, tensor in stored.items()}
+    rewrite_tensors(tmp_path, halves)
+    tensors = read(tmp_path, torch.bfloat16)
+    float32 = {name.rpartition(".")[2] for name, tensor in tensors.items() if tensor.dtype == torch.float32}
+    assert float32 == {"A_log", "dt_bias"}
+    prefix = "model.language_model.layers.0."
+    assert torch.equal(tensors["model.layers.0.linear_attn.A_log"], stored[prefix + "linear_attn.A_log"])
+    norm = halves[prefix + "input_layernorm.weight"]
+    assert torch.equal(tensors["model.layers.0.input_layernorm.weight"], (1 + norm.float()).bfloat16())
+    assert torch.equal(
+        tensors["model.layers.0.linear_attn.norm.weight"], stored[prefix + "linear_attn.norm.weight"].bfloat16()
+    )
+
+
+def test_a_tied_head_and_end_tokens_of_a_nested_config(tmp_path: Path) -> None:
+    text = FLAT | {"eos_token_id": 5, "tie_word_embeddings": False}
+    nested = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text, "tie_word_embeddings": True}
+    config = read_decoder(nested, "config.json")
+    assert config.tie_word_embeddings and config.eos_token_ids == (5,)
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5]}))
+    assert read_model_config(tmp_path).eos_token_ids == (7, 5)
+
+
+def test_what_a_file_leaves_out_has_transformers_values() -> None:
+    import transformers
+
+    for kind, (architecture, config_class, _) in KINDS.items():
+        if kind == "qwen3_5_with_vision":
+            continue
+        theirs = getattr(transformers, config_class)()
+        needed = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+        given = {name: getattr(theirs, name) for name in needed} | {"architectures": [architecture]}
+        given |= {} if kind != "qwen3_5" else {"intermediate_size": theirs.intermediate_size}
+        config = read_decoder(given, "config.json")
+        full, linear = config.layers[3], config.layers[0]
+        assert linear.delta_net is not None and full.delta_net is None
+        assert full.head_dim == theirs.head_dim and full.rope.partial_rotary_factor == 0.25
+        net = linear.delta_net
+        assert net.kernel_size == theirs.linear_conv_kernel_dim
+        assert (net.num_key_heads, net.num_value_heads) == (theirs.linear_num_key_heads, theirs.linear_num_value_heads)
+        assert (net.key_head_dim, net.value_head_dim) == (theirs.linear_key_head_dim, theirs.linear_value_head_dim)
+        kinds = ["full_attention" if plan.delta_net is None else "linear_attention" for plan in config.layers]
+        assert kinds == theirs.layer_types
+        if kind != "qwen3_5":
+            experts = full.experts
+            assert experts is not None and experts.renormalized and experts.shared_gate
+            assert (experts.num_experts, experts.num_chosen) == (theirs.num_experts, theirs.num_experts_per_tok)
+            assert experts.intermediate_size == theirs.moe_intermediate_size
+            assert experts.shared_intermediate_size == theirs.shared_expert_intermediate_size
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "gate": ({"output_gate_type": "sigmoid"}, "output_gate_type 'sigmoid' is not supported; supported are swish, silu"),
+    "no_gate": ({"attn_output_gate": False}, "attn_output_gate false"),
+    "layer_type": ({"layer_types": ["sliding_attention"] * 4}, "layer type 'sliding_attention'"),
+    "layer_count": ({"layer_types": ["full_attention"]}, "layer_types names 1 layers"),
+    "value_heads": ({"linear_num_value_heads": 3}, "linear_num_value_heads 3 is no multiple"),
+    "kernel": ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
+    "kv_heads": ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple"),
+    "rope": ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.2}}, "partial_rotary_factor 0.2"),
+    "quantized": ({"quantization_config": {"bits": 4}}, "quantized checkpoints are not supported"),
+    "activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_forward_code_lacks_is_refused(case: str) -> None:
+    changes, message = REFUSED[case]
+    with refused(message):
+        read_decoder(FLAT | changes, "config.json")
+    read_decoder(FLAT | {"output_gate_type": "swish", "mamba_ssm_dtype": "float32", "attn_output_gate": True}, "x")
+
+
+@pytest.mark.slow
+def test_a_state_is_in_the_way_of_trees_draft_models_and_ranks(tmp_path: Path) -> None:
+    make_tiny_hybrid(tmp_path)
+    requests = random_requests(1, 4, vocab_size=VOCAB)
+    config = make_config((tmp_path, tmp_path), "draft_model", 2)
+    with refused(tmp_path, "a draft model whose layers keep a state is not supported", "drafter.path"):
+        make_engine(config, requests)
+    tree = replace(make_config((tmp_path, tmp_path), "none"), tree=StaticTreeConfig(paths=[[0], [1]]))
+    with refused("tree=static", "branches cannot share", "tree=none"):
+        load_models(tree, 40)
+    plan = read_model_config(tmp_path).layers[0]
+    with refused("target.tensor_parallel=2", "keep a state", "target.tensor_parallel=1"):
+        TensorParallel(0, 2, None).share(plan)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_random_weights_of_a_hybrid_generate(tmp_path: Path) -> None:
+    make_tiny_hybrid(tmp_path, "qwen3_next")
+    requests = random_requests(2, 6, vocab_size=VOCAB)
+    config = make_config((tmp_path, tmp_path), "ngram", 2, batch_size=2)
+    target = TargetConfig(name="hf", path=str(tmp_path), weights=Weights.random)
+    outputs = make_engine(replace(config, target=target), requests).generate(requests).requests
+    assert all(record.output_ids for record in outputs)
+
+
+def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many slots as a cache of keys and values would have room for do not fit with a state for each verify row."""
+    sizes = {"linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    target: ModelConfig = read_decoder(FLAT | sizes, "config.json")
+    from spec_lab.assembly import memory
+    from spec_lab.assembly.models import Limits
+
+    models: Any = type("M", (), {"dtype": torch.float32, "device": CPU})
+    limits = Limits(64, 32, 8, 16, 200, 32, num_rows=4)
+    state_bytes = 65 * 3 * 4 * 32 * 128 * 128 * 4
+    monkeypatch.setattr(memory, "memory_of", lambda device: state_bytes)
+    with refused("64 slots with a state for each of 4 verify rows", "lower batch_size"):
+        build_cache(target.layers, limits, models)
+    monkeypatch.setattr(memory, "memory_of", lambda device: 10**12)
+    cache = build_cache(target.layers, replace(limits, num_slots=1), models)
+    assert [tuple(c.states.shape) for c in cache.recurrent] == [(2, 4, 32, 128, 128)] * 3
+    assert {c.windows.shape[1] for c in cache.recurrent} == {3 + 3}

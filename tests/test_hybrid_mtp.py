@@ -1,0 +1,129 @@
+"""`drafter=mtp_eagle` with the NextN modules of Qwen3.5 and Qwen3-Next, each in its target's checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from spec_lab.core.types import NormSide
+from spec_lab.models.checkpoint import stored_tensors
+from spec_lab.models.families.table import read_model_config
+from spec_lab.models.mtp_checkpoint import load_mtp
+from tests.engine_state import poison
+from tests.fake_target import PaddedGraph
+from tests.graph_lab import MODES, Lab, accepted_lengths, assert_equal_to_eager, mixed_requests
+from tests.lab import Reference, generate, make_config, make_engine, random_requests
+from tests.scripted_rule import install
+from tests.tiny_checkpoints import refused, rewrite_tensors
+from tests.tiny_hybrid import KINDS, VOCAB, make_tiny_nextn
+from tests.tiny_mtp import target_hidden_states
+
+NUM_TENSORS = {"qwen3_5": 15, "qwen3_5_with_vision": 15, "qwen3_5_moe": 19, "qwen3_next": 19}
+QUICK_ROUND = [pytest.param(mode, marks=[] if mode == "round" else pytest.mark.slow) for mode in MODES]
+
+
+@dataclass
+class SlowNextn:
+    """A reference that drafts with transformers' module, recomputing the whole chain for every draft."""
+
+    reference: Reference
+    module: Any
+
+    @torch.inference_mode()
+    def draft(self, text: list[int], num_draft_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
+        hidden = target_hidden_states(self.reference, text, NormSide.POST_NORM)[:-1]
+        tokens, drafts, all_logits = text[1:], [], []
+        for _ in range(num_draft_tokens):
+            positions = torch.arange(len(tokens))[None]
+            out = self.module.forward_layer(0, hidden[None], positions, None, input_ids=torch.tensor([tokens]))[0, -1]
+            all_logits.append(self.reference.model.lm_head(out))
+            drafts.append(int(all_logits[-1].argmax()))
+            tokens, hidden = [*tokens, drafts[-1]], torch.cat((hidden, out[None]))
+        return drafts, all_logits
+
+
+class Pairs(dict[str, tuple[Path, Any]]):
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._folders = folders
+
+    def __missing__(self, kind: str) -> tuple[Path, Any]:
+        folder = self._folders.mktemp(kind)
+        self[kind] = folder, make_tiny_nextn(folder, kind)
+        return self[kind]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    """The folder of each kind, made when a test first asks for it, and transformers' module."""
+    return Pairs(tmp_path_factory)
+
+
+def config_of(folder: Path, prune: str = "none", **changes: Any) -> Any:
+    return make_config((folder, folder), "mtp_eagle", 3, prune, cache={"page_size": 4, "prefill_chunk": 5}, **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prune", ["none", "post_attention", "catchup"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_equal_the_whole_chain_recomputed(
+    pairs: dict[str, tuple[Path, Any, Any]], kind: str, prune: str
+) -> None:
+    """After prompts of one token and of several chunks, and after rounds of every n; pruned or not."""
+    folder, module = pairs[kind]
+    requests = random_requests(3, 12, seed=2, vocab_size=VOCAB, lengths=(1, 12))
+    requests = [replace(request, ignore_eos=True) for request in requests]
+    requests[0] = replace(requests[0], prompt_ids=(17,))
+    engine = make_engine(config_of(folder, prune, batch_size=2), requests)
+    reference = Reference(folder)
+    rule = install(engine, SlowNextn(reference, module))
+    engine.graph = PaddedGraph(4)
+    poison(engine)
+    engine.generate(requests)
+    assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 20
+    assert sum(name.startswith("mtp.") for name in stored_tensors(folder)) == NUM_TENSORS[kind]
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=[] if mode == "round" else pytest.mark.slow) for mode in MODES]
+)
+def test_a_captured_mode_gives_what_eager_gives(pairs: Pairs, mode: str) -> None:
+    """The same drafts, tokens, keys and states, in batches of every size; a capture changes nothing that is live."""
+    folder, _ = pairs["qwen3_5"]
+    lab = Lab(folder, {"mtp_eagle": folder}, "cpu")
+    result = assert_equal_to_eager(lab, MODES[mode], mixed_requests(4, 10), drafter="mtp_eagle", batch_size=3)
+    assert len(accepted_lengths(result)) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["eager", "round", "overlap"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_equals_greedy_of_transformers(pairs: Pairs, kind: str, mode: str) -> None:
+    folder, _ = pairs[kind]
+    reference, requests = Reference(folder), random_requests(4, 16, vocab_size=VOCAB)
+    expected = {request.request_id: reference.greedy(request) for request in requests}
+    for batch in (1, 3):
+        config = config_of(folder, "catchup", batch_size=batch)
+        outputs = generate(config if mode == "eager" else replace(config, graph=MODES[mode]), requests)
+        reference.assert_lossless(requests, outputs, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_next"])
+def test_every_missing_tensor_of_a_module_is_refused(pairs: Pairs, tmp_path: Path, kind: str) -> None:
+    folder, _ = pairs[kind]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    target = read_model_config(folder)
+    names = [name for name in stored_tensors(folder) if name.startswith("mtp.")]
+    assert len(names) == NUM_TENSORS[kind]
+    for name in names:
+        rewrite_tensors(tmp_path, load_file(folder / "model.safetensors"), drop=(name,))
+        expected = "holds no MTP module" if name == "mtp.fc.weight" else name
+        with refused(expected):
+            load_mtp(tmp_path, target, 1, torch.float32, "cpu")
