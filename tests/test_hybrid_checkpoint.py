@@ -40,8 +40,8 @@ def test_rows_of_key_heads_are_laid_out_by_part() -> None:
 
 
 def test_a_checkpoint_of_the_hub_has_two_dtypes(tmp_path: Path) -> None:
-    """A_log and the delta nets' norms are float32 beside bfloat16; in memory A_log and dt_bias alone are. The 1 + w of a
-    norm is rounded once."""
+    """A_log and the delta nets' norms are float32 beside bfloat16; in memory A_log and dt_bias alone are. A norm's sum
+    1 + w is rounded once."""
     make_tiny_hybrid(tmp_path, "qwen3_5_with_vision")
     stored = load_file(tmp_path / "model.safetensors")
     kept = (".A_log", ".linear_attn.norm.weight")
