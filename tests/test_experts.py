@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models import routers
 from spec_lab.models.expert_sizes import ExpertSizes, RouterScores, expert_tensor_shapes
-from spec_lab.models.experts import ExpertMLP, SortedExperts, build_experts
+from spec_lab.models.experts import ExpertMLP, SortedExperts, build_experts, refuse_dtype
 from spec_lab.models.routers import Routing, SigmoidRouter, SoftmaxRouter
-from tests.tiny_checkpoints import random_weight
+from tests.tiny_checkpoints import random_weight, refused
 
 HIDDEN, NUM_EXPERTS, INNER = 32, 8, 24
 SIGMOID = ExpertSizes(
@@ -255,6 +255,14 @@ def test_a_graph_holds_the_experts_and_chooses_anew_at_each_replay(name: str) ->
             rows.copy_(random_rows(5, seed))
             graph.replay()
             torch.testing.assert_close(graph.outputs, block.expected(rows), rtol=0, atol=1e-5)
+
+
+def test_a_gpu_has_the_grouped_product_in_bfloat16_alone() -> None:
+    for dtype in (torch.float32, torch.float16):
+        refuse_dtype(dtype, torch.device("cpu"))
+        with refused(f"dtype={str(dtype).removeprefix('torch.')}", "dtype=bfloat16"):
+            refuse_dtype(dtype, torch.device("cuda"))
+    refuse_dtype(torch.bfloat16, torch.device("cuda"))
 
 
 @torch.inference_mode()

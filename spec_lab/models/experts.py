@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from spec_lab.errors import UserError
 from spec_lab.models.expert_sizes import ExpertSizes
 from spec_lab.models.layers import GatedMLP, fused_linear
 from spec_lab.models.linear import Linear, make_linear
@@ -86,7 +87,12 @@ class SortedExperts:
     __slots__ = ("_activation", "_down", "_expert_ids", "_gate_up")
 
     def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation = F.silu) -> None:
-        """`gate_up` is [experts, 2 * intermediate, hidden_size], `down` [experts, hidden_size, intermediate]."""
+        """`gate_up` is [experts, 2 * intermediate, hidden_size], `down` [experts, hidden_size, intermediate].
+
+        Raises:
+            UserError: a dtype that the grouped product has not on the device.
+        """
+        refuse_dtype(gate_up.dtype, gate_up.device)
         self._gate_up = gate_up
         self._down = down
         self._activation = activation
@@ -106,6 +112,13 @@ class SortedExperts:
 
     def _product(self, rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
+
+
+def refuse_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse what `grouped_mm` has no kernel for: on a GPU all but bfloat16."""
+    if device.type == "cuda" and dtype != torch.bfloat16:
+        name = str(dtype).removeprefix("torch.")
+        raise UserError(f"dtype={name}: layers of experts run in bfloat16 on a GPU; use dtype=bfloat16 or device=cpu")
 
 
 def build_experts(
