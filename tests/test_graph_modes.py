@@ -128,8 +128,12 @@ def test_capture_touches_scratch_only(lab: Lab, mode: str, drafter: str) -> None
     requests = mixed_requests(3, 4)
     engine = lab.engine(requests, MODES[mode], drafter, batch_size=3, rule=RULES["sampled"])
     paths = live_state(engine).keys()
-    assert {"slots.kv_lens", "slots.input_ids", "slots.table.pages", "cache.kv"} <= paths
-    caches = {"frozen_kv": (), "mtp_vanilla": ("drafter.caches.2.kv", "drafter.window.hidden")}
+    assert {"slots.kv_lens", "slots.input_ids", "slots.table.pages", "cache.tensors.0"} <= paths
+    caches = {
+        "frozen_kv": (),
+        "mtp_vanilla": ("drafter.caches.2.kv", "drafter.window.hidden"),
+        "draft_model": ("drafter.cache.tensors.0",),
+    }
     assert {"drafter.picker.kept.values", *caches.get(drafter, ("drafter.cache.kv",))} <= paths
     _, watch = generate_watched(engine, requests)
     assert watch.num_captures >= 1 and watch.was_live
