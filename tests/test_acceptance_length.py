@@ -171,3 +171,24 @@ def test_counts_of_two_parts_add_up() -> None:
     counts = DraftCounts.of(first, 3)
     counts.add(DraftCounts.of(second, 3))
     assert counts == DraftCounts.of([*first, *second], 3)
+
+
+def test_rounds_that_offer_fewer_drafts_count_as_what_they_give() -> None:
+    """Four rounds of a K of 3: of all they accept 2, 0, 1 and 0 drafts, and offer 3, 1, 1 and 0.
+
+    The first draft was offered three times and accepted twice, though four rounds could have had one.
+    """
+    requests = [make_request("r", [2, 0, 1, 0], offered=[3, 1, 1, 0])]
+    rates = acceptance_metrics.acceptance_rate_by_position(requests, 3)
+    assert acceptance_metrics.acceptance_length(requests, 3) == 7 / 4
+    assert rates["unconditional"] == [2 / 4, 1 / 4, 0.0]
+    assert rates["conditional"] == [2 / 3, 1.0, 0.0]
+    assert rates["reached"] == [3, 1, 1]
+
+
+def test_a_position_that_is_never_offered_has_no_rate() -> None:
+    requests = [make_request("r", [1, 0], offered=[1, 1])]
+    rates = acceptance_metrics.acceptance_rate_by_position(requests, 3)
+    assert acceptance_metrics.acceptance_length(requests, 3) == 1.5
+    assert rates["unconditional"] == [0.5, 0.0, 0.0]
+    assert rates["conditional"] == [0.5, None, None]

@@ -30,7 +30,7 @@ SCHEDULE = [[1, 1, 3], [2, 2, 0], [3, 3, 1]]
 KINDS: dict[str, dict[str, Any]] = {
     "stop": {"options": STOP},
     "schedule": {"options": {"k_schedule": SCHEDULE}},
-    "budget": {"verify": VerifyConfig(budget=6)},
+    "budget": {"verify": VerifyConfig(budget=4)},
     "all": {"options": STOP | {"k_schedule": SCHEDULE}, "verify": VerifyConfig(budget=5)},
 }
 SLOW = pytest.mark.slow
@@ -99,14 +99,23 @@ def test_sampled_drafts_are_offered_and_judged_alike(lab: Lab, kind: str, mode: 
 @pytest.mark.parametrize("drafter", [pytest.param(d, marks=[] if d == "mtp_vanilla" else SLOW) for d in DRAFTERS])
 def test_a_drafter_catches_up_through_rounds_without_drafts(lab: Lab, drafter: str) -> None:
     """What stands in its cache at the end is what stands there when every round drafts."""
-    requests = mixed_requests(4, 12)
+    requests = [
+        replace(request, ignore_eos=True, max_new_tokens=length)
+        for request, length in zip(mixed_requests(2, 16), (16, 7), strict=True)
+    ]
     options = {"drafter": drafter, "batch_size": 2, "rule": RULES["strict"]}
     schedule = {"options": {"k_schedule": [[1, 1, 3], [2, 2, 0]]}}
     result, watch = generate_watched(lab.engine(requests, None, **options, **schedule), requests)
     expected, full = generate_watched(lab.engine(requests, None, **options), requests)
     assert texts(result) == texts(expected)
-    assert offered_in(result) == {0, 3} | offered_in(result)
-    torch.testing.assert_close(watch.committed, full.committed, rtol=0, atol=1e-4)
+    assert offered_in(result) == {0, 3}
+    for name, caches in watch.committed.items():
+        for path, cache in caches.items():
+            other = full.committed[name][path]
+            dim = cache.dim() - 4
+            num_rows = min(cache.shape[dim], other.shape[dim])  # a last round may have gone on behind the limit
+            pair = (part.narrow(dim, 0, num_rows) for part in (cache, other))
+            torch.testing.assert_close(*pair, rtol=0, atol=1e-4)
 
 
 def test_k_follows_the_running_requests(lab: Lab) -> None:
@@ -115,7 +124,8 @@ def test_k_follows_the_running_requests(lab: Lab) -> None:
         replace(request, ignore_eos=True, max_new_tokens=length)
         for request, length in zip(mixed_requests(3, 12), (12, 8, 4), strict=True)
     ]
-    engine = lab.engine(requests, MODES["round"], batch_size=3, rule=RULES["strict"], options={"k_schedule": SCHEDULE})
+    options = {"batch_size": 3, "rule": RULES["strict"], "options": {"k_schedule": SCHEDULE}}
+    engine = lab.engine(requests, MODES["round"], prune="none", **options)
     assert isinstance(engine.round, ScheduledRound)
     assert [engine.round.of_batch(count).num_draft_tokens for count in (1, 2, 3)] == [3, 0, 1]
     assert engine.parts.slots.input_ids.shape[1] == 4
@@ -126,7 +136,7 @@ def test_k_follows_the_running_requests(lab: Lab) -> None:
         padded = engine.graph.padded_size(len(record.request_ids))
         assert (record.rows.verified, record.rows.drafted) == (padded * (k + 1), padded * k)
         assert record.rows.offered <= k * len(record.request_ids)
-        assert record.rows.catchup_computed == engine.prune.catchup.num_computed(padded, k + 1)
+        assert record.rows.catchup_computed == padded * (k + 1)
 
 
 def test_eager_rounds_leave_out_rows_and_draft_steps_that_nobody_needs(lab: Lab) -> None:

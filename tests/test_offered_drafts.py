@@ -218,8 +218,12 @@ def test_a_budget_knows_no_padded_row_and_no_hole() -> None:
     """Row 2 is the scratch slot's; of equal confidences the earlier row comes first, and a row from its front."""
     offers = offers_of([[1.0, 1.0], [1.0, 1.0]], [2, 2], OfferRule(budget=5))
     offers.num_drafted[-1] = 2
+    assert offers._confidences is not None
+    offers._confidences.survival[-1] = 1.0
     active = torch.tensor([True, True, False])
     assert offers.of(torch.tensor([1, 0, 2]), active, 2).tolist() == [2, 1, 0]
+    first = torch.tensor([False, True, True])
+    assert offers.of(torch.tensor([2, 0, 1]), first, 2).tolist() == [0, 2, 1]
 
 
 def test_survival_is_the_product_from_draft_1_on() -> None:
