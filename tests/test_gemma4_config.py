@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from spec_lab.doctor.aspects import other_sources
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.models.families.table import read_decoder
@@ -179,6 +180,13 @@ def test_the_layers_that_an_assistant_reads(tmp_path: Path, size: str) -> None:
     sliding, full = READ_LAYERS[size]
     assert [layer.kv_source for layer in config.layers] == [sliding] * 3 + [full]
     assert target.embedding_scale == RELEASED[size]["hidden_size"] ** 0.5
+
+
+def test_the_doctor_reads_the_kv_of_the_layers_beside(tmp_path: Path) -> None:
+    """For both kinds of layers together, and for each kind by itself."""
+    (tmp_path / "config.json").write_text(json.dumps(assistant("e2b")))
+    config = read_assistant_config(tmp_path, AssistantTarget.from_model_config(read("e2b")))
+    assert other_sources(config) == [(12, 12, 12, 9), (12, 12, 12, 14), (13, 13, 13, 9)]
 
 
 def test_an_assistant_of_another_size_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from spec_lab.doctor.readings import Aspect, Reading
 from spec_lab.errors import UserError
 from spec_lab.models.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs
 from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
-from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantTarget
+from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantTarget, TargetLayerKV
 from spec_lab.models.mtp_checkpoint import MtpConfig
 from spec_lab.models.mtp_layouts import PROJECTION
 
@@ -134,7 +134,7 @@ def frozen_kv_aspects(config: RunConfig, options: FrozenKvDrafterConfig, models:
             f"layers {_listed(sources)}",
             [
                 reading(f"layers {_listed(other)}", options, _with_sources(assistant, other), tensors)
-                for other in _other_sources(assistant)
+                for other in other_sources(assistant)
             ],
         ),
     ]
@@ -205,17 +205,18 @@ def _other_maps(d2t: torch.Tensor, vocab_size: int) -> dict[str, torch.Tensor]:
     return maps
 
 
-def _other_sources(assistant: AssistantConfig) -> list[tuple[int, ...]]:
-    """Layers beside them of the same kind, the last of the kind (what engines take), and the same ones in reverse."""
+def other_sources(assistant: AssistantConfig) -> list[tuple[int, ...]]:
+    """The nearest layers like them, before and behind, for all layers of the head or for those of one kind; the last of
+    the kind (what engines take); and the same ones in reverse."""
     sources = tuple(layer.kv_source for layer in assistant.layers)
     layers = assistant.target.layers
     last = {layer.is_sliding: index for index, layer in enumerate(layers) if layer.owns_kv}
     candidates = [
-        tuple(source - 1 for source in sources),
-        tuple(source + 1 for source in sources),
-        tuple(last[layers[source].is_sliding] for source in sources),
-        sources[::-1],
+        tuple(_beside(layers, source, step) if layers[source].is_sliding in kinds else source for source in sources)
+        for step in (-1, 1)
+        for kinds in ((True, False), (True,), (False,))
     ]
+    candidates += [tuple(last[layers[source].is_sliding] for source in sources), sources[::-1]]
     fitting = [
         other
         for other in dict.fromkeys(candidates)
@@ -223,6 +224,16 @@ def _other_sources(assistant: AssistantConfig) -> list[tuple[int, ...]]:
         and all(layers[new] == layers[old] for new, old in zip(other, sources, strict=True))
     ]
     return [other for other in fitting if other != sources]
+
+
+def _beside(layers: Sequence[TargetLayerKV], source: int, step: int) -> int:
+    """The nearest layer in one direction whose KV is like that of `source`; -1 where there is none."""
+    index = source + step
+    while 0 <= index < len(layers):
+        if layers[index] == layers[source]:
+            return index
+        index += step
+    return -1
 
 
 def _with_sources(assistant: AssistantConfig, sources: Sequence[int]) -> AssistantConfig:
