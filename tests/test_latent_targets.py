@@ -18,6 +18,7 @@ from spec_lab.engine.pages import PageTable
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.families.table import read_model_config
+from spec_lab.models.gemma4_assistant_config import AssistantTarget
 from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.pruning.selection import AllRows
 from tests.lab import Reference, generate, make_config, random_requests
@@ -190,7 +191,9 @@ def test_refusals_of_the_family(checkpoints: Any, tmp_path: Path) -> None:
             read_model_config(tmp_path)
 
 
-def test_several_processes_and_triton_are_refused(checkpoints: Any) -> None:
+def test_what_cannot_have_latent_attention_is_refused(checkpoints: Any) -> None:
     config = read_model_config(checkpoints("deepseek_v3")[0])
     with refused("target.tensor_parallel=2", "latent attention"):
         TensorParallel(0, 2, None).share(config.layers[0])  # type: ignore[arg-type]
+    with refused("drafter=frozen_kv", "latent attention"):
+        AssistantTarget.from_model_config(config)

@@ -68,7 +68,9 @@ def test_more_draft_tokens_than_the_target_has_are_refused(shape: Path, capsys: 
     assert "drafter.draft_vocab_size=null" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "billions"), [("llama3_8b", 8.03), ("qwen3_8b", 8.19), ("llama3_70b", 70.55)])
+@pytest.mark.parametrize(
+    ("name", "billions"), [("llama3_8b", 8.03), ("qwen3_8b", 8.19), ("llama3_70b", 70.55), ("glm4_7_flash", 29.94)]
+)
 def test_a_shape_has_the_parameters_of_its_model(name: str, billions: float) -> None:
     """They are as many as the model's card counts."""
     shapes = decoder_tensor_shapes(read_model_config(SHAPES / name))

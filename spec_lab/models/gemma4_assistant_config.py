@@ -74,7 +74,16 @@ class AssistantTarget:
 
     @classmethod
     def from_model_config(cls, config: ModelConfig) -> AssistantTarget:
-        """Makes it of any target."""
+        """Makes it of any target that caches keys and values.
+
+        Raises:
+            UserError: the target caches the rows of latent attention.
+        """
+        if any(plan.latent is not None for plan in config.layers):
+            raise UserError(
+                "drafter=frozen_kv reads the target's keys and values, and this target caches the rows of latent "
+                "attention (MLA); use another drafter"
+            )
         scale = 1.0 if config.gemma4 is None else config.gemma4.embedding_scale
         return cls(config.hidden_size, config.vocab_size, scale, tuple(map(TargetLayerKV.from_plan, config.layers)))
 
