@@ -18,6 +18,7 @@ from spec_lab.config import TargetConfig, Weights
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.delta_net_checkpoint import rows_of_heads
 from spec_lab.models.families.table import read_decoder, read_model_config
+from spec_lab.models.gemma4_assistant_config import TargetLayerKV
 from spec_lab.models.target_loader import WeightSource, read_hybrid
 from spec_lab.models.tensor_parallel import TensorParallel
 from tests.lab import make_config, make_engine, random_requests
@@ -132,6 +133,7 @@ def test_a_state_is_in_the_way_of_trees_draft_models_and_ranks(tmp_path: Path) -
     plan = read_model_config(tmp_path).layers[0]
     with refused("target.tensor_parallel=2", "keep a state", "target.tensor_parallel=1"):
         TensorParallel(0, 2, None).share(plan)  # type: ignore[arg-type]
+    assert not TargetLayerKV.from_plan(plan).owns_kv, "no assistant reads keys where there are none"
 
 
 @pytest.mark.slow

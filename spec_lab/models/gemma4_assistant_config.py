@@ -52,7 +52,13 @@ class TargetLayerKV:
             # A part other than Gemma's: the exponents are those of the rotated channels alone.
             scaling = plan.rope.scaling if partial == 1.0 else f"of the first {partial:g} of the channels"
             rope = LayerRope(plan.rope.theta, scaling=scaling)
-        return cls(plan.window is not None, plan.num_kv_heads, plan.head_dim, rope, plan.kv_owner is None)
+        return cls(
+            plan.window is not None,
+            plan.num_kv_heads,
+            plan.head_dim,
+            rope,
+            plan.kv_owner is None and plan.delta_net is None,
+        )
 
     @property
     def layer_type(self) -> str:
