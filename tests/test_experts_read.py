@@ -89,8 +89,10 @@ def nextn_config(folder: Path, drafter: str = "mtp_eagle", prune: str = "catchup
 def test_one_request_reads_what_its_rows_choose(folder: Path) -> None:
     """Plain decoding reads the experts of one row, a pruned catch-up too, and each of the two further steps."""
     requests = random_requests(4)
-    plain, rounds = counts_of(make_engine(nextn_config(folder, "none"), requests))
+    engine = make_engine(nextn_config(folder, "none"), requests)
+    plain, rounds = counts_of(engine)
     assert plain == ExpertCounts(rounds * NUM_LAYERS * NUM_CHOSEN, 0, 0)
+    assert counts_of(engine) == (plain, rounds), "every pass counts for itself"
     pruned, rounds = counts_of(make_engine(nextn_config(folder), requests))
     assert (pruned.catchup, pruned.recur) == (rounds * NUM_CHOSEN, rounds * 2 * NUM_CHOSEN)
     assert rounds * NUM_LAYERS * NUM_CHOSEN < pruned.verify <= rounds * NUM_LAYERS * NUM_EXPERTS

@@ -12,7 +12,8 @@ from spec_lab.assembly.targets import SHAPES
 from spec_lab.models.checkpoint import decoder_tensor_shapes
 from spec_lab.models.families.table import read_model_config
 from spec_lab.record.runs import read_summary
-from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_checkpoints import TINY_SIZES, make_tiny_target
+from tests.tiny_experts import QWEN
 
 IDS = ["workload=random_ids", "workload.prompt_tokens=12", "workload.num_requests=2"]
 CHEAP = [
@@ -48,6 +49,22 @@ def test_any_config_json_runs_with_random_weights(vocabulary: list[str], shape: 
     assert summary["divergence"]["bugs"] == 0
 
 
+@pytest.mark.slow
+def test_a_shape_with_experts_prints_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its random EAGLE-3 head has none."""
+    (tmp_path / "shape").mkdir()
+    config = TINY_SIZES | QWEN | {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 7}
+    (tmp_path / "shape" / "config.json").write_text(json.dumps(config))
+    out = tmp_path / "out"
+    target = ["target=hf", f"target.path={tmp_path / 'shape'}", *RANDOM, "prune=catchup", "graph=round"]
+    assert main([*target, *IDS, *CHEAP, f"output_dir={out}"]) == 0
+    assert "experts read a round" in capsys.readouterr().out
+    [summary] = [read_summary(file.parent) for file in out.rglob("summary.json")]
+    read = summary["experts_read"]
+    assert read is not None and 7 * 3 < read["verify"] <= 7 * 8
+    assert read["catchup"] == read["recur"] == 0
+
+
 def test_a_workload_of_text_is_refused_in_a_line(shape: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["target=hf", f"target.path={shape}", *RANDOM, *CHEAP]) == 2
     assert "no tokenizer, so there is no text to read; use workload=random_ids" in capsys.readouterr().err
@@ -69,7 +86,8 @@ def test_more_draft_tokens_than_the_target_has_are_refused(shape: Path, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("llama3_8b", 8.03), ("qwen3_8b", 8.19), ("llama3_70b", 70.55), ("glm4_7_flash", 29.94)]
+    ("name", "billions"),
+    [("llama3_8b", 8.03), ("qwen3_8b", 8.19), ("llama3_70b", 70.55), ("glm4_7_flash", 29.94), ("qwen3_30b_a3b", 30.53)],
 )
 def test_a_shape_has_the_parameters_of_its_model(name: str, billions: float) -> None:
     """They are as many as the model's card counts."""
