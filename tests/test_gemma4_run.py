@@ -15,14 +15,15 @@ import torch
 
 import spec_lab
 from spec_lab.assembly.models import thinking_markers
-from spec_lab.config import GraphConfig
+from spec_lab.assembly.trees import DynamicTreeConfig
+from spec_lab.config import AttentionConfig, GraphConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.models.families.table import read_model_config
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.graph_lab import MODES, synthetic
-from tests.lab import Reference, make_config, make_engine, random_requests
+from tests.lab import Reference, generate, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedRule, install
 from tests.tiny_checkpoints import make_tiny_eagle3
 from tests.tiny_gemma4 import KINDS, VOCAB, WINDOW, assistants_build, make_tiny_gemma4, make_tiny_gemma4_assistant
@@ -220,6 +221,37 @@ def test_prompt_rows_in_layers_that_share_kv_are_counted(
     assert counted == expected
     texts = [[(r.output_ids, r.accepted_per_round) for r in result.requests] for result in results.values()]
     assert texts[0] == texts[1]
+
+
+OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "a tree of the assistant's": ("e2b", "frozen_kv", {"tree": DynamicTreeConfig(topk=3, depth=3, num_rows=9)}),
+    "a Gemma as draft model": ("31b", "draft_model", {"prune": "post_attention"}),
+    "its catch-up pruned": ("26b", "draft_model", {"prune": "catchup"}),
+    "its tree": ("e2b", "draft_model", {"tree": DynamicTreeConfig(topk=2, depth=3, num_rows=7)}),
+    "taps behind the last write": ("e2b", "eagle3", {"prune": "catchup"}),
+    "paged kernels": ("e2b", "frozen_kv", {"attention": "triton", "kernels": "triton"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_parts_run_on_gemma(pairs: Callable[[str], Pair], tmp_path: Path, case: str) -> None:
+    """Trees, draft models of the family, heads and kernels give transformers' greedy text."""
+    kind, drafter, changes = OTHERS[case]
+    pair, requests = pairs(kind), requests_past_the_window(3, 16)
+    if "kernels" in changes:  # interpreted they take a second a round
+        requests = [replace(requests[1], prompt_ids=tuple(range(3, 14)), max_new_tokens=3)]
+    make_tiny_eagle3(tmp_path, read_model_config(pairs("e2b").folders[0]))
+    weights = {"frozen_kv": pair.folders[1], "draft_model": pairs("e2b").folders[0], "eagle3": tmp_path}
+    options = {"prune": "prefill"} | changes
+    attention = AttentionConfig(name=options.pop("attention", "torch"))
+    config = make_config(
+        (pair.folders[0], weights[drafter]), drafter, K, batch_size=2, cache={"page_size": PAGE}, **options
+    )
+    reference = Reference(pair.folders[0])
+    plain = {request.request_id: reference.greedy(request) for request in requests}
+    outputs = generate(replace(config, attention=attention), requests)
+    reference.assert_lossless(requests, outputs, plain)
 
 
 def test_the_familys_thinking_markers_and_stop_ids(tmp_path: Path) -> None:
