@@ -15,6 +15,7 @@ from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.models.families.table import read_decoder
 from spec_lab.models.gemma4_assistant_config import AssistantTarget, read_assistant_config
 from spec_lab.models.plan import RopeConfig
+from tests.test_families_page import cells
 from tests.tiny_checkpoints import refused
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -180,6 +181,20 @@ def test_the_layers_that_an_assistant_reads(tmp_path: Path, size: str) -> None:
     sliding, full = READ_LAYERS[size]
     assert [layer.kv_source for layer in config.layers] == [sliding] * 3 + [full]
     assert target.embedding_scale == RELEASED[size]["hidden_size"] ** 0.5
+
+
+@pytest.mark.parametrize(("size", "column"), [("e2b", 1), ("e4b", 2), ("26b", 3), ("31b", 4)])
+def test_the_page_on_families_has_the_sizes(size: str, column: int) -> None:
+    config = read(size)
+    assert config.gemma4 is not None
+    num_full = sum(plan.window is None for plan in config.layers)
+    cell = {name: cells(name)[column] for name in ("layers, of them full", "layers that read another's KV")}
+    assert cell["layers, of them full"] == f"{config.num_layers}, {num_full}"
+    num_shared = sum(plan.kv_owner is not None for plan in config.layers)
+    assert cell["layers that read another's KV"] == str(num_shared)
+    read_layers = cells("the assistant reads the KV of layers")[column]
+    assert tuple(map(int, read_layers.split(", "))) == READ_LAYERS[size]
+    assert cells("embedding for each layer")[column] == (str(config.gemma4.per_layer_width or "-"))
 
 
 def test_the_doctor_reads_the_kv_of_the_layers_beside(tmp_path: Path) -> None:
