@@ -176,6 +176,7 @@ def test_a_sweep_without_a_job_is_refused_in_a_line(
     assert not (empty_folder / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_the_same_sweep_twice_at_once_is_refused_the_second_time(
     runner: FakeRunner, empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,6 +210,7 @@ def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:
     SweepLock(tmp_path).take()
 
 
+@pytest.mark.slow
 def test_a_dry_run_beside_a_sweep_takes_nothing_from_it(runner: FakeRunner, empty_folder: Path) -> None:
     codes: list[int] = []
     run = runner.run

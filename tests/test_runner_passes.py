@@ -208,6 +208,7 @@ def test_nothing_is_profiled_unless_asked_for(execute: Execute, tmp_path: Path) 
     assert not (tmp_path / "run" / TRACE_FILE).exists()
 
 
+@pytest.mark.slow
 def test_prompts_in_chunks_do_not_count_as_rounds(execute: Execute) -> None:
     """The last of a batch's prompts is still being read, chunk by chunk, while the first is already decoded."""
     summary = execute(batch_size=4, profile_rounds=2, max_new_tokens=24, cache={"prefill_chunk": 4})

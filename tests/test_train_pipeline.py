@@ -148,6 +148,7 @@ def test_without_a_drafter_only_the_target_is_described(tmp_path: Path) -> None:
     assert pipeline.drafter is None and pipeline.command() == "python -m spec_lab.train target=pocket drafter=none"
 
 
+@pytest.mark.slow
 def test_a_drafter_for_the_shipped_target_trains_nothing_else(shipped_folder: RunFolder) -> None:
     assert shipped_folder.target == ZOO / "pocket"
     made = {path.name for path in shipped_folder.root.iterdir()} - {LOG_FILE}
@@ -161,6 +162,7 @@ def test_a_drafter_for_the_shipped_target_trains_nothing_else(shipped_folder: Ru
         }
 
 
+@pytest.mark.slow
 def test_drafters_of_one_folder_share_the_texts_and_keep_their_own_figures(shipped_folder: RunFolder) -> None:
     texts = shipped_folder.generations / "generations.safetensors"
     first = shipped_folder.drafter("mtp_eagle") / "model.safetensors"
@@ -173,6 +175,7 @@ def test_drafters_of_one_folder_share_the_texts_and_keep_their_own_figures(shipp
         assert f"{report['pooled']['acceptance_length']:.2f}" in card
 
 
+@pytest.mark.slow
 def test_texts_of_another_target_are_refused(shipped_folder: RunFolder, tmp_path: Path) -> None:
     record = json.loads(shipped_folder.record(shipped_folder.generations).read_text())
     record["recipe"]["target"] = "0" * 64
