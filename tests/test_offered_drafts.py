@@ -79,14 +79,17 @@ def test_an_inactive_row_emits_nothing_whatever_it_offers() -> None:
 
 
 def by_confidence(inputs: AcceptanceInputs) -> torch.Tensor:
-    """Offer drafts while the product of the top-1 probabilities is at least .5, as `drafter.stop` does."""
+    """Offer drafts up to that at which the product of the top-1 probabilities falls under .5: `drafter.stop`."""
     assert inputs.draft_logits is not None
     survival = torch.softmax(inputs.draft_logits, -1).amax(-1).cumprod(dim=1)
-    return (survival >= 0.5).sum(dim=1)
+    num_rows, num_drafts = survival.shape
+    offers = offers_of(survival.tolist(), [num_drafts] * num_rows, OfferRule(threshold=0.5))
+    return offers.of(torch.arange(num_rows), inputs.active, num_drafts)
 
 
 def by_drawn_token(inputs: AcceptanceInputs) -> torch.Tensor:
-    """The tempting wrong cut: offer drafts while the product of their own probabilities is at least .5."""
+    """The tempting wrong cut: leave out the draft at which the product of the drawn tokens' probabilities falls under
+    .5, and what follows it."""
     assert inputs.draft_logits is not None
     drawn = torch.softmax(inputs.draft_logits, -1).gather(-1, inputs.draft_tokens.unsqueeze(-1)).squeeze(-1)
     return (drawn.cumprod(dim=1) >= 0.5).sum(dim=1)
@@ -141,7 +144,8 @@ def test_two_tokens_show_the_bias_of_reading_the_drawn_token() -> None:
     """The target's tokens are equally likely, the drafter's .7 and .3, the threshold is .5.
 
     A cut by the drawn token offers token 0 alone. It then stands with probability .7 * .5 / .7 where it was drawn, and
-    with .3 * .5 where it was not: .65 in place of .5. A cut by the largest probability offers either.
+    with .3 * .5 where it was not: .65 in place of .5. A stop by the largest probability offers the draft at which it
+    ends drafting, whatever that is.
     """
     p, q = (torch.tensor(row, dtype=torch.float64).log() for row in ([0.5, 0.5], [0.7, 0.3]))
     models = Models([p.expand(2**d, 2) for d in range(4)], [q.expand(2**d, 2) for d in range(4)], 2, 1)
@@ -193,9 +197,10 @@ SURE, UNSURE, FADING = [0.9, 0.8, 0.7], [0.3, 0.2, 0.1], [0.8, 0.35, 0.3]
 @pytest.mark.parametrize(
     ("rule", "drafted", "most", "offered"),
     [
-        (OfferRule(threshold=0.4), [3, 3, 3], 3, [3, 0, 1]),
-        (OfferRule(threshold=0.35), [3, 3, 3], 3, [3, 0, 2]),
-        (OfferRule(threshold=0.4), [1, 3, 0], 3, [1, 0, 0]),
+        (OfferRule(threshold=0.4), [3, 3, 3], 3, [3, 1, 2]),
+        (OfferRule(threshold=0.35), [3, 3, 3], 3, [3, 1, 3]),
+        (OfferRule(threshold=0.85), [3, 3, 3], 3, [2, 1, 1]),
+        (OfferRule(threshold=0.4), [1, 3, 0], 3, [1, 1, 0]),
         (OfferRule(threshold=0.05), [3, 3, 3], 1, [1, 1, 1]),
         (OfferRule(threshold=0.05), [3, 3, 3], 0, [0, 0, 0]),
         (OfferRule(budget=3), [3, 3, 3], 3, [0, 0, 0]),
@@ -205,7 +210,7 @@ SURE, UNSURE, FADING = [0.9, 0.8, 0.7], [0.3, 0.2, 0.1], [0.8, 0.35, 0.3]
         (OfferRule(budget=9), [1, 3, 3], 3, [1, 2, 3]),
         (OfferRule(budget=99), [3, 3, 3], 3, [3, 3, 3]),
         (OfferRule(threshold=0.4, budget=6), [3, 3, 3], 3, [2, 0, 1]),
-        (OfferRule(threshold=0.75, budget=99), [3, 3, 3], 3, [2, 0, 1]),
+        (OfferRule(threshold=0.85, budget=99), [3, 3, 3], 3, [2, 1, 1]),
     ],
 )
 def test_offers_by_threshold_and_budget(rule: OfferRule, drafted: list[int], most: int, offered: list[int]) -> None:

@@ -18,8 +18,8 @@ class OfferRule:
     """The ends that a request's drafts may have before K.
 
     Attributes:
-        threshold: a draft is offered while the product of the top-1 probabilities up to it is at least this; None for
-            no such end.
+        threshold: drafting ends with the draft at which the product of the top-1 probabilities falls under this; that
+            draft is still offered, since it has been made. None for no such end.
         budget: rows a round over the batch, pending tokens with them; None for as many as there are.
     """
 
@@ -49,14 +49,15 @@ class DraftOffers:
         # Behind the drafts that wait in a slot stands what an earlier round noted there.
         is_offered = torch.arange(most, device=offered.device) < offered.unsqueeze(1)
         if self._rule.threshold is not None:
-            is_offered = is_offered & (survival >= self._rule.threshold)
+            goes_on = survival[:, :-1] >= self._rule.threshold
+            is_offered = is_offered & torch.cat((torch.ones_like(is_offered[:, :1]), goes_on), dim=1)
         if self._rule.budget is not None:
             is_offered = is_offered & are_within_budget(survival, is_offered, self._rule.budget - active.sum())
         return is_offered.sum(dim=1)
 
     def have_stopped(self, slots: list[int], column: int) -> bool:
-        """Tells whether none of `slots` offers its draft of `column`, from 0, nor what would follow it. The host waits
-        for the answer."""
+        """Tells whether none of `slots` offers what would follow its draft of `column`, from 0. The host waits for the
+        answer."""
         if self._confidences is None or self._rule.threshold is None:
             return False
         return bool((self._confidences.survival[slots, column] < self._rule.threshold).all())

@@ -24,7 +24,7 @@ class DraftStop(Choice):
     """The ways in which a request's drafting ends before K."""
 
     none = "none", "it does not"
-    confidence = "confidence", "where the product of the drafter's top-1 probabilities falls under stop_threshold"
+    confidence = "confidence", "with the draft at which the product of top-1 probabilities falls under stop_threshold"
 
 
 @dataclass
@@ -35,7 +35,10 @@ class TrainedDrafterConfig(DrafterConfig):
     draft_sampling: DraftSampling = knob(DraftSampling.greedy, "how drafts are picked")
     stop: DraftStop = knob(DraftStop.none, "what ends a request's drafting")
     stop_threshold: float = knob(
-        0.4, "least product of top-1 probabilities that is offered; drafter.stop=confidence only", above=0, most=1
+        0.4,
+        "least product of top-1 probabilities to go on drafting; drafter.stop=confidence only",
+        above=0,
+        most=1,
     )
 
 
