@@ -17,7 +17,7 @@ from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models.routers import Routing
 from spec_lab.record.measured import Measured
 from spec_lab.report.run_table import format_run
-from tests.fake_runs import MAIN, make_summary, measure
+from tests.fake_runs import MAIN, PLAIN, UNPRUNED, make_summary, measure
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_experts import make_tiny_nextn
 
@@ -153,9 +153,7 @@ def test_every_graph_mode_counts_alike(folder: Path, eager_counts: ExpertCounts,
 
 
 def test_the_record_has_the_mean_of_a_round_and_the_table_shows_it() -> None:
-    main = measure(MAIN)
-    with_experts = [replace(result, experts_read=ExpertCounts(600, 300, 90)) for result in main.repeats]
-    summary = make_summary(main=Measured(with_experts, main.correct))
+    summary = make_summary(main=with_counts(measure(MAIN), ExpertCounts(600, 300, 90)))
     num_rounds = summary["verify_calls"]
     expected = {"verify": 600 / num_rounds, "catchup": 300 / num_rounds, "recur": 90 / num_rounds}
     assert summary["experts_read"] == expected
@@ -163,3 +161,17 @@ def test_the_record_has_the_mean_of_a_round_and_the_table_shows_it() -> None:
     table = format_run(summary)
     assert "experts read a round" in table and f"{600 / num_rounds:.1f}" in table
     assert "experts read" not in format_run(make_summary())
+
+
+def with_counts(measured: Measured, counts: ExpertCounts) -> Measured:
+    return Measured([replace(result, experts_read=counts) for result in measured.repeats], measured.correct)
+
+
+def test_the_verdict_says_what_pruning_saved() -> None:
+    main = with_counts(measure(MAIN), ExpertCounts(600, 300, 90))
+    unpruned = with_counts(measure(UNPRUNED), ExpertCounts(600, 900, 90))
+    summary = make_summary(main=main, references={"plain": measure(PLAIN), "unpruned": unpruned})
+    num_rounds = summary["verify_calls"]
+    saved = f"and read {300 / num_rounds:.1f} experts a catch-up where unpruned read {900 / num_rounds:.1f}"
+    assert saved in summary["verdict"]
+    assert "experts" not in make_summary()["verdict"]

@@ -154,8 +154,16 @@ def _saved_rows(summary: Summary) -> str:
     return (
         f"computed {rows['catchup_computed']:,} of {all_rows['catchup_computed']:,} catch-up rows "
         f"and {rows['prefill_logits']:,} of {all_rows['prefill_logits']:,} rows of prompt logits"
-        f"{_shared_rows(rows, all_rows)}{_prompt_pass(summary)}"
+        f"{_shared_rows(rows, all_rows)}{_experts_read(summary)}{_prompt_pass(summary)}"
     )
+
+
+def _experts_read(summary: Summary) -> str:
+    """Says how many different experts the catch-up step read a round, where its layer has any."""
+    read, unpruned = summary.get("experts_read"), summary["references"]["unpruned"].get("experts_read")
+    if not read or not unpruned or unpruned["catchup"] == 0:
+        return ""
+    return f", and read {read['catchup']:.1f} experts a catch-up where unpruned read {unpruned['catchup']:.1f}"
 
 
 def _shared_rows(rows: Rows, all_rows: Rows) -> str:
