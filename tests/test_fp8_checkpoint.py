@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from spec_lab.models.block_fp8 import dequantised
 from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors, read_tensors, stored_tensors
 from spec_lab.models.families.table import read_model_config
+from spec_lab.models.mtp_checkpoint import load_mtp
 from spec_lab.models.partition import Part, Whole
 from tests.tiny_checkpoints import refused, rewrite_config, rewrite_tensors
+from tests.tiny_experts import add_nextn
 from tests.tiny_latent import make_latent_target
 
 FP8 = torch.float8_e4m3fn
@@ -52,7 +54,7 @@ def quantise_checkpoint(folder: Path, block: tuple[int, int] = BLOCK) -> dict[st
     tensors = load_file(folder / "model.safetensors")
     changes, meant = {}, dict(tensors)
     for name, tensor in tensors.items():
-        if "_proj" in name:
+        if "_proj" in name and tensor.dim() == 2:
             changes[name], changes[f"{name}_scale_inv"], meant[name] = quantise(tensor, block)
     rewrite_tensors(folder, changes)
     rewrite_config(folder, quantization_config=CONFIG | {"weight_block_size": list(block)})
@@ -85,6 +87,25 @@ def test_a_checkpoint_is_what_its_scales_say(checkpoint: Path) -> None:
     assert rows % BLOCK[0], "a begun block"
     halves = load(checkpoint, dtype=torch.bfloat16)
     assert all(torch.equal(halves[name], meant[name].bfloat16()) for name in meant)
+
+
+def test_experts_one_by_one_and_a_module_behind_the_trunk(tmp_path: Path) -> None:
+    """As DeepSeek-V3 has both: each expert with scales of its own, and the products of the NextN module but eh_proj."""
+    model = make_latent_target(tmp_path, num_hidden_layers=2, num_nextn_predict_layers=1)
+    add_nextn(tmp_path, model)
+    tensors = load_file(tmp_path / "model.safetensors")
+    plain = {name: tensor for name, tensor in tensors.items() if "eh_proj" in name or tensor.dim() == 3}
+    meant = quantise_checkpoint(tmp_path)
+    rewrite_tensors(tmp_path, plain, drop=tuple(f"{name}_scale_inv" for name in plain))
+    loaded = load(tmp_path)["model.layers.1.mlp.experts.gate_up_proj"]
+    for expert, gate_up in enumerate(loaded):
+        prefix = f"model.layers.1.mlp.experts.{expert}"
+        parts = [meant[f"{prefix}.{part}_proj.weight"] for part in ("gate", "up")]
+        assert torch.equal(gate_up, torch.cat(parts))
+    _, (module,) = load_mtp(tmp_path, read_model_config(tmp_path), 1, torch.float32, "cpu")
+    name = "self_attn.kv_a_proj_with_mqa.weight"
+    assert torch.equal(module[name], meant[f"model.layers.2.{name}"])
+    assert torch.equal(module["eh_proj.weight"], plain["model.layers.2.eh_proj.weight"])
 
 
 def test_scales_in_another_file(checkpoint: Path) -> None:

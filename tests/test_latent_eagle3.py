@@ -12,6 +12,7 @@ import torch
 
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import Request
+from spec_lab.doctor.findings import faults
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.eagle3_checkpoint import load_eagle3
 from spec_lab.models.families.table import read_model_config
@@ -20,6 +21,7 @@ from tests.fake_target import PaddedGraph
 from tests.lab import Reference, assert_captured_alike, generate, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedRule, install
 from tests.test_catchup_pruning import HIDDEN, KNOB, MAX_SEQ_LEN, assert_same, draft, make_lane, random_round
+from tests.test_doctor_readings import findings_of, swap_halves
 from tests.test_eagle3_drafter import SlowHead
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, refused, rewrite_config, rewrite_tensors
 from tests.tiny_latent import SIZES, make_latent_eagle3, make_latent_target
@@ -244,6 +246,21 @@ def test_refusals(target: tuple[Path, Reference], tmp_path: Path) -> None:
     rewrite_tensors(tmp_path, {"layers.0.mlp.gate.weight": torch.zeros(384, 32)})
     with refused(tmp_path, "1 not expected: midlayer.mlp.gate.weight"):
         load_eagle3(tmp_path, config, torch.float32, "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("aspect", ["rope theta", "concat order"])
+def test_the_doctor_names_what_was_misread(target: tuple[Path, Reference], tmp_path: Path, aspect: str) -> None:
+    """A theta other than that of the training, or products that read both inputs in the other order."""
+    config = read_model_config(target[0])
+    taps = {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}
+    make_latent_eagle3(tmp_path / "right", config, rope_theta=10000.0, **taps)
+    make_latent_eagle3(tmp_path / "wrong", config, rope_theta=10.0 if aspect == "rope theta" else 10000.0, **taps)
+    if aspect == "concat order":
+        for suffix in ("q_a_proj.weight", "kv_a_proj_with_mqa.weight"):
+            swap_halves(tmp_path / "wrong" / "model.safetensors", suffix)
+    right, wrong = (make_config((target[0], tmp_path / side), num_draft_tokens=3) for side in ("right", "wrong"))
+    assert [finding.check for finding in faults(findings_of(right, wrong))] == [aspect]
 
 
 @pytest.mark.slow

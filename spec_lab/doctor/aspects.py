@@ -31,6 +31,7 @@ from spec_lab.models.mtp_layouts import PROJECTION
 
 Tensors = Mapping[str, torch.Tensor]
 Eagle3Factory = Callable[[Eagle3Config, Tensors], DrafterFactory]
+USUAL_THETA = 10000.0
 # Of grouped-query attention, and of latent attention.
 ATTENTION_INPUTS = tuple(
     f"midlayer.self_attn.{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
@@ -62,7 +63,20 @@ def eagle3_aspects(config: RunConfig, options: Eagle3DrafterConfig, models: Mode
         maps = _other_maps(tensors["d2t"], head.target_vocab_size)
         others = [Reading(name, partial(factory, head, {**tensors, "d2t": d2t})) for name, d2t in maps.items()]
         aspects.append(Aspect("d2t offsets", "draft id + d2t", others))
+    if head.layer.only_layer.latent is not None:
+        aspects.append(_theta_aspect(head, tensors, factory))
     return aspects
+
+
+def _theta_aspect(head: Eagle3Config, tensors: Tensors, factory: Eagle3Factory) -> Aspect:
+    """Compare with theta 10000, with which TorchSpec trained heads with latent attention whatever their config said."""
+    plan = head.layer.only_layer
+    readings = []
+    if plan.rope.theta != USUAL_THETA:
+        usual = replace(plan, rope=replace(plan.rope, theta=USUAL_THETA))
+        changed = replace(head, layer=replace(head.layer, layers=(usual,)))
+        readings.append(Reading(f"{USUAL_THETA:g}", partial(factory, changed, tensors)))
+    return Aspect("rope theta", f"{plan.rope.theta:g}", readings)
 
 
 def _tap_aspect(head: Eagle3Config, tensors: Tensors, num_layers: int, factory: Eagle3Factory) -> Aspect:
