@@ -20,6 +20,8 @@ from spec_lab.models import gemma4, gemma4_experts, gemma4_layers
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.families.table import read_model_config
+from spec_lab.models.gemma4_norms import Float32Norm
+from spec_lab.models.layers import RMSNorm
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
 from tests.test_decoder import Lane
@@ -190,7 +192,8 @@ def _forget_the_scale_of_layer_embeddings(patch: pytest.MonkeyPatch) -> None:
 
 
 def _offset_norms(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gemma4_layers.Float32Norm, "of", lambda weight, eps: gemma4_layers.Float32Norm(1 + weight, eps))
+    call = Float32Norm.__call__
+    patch.setattr(Float32Norm, "__call__", lambda self, rows: call(Float32Norm(1 + self.weight, self.eps), rows))
 
 
 def _normed_keys_as_values(patch: pytest.MonkeyPatch) -> None:
@@ -341,6 +344,16 @@ def count_rows(lane: Lane) -> list[int]:
 def test_all_rows_are_kept_where_a_selection_drops_none(checkpoints: Any) -> None:
     lane = make_gemma_lane(checkpoints("e4b")[0])
     assert len(lane.run(random_tokens(1, 5), [0], FeatureSpec(), AllRows(torch.tensor([4]))).hidden) == 5
+
+
+def test_a_norm_rounds_once() -> None:
+    """Its weight is multiplied in float32, as in transformers, where the plain norm has rounded before."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(64, 48, generator=generator).bfloat16()
+    weight = (1 + 0.2 * torch.randn(48, generator=generator)).bfloat16()
+    exact = torch.nn.functional.rms_norm(rows.float(), (48,), None, 1e-6) * weight.float()
+    assert torch.equal(Float32Norm(weight, 1e-6)(rows), exact.bfloat16())
+    assert not torch.equal(RMSNorm(weight, 1e-6)(rows), exact.bfloat16())
 
 
 @torch.inference_mode()

@@ -45,7 +45,7 @@ class Gemma4Target(Decoder):
         self._softcap = sizes.logit_softcap
         # Rounded to the weights' dtype first, as the checkpoint was trained.
         self._embedding_scale = rounded(sizes.embedding_scale, self.embedding.dtype)
-        self._norm = Float32Norm.of(tensors["model.norm.weight"], config.rms_norm_eps)
+        self._norm = Float32Norm(tensors["model.norm.weight"], config.rms_norm_eps)
         self._embed_per_layer = (
             PerLayerEmbedding(config, tensors, sizes.per_layer_width) if sizes.per_layer_width else None
         )
@@ -134,7 +134,7 @@ class PerLayerEmbedding:
         self._table_scale = rounded(width**0.5, self._table.dtype)
         self._projection = make_linear(tensors["model.per_layer_model_projection.weight"])
         self._projection_scale = config.hidden_size**-0.5
-        self._norm = Float32Norm.of(tensors["model.per_layer_projection_norm.weight"], config.rms_norm_eps)
+        self._norm = Float32Norm(tensors["model.per_layer_projection_norm.weight"], config.rms_norm_eps)
         self._width = width
 
     def __call__(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:

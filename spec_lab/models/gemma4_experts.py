@@ -77,7 +77,7 @@ def build_dense_and_experts(
     """Build both branches from Hugging Face names below `prefix`, which ends in a dot."""
 
     def norm(name: str) -> Float32Norm:
-        return Float32Norm.of(tensors[f"{prefix}{name}.weight"], eps)
+        return Float32Norm(tensors[f"{prefix}{name}.weight"], eps)
 
     weights = tensors[f"{prefix}experts.gate_up_proj"], tensors[f"{prefix}experts.down_proj"]
     experts = ExpertMLP(

@@ -160,7 +160,7 @@ def build_gemma4_layer(
         return make_linear(tensors[f"{prefix}{name}.weight"])
 
     def norm(name: str) -> Float32Norm:
-        return Float32Norm.of(tensors[f"{prefix}{name}.weight"], eps)
+        return Float32Norm(tensors[f"{prefix}{name}.weight"], eps)
 
     gate = (
         PerLayerGate(linear("per_layer_input_gate"), linear("per_layer_projection"), norm("post_per_layer_input_norm"))
@@ -203,12 +203,12 @@ def _build_attention(
 def _rope_and_write(
     plan: LayerPlan, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
 ) -> RopeAndWrite:
-    query_weight = tensors[f"{prefix}q_norm.weight"].float()
+    query_weight = tensors[f"{prefix}q_norm.weight"]
     if plan.kv_owner is not None:
         return NormedQueries(Float32Norm(query_weight, eps))
-    key_weight = tensors[f"{prefix}k_norm.weight"].float()
+    key_weight = tensors[f"{prefix}k_norm.weight"]
     weight = torch.cat((query_weight.expand(plan.num_heads, -1), key_weight.expand(plan.num_kv_heads, -1)))
-    return NormedRopeAndWrite(plan.num_heads, plan.num_kv_heads, weight, eps, backend)
+    return NormedRopeAndWrite(plan.num_heads, plan.num_kv_heads, weight.float(), eps, backend)
 
 
 def _build_feedforward(
@@ -217,5 +217,5 @@ def _build_feedforward(
     names = [f"{prefix}mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
     gate, up, down = (tensors[name] for name in names)
     mlp = GatedMLP(fused_linear([gate, up]), partition.output(down), gelu_tanh)
-    dense = NormedMLP(Float32Norm.of(tensors[f"{prefix}pre_feedforward_layernorm.weight"], eps), mlp)
+    dense = NormedMLP(Float32Norm(tensors[f"{prefix}pre_feedforward_layernorm.weight"], eps), mlp)
     return dense if plan.experts is None else build_dense_and_experts(plan.experts, eps, dense, tensors, prefix)

