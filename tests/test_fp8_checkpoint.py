@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.models.block_fp8 import dequantised
-from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors, read_tensors, stored_tensors
+from spec_lab.models.checkpoint import load_tensors, read_tensors, stored_tensors
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.mtp_checkpoint import load_mtp
 from spec_lab.models.partition import Part, Whole
+from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from tests.tiny_checkpoints import refused, rewrite_config, rewrite_tensors
 from tests.tiny_experts import add_nextn
 from tests.tiny_latent import make_latent_target

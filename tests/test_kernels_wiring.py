@@ -29,12 +29,12 @@ from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
-from spec_lab.models.checkpoint import decoder_tensor_shapes
 from spec_lab.models.families.plain import Family
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.layer_builder import build_attention
 from spec_lab.models.layers import FusedRopeAndWrite, RopeThenWrite
 from spec_lab.models.plan import RopeConfig
+from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from tests.graph_lab import live_kv
 from tests.kernel_lab import DEVICE
 from tests.lab import make_config, make_pair, random_requests

@@ -9,8 +9,8 @@ import pytest
 
 from spec_lab.__main__ import main
 from spec_lab.assembly.targets import SHAPES
-from spec_lab.models.checkpoint import decoder_tensor_shapes
 from spec_lab.models.families.table import read_model_config
+from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.record.runs import read_summary
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_target
 from tests.tiny_experts import QWEN

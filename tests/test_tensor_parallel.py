@@ -19,13 +19,14 @@ from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
 from spec_lab.measure.world import Together
-from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
+from spec_lab.models.checkpoint import load_tensors
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.layer_builder import build_mlp
 from spec_lab.models.partition import WHOLE, Partition, kept_part
 from spec_lab.models.random_weights import random_tensors
 from spec_lab.models.tensor_parallel import TensorParallel
+from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from tests.lab import generate, make_config, make_pair, random_requests
 from tests.ranks import on_ranks
 from tests.tiny_assistant import make_tiny_assistant

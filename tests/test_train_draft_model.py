@@ -14,9 +14,10 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.types import FeatureSpec
 from spec_lab.engine.pages import PageTable
-from spec_lab.models.checkpoint import decoder_tensor_shapes, load_tensors
+from spec_lab.models.checkpoint import load_tensors
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.families.table import read_model_config
+from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.pruning.selection import AllRows
 from spec_lab.train.config import DraftModelTrainingConfig, OptimisationConfig
 from spec_lab.train.draft_model_recipe import DistillationLoss, DraftModelRecipe, distillation_batch

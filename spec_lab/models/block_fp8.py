@@ -14,7 +14,7 @@ from spec_lab.models.json_input import read_json
 from spec_lab.models.quantization import SCALES_SUFFIX, Block, read_block, scales_shape
 
 if TYPE_CHECKING:
-    from spec_lab.models.checkpoint import StoredTensor
+    from spec_lab.models.checkpoint_files import StoredTensor
 
 
 @dataclass(frozen=True, slots=True)

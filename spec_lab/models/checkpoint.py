@@ -2,121 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from spec_lab.errors import UserError
-from spec_lab.models.block_fp8 import BlockScales, dequantised, with_scales
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.delta_net_checkpoint import delta_net_tensor_shapes
+from spec_lab.models.block_fp8 import dequantised, with_scales
+from spec_lab.models.checkpoint_files import INDEX_FILE, StoredTensor, checkpoint_files, few, opened, tensors_of
 from spec_lab.models.expert_checkpoint import with_stacked_experts
-from spec_lab.models.expert_sizes import expert_tensor_shapes
-from spec_lab.models.json_input import ConfigFields, read_json, shown
-from spec_lab.models.latent_sizes import latent_tensor_shapes
-from spec_lab.models.partition import WHOLE, Part, Partition
-from spec_lab.models.plan import LayerPlan
+from spec_lab.models.partition import WHOLE, Partition
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 # Whatever the run's dtype: what the first is added to lies closer together than bfloat16 can tell apart, and a state's
 # decay over thousands of rows hangs on the others (SGLang #20741).
 FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """The place of a tensor on disk.
-
-    Attributes:
-        shape: of the whole tensor.
-        dtype: the safetensors code, as BF16.
-        part: what is read of it; None is all.
-        stack: the tensors that it is made of, where the file has one for each expert: those of an expert one above the
-            other, the experts behind one another.
-        scales: of the blocks of an fp8 matrix; None where the numbers stand for themselves.
-        form: what is made of it once it is read; `shape` is what comes of it. None is nothing.
-    """
-
-    file: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    part: Part | None = None
-    stack: tuple[tuple[StoredTensor, ...], ...] = ()
-    scales: BlockScales | None = None
-    form: Callable[[torch.Tensor], torch.Tensor] | None = None
-
-
-def decoder_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a whole decoder in the Hugging Face layout; no `lm_head.weight` where it is tied."""
-    hidden = config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    for index, plan in enumerate(config.layers):
-        layer = layer_tensor_shapes(plan, hidden, attention_input_size=hidden)
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
-
-
-def layer_tensor_shapes(plan: LayerPlan, hidden_size: int, attention_input_size: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of one layer, without prefix. An EAGLE-3 head's attention reads 2 * hidden_size channels."""
-    return {
-        "input_layernorm.weight": (hidden_size,),
-        "post_attention_layernorm.weight": (hidden_size,),
-        **_mixer_shapes(plan, hidden_size, attention_input_size),
-        **_mlp_shapes(plan, hidden_size),
-    }
-
-
-def _mixer_shapes(plan: LayerPlan, hidden_size: int, input_size: int) -> dict[str, tuple[int, ...]]:
-    if plan.delta_net is None:
-        return _attention_shapes(plan, hidden_size, input_size)
-    assert input_size == hidden_size, "no draft head has a delta net"
-    return {
-        f"linear_attn.{name}": shape for name, shape in delta_net_tensor_shapes(plan.delta_net, hidden_size).items()
-    }
-
-
-def _attention_shapes(plan: LayerPlan, hidden_size: int, input_size: int) -> dict[str, tuple[int, ...]]:
-    if plan.latent is not None:
-        latent = latent_tensor_shapes(plan.latent, plan.num_heads, hidden_size, input_size)
-        return {f"self_attn.{name}": shape for name, shape in latent.items()}
-    query_size, kv_size = plan.num_heads * plan.head_dim, plan.num_kv_heads * plan.head_dim
-    projections = {
-        "q_proj": (2 * query_size if plan.attention_gate else query_size, input_size),
-        "k_proj": (kv_size, input_size),
-        "v_proj": (kv_size, input_size),
-        "o_proj": (hidden_size, query_size),
-    }
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, shape in projections.items():
-        shapes[f"self_attn.{name}.weight"] = shape
-        if plan.o_bias if name == "o_proj" else plan.qkv_bias:
-            shapes[f"self_attn.{name}.bias"] = shape[:1]
-    if plan.qk_norm:
-        shapes |= {f"self_attn.{name}.weight": (plan.head_dim,) for name in ("q_norm", "k_norm")}
-    return shapes
-
-
-def _mlp_shapes(plan: LayerPlan, hidden_size: int) -> dict[str, tuple[int, ...]]:
-    if plan.experts is not None:
-        return {f"mlp.{name}": shape for name, shape in expert_tensor_shapes(plan.experts, hidden_size).items()}
-    inner = plan.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        shape = (hidden_size, inner) if name == "down_proj" else (inner, hidden_size)
-        shapes[f"mlp.{name}.weight"] = shape
-        if plan.mlp_bias:
-            shapes[f"mlp.{name}.bias"] = shape[:1]
-    return shapes
 
 
 def without_mtp(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -177,8 +80,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     (`ModelConfig.max_dense_positions`).
     """
     stored: dict[str, StoredTensor] = {}
-    for file, indexed_names in _checkpoint_files(folder).items():
-        in_file = _tensors_of(file)
+    for file, indexed_names in checkpoint_files(folder).items():
+        in_file = tensors_of(file)
         absent = [name for name in indexed_names if name not in in_file]
         if absent:
             raise UserError(f"{file}: lacks {few(absent)} that {INDEX_FILE} places there; fetch the checkpoint again")
@@ -258,7 +161,7 @@ def _read_whole(
 ) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for file in dict.fromkeys(tensor.file for tensor in stored.values()):
-        with _opened(file) as handle:
+        with opened(file) as handle:
             for key, tensor in stored.items():
                 if tensor.file == file:
                     value = _read(handle, tensor)
@@ -289,72 +192,13 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return bool(torch.isfinite(least) & torch.isfinite(most))
 
 
-def few(names: Iterable[str], limit: int = 4) -> str:
-    """The first names of a list, and how many more there are, for an error of one line."""
-    listed = list(names)
-    more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
-    return ", ".join(listed[:limit]) + more
-
-
-def _checkpoint_files(folder: Path) -> dict[Path, list[str]]:
-    """The files of a checkpoint, each with the names the index places in it (none for a single file)."""
-    if (folder / SINGLE_FILE).exists():
-        return {folder / SINGLE_FILE: []}
-    index = folder / INDEX_FILE
-    if not index.exists():
-        raise UserError(_no_weights(folder))
-    weight_map = ConfigFields(read_json(index), str(index)).object("weight_map")
-    if not weight_map:
-        raise UserError(f"{index}: has no weight_map; fetch the file again")
-    files: dict[Path, list[str]] = {}
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file or "\0" in file:
-            raise UserError(f"{index}: weight_map must name plain files beside it, names {shown(file)}; fetch it again")
-        files.setdefault(folder / file, []).append(name)
-    missing = [file.name for file in files if not file.exists()]
-    if missing:
-        raise UserError(f"{index}: names shards that are not there ({few(missing)}); fetch them into {folder}")
-    return files
-
-
-def _no_weights(folder: Path) -> str:
-    if not folder.is_dir():
-        return f"{folder}: no such folder; give one with config.json and {SINGLE_FILE}"
-    if any(folder.glob("pytorch_model*.bin")):
-        return (
-            f"{folder}: holds pytorch_model.bin only; convert it to {SINGLE_FILE} "
-            "(torch.load(..., weights_only=True), then safetensors.torch.save_file)"
-        )
-    others = sorted(file.name for file in folder.glob("*.safetensors"))
-    if others:
-        return f"{folder}: has {few(others)}, not {SINGLE_FILE} or {INDEX_FILE}; rename the file or fetch the index"
-    return f"{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}; fetch the weights in safetensors format"
-
-
-def _tensors_of(file: Path) -> dict[str, StoredTensor]:
-    tensors: dict[str, StoredTensor] = {}
-    with _opened(file) as handle:
-        for name in sorted(handle.keys()):
-            part = handle.get_slice(name)
-            tensors[name] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
-    return tensors
-
-
-def _opened(file: Path) -> safe_open:
-    try:
-        return safe_open(file, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{file}: truncated, corrupt or no safetensors file ({reason}); fetch it again") from error
-
-
 def _read(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
-    opened: Any = handle  # safetensors has no annotations
+    file: Any = handle  # safetensors has no annotations
     value: torch.Tensor
     if tensor.scales is not None:
-        value = dequantised(opened.get_tensor(tensor.name), _scales(handle, tensor), tensor.scales.block)
+        value = dequantised(file.get_tensor(tensor.name), _scales(handle, tensor), tensor.scales.block)
         return value if tensor.part is None else value[tensor.part]
-    value = opened.get_tensor(tensor.name) if tensor.part is None else opened.get_slice(tensor.name)[tensor.part]
+    value = file.get_tensor(tensor.name) if tensor.part is None else file.get_slice(tensor.name)[tensor.part]
     return value
 
 
@@ -364,7 +208,7 @@ def _scales(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
     stored = tensor.scales.tensor
     if stored.file == tensor.file:
         return _read(handle, stored)
-    with _opened(stored.file) as other:
+    with opened(stored.file) as other:
         return _read(other, stored)
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
+from spec_lab.models.checkpoint_files import StoredTensor
 from spec_lab.models.delta_sizes import DeltaNetSizes
-
-if TYPE_CHECKING:
-    from spec_lab.models.checkpoint import StoredTensor
 
 
 def delta_net_tensor_shapes(sizes: DeltaNetSizes, hidden_size: int) -> dict[str, tuple[int, ...]]:

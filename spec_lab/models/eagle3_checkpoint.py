@@ -19,17 +19,12 @@ from typing import Any
 import torch
 
 from spec_lab.errors import UserError
-from spec_lab.models.checkpoint import (
-    StoredTensor,
-    check_floating,
-    check_tensors,
-    layer_tensor_shapes,
-    read_tensors,
-    stored_tensors,
-)
+from spec_lab.models.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
+from spec_lab.models.checkpoint_files import StoredTensor
 from spec_lab.models.config import ModelConfig, read_config_json
 from spec_lab.models.families.table import read_decoder
 from spec_lab.models.json_input import ConfigFields, shown, shown_ids
+from spec_lab.models.tensor_shapes import layer_tensor_shapes
 
 logger = logging.getLogger(__name__)
 

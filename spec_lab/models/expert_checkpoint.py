@@ -10,10 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from spec_lab.models.checkpoint import StoredTensor
+from spec_lab.models.checkpoint_files import StoredTensor
 
 _OF_ONE_EXPERT = re.compile(
     r"(?P<layer>(?:.*\.)?experts\.)(?P<expert>\d+)\.(?P<part>gate_proj|up_proj|down_proj)\.weight"

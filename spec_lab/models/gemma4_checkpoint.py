@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spec_lab.models.checkpoint import StoredTensor
+from spec_lab.models.checkpoint_files import StoredTensor
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.expert_sizes import ExpertSizes, routed_tensor_shapes
 from spec_lab.models.gemma4_sizes import Gemma4Sizes

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from spec_lab.models.checkpoint import StoredTensor, without_mtp
+from spec_lab.models.checkpoint import without_mtp
+from spec_lab.models.checkpoint_files import StoredTensor
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.delta_net_checkpoint import ungrouped
 

@@ -16,14 +16,8 @@ import torch
 
 from spec_lab.core.types import NormSide
 from spec_lab.errors import UserError
-from spec_lab.models.checkpoint import (
-    StoredTensor,
-    check_floating,
-    check_tensors,
-    layer_tensor_shapes,
-    read_tensors,
-    stored_tensors,
-)
+from spec_lab.models.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
+from spec_lab.models.checkpoint_files import StoredTensor
 from spec_lab.models.config import ModelConfig, num_mtp_modules, read_config_json, text_part
 from spec_lab.models.expert_sizes import ExpertSizes
 from spec_lab.models.families.deepseek import LATENT_ARCHITECTURES
@@ -40,6 +34,7 @@ from spec_lab.models.mtp_layouts import (
     find_layout,
 )
 from spec_lab.models.plan import LayerPlan
+from spec_lab.models.tensor_shapes import layer_tensor_shapes
 
 KNOB = "drafter.path"
 # The engines' loaders skip these copies too, and let the target's embedding and head serve.

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from spec_lab.core.protocols import AttentionBackend
-from spec_lab.models.checkpoint import OwnTensors, StoredTensor, decoder_tensor_shapes, load_tensors, without_mtp
+from spec_lab.models.checkpoint import OwnTensors, load_tensors, without_mtp
+from spec_lab.models.checkpoint_files import StoredTensor
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder, DecoderTarget
 from spec_lab.models.gemma4 import Gemma4Target
@@ -17,6 +18,7 @@ from spec_lab.models.gemma4_checkpoint import gemma4_tensor_shapes, own_tensors
 from spec_lab.models.hybrid_checkpoint import hybrid_tensors
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.random_weights import random_tensors
+from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]
 Tensors = Mapping[str, torch.Tensor]
