@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from spec_lab.assembly.targets import SHAPES
 from spec_lab.doctor.aspects import other_sources
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.models.families.table import read_decoder
+from spec_lab.models.families.table import read_decoder, read_model_config
 from spec_lab.models.gemma4_assistant_config import AssistantTarget, read_assistant_config
 from spec_lab.models.plan import RopeConfig
 from tests.test_families_page import cells
@@ -181,6 +182,13 @@ def test_the_layers_that_an_assistant_reads(tmp_path: Path, size: str) -> None:
     sliding, full = READ_LAYERS[size]
     assert [layer.kv_source for layer in config.layers] == [sliding] * 3 + [full]
     assert target.embedding_scale == RELEASED[size]["hidden_size"] ** 0.5
+
+
+@pytest.mark.parametrize("size", ["e4b", "31b"])
+def test_the_shapes_are_the_released_ones(size: str) -> None:
+    """What they spell out is what the released files leave to their defaults."""
+    shape = read_model_config(SHAPES / f"gemma4_{size}")
+    assert replace(shape, eos_token_ids=(1, 106)) == read(size, bos_token_id=2)
 
 
 @pytest.mark.parametrize(("size", "column"), [("e2b", 1), ("e4b", 2), ("26b", 3), ("31b", 4)])

@@ -60,6 +60,15 @@ OPTIONS = (
     TargetOption(name="hf", folder=checkpoint_folder, refusals=(needs_a_path,)),
     *(
         TargetOption(name=name, folder=shape_folder, refusals=(weights_or_random,))
-        for name in ("llama3_8b", "llama3_70b", "qwen3_8b", "qwen3_30b_a3b", "glm4_7_flash", "deepseek_v3")
+        for name in (
+            "llama3_8b",
+            "llama3_70b",
+            "qwen3_8b",
+            "qwen3_30b_a3b",
+            "glm4_7_flash",
+            "deepseek_v3",
+            "gemma4_31b",
+            "gemma4_e4b",
+        )
     ),
 )
