@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly.models import cache_row, engine_limits
+from spec_lab.assembly.models import cache_row, engine_limits, load_models
+from spec_lab.attention import torch_backend
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.types import FeatureSpec, NormSide
@@ -53,16 +55,16 @@ class Ran:
 
 
 @torch.inference_mode()
-def run(folder: Path, token_ids: torch.Tensor, parts: tuple[int, ...]) -> Ran:
+def run(folder: Path, token_ids: torch.Tensor, parts: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Ran:
     config = read_model_config(folder)
     backend, device = TorchAttention(PAGE_SIZE, config.max_position_embeddings), torch.device("cpu")
-    tensors = load_tensors(folder, decoder_tensor_shapes(config), torch.float32, "cpu")
+    tensors = load_tensors(folder, decoder_tensor_shapes(config), dtype, "cpu")
     target = DecoderTarget(config, tensors, backend)
     num_pages = 2 + LENGTH // PAGE_SIZE
     table = PageTable(1, LENGTH, PAGE_SIZE, device)
     table.assign(0, list(range(2, num_pages))[::-1])
     rows = [cache_row(plan) for plan in config.layers]
-    kv = PagedKVCache(rows, num_pages, PAGE_SIZE, torch.float32, device)
+    kv = PagedKVCache(rows, num_pages, PAGE_SIZE, dtype, device)
     kv.kv[:, (NULL_PAGE + 1) * PAGE_SIZE :] = float("nan")
     logits, features, start = [], [], 0
     for count in parts:
@@ -118,6 +120,20 @@ def test_logits_features_and_cache_rows_equal_transformers(checkpoints: Any, tmp
         torch.testing.assert_close(got.features, expected.features, rtol=0, atol=2e-5)
         for ours, theirs in zip(got.cached, expected.cached, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe_lite"])
+@torch.inference_mode()
+def test_bfloat16_is_as_close_to_float32_as_transformers(checkpoints: Any, kind: str) -> None:
+    """Absorbed queries and unfolded keys round in other places than transformers does, and no worse."""
+    folder, model = checkpoints(kind)
+    token_ids = random_tokens(LENGTH)
+    exact = model(token_ids[None]).logits[0]
+    theirs = copy.deepcopy(model).bfloat16()(token_ids[None]).logits[0].float()
+    for parts in ((100,), (20,) + (4,) * 20):
+        ours = run(folder, token_ids, parts, torch.bfloat16).logits
+        assert ours.dtype == torch.bfloat16
+        assert (ours.float() - exact).abs().mean() < 1.3 * (theirs - exact).abs().mean()
 
 
 def test_the_kinds_are_what_they_say(checkpoints: Any) -> None:
@@ -192,8 +208,13 @@ def test_refusals_of_the_family(checkpoints: Any, tmp_path: Path) -> None:
             read_model_config(tmp_path)
 
 
-def test_what_cannot_have_latent_attention_is_refused(checkpoints: Any) -> None:
-    config = read_model_config(checkpoints("deepseek_v3")[0])
+def test_what_cannot_have_latent_attention_is_refused(checkpoints: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend without it is refused before any weight is read."""
+    folder, _ = checkpoints("deepseek_v3")
+    config = read_model_config(folder)
+    monkeypatch.setattr(torch_backend, "TorchLatentAttention", lambda keys: None)
+    with refused("attention=torch has no latent attention"):
+        load_models(make_config((folder, folder), "none"), 50)
     with refused("target.tensor_parallel=2", "latent attention"):
         TensorParallel(0, 2, None).share(config.layers[0])  # type: ignore[arg-type]
     with refused("drafter=frozen_kv", "latent attention"):

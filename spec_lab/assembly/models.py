@@ -203,12 +203,22 @@ def load_models(
     make_backend = attention.make if tree_sizes(config) is None else attention.make_for_trees
     assert make_backend is not None, "a backend that masks no trees is refused one"
     backend = make_backend(context)
+    _refuse_backend_without_latents(config, model_config, backend)
     checkpoint = None if config.target.weights == Weights.random else folder
     source = WeightSource(checkpoint, dtype, device, partition, config.seed)
     target = load_target(model_config, source, backend, max_positions)
     experts_read = ExpertsRead(device)
     experts_read.watch(target.expert_parts)
     return Models(target, backend, kernels, device, dtype, experts_read, markers)
+
+
+def _refuse_backend_without_latents(config: RunConfig, target: ModelConfig, backend: AttentionBackend) -> None:
+    """Refuse it before any weight is read."""
+    if backend.latent is None and any(plan.latent is not None for plan in target.layers):
+        raise UserError(
+            f"attention={config.attention.name} has no latent attention (MLA), which the target needs; use "
+            "attention=torch"
+        )
 
 
 def cache_row(plan: LayerPlan) -> CacheRow | None:
