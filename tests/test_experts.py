@@ -257,6 +257,19 @@ def test_a_graph_holds_the_experts_and_chooses_anew_at_each_replay(name: str) ->
             torch.testing.assert_close(graph.outputs, block.expected(rows), rtol=0, atol=1e-5)
 
 
+@torch.inference_mode()
+def test_bfloat16_outputs_are_weighed_and_added_up_in_float32() -> None:
+    block = make_block("glm4_moe")
+    rounded = Block(block.module, {key: value.bfloat16() for key, value in block.tensors.items()})
+    experts, row = build("glm4_moe", rounded).experts, random_rows(1).bfloat16()
+    ids, weights = torch.tensor([[5, 0, 3]]), torch.tensor([[1.7, -1.3, 0.21]])
+    alone = [experts(row, Routing(ids[:, i : i + 1], torch.ones(1, 1))) for i in range(3)]
+    expected = sum(weight * out.float() for weight, out in zip(weights[0], alone, strict=True))
+    together = experts(row, Routing(ids, weights))
+    assert together.dtype == torch.bfloat16
+    assert torch.equal(together, expected.bfloat16())
+
+
 def test_a_gpu_has_the_grouped_product_in_bfloat16_alone() -> None:
     for dtype in (torch.float32, torch.float16):
         refuse_dtype(dtype, torch.device("cpu"))

@@ -108,7 +108,7 @@ class SortedExperts:
         out = self._product(inner, self._down, ends)
         # Back in the order of the rows before they are added up, so that a row's sum has one order of terms.
         in_rows = torch.empty_like(out).index_copy_(0, order, out).unflatten(0, (-1, num_chosen))
-        return (in_rows * routing.weights.to(out.dtype).unsqueeze(-1)).sum(dim=1)
+        return (in_rows * routing.weights.unsqueeze(-1)).sum(dim=1).to(rows.dtype)
 
     def _product(self, rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
