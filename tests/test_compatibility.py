@@ -76,6 +76,11 @@ FORBIDDEN = [
     (["drafter=mtp_eagle", "target=hf", "target.path=."], "target.path", "config.json"),
     (["tree=dynamic", "drafter=mtp_vanilla"], "drafter=mtp_vanilla drafts no branches", "drafter=frozen_kv"),
     ([*TREE, "acceptance=relaxed_thinking"], "acceptance=relaxed_thinking", "acceptance=strict"),
+    (
+        [*TREE, "acceptance=rejection", "acceptance.method=block", "sampling=sampled"],
+        "acceptance.method=block",
+        "acceptance.method=one_hot",
+    ),
     ([*STATIC, "attention=triton"], "attention=triton masks no rows", "attention=torch"),
     ([*TREE, "graph=step_replay"], "graph=step_replay", "graph=full_loop"),
     ([*TREE, "kernels=triton"], "kernels=triton has no kernels for tree", "kernels=torch"),

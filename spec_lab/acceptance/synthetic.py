@@ -41,8 +41,11 @@ class SyntheticAcceptance:
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:
         top_tokens = inputs.logits.argmax(dim=-1)
-        seeds = self._seeds.of(inputs.slot_ids)
-        draws = uniform(round_key(seeds, inputs.kv_lens, 0, Use.SYNTHETIC))
+        draws = self.draws(inputs.slot_ids, inputs.kv_lens)
         passed = draws.unsqueeze(1) < self._rates[: inputs.draft_tokens.shape[1]]
         num_accepted = only_offered(inputs, passed).sum(dim=1)
         return emit(inputs, num_accepted, at_tokens(top_tokens, num_accepted))
+
+    def draws(self, slot_ids: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
+        """Draw the number [batch] that decides a round of `slot_ids` [batch] at `kv_lens` [batch]."""
+        return uniform(round_key(self._seeds.of(slot_ids), kv_lens, 0, Use.SYNTHETIC))

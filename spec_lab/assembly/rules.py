@@ -9,7 +9,7 @@ from spec_lab.acceptance.rates import check_rates, expand_mean_length
 from spec_lab.assembly.deferred import Deferred
 from spec_lab.assembly.drafters.trained import DraftSampling
 from spec_lab.assembly.option import RuleOption
-from spec_lab.config import AcceptanceConfig, Choice, KernelSet, RunConfig, knob
+from spec_lab.config import AcceptanceConfig, Choice, KernelSet, RunConfig, TreeConfig, knob
 from spec_lab.errors import UserError
 
 LOADER = "spec_lab.assembly.rules_loader"
@@ -151,6 +151,17 @@ def block_verification_has_no_kernel(config: RunConfig) -> str | None:
     return "acceptance.method=block has no kernel in kernels=triton; use kernels=torch or acceptance.method=standard"
 
 
+def trees_are_judged_one_hot(config: RunConfig) -> str | None:
+    """The drafts of a tree are given, not drawn."""
+    rule: Any = config.acceptance
+    if config.tree.name == TreeConfig.name or rule.method == RejectionMethodChoice.one_hot:
+        return None
+    return (
+        f"acceptance.method={rule.method} judges chains of drawn drafts, no tree={config.tree.name}; use "
+        "acceptance.method=one_hot or tree=none"
+    )
+
+
 def synthetic_rates(config: RunConfig) -> str | None:
     """Rates that a rule can impose, given by one of the two knobs."""
     rule: Any = config.acceptance
@@ -191,7 +202,13 @@ OPTIONS = (
         name="rejection",
         schema=RejectionConfig,
         build=Deferred(LOADER, "rejection_rule"),
-        refusals=(rejection_reads_the_draft_distribution, lossy_draft_option, block_verification_has_no_kernel),
+        refusals=(
+            rejection_reads_the_draft_distribution,
+            lossy_draft_option,
+            block_verification_has_no_kernel,
+            trees_are_judged_one_hot,
+        ),
+        walk=Deferred(LOADER, "one_hot_tree_rule"),
         takes_fewer_drafts=True,
     ),
     RuleOption(
@@ -200,6 +217,7 @@ OPTIONS = (
         build=Deferred(LOADER, "synthetic_rule"),
         greedy_only="ends a round with the argmax",
         refusals=(synthetic_rates,),
+        walk=Deferred(LOADER, "synthetic_tree_rule"),
         takes_fewer_drafts=True,
     ),
 )

@@ -14,7 +14,7 @@ from spec_lab.acceptance.phase import RelaxationPhase, RoundPhase, ThinkingMarke
 from spec_lab.acceptance.rates import expand_mean_length
 from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance
 from spec_lab.acceptance.synthetic import SyntheticAcceptance
-from spec_lab.acceptance.tree import StrictTreeAcceptance
+from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance, SyntheticTreeAcceptance
 from spec_lab.assembly import registry
 from spec_lab.assembly.kernels import TORCH, Kernels
 from spec_lab.assembly.models import Limits, Models
@@ -88,6 +88,16 @@ def strict_tree_rule(config: RunConfig, options: StrictAcceptanceConfig, resourc
     return StrictTreeAcceptance()
 
 
+def one_hot_tree_rule(config: RunConfig, options: RejectionConfig, resources: RuleResources) -> TreeRule:
+    """Makes acceptance=rejection acceptance.method=one_hot for trees."""
+    return OneHotTreeAcceptance(_sampling(config), resources.seeds)
+
+
+def synthetic_tree_rule(config: RunConfig, options: SyntheticConfig, resources: RuleResources) -> TreeRule:
+    """Makes acceptance=synthetic for trees."""
+    return SyntheticTreeAcceptance(_rates(config, options), resources.seeds, resources.models.device)
+
+
 def build_deterministic_rule(
     options: AcceptanceConfig, context: RuleContext, extensions: Sequence[str] = ()
 ) -> DeterministicRule:
@@ -123,15 +133,22 @@ def _either_pair() -> str:
 
 def rejection_rule(config: RunConfig, options: RejectionConfig, resources: RuleResources) -> AcceptanceRule:
     """Makes acceptance=rejection."""
-    sampling = SamplingParams(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)
     kernels = resources.models.kernels
-    return kernels.rejection(options.method, sampling, resources.seeds, not options.allow_lossy)
+    return kernels.rejection(options.method, _sampling(config), resources.seeds, not options.allow_lossy)
 
 
 def synthetic_rule(config: RunConfig, options: SyntheticConfig, resources: RuleResources) -> AcceptanceRule:
     """Makes acceptance=synthetic."""
-    rates = options.rates
-    if rates is None:
-        assert options.mean_length is not None
-        rates = list(expand_mean_length(options.mean_length, config.drafter.num_draft_tokens))
-    return SyntheticAcceptance(rates, resources.seeds, resources.models.device)
+    return SyntheticAcceptance(_rates(config, options), resources.seeds, resources.models.device)
+
+
+def _sampling(config: RunConfig) -> SamplingParams:
+    return SamplingParams(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)
+
+
+def _rates(config: RunConfig, options: SyntheticConfig) -> Sequence[float]:
+    """The rate of each draft position, given or made of the mean length."""
+    if options.rates is not None:
+        return options.rates
+    assert options.mean_length is not None
+    return expand_mean_length(options.mean_length, config.drafter.num_draft_tokens)

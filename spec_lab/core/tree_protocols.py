@@ -35,12 +35,16 @@ class JudgedRows:
         tokens: [batch, N] the root's and the drafts'.
         parents: [batch, N].
         active: [batch] bool; padded rows are False.
+        slot_ids: [batch] slot of each request; padded ones have the scratch slot.
+        kv_lens: [batch] L at the start of the round, the key of its noise.
     """
 
     logits: torch.Tensor
     tokens: torch.Tensor
     parents: torch.Tensor
     active: torch.Tensor
+    slot_ids: torch.Tensor
+    kv_lens: torch.Tensor
 
 
 @dataclass(slots=True)

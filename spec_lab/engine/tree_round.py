@@ -60,7 +60,9 @@ class TreeRound(DecodeRound):
         """Let the rule walk the tree, and leave its path as a chain of n rows."""
         batch = output.batch
         with self.parts.timer.span("accept"):
-            judged = JudgedRows(output.logits, batch.input_ids, self._parents(batch), batch.active)
+            judged = JudgedRows(
+                output.logits, batch.input_ids, self._parents(batch), batch.active, batch.slot_ids, batch.kv_lens
+            )
             walk = self._tree.rule.walk(judged, self._depth)
             self._compact(batch, walk.path)
             features = output.features
