@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.assembly.trees import DynamicTreeConfig
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import Request
 from spec_lab.doctor.findings import faults
@@ -25,6 +26,7 @@ from tests.test_doctor_readings import findings_of, swap_halves
 from tests.test_eagle3_drafter import SlowHead
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, refused, rewrite_config, rewrite_tensors
 from tests.tiny_latent import SIZES, make_latent_eagle3, make_latent_target
+from tests.tiny_mtp import make_tiny_mtp
 
 HEADS: dict[str, dict[str, Any]] = {
     "kimi_k25": {},
@@ -269,3 +271,20 @@ def test_graphs_hold_latent_attention(latent_target: tuple[Path, Reference], tmp
     make_latent_eagle3(tmp_path, read_model_config(latent_target[0]), **HEADS["flat_ids"])
     config = make_config((latent_target[0], tmp_path), "eagle3", prune="catchup", batch_size=3)
     assert_captured_alike(config, graph, random_requests(3, max_new_tokens=8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["eagle3", "mtp_eagle"])
+def test_branches_of_latent_rows(latent_target: tuple[Path, Reference], tmp_path: Path, drafter: str) -> None:
+    """A tree on a target with latent attention, drafted by layers that have it: text equals greedy decoding."""
+    folder, reference = latent_target
+    config = read_model_config(folder)
+    if drafter == "eagle3":
+        make_latent_eagle3(tmp_path, config, **HEADS["flat_ids"])
+    else:
+        make_tiny_mtp(tmp_path, "deepseek", config)
+    requests = random_requests(3, max_new_tokens=10)
+    plain = {request.request_id: reference.greedy(request) for request in requests}
+    tree = DynamicTreeConfig(depth=3, num_rows=6, topk=2)
+    config_of_run = make_config((folder, tmp_path), drafter, prune="catchup", batch_size=2, tree=tree)
+    reference.assert_lossless(requests, generate(config_of_run, requests), plain)

@@ -46,7 +46,7 @@ class LatentSizes:
         """Tells whether fewer multiplications make keys and values of all rows than absorb the maps into the queries.
 
         Absorbed queries are the better ones for a few rows over many keys, keys and values for a long prompt's chunk.
-        Times on a CPU follow this count where the two are far from each other.
+        Times on a CPU follow this count (`benchmarks/latent_attention.py`).
         """
         maps = self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
         absorbed = num_queries * (num_keys * (self.row_width + self.kv_lora_rank) + maps)
