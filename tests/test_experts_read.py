@@ -20,6 +20,8 @@ from spec_lab.report.run_table import format_run
 from tests.fake_runs import MAIN, PLAIN, UNPRUNED, make_summary, measure
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_experts import make_tiny_nextn
+from tests.tiny_gemma4 import make_tiny_gemma4
+from tests.tiny_hybrid import make_tiny_hybrid
 
 NUM_LAYERS, NUM_CHOSEN, NUM_EXPERTS = 3, 3, 8
 
@@ -150,6 +152,18 @@ def test_every_graph_mode_counts_alike(folder: Path, eager_counts: ExpertCounts,
     """Three of four requests run padded to four for a while."""
     config = replace(nextn_config(folder, batch_size=4), graph=registry.load().schemas()[f"graph/{graph}"]())
     assert counts_of(make_engine(config, random_requests(4)))[0] == eager_counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "read"), [("26b", 6 * 2), ("qwen3_5_moe", 4 * 2)])
+def test_experts_of_other_families_are_counted(tmp_path: Path, kind: str, read: int) -> None:
+    """Gemma's stand beside a dense MLP, Qwen's behind layers with a state too."""
+    make_tiny: Any = make_tiny_gemma4 if kind == "26b" else make_tiny_hybrid
+    make_tiny(tmp_path, kind)
+    requests = random_requests(2, max_new_tokens=4, vocab_size=40)
+    engine = make_engine(make_config((tmp_path, tmp_path), "none", prune="prefill"), requests)
+    result = engine.generate(requests)
+    assert result.experts_read == ExpertCounts(read * len(result.rounds), 0, 0)
 
 
 def test_the_record_has_the_mean_of_a_round_and_the_table_shows_it() -> None:
