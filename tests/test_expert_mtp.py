@@ -66,12 +66,16 @@ def nextn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @torch.inference_mode()
 def test_the_module_equals_transformers(nextn: Nextn) -> None:
-    """Its layer has experts though the target's first has none; half of a head turns; the norms stand around it."""
+    """Its layer has experts though the target's first has none; half of a GLM-4.5 head turns; the norms stand around
+    it. The rows of its cache are compared too."""
+    from transformers.cache_utils import MtpCache
+
     generator = torch.Generator().manual_seed(1)
     token_ids = torch.randint(160, (LENGTH,), generator=generator)
     hidden = torch.randn(LENGTH, HIDDEN, generator=generator)
     positions = torch.arange(LENGTH)[None]
-    expected = nextn.modules.forward_layer(0, hidden[None], positions, None, input_ids=token_ids[None])[0]
+    cache = MtpCache(config=nextn.model.config.get_mtp_config())
+    expected = nextn.modules.forward_layer(0, hidden[None], positions, cache, input_ids=token_ids[None])[0]
     module = nextn.head(TorchAttention(4, LENGTH))
     assert isinstance(module.layer.mlp, ExpertMLP)
     assert read_model_config(nextn.folder).layers[0].experts is None
@@ -86,6 +90,10 @@ def test_the_module_equals_transformers(nextn: Nextn) -> None:
     torch.testing.assert_close(
         module.draft_logits(outputs[-1]), nextn.model.lm_head(expected[45:80]), rtol=0, atol=5e-5
     )
+    keys, values = cache.layers[0].keys[0], cache.layers[0].values[0]  # latent numbers and rotated key of latent rows
+    is_latent = module.config.layer.only_layer.latent is not None
+    rows = torch.cat((keys, values), dim=-1)[0] if is_latent else torch.stack((keys, values)).permute(2, 0, 1, 3)
+    torch.testing.assert_close(lane.rows(torch.tensor([80]))[0], rows[:80], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 3])
