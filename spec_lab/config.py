@@ -158,6 +158,20 @@ class VerifyConfig:
     )
 
 
+class Rollback(Choice):
+    """The ways to take rejected drafts back from layers that keep a state."""
+
+    checkpoints = "checkpoints", "a state behind each verify row; an index says which one stays"
+    replay = "replay", "one state; the next round does again what was accepted"
+
+
+@dataclass
+class RecurrentConfig:
+    """The state of layers that keep one, as gated delta nets do; a no-op for any other target."""
+
+    rollback: Rollback = knob(Rollback.checkpoints, "how a round's rejected drafts are taken back from a state")
+
+
 @dataclass
 class CacheConfig:
     """The paged KV cache."""
@@ -240,6 +254,9 @@ class RunConfig:
         default_factory=TreeConfig, metadata={"help": "whether a round's drafts are a chain or a tree"}
     )
     verify: VerifyConfig = field(default_factory=VerifyConfig, metadata={"help": "what of the drafts is verified"})
+    recurrent: RecurrentConfig = field(
+        default_factory=RecurrentConfig, metadata={"help": "the states of layers that keep one"}
+    )
     cache: CacheConfig = field(default_factory=CacheConfig, metadata={"help": "the paged KV cache"})
     record: RecordConfig = field(default_factory=RecordConfig, metadata={"help": "what is recorded besides"})
     name: str = knob("run", "first part of the name of the run's folder")

@@ -105,7 +105,7 @@ def test_file_opens_with_the_command_that_uses_it(group: str, option: str) -> No
 
 def test_every_field_of_the_schema_has_a_known_key() -> None:
     groups = {group.name for group in SCHEMA_GROUPS}
-    nested = {"verify", "cache", "record"}
+    nested = {"verify", "recurrent", "cache", "record"}
     expected = {field.name for field in dataclasses.fields(RunConfig)} - groups - nested
     run: Any = registry.load().schemas()["run"]()
     for name in nested:

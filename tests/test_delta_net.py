@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.core.recurrent_cache import RecurrentCache
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.states import RecurrentStates
 from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
@@ -17,6 +16,7 @@ from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_
 from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.layers import RotaryRows
 from spec_lab.pruning.selection import AfterAttention, AllRows
+from tests.kept_states import JUNK, KEPT, spoil_unread, tensors_of
 from tests.tiny_checkpoints import randomize
 
 HIDDEN = 24
@@ -26,7 +26,6 @@ SIZES = {
     "grouped": DeltaNetSizes(2, 6, 8, 12, 4),
     "short_kernel": DeltaNetSizes(1, 2, 6, 4, 2),
 }
-JUNK = 1e4
 
 
 def random_layer(sizes: DeltaNetSizes, seed: int = 0) -> tuple[Any, GatedDeltaNet]:
@@ -57,16 +56,21 @@ class Lane:
     """A layer with a cache of `num_rows` states a slot, in which nothing but a cleared slot is finite and small."""
 
     layer: GatedDeltaNet
-    cache: RecurrentCache
+    cache: Any
     states: RecurrentStates
 
     @classmethod
-    def of(cls, layer: GatedDeltaNet, sizes: DeltaNetSizes, num_rows: int) -> Lane:
-        columns = sizes.history + num_rows - 1
-        cache = RecurrentCache(
-            torch.full((NUM_SLOTS + 1, num_rows, *sizes.state_shape), JUNK),
-            torch.full((NUM_SLOTS + 1, columns, sizes.conv_size), JUNK),
-        )
+    def of(
+        cls,
+        layer: GatedDeltaNet,
+        sizes: DeltaNetSizes,
+        num_rows: int,
+        rollback: str = "checkpoints",
+        dtype: torch.dtype = torch.float32,
+    ) -> Lane:
+        cache = KEPT[rollback](sizes, NUM_SLOTS, num_rows, dtype, torch.device("cpu"))
+        for tensor in tensors_of(cache):
+            tensor.fill_(JUNK)
         return cls(layer, cache, RecurrentStates([cache]))
 
     def prompt(self, slot: int, rows: torch.Tensor) -> torch.Tensor:
@@ -120,26 +124,28 @@ def test_chunks_end_where_single_rows_do(num_rows: int) -> None:
         torch.testing.assert_close(found, exact[-1][1].float(), rtol=0, atol=3e-5)
 
 
+@pytest.mark.parametrize("rollback", KEPT)
 @pytest.mark.parametrize("kind", SIZES)
-def test_a_prompt_equals_transformers(kind: str) -> None:
+def test_a_prompt_equals_transformers(kind: str, rollback: str) -> None:
     """In one piece, in chunks, and in chunks of one and two rows, which are fewer than the convolution looks back."""
     sizes = SIZES[kind]
     theirs, ours = random_layer(sizes)
     rows = torch.randn(70, HIDDEN, generator=torch.Generator().manual_seed(3))
     expected = reference(theirs, rows)
     for chunks in ([70], [33, 37], [1, 2, 1, 1, 2, 63], [64, 2, 2, 2]):
-        lane = Lane.of(ours, sizes, num_rows=4)
+        lane = Lane.of(ours, sizes, 4, rollback)
         lane.states.clear(1)
         found = torch.cat([lane.prompt(1, part) for part in rows.split(chunks)])
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-5, msg=f"chunks {chunks}")
 
 
+@pytest.mark.parametrize("rollback", KEPT)
 @pytest.mark.parametrize("kind", SIZES)
-def test_verify_goes_on_from_the_row_that_was_accepted(kind: str) -> None:
+def test_verify_goes_on_from_the_row_that_was_accepted(kind: str, rollback: str) -> None:
     """Rounds of any number of rows, after which any number stays, equal a text without the rejected rows."""
     sizes = SIZES[kind]
     theirs, ours = random_layer(sizes)
-    lane = Lane.of(ours, sizes, num_rows=5)
+    lane = Lane.of(ours, sizes, 5, rollback)
     generator = torch.Generator().manual_seed(4)
     texts = [torch.randn(length, HIDDEN, generator=generator) for length in (9, 1)]
     slots = [2, 0]
@@ -156,47 +162,40 @@ def test_verify_goes_on_from_the_row_that_was_accepted(kind: str) -> None:
             torch.testing.assert_close(found[request], expected, rtol=0, atol=2e-5, msg=f"round {index}")
             texts[request] = torch.cat((texts[request], rows[request, : emitted[request]]))
         lane.accept(slots, emitted)
-        poison_unread(lane, slots)
+        for slot in slots:
+            spoil_unread(lane.cache, slot, int(lane.states.committed[slot]), sizes.history)
 
 
-def poison_unread(lane: Lane, slots: list[int]) -> None:
-    """Fill every state and every column of the windows that no round may read any more."""
-    columns = lane.cache.windows.shape[1] - lane.cache.states.shape[1] + 1
-    for slot in slots:
-        row = int(lane.states.committed[slot])
-        state, window = lane.cache.states[slot, row].clone(), lane.cache.windows[slot, row : row + columns].clone()
-        lane.cache.states[slot], lane.cache.windows[slot] = JUNK, JUNK
-        lane.cache.states[slot, row], lane.cache.windows[slot, row : row + columns] = state, window
-
-
-def test_padded_rows_leave_the_slots_of_requests_alone() -> None:
+@pytest.mark.parametrize("rollback", KEPT)
+def test_padded_rows_leave_the_slots_of_requests_alone(rollback: str) -> None:
     """Rows of the scratch slot, several of them, change no bit of a live slot that is not in the round."""
     sizes = SIZES["grouped"]
     _, ours = random_layer(sizes)
-    lane = Lane.of(ours, sizes, num_rows=3)
+    lane = Lane.of(ours, sizes, 3, rollback)
     rows = torch.randn(4, 3, HIDDEN, generator=torch.Generator().manual_seed(5))
     for slot in range(NUM_SLOTS + 1):
         lane.states.clear(slot)
     lane.prompt(0, rows[0])
     lane.prompt(1, rows[1])
-    before = [lane.cache.states[:2].clone(), lane.cache.windows[:2].clone(), lane.states.committed[:2].clone()]
+    kept = [*tensors_of(lane.cache), lane.states.committed]
+    before = [tensor[:2].clone() for tensor in kept]
     lane.verify([2, NUM_SLOTS, NUM_SLOTS], rows[1:])
     lane.states.commit(torch.tensor([2, NUM_SLOTS, NUM_SLOTS]), torch.tensor([2, 0, 0]))
-    after = [lane.cache.states[:2], lane.cache.windows[:2], lane.states.committed[:2]]
-    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert all(torch.equal(old, new[:2]) for old, new in zip(before, kept, strict=True))
 
 
-def test_a_cleared_slot_knows_nothing_of_its_last_request() -> None:
+@pytest.mark.parametrize("rollback", KEPT)
+def test_a_cleared_slot_knows_nothing_of_its_last_request(rollback: str) -> None:
     sizes = SIZES["grouped"]
     theirs, ours = random_layer(sizes)
-    lane = Lane.of(ours, sizes, num_rows=4)
+    lane = Lane.of(ours, sizes, 4, rollback)
     rows = torch.randn(40, HIDDEN, generator=torch.Generator().manual_seed(6))
     lane.states.clear(1)
     lane.prompt(1, rows)
     lane.verify([1], rows[:4].unsqueeze(0))
     lane.accept([1], [4])
     lane.states.clear(1)
-    found = lane.prompt(1, rows[20:])
+    found = torch.cat((lane.prompt(1, rows[20:36]), lane.verify([1], rows[36:].unsqueeze(0))[0]))
     torch.testing.assert_close(found, reference(theirs, rows[20:]), rtol=0, atol=2e-5)
 
 
@@ -216,7 +215,7 @@ def test_rows_that_are_dropped_still_reach_the_state() -> None:
     torch.testing.assert_close(found, expected[5:], rtol=0, atol=1e-6)
     for lane in (picked, written):
         assert torch.equal(lane.cache.states[0, 0], whole.cache.states[0, 0])
-        assert torch.equal(lane.cache.windows[0, :3], whole.cache.windows[0, :3])
+        assert torch.equal(lane.cache.windows.inputs[0, :3], whole.cache.windows.inputs[0, :3])
 
 
 def test_half_precision_keeps_a_float32_state() -> None:
@@ -228,9 +227,7 @@ def test_half_precision_keeps_a_float32_state() -> None:
     with pytest.raises(AssertionError):
         build_delta_net(sizes, {n: v.bfloat16() for n, v in names.items()}, "", 1e-6)
     layer = build_delta_net(sizes, halves, "", 1e-6)
-    lane = Lane.of(layer, sizes, num_rows=2)
-    lane.cache = RecurrentCache(lane.cache.states, lane.cache.windows.bfloat16())
-    lane.states = RecurrentStates([lane.cache])
+    lane = Lane.of(layer, sizes, 2, dtype=torch.bfloat16)
     lane.states.clear(0)
     found = lane.prompt(0, torch.randn(20, HIDDEN, generator=torch.Generator().manual_seed(8)).bfloat16())
     assert found.dtype == torch.bfloat16 and lane.cache.states.dtype == torch.float32

@@ -63,5 +63,6 @@ def test_what_is_refused_is_refused(kind: str) -> None:
     ],
 )
 def test_bytes_of_a_slot(model: str, net: DeltaNetSizes) -> None:
-    _, num_layers, num_bytes = cells(model)
-    assert int(num_bytes.replace(",", "")) == int(num_layers) * net.slot_bytes(num_rows=4, item_size=2)
+    num_layers, checkpoints, replay = (int(cell.replace(",", "")) for cell in cells(model)[1:])
+    assert checkpoints == num_layers * net.checkpoint_bytes(num_rows=4, item_size=2)
+    assert replay == num_layers * net.replay_bytes(num_rows=4, item_size=2)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,17 +15,21 @@ from safetensors.torch import load_file
 
 from spec_lab.assembly.models import build_cache, load_models
 from spec_lab.assembly.trees import StaticTreeConfig
-from spec_lab.config import TargetConfig, Weights
+from spec_lab.config import RecurrentConfig, Rollback, TargetConfig, Weights
+from spec_lab.measure.lab import note_rollback
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.delta_net_checkpoint import rows_of_heads
+from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.families.table import read_decoder, read_model_config
 from spec_lab.models.gemma4_assistant_config import TargetLayerKV
 from spec_lab.models.target_loader import WeightSource, read_hybrid
 from spec_lab.models.tensor_parallel import TensorParallel
+from tests.kept_states import KEPT, tensors_of
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_checkpoints import refused, rewrite_tensors
 from tests.tiny_hybrid import KINDS, SIZES, VOCAB, make_tiny_hybrid
 
+QWEN = DeltaNetSizes(16, 32, 128, 128, 4)
 CPU = torch.device("cpu")
 FLAT: dict[str, Any] = SIZES | {"architectures": ["Qwen3_5ForCausalLM"]}
 
@@ -146,6 +151,16 @@ def test_random_weights_of_a_hybrid_generate(tmp_path: Path) -> None:
     assert all(record.output_ids for record in outputs)
 
 
+def test_a_rollback_without_states_is_a_logged_no_op(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = replace(read_decoder(FLAT, "config.json"), layers=())
+    for target, said in ((plain, "recurrent.rollback=replay changes nothing"), (read_decoder(FLAT, "x"), "")):
+        models: Any = SimpleNamespace(target=SimpleNamespace(config=target))
+        config = make_config((Path(), Path()), "none", recurrent=RecurrentConfig(Rollback.replay))
+        note_rollback(config, models)
+        printed = capsys.readouterr().err
+        assert printed.startswith(said) and bool(printed) == bool(said)
+
+
 def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many slots as a cache of keys and values would have room for do not fit with a state for each verify row."""
     sizes = {"linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
@@ -157,9 +172,13 @@ def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.Monk
     limits = Limits(64, 32, 8, 16, 200, 32, num_rows=4)
     state_bytes = 65 * 3 * 4 * 32 * 128 * 128 * 4
     monkeypatch.setattr(memory, "memory_of", lambda device: state_bytes)
-    with refused("64 slots with a state for each of 4 verify rows", "lower batch_size"):
+    with refused("64 slots with states (recurrent.rollback=checkpoints)", "lower batch_size"):
         build_cache(target.layers, limits, models)
     monkeypatch.setattr(memory, "memory_of", lambda device: 10**12)
     cache = build_cache(target.layers, replace(limits, num_slots=1), models)
-    assert [tuple(c.states.shape) for c in cache.recurrent] == [(2, 4, 32, 128, 128)] * 3
-    assert {c.windows.shape[1] for c in cache.recurrent} == {3 + 3}
+    kept: tuple[Any, ...] = cache.recurrent
+    assert [tuple(states.states.shape) for states in kept] == [(2, 4, 32, 128, 128)] * 3
+    assert {states.windows.inputs.shape[1] for states in kept} == {3 + 3}
+    for rollback, num_bytes in (("checkpoints", QWEN.checkpoint_bytes(4, 4)), ("replay", QWEN.replay_bytes(4, 4))):
+        slots = KEPT[rollback](QWEN, 2, 4, torch.float32, CPU)
+        assert sum(tensor[0].numel() * tensor.element_size() for tensor in tensors_of(slots)) == num_bytes

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from spec_lab.config import RecurrentConfig, Rollback
 from spec_lab.core.types import NormSide
 from spec_lab.models.checkpoint import stored_tensors
 from spec_lab.models.families.table import read_model_config
@@ -25,7 +26,10 @@ from tests.tiny_hybrid import KINDS, VOCAB, make_tiny_nextn
 from tests.tiny_mtp import target_hidden_states
 
 NUM_TENSORS = {"qwen3_5": 15, "qwen3_5_with_vision": 15, "qwen3_5_moe": 19, "qwen3_next": 19}
-QUICK_ROUND = [pytest.param(mode, marks=[] if mode == "round" else pytest.mark.slow) for mode in MODES]
+CAPTURED = [
+    *(pytest.param(mode, Rollback.checkpoints, marks=[] if mode == "round" else pytest.mark.slow) for mode in MODES),
+    *(pytest.param(mode, Rollback.replay, marks=pytest.mark.slow) for mode in ("full_loop", "round")),
+]
 
 
 @dataclass
@@ -90,14 +94,13 @@ def test_drafts_equal_the_whole_chain_recomputed(
     assert sum(name.startswith("mtp.") for name in stored_tensors(folder)) == NUM_TENSORS[kind]
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param(mode, marks=[] if mode == "round" else pytest.mark.slow) for mode in MODES]
-)
-def test_a_captured_mode_gives_what_eager_gives(pairs: Pairs, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "rollback"), CAPTURED)
+def test_a_captured_mode_gives_what_eager_gives(pairs: Pairs, mode: str, rollback: Rollback) -> None:
     """The same drafts, tokens, keys and states, in batches of every size; a capture changes nothing that is live."""
     folder, _ = pairs["qwen3_5"]
     lab = Lab(folder, {"mtp_eagle": folder}, "cpu")
-    result = assert_equal_to_eager(lab, MODES[mode], mixed_requests(4, 10), drafter="mtp_eagle", batch_size=3)
+    options: dict[str, Any] = {"drafter": "mtp_eagle", "batch_size": 3, "recurrent": RecurrentConfig(rollback)}
+    result = assert_equal_to_eager(lab, MODES[mode], mixed_requests(4, 10), **options)
     assert len(accepted_lengths(result)) >= 3
 
 

@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.config import RecurrentConfig, Rollback
 from spec_lab.core.types import AcceptanceInputs, Request, Sequence
 from spec_lab.engine.engine import Engine
 from tests.fake_target import PaddedGraph
+from tests.kept_states import KEPT, spoil_unread
 from tests.lab import make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedAcceptance, random_script
 from tests.tiny_hybrid import VOCAB, make_tiny_hybrid
 
-JUNK = 1e4
 # Of logits around 4; transformers in float32 was seen 1.3e-4 from itself in float64.
 TOLERANCE = 5e-4
 Script = Callable[[int], int]
@@ -57,23 +58,29 @@ def spoil_after_commits(engine: Engine) -> None:
         commit(*arguments)
         states: Any = slots.states
         for cache in engine.parts.cache.recurrent:
-            num_rows, num_columns = cache.states.shape[1], cache.windows.shape[1]
             for slot, row in enumerate(states.committed.tolist()):
-                last = row + num_columns - num_rows
-                cache.states[slot, [other for other in range(num_rows) if other != row]] = JUNK
-                cache.windows[slot, [column for column in range(num_columns) if not row <= column <= last]] = JUNK
+                spoil_unread(cache, slot, row)
 
     slots.commit = commit_and_spoil  # type: ignore[method-assign]
 
 
+Target = tuple[Path, Any, RecurrentConfig]
+"""A checkpoint, transformers' model of it, and how its states are kept."""
+
+
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("hybrid")
     return folder, make_tiny_hybrid(folder)
 
 
+@pytest.fixture(params=[Rollback.checkpoints, pytest.param(Rollback.replay, marks=pytest.mark.slow)])
+def target(checkpoint: tuple[Path, Any], request: pytest.FixtureRequest) -> Target:
+    return *checkpoint, RecurrentConfig(request.param)
+
+
 def run(
-    target: tuple[Path, Any],
+    target: Target,
     requests: list[Request],
     num_draft_tokens: int,
     script: Script | None = None,
@@ -81,9 +88,11 @@ def run(
     **changes: Any,
 ) -> FreshForwards:
     """Generate with random drafts, of which `script` says how many are accepted."""
-    folder, model = target
+    folder, model, recurrent = target
     drafter = "random" if num_draft_tokens else "none"
-    engine = make_engine(make_config((folder, folder), drafter, num_draft_tokens, **changes), requests)
+    config = make_config((folder, folder), drafter, num_draft_tokens, recurrent=recurrent, **changes)
+    engine = make_engine(config, requests)
+    assert all(type(cache) is KEPT[recurrent.rollback] for cache in engine.parts.cache.recurrent)
     engine.graph = PaddedGraph(padding)
     rule = FreshForwards(engine, script or random_script(), model=model)
     engine.parts.rule = rule
@@ -105,7 +114,7 @@ def requests_of(*sizes: tuple[int, int]) -> list[Request]:
 @pytest.mark.parametrize(
     "num_draft_tokens", [pytest.param(k, marks=[] if k == 3 else pytest.mark.slow) for k in range(5)]
 )
-def test_any_number_of_drafts_is_taken_back(target: tuple[Path, Any], num_draft_tokens: int) -> None:
+def test_any_number_of_drafts_is_taken_back(target: Target, num_draft_tokens: int) -> None:
     requests = requests_of((9, 36 * (num_draft_tokens + 2) // 2), (1, 30))
     rule = run(target, requests, num_draft_tokens, batch_size=2)
     assert max(rule.num_rounds.values()) >= 30 and set(rule.accepted) == set(range(num_draft_tokens + 1))
@@ -120,16 +129,17 @@ SCRIPTS: dict[str, Callable[[], Script]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_all_drafts_or_none(target: tuple[Path, Any], script: str) -> None:
+def test_all_drafts_or_none(target: Target, script: str) -> None:
     run(target, requests_of((7, 40)), 3, SCRIPTS[script]())
 
 
-@pytest.mark.parametrize("chunk", [1, 2])
-def test_prompts_in_chunks_shorter_than_the_convolution_looks_back(target: tuple[Path, Any], chunk: int) -> None:
+@pytest.mark.parametrize("chunk", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_prompts_in_chunks_shorter_than_the_convolution_looks_back(target: Target, chunk: int) -> None:
     run(target, requests_of((9, 10), (2, 10)), 2, cache={"prefill_chunk": chunk}, batch_size=2)
 
 
-def test_a_slot_is_used_again_and_rows_are_padded(target: tuple[Path, Any]) -> None:
+@pytest.mark.slow
+def test_a_slot_is_used_again_and_rows_are_padded(target: Target) -> None:
     """A short request follows a long one in its slot; every batch is padded to four rows."""
     rule = run(target, requests_of((30, 40), (1, 12), (2, 12), (5, 9)), 3, padding=4, batch_size=2)
     assert len(rule.num_rounds) == 4
@@ -138,7 +148,7 @@ def test_a_slot_is_used_again_and_rows_are_padded(target: tuple[Path, Any]) -> N
 @pytest.mark.parametrize(
     ("two", "one"), [(4, 0), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((0, 4), (3, 1)))]
 )
-def test_rounds_have_fewer_drafts_than_there_is_room_for(target: tuple[Path, Any], two: int, one: int) -> None:
+def test_rounds_have_fewer_drafts_than_there_is_room_for(target: Target, two: int, one: int) -> None:
     """A request drafts so many tokens beside another one, and so many when it is alone: rounds without drafts come
     behind rounds that accepted some."""
     options = {"k_schedule": [[1, 1, one], [2, 2, two]]}

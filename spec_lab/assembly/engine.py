@@ -15,7 +15,7 @@ from spec_lab.assembly.rounds_loader import build_confidences, round_maker
 from spec_lab.assembly.rules import RejectionConfig, RejectionMethodChoice, StrictAcceptanceConfig
 from spec_lab.assembly.rules_loader import RuleResources, build_rule, build_tree_rule
 from spec_lab.assembly.run_tree import tree_sizes
-from spec_lab.config import PruneConfig, RunConfig, TreeConfig, VerifyConfig
+from spec_lab.config import PruneConfig, RecurrentConfig, RunConfig, TreeConfig, VerifyConfig
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageAllocator, PageTable
@@ -51,6 +51,8 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
     rule_resources = RuleResources(models, limits, seeds)
     sizes = tree_sizes(config)
     rule = build_rule(config, rule_resources) if sizes is None else build_tree_rule(config, rule_resources)
+    num_verified = config.drafter.num_draft_tokens + 1
+    limits = dataclasses.replace(limits, num_rows=num_verified, rollback=config.recurrent.rollback)
     cache = build_cache(models.target.layer_plans, limits, models)
     confidences = build_confidences(config, limits, models.device)
     drafter = make_drafter(DrafterResources(limits, prune, seeds, cache, confidences))
@@ -96,6 +98,7 @@ def plain_config(config: RunConfig) -> RunConfig:
         prune=PLAIN_PRUNE,
         tree=TreeConfig(),
         verify=VerifyConfig(),
+        recurrent=RecurrentConfig(),
     )
 
 

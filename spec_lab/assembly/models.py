@@ -16,15 +16,15 @@ from spec_lab.assembly.attention_loader import BackendContext
 from spec_lab.assembly.kernels import KERNELS, Kernels
 from spec_lab.assembly.memory import room_for
 from spec_lab.assembly.run_tree import tree_sizes
-from spec_lab.config import RunConfig, Weights
+from spec_lab.config import Rollback, RunConfig, Weights
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, CacheRow, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend
-from spec_lab.core.recurrent_cache import RecurrentCache
 from spec_lab.core.types import Request
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder
+from spec_lab.models.delta_caches import DeltaCache, ReplayedUpdates, StateCheckpoints
 from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.partition import WHOLE, Partition
@@ -42,7 +42,8 @@ class Limits:
         max_seq_len: longest prompt plus output.
         margin: positions past it that a round may write: 2K of a chain, and N more where the host runs a round behind.
         max_kv_len: the longest committed length at the start of a round.
-        num_rows: rows of a request in verify, behind each of which a recurrent layer keeps a state.
+        num_rows: rows of a request in verify.
+        rollback: how layers that keep a state take some of them back.
     """
 
     num_slots: int
@@ -51,12 +52,13 @@ class Limits:
     page_size: int
     num_pages: int
     max_kv_len: int
-    num_rows: int
+    num_rows: int = 1
+    rollback: Rollback = Rollback.checkpoints
 
     def one_sequence(self) -> Limits:
         """Sizes for one sequence at a time, as long as the longest."""
         num_pages = _num_pages(self.max_seq_len + self.margin, self.page_size) + NUM_RESERVED_PAGES
-        return dataclasses.replace(self, num_slots=1, num_pages=num_pages, num_rows=1)
+        return dataclasses.replace(self, num_slots=1, num_pages=num_pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,7 @@ def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: 
     num_slots = min(config.batch_size, len(requests))
     pages_each = _num_pages(max_seq_len + margin, page_size)
     num_pages = config.cache.num_pages or pages_each * num_slots + NUM_RESERVED_PAGES
-    num_rows = num_draft_tokens + 1
-    return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows, num_rows)
+    return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows)
 
 
 def _refuse_sparse_attention(target: ModelConfig, longest: Request, reach: int) -> None:
@@ -239,14 +240,18 @@ def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models) -> P
     num_bytes = limits.num_pages * limits.page_size * sum(row_sizes) * item_size
     what = f"a cache of cache.num_pages={limits.num_pages} pages of {limits.page_size} tokens"
     if nets:
-        num_bytes += (limits.num_slots + 1) * sum(net.slot_bytes(limits.num_rows, item_size) for net in nets.values())
-        what += f", and of {limits.num_slots} slots with a state for each of {limits.num_rows} verify rows,"
+        num_bytes += (limits.num_slots + 1) * sum(_slot_bytes(net, limits, item_size) for net in nets.values())
+        what += f", and of {limits.num_slots} slots with states (recurrent.rollback={limits.rollback}),"
     with room_for(num_bytes, what, models.device):
-        recurrent = {index: recurrent_cache(net, limits, models) for index, net in nets.items()}
+        recurrent = {index: _delta_cache(net, limits, models) for index, net in nets.items()}
         return PagedKVCache(rows, limits.num_pages, limits.page_size, models.dtype, models.device, recurrent)
 
 
-def recurrent_cache(net: DeltaNetSizes, limits: Limits, models: Models) -> RecurrentCache:
-    """The states of one layer."""
-    window = (net.history, net.conv_size)
-    return RecurrentCache.zeros(limits.num_slots, limits.num_rows, net.state_shape, window, models.dtype, models.device)
+def _slot_bytes(net: DeltaNetSizes, limits: Limits, item_size: int) -> int:
+    checkpoints = limits.rollback == Rollback.checkpoints
+    return (net.checkpoint_bytes if checkpoints else net.replay_bytes)(limits.num_rows, item_size)
+
+
+def _delta_cache(net: DeltaNetSizes, limits: Limits, models: Models) -> DeltaCache:
+    kind = StateCheckpoints if limits.rollback == Rollback.checkpoints else ReplayedUpdates
+    return kind(net, limits.num_slots, limits.num_rows, models.dtype, models.device)

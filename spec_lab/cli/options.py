@@ -18,7 +18,7 @@ from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.assembly.registry import KNOBS, Registry
 from spec_lab.bounds import Bounds, bounds_of, default_of
 from spec_lab.cli.yaml_file import read_yaml
-from spec_lab.config import CacheConfig, Choice, RecordConfig, RunConfig, VerifyConfig
+from spec_lab.config import CacheConfig, Choice, RecordConfig, RecurrentConfig, RunConfig, VerifyConfig
 from spec_lab.errors import UserError
 
 
@@ -147,7 +147,7 @@ def read_keys(extensions: tuple[str, ...] = ()) -> dict[str, Key]:
     keys: dict[str, Key] = {}
     for group in groups.values():
         keys |= {key.name: key for key in _keys_of_group(group)}
-    parts = {"verify": VerifyConfig, "cache": CacheConfig, "record": RecordConfig}
+    parts = {"verify": VerifyConfig, "recurrent": RecurrentConfig, "cache": CacheConfig, "record": RecordConfig}
     for prefix, schema in (("", RunConfig), *((f"{name}.", schema) for name, schema in parts.items())):
         for field in dataclasses.fields(schema):
             if field.name not in (*groups, *parts):

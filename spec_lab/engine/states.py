@@ -51,13 +51,13 @@ class RecurrentStates:
     """Keeps the protocol `SlotStates`: an index a slot, on the device, where the captured round sets and reads it.
 
     Attributes:
-        committed: [num_slots + 1] the row of `RecurrentCache.states` behind the last token that was accepted.
+        committed: [num_slots + 1] the last row of the round before that was accepted, n - 1.
     """
 
     def __init__(self, layers: Sequence[RecurrentCache]) -> None:
-        states = layers[0].states
+        inputs = layers[0].windows.inputs
         self._layers = layers
-        self.committed = torch.zeros(states.shape[0], dtype=torch.int64, device=states.device)
+        self.committed = torch.zeros(inputs.shape[0], dtype=torch.int64, device=inputs.device)
 
     def of_round(self, slot_ids: torch.Tensor) -> RecurrentRows:
         return RecurrentRows(slot_ids, self.committed.index_select(0, slot_ids), is_prompt=False)

@@ -13,7 +13,7 @@ from spec_lab.assembly.engine import UNPRUNED, build_engine, build_teacher, plai
 from spec_lab.assembly.heads import load_drafter
 from spec_lab.assembly.models import Limits, Models, engine_limits, load_models, target_folder, thinking_markers
 from spec_lab.assembly.workloads_loader import check_requests, longest_sequence, open_workload
-from spec_lab.config import PruneConfig, RunConfig
+from spec_lab.config import PruneConfig, Rollback, RunConfig
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
@@ -59,6 +59,7 @@ def load_lab(config: RunConfig, world: World = ALONE) -> Lab:
         engines["plain"] = plain_engine(config, models, limits)
     if "unpruned" in config.references and _prunes(config.prune, engines[MAIN]):
         engines["unpruned"] = build_engine(unpruned_config(config), models, make_drafter, limits)
+    note_rollback(config, models)
     for request in requests:
         engines[MAIN].scheduler.check(request)
     teacher = build_teacher(config, models, limits)
@@ -93,6 +94,13 @@ def plain_engine(config: RunConfig, models: Models, limits: Limits) -> Engine:
     """Make the engine that decodes without drafts, and prunes nothing."""
     plain = plain_config(config)
     return build_engine(plain, models, load_drafter(plain, models), limits)
+
+
+def note_rollback(config: RunConfig, models: Models) -> None:
+    """Says where `recurrent.rollback` is a no-op, so that sweeps compose."""
+    rollback = config.recurrent.rollback
+    if rollback != Rollback.checkpoints and not models.target.config.keeps_states:
+        print(f"recurrent.rollback={rollback} changes nothing: no layer of this target keeps a state", file=sys.stderr)
 
 
 def _prunes(prune: PruneConfig, engine: Engine) -> bool:

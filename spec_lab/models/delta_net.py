@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.core.protocols import RowSelection
-from spec_lab.core.recurrent_cache import RecurrentCache, RecurrentRows
+from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_row
+from spec_lab.models.delta_caches import DeltaCache
+from spec_lab.models.delta_rule import DeltaRows
 from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.layers import RotaryRows, fused_linear
 from spec_lab.models.linear import Linear
@@ -82,7 +83,7 @@ class GatedDeltaNet:
         self,
         rows: torch.Tensor,
         rotary: RotaryRows,
-        cache: RecurrentCache,
+        cache: DeltaCache,
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
@@ -90,34 +91,34 @@ class GatedDeltaNet:
         outputs, gate = self._run(rows, cache, metadata)
         return self._output(self._gated(selection.residual(outputs), selection.residual(gate)).flatten(1))
 
-    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: RecurrentCache, metadata: AttentionMetadata) -> None:
+    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: DeltaCache, metadata: AttentionMetadata) -> None:
         """Take all rows into the states, and nothing else: for a layer whose output nobody reads."""
         self._run(rows, cache, metadata)
 
     def _run(
-        self, rows: torch.Tensor, cache: RecurrentCache, metadata: AttentionMetadata
+        self, rows: torch.Tensor, cache: DeltaCache, metadata: AttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return outputs of the rule in float32, and the gate, both [rows, num_value_heads, value_head_dim]."""
         slots = metadata.recurrent
         assert slots is not None, "whoever runs a target with recurrent layers says which slots its rows are of"
         by_request = self._inputs(rows).view(-1, metadata.num_queries, sum(self._input_sizes))
         raw, gate, strength, time_step = by_request.split(self._input_sizes, dim=-1)
-        mixed = self._convolve(raw, cache, slots)
+        mixed = self._convolve(raw, cache.windows, slots)
         log_decay = -self._rate * F.softplus(time_step.float() + self._time_bias)
         inputs = self._heads(mixed, log_decay, strength.float().sigmoid())
-        outputs = _run_prompt(inputs, cache, slots) if slots.is_prompt else _run_verify(inputs, cache, slots)
+        outputs = cache.prompt(inputs, slots) if slots.is_prompt else cache.verify(inputs, slots)
         shape = (rows.shape[0], self._sizes.num_value_heads, self._sizes.value_head_dim)
         return outputs.reshape(shape), gate.reshape(shape)
 
-    def _convolve(self, raw: torch.Tensor, cache: RecurrentCache, slots: RecurrentRows) -> torch.Tensor:
+    def _convolve(self, raw: torch.Tensor, windows: ConvWindows, slots: RecurrentRows) -> torch.Tensor:
         """Run silu of the causal convolution over raw [batch, num_rows, conv_size] and the rows before it, and leave in
         the windows what will precede later rows.
 
         Behind verify, column r + i of a window is for each row r the i-th of the rows that precede the next one.
         """
         history = self._sizes.history
-        known = torch.cat((cache.read_windows(slots, history), raw), dim=1)
-        cache.write_windows(slots, known[:, -history:] if slots.is_prompt else known[:, 1:])
+        known = torch.cat((windows.read(slots, history), raw), dim=1)
+        windows.write(slots, known[:, -history:] if slots.is_prompt else known[:, 1:])
         seen = known.float().unfold(1, self._sizes.kernel_size, 1)  # [batch, num_rows, conv_size, kernel_size]
         return F.silu((seen * self._conv_weight).sum(-1)).to(raw.dtype)
 
@@ -144,19 +145,3 @@ class GatedDeltaNet:
         value_head_dim]."""
         normed = F.rms_norm(outputs, outputs.shape[-1:], None, self._eps).to(gate.dtype) * self._norm_weight
         return (normed * F.silu(gate.float())).to(gate.dtype)
-
-
-def _run_prompt(inputs: DeltaRows, cache: RecurrentCache, slots: RecurrentRows) -> torch.Tensor:
-    """Run rows that all stay: the state behind the last one becomes row 0's."""
-    outputs, states = delta_in_chunks(inputs, cache.read_states(slots))
-    cache.write_states(slots, 0, states)
-    return outputs
-
-
-def _run_verify(inputs: DeltaRows, cache: RecurrentCache, slots: RecurrentRows) -> torch.Tensor:
-    """Run rows of which any number may stay, and keep the state behind each."""
-    outputs = []
-    for row, (output, states) in enumerate(delta_row_by_row(inputs, cache.read_states(slots))):
-        cache.write_states(slots, row, states)
-        outputs.append(output)
-    return torch.stack(outputs, dim=1)

@@ -49,7 +49,15 @@ class DeltaNetSizes:
         """The state after one row: a matrix from keys to values for each value head."""
         return self.num_value_heads, self.key_head_dim, self.value_head_dim
 
-    def slot_bytes(self, num_rows: int, item_size: int) -> int:
-        """Bytes that one request's slot takes in a layer, for verify of `num_rows` rows."""
-        windows = (self.history + num_rows - 1) * self.conv_size
-        return num_rows * prod(self.state_shape) * STATE_ITEM_SIZE + windows * item_size
+    def checkpoint_bytes(self, num_rows: int, item_size: int) -> int:
+        """Bytes that one request's slot takes in a layer, with a state for each of `num_rows` verify rows."""
+        return num_rows * prod(self.state_shape) * STATE_ITEM_SIZE + self._window_bytes(num_rows, item_size)
+
+    def replay_bytes(self, num_rows: int, item_size: int) -> int:
+        """Bytes that it takes with one state, and what `num_rows` verify rows did to it."""
+        of_row = self.num_value_heads * (self.key_head_dim + self.value_head_dim + 2)
+        numbers = prod(self.state_shape) + num_rows * of_row
+        return numbers * STATE_ITEM_SIZE + self._window_bytes(num_rows, item_size)
+
+    def _window_bytes(self, num_rows: int, item_size: int) -> int:
+        return (self.history + num_rows - 1) * self.conv_size * item_size

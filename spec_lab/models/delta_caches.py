@@ -1,0 +1,130 @@
+"""Two ways to keep the states of gated delta nets so that any number of a round's rows may turn out to stay
+(`recurrent.rollback`). The last slot of each tensor is the scratch slot of padded rows.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from spec_lab.core.recurrent_cache import ConvWindows, RecurrentCache, RecurrentRows
+from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_row
+from spec_lab.models.delta_sizes import DeltaNetSizes
+
+
+class DeltaCache(RecurrentCache, Protocol):
+    """The states of one layer."""
+
+    def prompt(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
+        """Run rows that all stay: their outputs [batch, num_rows, num_value_heads, value_head_dim]."""
+        ...
+
+    def verify(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
+        """Run rows of which the first ones will stay, so many as the next round's `committed` says: their outputs."""
+        ...
+
+
+class StateCheckpoints:
+    """rollback=checkpoints: a state behind each verify row, of which the next round begins with the committed one
+    (vLLM's `MambaSpec.num_speculative_blocks`). Nothing is copied.
+
+    Attributes:
+        states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32. That of the committed row is
+            the one behind a slot's last token.
+    """
+
+    def __init__(
+        self, sizes: DeltaNetSizes, num_slots: int, num_rows: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`num_rows` N: the most rows that a round verifies of a request."""
+        shape = (num_slots + 1, num_rows, *sizes.state_shape)
+        self.states = torch.zeros(shape, dtype=torch.float32, device=device)
+        num_columns = sizes.history + num_rows - 1
+        self.windows = ConvWindows.zeros(num_slots, num_columns, sizes.conv_size, dtype, device)
+
+    def prompt(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
+        outputs, states = delta_in_chunks(rows, self._committed(slots))
+        self._write(slots, 0, states)
+        return outputs
+
+    def verify(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
+        outputs = []
+        for row, (output, states) in enumerate(delta_row_by_row(rows, self._committed(slots))):
+            self._write(slots, row, states)
+            outputs.append(output)
+        return torch.stack(outputs, dim=1)
+
+    def clear(self, slot: int) -> None:
+        self.states[slot, 0].zero_()
+        self.windows.inputs[slot].zero_()
+
+    def _committed(self, slots: RecurrentRows) -> torch.Tensor:
+        """Return the states that a forward begins with, a copy."""
+        num_rows = self.states.shape[1]
+        return self.states.flatten(0, 1).index_select(0, slots.slot_ids * num_rows + slots.committed)
+
+    def _write(self, slots: RecurrentRows, row: int, states: torch.Tensor) -> None:
+        self.states[:, row].index_copy_(0, slots.slot_ids, states)
+
+
+class ReplayedUpdates:
+    """rollback=replay: one state, from before the last round, and what that round's rows did to it; the next round does
+    as much of it again as was accepted. A slot takes little more than a state, and a round computes up to N rows more.
+
+    Attributes:
+        states: [num_slots + 1, num_value_heads, key_head_dim, value_head_dim] float32.
+        keys: [num_slots + 1, N, num_value_heads, key_head_dim]; this and the next three as in `DeltaRows`.
+    """
+
+    def __init__(
+        self, sizes: DeltaNetSizes, num_slots: int, num_rows: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`num_rows` N: the most rows that a round verifies of a request."""
+
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros((num_slots + 1, *shape), dtype=torch.float32, device=device)
+
+        heads = (num_rows, sizes.num_value_heads)
+        self.states = zeros(*sizes.state_shape)
+        self.keys = zeros(*heads, sizes.key_head_dim)
+        self.values = zeros(*heads, sizes.value_head_dim)
+        self.log_decay, self.strength = zeros(*heads), zeros(*heads)
+        num_columns = sizes.history + num_rows - 1
+        self.windows = ConvWindows.zeros(num_slots, num_columns, sizes.conv_size, dtype, device)
+
+    def prompt(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
+        """Run the rows; the round behind them finds a row 0 that changes nothing, since `committed` is 0."""
+        outputs, states = delta_in_chunks(rows, self.states.index_select(0, slots.slot_ids))
+        self.states.index_copy_(0, slots.slot_ids, states)
+        for part in (self.log_decay, self.strength):
+            part[:, 0].index_fill_(0, slots.slot_ids, 0.0)
+        return outputs
+
+    def verify(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
+        _, states = delta_in_chunks(self._accepted(slots), self.states.index_select(0, slots.slot_ids))
+        self.states.index_copy_(0, slots.slot_ids, states)
+        for kept, part in (
+            (self.keys, rows.keys),
+            (self.values, rows.values),
+            (self.log_decay, rows.log_decay),
+            (self.strength, rows.strength),
+        ):
+            kept[:, : rows.num_rows].index_copy_(0, slots.slot_ids, part)
+        outputs, _ = delta_in_chunks(rows, states)
+        return outputs
+
+    def clear(self, slot: int) -> None:
+        for part in (self.states, self.log_decay, self.strength, self.windows.inputs):
+            part[slot].zero_()
+
+    def _accepted(self, slots: RecurrentRows) -> DeltaRows:
+        """Return the last round's rows up to the committed one, and behind it rows that change nothing."""
+        stays = torch.arange(self.keys.shape[1], device=self.keys.device) <= slots.committed.unsqueeze(1)
+
+        def read(part: torch.Tensor) -> torch.Tensor:
+            rows = part.index_select(0, slots.slot_ids)
+            return torch.where(stays.view(*stays.shape, *(1,) * (rows.dim() - 2)), rows, 0.0)
+
+        keys = read(self.keys)
+        return DeltaRows(keys, keys, read(self.values), read(self.log_decay), read(self.strength))
