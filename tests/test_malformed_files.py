@@ -25,6 +25,7 @@ from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from tests.one_line import read_or_refused
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, rewrite_config
+from tests.tiny_latent import make_latent_eagle3, make_latent_target
 from tests.tiny_mtp import make_tiny_mtp
 
 OF_EVERY_TYPE: tuple[Any, ...] = (None, True, -1, 10**400, 1e400, "x", [], [[1]], ["x"], {}, {"x": [1]})
@@ -47,7 +48,7 @@ VALUES = st.recursive(
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("checkpoints")
-    kinds = ("llama", "qwen3", "eagle3", "speculators", "mtp", "assistant")
+    kinds = ("llama", "qwen3", "eagle3", "speculators", "mtp", "assistant", "deepseek_v3", "latent_eagle3")
     made = {kind: base / kind for kind in kinds}
     make_tiny_target(made["llama"], "llama", num_hidden_layers=8)
     make_tiny_target(made["qwen3"], "qwen3", num_hidden_layers=8)
@@ -56,12 +57,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     make_tiny_eagle3(made["speculators"], target, "speculators")
     make_tiny_mtp(made["mtp"], "ours", target)
     make_tiny_assistant(made["assistant"], target)
+    quantized = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    make_latent_target(made["deepseek_v3"], quantization_config=quantized)
+    make_latent_eagle3(made["latent_eagle3"], target)
     return made
 
 
 def read(kind: str, folder: Path, target: ModelConfig) -> Any:
     """Read what a run reads of the checkpoint before its weights."""
-    if kind in ("eagle3", "speculators"):
+    if kind in ("eagle3", "speculators", "latent_eagle3"):
         return read_eagle3_config(folder, target)
     if kind == "assistant":
         return read_assistant_config(folder, AssistantTarget.from_model_config(target))
@@ -86,7 +90,13 @@ def with_value(config: dict[str, Any], path: tuple[str, ...], value: Any) -> dic
     return config | {first: with_value(config[first], tuple(rest), value) if rest else value}
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "eagle3", "speculators", "mtp", "assistant"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("llama", "qwen3", "eagle3", "speculators", "mtp", "assistant"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("deepseek_v3", "latent_eagle3")),
+    ],
+)
 def test_any_value_of_any_key_is_read_or_refused(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     target = read_model_config(folders["qwen3"])
     folder = tmp_path / kind
