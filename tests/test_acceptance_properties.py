@@ -59,6 +59,7 @@ def rounds(draw: st.DrawFn) -> AcceptanceInputs:
         slot_ids=torch.where(active, slots, NUM_SLOTS),
         kv_lens=integers((batch_size,), 1, 1000),
         draft_logits=draft_logits,
+        num_drafts=draw(st.none() | st.just(integers((batch_size,), 0, num_drafts))),
     )
 
 
@@ -75,8 +76,8 @@ def num_drafts_of(inputs: AcceptanceInputs) -> int:
 
 
 def rows(inputs: AcceptanceInputs, index: torch.Tensor) -> AcceptanceInputs:
-    values = {f.name: getattr(inputs, f.name)[index] for f in dataclasses.fields(inputs)}
-    return AcceptanceInputs(**values)
+    values = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
+    return AcceptanceInputs(**{name: None if value is None else value[index] for name, value in values.items()})
 
 
 @pytest.mark.parametrize("name", RULES)
