@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from spec_lab.config import RecurrentConfig, Rollback
 from spec_lab.core.types import NormSide
 from spec_lab.models.checkpoint import stored_tensors
+from spec_lab.models.config import read_num_mtp_modules
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.mtp_checkpoint import load_mtp
 from tests.engine_state import poison
@@ -92,6 +93,7 @@ def test_drafts_equal_the_whole_chain_recomputed(
     engine.generate(requests)
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 20
     assert sum(name.startswith("mtp.") for name in stored_tensors(folder)) == NUM_TENSORS[kind]
+    assert read_num_mtp_modules(folder, "drafter.path") == 1
 
 
 @pytest.mark.parametrize(("mode", "rollback"), CAPTURED)

@@ -133,7 +133,8 @@ def test_all_drafts_or_none(target: Target, script: str) -> None:
     run(target, requests_of((7, 40)), 3, SCRIPTS[script]())
 
 
-@pytest.mark.parametrize("chunk", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [1, 2])
 def test_prompts_in_chunks_shorter_than_the_convolution_looks_back(target: Target, chunk: int) -> None:
     run(target, requests_of((9, 10), (2, 10)), 2, cache={"prefill_chunk": chunk}, batch_size=2)
 
@@ -145,9 +146,8 @@ def test_a_slot_is_used_again_and_rows_are_padded(target: Target) -> None:
     assert len(rule.num_rounds) == 4
 
 
-@pytest.mark.parametrize(
-    ("two", "one"), [(4, 0), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((0, 4), (3, 1)))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("two", "one"), [(4, 0), (0, 4), (3, 1)])
 def test_rounds_have_fewer_drafts_than_there_is_room_for(target: Target, two: int, one: int) -> None:
     """A request drafts so many tokens beside another one, and so many when it is alone: rounds without drafts come
     behind rounds that accepted some."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -96,5 +97,9 @@ def make_tiny_nextn(folder: Path, kind: str = "qwen3_5", seed: int = 5, **overri
             if name.startswith(ours):
                 tensors[theirs + name.removeprefix(ours)] = tensor.detach().clone()
     rewrite_tensors(folder, tensors)
-    rewrite_config(folder, mtp_num_hidden_layers=1)
+    if kind == "qwen3_5_with_vision":
+        text = json.loads((folder / "config.json").read_text())["text_config"]
+        rewrite_config(folder, text_config=text | {"mtp_num_hidden_layers": 1})
+    elif kind != "qwen3_next":  # whose files name no count
+        rewrite_config(folder, mtp_num_hidden_layers=1)
     return module

@@ -16,6 +16,8 @@ from spec_lab.models.json_input import ConfigFields, read_json
 from spec_lab.models.plan import LayerPlan
 
 MTP_COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+# Its files say nothing of the module they hold, which vLLM takes for one too.
+ONE_UNNAMED_MODULE = ("Qwen3NextForCausalLM",)
 # Past any model there is: a slip of the pen must not make us list the names of millions of tensors.
 MAX_LAYERS = 10_000
 
@@ -79,10 +81,11 @@ def text_part(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
 
 
 def num_mtp_modules(config: Mapping[str, Any], source: str = "config.json") -> int:
-    """Counts the multi-token prediction modules that a config.json names; 0 when it names none."""
+    """Counts the multi-token prediction modules that a config.json names; where it names none, those of its family."""
     fields = ConfigFields(text_part(config, source), source)
+    unnamed = int(any(name in ONE_UNNAMED_MODULE for name in fields.texts("architectures")))
     named = (fields.integer(key, least=0, most=MAX_LAYERS) for key in MTP_COUNT_KEYS if fields.has(key))
-    return next(named, 0)
+    return next(named, unnamed)
 
 
 def read_num_mtp_modules(folder: Path, knob: str) -> int:

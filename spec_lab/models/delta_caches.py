@@ -94,11 +94,8 @@ class ReplayedUpdates:
         self.windows = ConvWindows.zeros(num_slots, num_columns, sizes.conv_size, dtype, device)
 
     def prompt(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
-        """Run the rows; the round behind them finds a row 0 that changes nothing, since `committed` is 0."""
         outputs, states = delta_in_chunks(rows, self.states.index_select(0, slots.slot_ids))
         self.states.index_copy_(0, slots.slot_ids, states)
-        for part in (self.log_decay, self.strength):
-            part[:, 0].index_fill_(0, slots.slot_ids, 0.0)
         return outputs
 
     def verify(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
@@ -115,6 +112,7 @@ class ReplayedUpdates:
         return outputs
 
     def clear(self, slot: int) -> None:
+        """Begin anew; the first round behind the prompt then finds rows that change nothing."""
         for part in (self.states, self.log_decay, self.strength, self.windows.inputs):
             part[slot].zero_()
 
