@@ -1,7 +1,7 @@
 """Shows what the knobs of a study do: a line a run, the knobs first, then the numbers that the study is about.
 
-`python -m spec_lab.report FOLDER` shows it for `experiment=pruning`, `prefill_outputs`, `sampling`, `batch_scaling` and
-`adaptive_k`.
+`python -m spec_lab.report FOLDER` shows it for `experiment=pruning`, `prefill_outputs`, `sampling`, `batch_scaling`,
+`adaptive_k` and `trees`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spec_lab.report.study import NOT_COMPARED
 from spec_lab.report.table import format_table
 
 Columns = Mapping[str, Callable[[Summary], str]]
-WORDS = ("prune", "prefill", "method", "drafts", "drafter", "graph")
+WORDS = ("prune", "prefill", "method", "drafts", "drafter", "graph", "tree")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,16 @@ STUDIES = (
         {
             "length": _length, "drafted": _per_round("drafted"), "offered": _per_round("offered"),
             "rows": _per_round("verified"), "tok/s": _rate, "speedup": _speedup,
+        },
+    ),
+    KnobStudy(
+        "trees",
+        "Draft trees beside chains: by batch, the rows that a request's round verifies, the length, ms a round",
+        {
+            "batch": "batch_size", "drafter": "drafter", "tree": "tree", "K": "drafter.num_draft_tokens",
+        },
+        {
+            "rows": _per_round("verified"), "length": _length, "round": _round, "tok/s": _rate, "speedup": _speedup,
         },
     ),
 )  # fmt: skip
