@@ -214,6 +214,6 @@ def test_the_size_of_an_experiment_sets_its_grid() -> None:
     assert [config.workload.limit for config in drafters] == [18, 180]
     for overrides in (["size=full"], ["experiment=drafters_quick", "size=full"]):
         with pytest.raises(
-            ValueError, match=r"size=full: only experiments .*; add experiment=batch_scaling\|drafters\|prefill_outputs"
+            ValueError, match=r"size=full: only experiments .*; add experiment=adaptive_k\|batch_scaling\|drafters"
         ):
             compose_run(overrides)
