@@ -136,7 +136,7 @@ def spoiled(tokens: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("kind", some_slow("26b"))
+@pytest.mark.parametrize("kind", some_slow("31b"))
 def test_the_text_is_that_of_transformers(pairs: Callable[[str], Pair], kind: str, batch_size: int) -> None:
     """Greedy text, with the assistant's drafts and with drafts of which most are right, rejected across the window."""
     pair = pairs(kind)
@@ -210,7 +210,7 @@ def test_prompt_rows_in_layers_that_share_kv_are_counted(
     make_tiny_eagle3(tmp_path, read_model_config(target))
     requests = [
         replace(request, prompt_ids=tuple(range(3, 3 + n)))
-        for request, n in zip(requests_past_the_window(3), (1, 19, 30), strict=True)
+        for request, n in zip(requests_past_the_window(3, 6), (1, 19, 30), strict=True)
     ]
     results = {}
     for prune in expected:
