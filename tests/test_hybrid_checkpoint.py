@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from spec_lab.assembly.models import build_cache, load_models
+from spec_lab.assembly.targets import SHAPES
 from spec_lab.assembly.trees import StaticTreeConfig
 from spec_lab.config import RecurrentConfig, Rollback, TargetConfig, Weights
 from spec_lab.measure.lab import note_rollback
@@ -24,6 +26,7 @@ from spec_lab.models.families.table import read_decoder, read_model_config
 from spec_lab.models.gemma4_assistant_config import TargetLayerKV
 from spec_lab.models.target_loader import WeightSource, read_hybrid
 from spec_lab.models.tensor_parallel import TensorParallel
+from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from tests.kept_states import KEPT, tensors_of
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_checkpoints import refused, rewrite_tensors
@@ -182,3 +185,12 @@ def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.Monk
     for rollback, num_bytes in (("checkpoints", QWEN.checkpoint_bytes(4, 4)), ("replay", QWEN.replay_bytes(4, 4))):
         slots = KEPT[rollback](QWEN, 2, 4, torch.float32, CPU)
         assert sum(tensor[0].numel() * tensor.element_size() for tensor in tensors_of(slots)) == num_bytes
+
+
+@pytest.mark.parametrize(("name", "billions", "num_nets"), [("qwen3_5_9b", 9, 24), ("qwen3_5_35b_a3b", 35, 30)])
+def test_a_shape_has_the_size_of_its_name(name: str, billions: int, num_nets: int) -> None:
+    config = read_model_config(SHAPES / name)
+    total = sum(prod(shape) for shape in decoder_tensor_shapes(config).values())
+    assert total / 1e9 == pytest.approx(billions, rel=0.02)
+    assert sum(plan.delta_net is not None for plan in config.layers) == num_nets
+    assert config.eos_token_ids == (248044, 248046)

@@ -69,6 +69,8 @@ OPTIONS = (
             "deepseek_v3",
             "gemma4_31b",
             "gemma4_e4b",
+            "qwen3_5_9b",
+            "qwen3_5_35b_a3b",
         )
     ),
 )
