@@ -215,7 +215,7 @@ def load_models(
 
 def _refuse_backend_without_latents(config: RunConfig, target: ModelConfig, backend: AttentionBackend) -> None:
     """Refuse it before any weight is read."""
-    if backend.latent is None and any(plan.latent is not None for plan in target.layers):
+    if any(plan.latent is not None for plan in target.layers) and backend.latent is None:
         raise UserError(
             f"attention={config.attention.name} has no latent attention (MLA), which the target needs; use "
             "attention=torch"

@@ -113,7 +113,7 @@ class ReplayedUpdates:
 
     def clear(self, slot: int) -> None:
         """Begin anew; the first round behind the prompt then finds rows that change nothing."""
-        for part in (self.states, self.log_decay, self.strength, self.windows.inputs):
+        for part in (self.states, self.keys, self.values, self.log_decay, self.strength, self.windows.inputs):
             part[slot].zero_()
 
     def _accepted(self, slots: RecurrentRows) -> DeltaRows:

@@ -74,8 +74,9 @@ def _load(
 
 def _refuse_few_positions(model_config: ModelConfig, folder: Path, max_seq_len: int) -> None:
     """Positions past its own would give junk drafts without a word."""
-    if max_seq_len > model_config.max_position_embeddings:
+    num_positions = min(model_config.max_position_embeddings, model_config.max_dense_positions or max_seq_len)
+    if max_seq_len > num_positions:
         raise UserError(
-            f"{folder}: the draft model has {model_config.max_position_embeddings} positions, sequences here reach "
+            f"{folder}: the draft model runs over {num_positions} positions, sequences here reach "
             f"{max_seq_len}; lower max_new_tokens, use shorter prompts, or set drafter.path to a model with more"
         )
