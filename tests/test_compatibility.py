@@ -81,6 +81,7 @@ FORBIDDEN = [
         "acceptance.method=block",
         "acceptance.method=one_hot",
     ),
+    ([*TREE, "tree.branches=approximate"], "tree.branches=approximate changes nothing", "drafter=eagle3"),
     ([*STATIC, "attention=triton"], "attention=triton masks no rows", "attention=torch"),
     ([*TREE, "graph=step_replay"], "graph=step_replay", "graph=full_loop"),
     ([*TREE, "kernels=triton"], "kernels=triton has no kernels for tree", "kernels=torch"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from spec_lab.core.draft_tree import DraftTree, ancestors_and_self
-from spec_lab.drafters.growth import DynamicTree, Ranked, StaticTree, TreeShape, rank_tokens
+from spec_lab.drafters.branching import BranchState, see_ancestors
+from spec_lab.drafters.growth import Branches, DynamicTree, Ranked, StaticTree, TreeShape, rank_tokens
 
 VOCAB = 6
 Path = tuple[int, ...]
@@ -118,3 +121,25 @@ def test_ancestors_are_all_rows_on_the_way_from_the_root() -> None:
     of_first = [[0], [0, 1], [0, 1, 2], [0, 3], [0, 1, 2, 4]]
     assert [row.nonzero().flatten().tolist() for row in seen[0]] == of_first
     assert [row.nonzero().flatten().tolist() for row in seen[1]] == [[0], [0, 1], [0, 2], [0, 3], [0, 4]]
+
+
+class SeenRows:
+    """A backend that keeps what the branches see."""
+
+    def build_tree(self, rows: Any, *sizes: Any) -> Any:
+        self.visible = rows.visible[0].int().tolist()
+
+
+@pytest.mark.parametrize(
+    ("exact", "second"), [(True, [[0, 1, 1, 0], [0, 1, 0, 1]]), (False, [[1, 0, 1, 0], [0, 1, 0, 1]])]
+)
+def test_a_branch_sees_its_ancestors_or_what_stood_in_its_place(exact: bool, second: list[list[int]]) -> None:
+    """Both branches of the second level come from branch 1 of the first."""
+    backend: Any = SeenRows()
+    live = SimpleNamespace(seq_lens=None, page_table=None, max_seq_len=0)
+    state = BranchState(None, torch.zeros(1), live, torch.zeros((1, 1, 0), dtype=torch.bool), torch.zeros(0).long())  # type: ignore[arg-type]
+    tokens = torch.tensor([[5, 6]])
+    see_ancestors(backend, state, Branches(tokens, came_from=torch.tensor([[0, 0]])), 0, exact)
+    assert backend.visible == [[1, 0], [0, 1]]
+    see_ancestors(backend, state, Branches(tokens, came_from=torch.tensor([[1, 1]])), 1, exact)
+    assert backend.visible == second

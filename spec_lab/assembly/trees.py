@@ -10,7 +10,7 @@ from spec_lab.assembly.deferred import Deferred
 from spec_lab.assembly.option import TreeOption
 from spec_lab.assembly.tree_sizes import TreeSizes
 from spec_lab.bounds import out_of_bounds
-from spec_lab.config import RunConfig, TreeConfig, knob
+from spec_lab.config import Choice, RunConfig, TreeConfig, knob
 
 LOADER = "spec_lab.assembly.trees_loader"
 MAX_ROWS = 64
@@ -25,6 +25,13 @@ DEFAULT_PATHS = [
 ]  # fmt: skip
 
 
+class TreeBranches(Choice):
+    """The keys that a branch sees behind the committed ones."""
+
+    exact = "exact", "its ancestors'"
+    approximate = "approximate", "those of whatever stood in its place, as SGLang"
+
+
 @dataclass
 class DynamicTreeConfig(TreeConfig):
     """tree=dynamic: which drafts are in the tree follows from their probabilities (EAGLE-2)."""
@@ -35,6 +42,7 @@ class DynamicTreeConfig(TreeConfig):
         3, "levels of drafts: the longest path, which stands for drafter.num_draft_tokens", least=1, most=MAX_DEPTH
     )
     num_rows: int = knob(16, "rows a request that are verified, the pending token with them", least=2, most=MAX_ROWS)
+    branches: TreeBranches = knob(TreeBranches.exact, "whose keys a branch sees in the drafter's cache")
 
 
 @dataclass
@@ -75,6 +83,17 @@ def dynamic_rows_exist(config: RunConfig) -> str | None:
     )
 
 
+def branches_have_keys(config: RunConfig) -> str | None:
+    """Only a drafter that writes keys for its branches can see those of a stranger."""
+    options: Any = config.tree
+    if options.branches == TreeBranches.exact or config.drafter.name != "frozen_kv":
+        return None
+    return (
+        "tree.branches=approximate changes nothing with drafter=frozen_kv, whose branches write no keys; use "
+        "tree.branches=exact or drafter=eagle3"
+    )
+
+
 def paths_are_a_tree(config: RunConfig) -> str | None:
     """Every path of a static tree is there once, of ranks that there are, below a path that is there too."""
     options: Any = config.tree
@@ -102,7 +121,7 @@ OPTIONS = (
         schema=DynamicTreeConfig,
         sizes=dynamic_sizes,
         make=Deferred(LOADER, "dynamic_tree"),
-        refusals=(dynamic_rows_exist,),
+        refusals=(dynamic_rows_exist, branches_have_keys),
     ),
     TreeOption(
         name="static",

@@ -8,7 +8,7 @@ import torch
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.models import Models
-from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
+from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig, TreeBranches
 from spec_lab.config import RunConfig
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.drafters.growth import DynamicTree, StaticTree, TreeShape
@@ -17,7 +17,7 @@ from spec_lab.errors import UserError
 
 def dynamic_tree(options: DynamicTreeConfig, device: torch.device) -> DynamicTree:
     """Makes tree=dynamic."""
-    return DynamicTree(options.depth, options.num_rows, options.topk)
+    return DynamicTree(options.depth, options.num_rows, options.topk, options.branches == TreeBranches.exact)
 
 
 def static_tree(options: StaticTreeConfig, device: torch.device) -> StaticTree:

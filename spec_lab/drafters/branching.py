@@ -1,8 +1,8 @@
 """A drafter with a cache of its own drafts branches: every row sees its own ancestors, and no stranger's keys.
 
 The rows of each level are written behind those of the level before, and which of them a branch sees is gathered along
-with it whenever branches are chosen anew (as EAGLE's own code does; SGLang gathers the hidden state alone, so that from
-the second level on a branch may see keys of another).
+with it whenever branches are chosen anew, as EAGLE's own code does. SGLang gathers the hidden state alone, so that from
+the second level on a branch may see keys of another: that is `tree.branches=approximate`, to measure what it costs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class BranchDrafter(GivenDrafts, ABC):
         branches = self.shape.branch(state.growth)
         batch, width = branches.tokens.shape
         hidden = rows_of_branches(state.hidden, branches)
-        attention = _see_ancestors(self.tree_backend, state, branches, step.index - 1)
+        attention = see_ancestors(self.tree_backend, state, branches, step.index - 1, self.shape.exact_branches)
         out = self.run_branches(branches, hidden, attention)
         state.hidden = out.view(batch, width, -1)
         logits = self.head.target_logits(out).view(batch, width, -1)
@@ -96,15 +96,19 @@ class BranchDrafter(GivenDrafts, ABC):
         )
 
 
-def _see_ancestors(
-    backend: TreeAttentionBackend, state: BranchState, branches: Branches, depth: int
+def see_ancestors(
+    backend: TreeAttentionBackend, state: BranchState, branches: Branches, depth: int, exact: bool
 ) -> AttentionMetadata:
-    """Build the metadata of new branches: each sees what the branch it came from sees, and itself."""
+    """Build the metadata of new branches: each sees what the branch it came from sees, and itself.
+
+    Where that is not `exact` it sees, from the second level on, what the branch in its own place saw.
+    """
     batch, width = branches.tokens.shape
     num_before = state.visible.shape[2]
     index = branches.came_from.unsqueeze(2).expand(-1, -1, num_before)
     itself = torch.eye(width, dtype=torch.bool, device=index.device).expand(batch, -1, -1)
-    state.visible = torch.cat((state.visible.gather(1, index), itself), dim=2)
+    inherited = state.visible.gather(1, index) if exact or depth == 0 else state.visible
+    state.visible = torch.cat((inherited, itself), dim=2)
     depths = torch.full((width,), depth, dtype=torch.int64, device=index.device)
     state.depths = torch.cat((state.depths, depths))
     rows = TreeRows(state.visible, depths.expand(batch, -1), state.depths.expand(batch, -1))

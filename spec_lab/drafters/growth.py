@@ -56,11 +56,13 @@ class TreeShape(Protocol[Growth]):
         depth: levels.
         num_rows: rows that are verified, the root with them.
         topk: likeliest tokens that are looked at below a branch.
+        exact_branches: a branch sees the keys of its own ancestors, and not of whatever stood in its place.
     """
 
     depth: int
     num_rows: int
     topk: int
+    exact_branches: bool
 
     def start(self, ranked: Ranked) -> Growth:
         """Take level 1, from the one branch that is the root."""
@@ -121,10 +123,11 @@ class DynamicTree:
     A draft is never likelier than its parent, and of equals the earlier one is taken, so a parent is always there.
     """
 
-    def __init__(self, depth: int, num_rows: int, topk: int) -> None:
+    def __init__(self, depth: int, num_rows: int, topk: int, exact_branches: bool = True) -> None:
         self.depth = depth
         self.num_rows = num_rows
         self.topk = topk
+        self.exact_branches = exact_branches
 
     def start(self, ranked: Ranked) -> ScoredDrafts:
         tokens = ranked.tokens.flatten(1)
@@ -177,6 +180,8 @@ class StaticLevel:
 
 class StaticTree:
     """Takes the same paths in every round: nothing is scored and nothing sorted."""
+
+    exact_branches = True
 
     def __init__(self, paths: Sequence[Sequence[int]], device: torch.device) -> None:
         """`paths`: for each draft the ranks of its ancestors and its own; a parent is there wherever a child is."""
