@@ -141,6 +141,11 @@ def test_folder_name_has_the_choices_and_a_hash_of_the_rest() -> None:
     assert int(digest, 16) >= 0
 
 
+def test_folder_name_has_what_makes_another_round_and_belongs_to_no_group() -> None:
+    config, choices = compose_run(["drafter=eagle3", "verify.budget=24", "batch_size=8", "recurrent.rollback=replay"])
+    assert folder_name(config, choices).startswith("run-pocket-eagle3-strict-none-eager-budget24-replay-")
+
+
 def test_hash_follows_what_runs_and_not_where_it_is_written() -> None:
     names = {}
     for override in ("seed=0", "seed=1", "output_dir=elsewhere", "logger=wandb", "batch_size=2"):

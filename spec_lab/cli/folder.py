@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from spec_lab.config import RunConfig
+from spec_lab.config import Rollback, RunConfig
 from spec_lab.errors import WORN_OUT, UserError
 from spec_lab.record.reading import read_summary
 from spec_lab.record.schema import Status
@@ -38,8 +38,18 @@ def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:
     """
     values = {key: value for key, value in dataclasses.asdict(config).items() if key not in NOT_PART_OF_THE_RUN}
     named = [*NAMED_GROUPS, *(group for group, usual in NAMED_UNLESS.items() if choices.get(group, usual) != usual)]
-    parts = "-".join(choices[group] for group in named)[:MAX_PARTS_LENGTH].rstrip("-+._,")
+    parts = "-".join([*(choices[group] for group in named), *_knobs_without_a_group(config)])
+    parts = parts[:MAX_PARTS_LENGTH].rstrip("-+._,")
     return "-".join([config.name, parts, short_hash(values)])
+
+
+def _knobs_without_a_group(config: RunConfig) -> list[str]:
+    """Names what makes a round another one and belongs to no group, where it is not as usual."""
+    budget, rollback = config.verify.budget, config.recurrent.rollback
+    return [
+        *([] if budget is None else [f"budget{budget}"]),
+        *([] if rollback == Rollback.checkpoints else [str(rollback)]),
+    ]
 
 
 def make_folder(base: Path, name: str, write: Callable[[Path], object]) -> Path:
