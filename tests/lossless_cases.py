@@ -159,13 +159,14 @@ def tree_cases() -> Iterator[Case]:
 
 
 QUICK_TREES = list(tree_cases())[::48]
-CASES = [*QUICK, *list(captured_cases())[::2], *QUICK_TREES]
+QUICK_CAPTURED = list(captured_cases())[::4]
+CASES = [*QUICK, *QUICK_CAPTURED, *QUICK_TREES]
 SLOW_CASES = list(
     dict.fromkeys(
         [
             *slow_cases(),
             *(c for c in EAGER if c not in QUICK),
-            *list(captured_cases())[1::2],
+            *(c for c in captured_cases() if c not in QUICK_CAPTURED),
             *(c for c in tree_cases() if c not in QUICK_TREES),
         ]
     )

@@ -28,6 +28,7 @@ from tests.damage import changed, changed_bytes, written
 from tests.fake_runs import MAIN, make_info, record_run
 from tests.test_rescore import write_run
 from tests.test_study import DELTA, STRICT, FakeRun
+from tests.tiers import every_other
 
 RUNS = ("strict", "delta", "eager", "round")
 
@@ -114,7 +115,7 @@ def change_of_a_line(records: Path, data: st.DataObject) -> tuple[Path, bytes]:
 CHANGES = {"summary": change_of_a_summary, "line": change_of_a_line, "bytes": change_of_bytes}
 
 
-@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("kind", every_other(CHANGES))
 @FAST
 @given(data=st.data())
 def test_a_changed_file_costs_a_line(kind: str, records: Path, data: st.DataObject) -> None:

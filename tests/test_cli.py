@@ -34,6 +34,7 @@ def test_run_ends_with_its_folder(runner: FakeRunner, empty_folder: Path, capsys
     assert last_line(capsys.readouterr().out) == f"outputs/{folder.name}"
 
 
+@pytest.mark.slow
 def test_same_run_again_gets_a_folder_of_its_own(runner: FakeRunner, empty_folder: Path) -> None:
     assert [main([]), main([]), main([])] == [0, 0, 0]
     names = [folder.name for _, _, folder in runner.calls]
@@ -183,6 +184,7 @@ def test_sweep_records_a_refused_job_and_goes_on(
     assert refused["reason"] in line
 
 
+@pytest.mark.slow
 def test_sweep_goes_on_past_a_failed_job(runner: FakeRunner, empty_folder: Path) -> None:
     runner.error = RuntimeError("out of luck")
     assert main(["-m", "seed=1,2,3"]) == 1

@@ -18,6 +18,7 @@ from spec_lab.cli.folder import folder_name
 from spec_lab.cli.help import help_text
 from spec_lab.cli.options import conf_folder, read_groups, read_keys
 from spec_lab.config import RunConfig
+from tests.tiers import every_other
 
 OTHER_HYDRA_ROOTS = {"train"}
 SETTINGS = ("experiment", "size", "debug")
@@ -34,7 +35,7 @@ def test_every_option_composes(group: str, option: str) -> None:
     assert choices[group] == option
 
 
-@pytest.mark.parametrize(("group", "option"), SCHEMA_OPTIONS)
+@pytest.mark.parametrize(("group", "option"), every_other(SCHEMA_OPTIONS, 2))
 def test_option_has_the_schema_and_the_values_of_its_file(group: str, option: str) -> None:
     config, _ = compose_run([f"{group}={option}"])
     part, source = getattr(config, group), read_groups()[group].options[option]

@@ -71,7 +71,10 @@ def test_the_split_of_a_key_never_changes() -> None:
     assert in_eval == [75, 96, 196, 226, 264, 266, 291]
 
 
-@pytest.mark.parametrize("category", CHECKABLE_CATEGORIES)
+@pytest.mark.parametrize(
+    "category",
+    [pytest.param(name, marks=pytest.mark.slow if name == "arithmetic" else []) for name in CHECKABLE_CATEGORIES],
+)
 def test_a_problem_is_on_one_side_only(category: str) -> None:
     """The split is a function of the key, and so is the question, but for the scene and the wording."""
     random = Random(0)

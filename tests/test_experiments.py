@@ -43,9 +43,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
     return configs
 
 
-@pytest.mark.parametrize(
-    "experiment", [pytest.param(name, marks=[] if count < 9 else pytest.mark.slow) for name, count in NUM_JOBS.items()]
-)
+@pytest.mark.parametrize("experiment", list(NUM_JOBS))
+@pytest.mark.slow
 def test_study_runs_every_cell_and_the_report_has_its_table(
     experiment: str, ran: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

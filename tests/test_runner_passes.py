@@ -88,6 +88,7 @@ def attention_calls(summary: Summary) -> float:
     return calls
 
 
+@pytest.mark.slow
 def test_passes_are_warmed_up_and_take_turns(execute: Execute, passes: list[tuple[str, list[str]]]) -> None:
     """Each repeat starts one engine later, so that a machine that slows down does not always hurt the same one.
 
@@ -117,6 +118,7 @@ def test_references_are_those_that_differ_from_the_run(
     assert set(lab.engines) == {MAIN} | references
 
 
+@pytest.mark.slow
 def test_a_repeated_run_with_references_records_all_of_it(execute: Execute, tmp_path: Path) -> None:
     summary = execute(prune="catchup", repeats=2, warmup_requests=1)
     plain, unpruned = summary["references"]["plain"], summary["references"]["unpruned"]

@@ -57,6 +57,7 @@ def shipped_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder
 
 
+@pytest.mark.slow
 def test_the_target_loads_as_any_checkpoint_does(run_folder: RunFolder) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -70,6 +71,7 @@ def test_the_target_loads_as_any_checkpoint_does(run_folder: RunFolder) -> None:
     assert tokenizer.decode(ids["input_ids"]) == "<|user|>\n2 + 2?<|end|>\n<|assistant|>\n"
 
 
+@pytest.mark.slow
 def test_the_head_fits_its_target(run_folder: RunFolder) -> None:
     target = json.loads((run_folder.target / "config.json").read_text())
     head = json.loads((run_folder.drafter("eagle3") / "config.json").read_text())
@@ -77,6 +79,7 @@ def test_the_head_fits_its_target(run_folder: RunFolder) -> None:
     assert head["draft_vocab_size"] < head["vocab_size"]
 
 
+@pytest.mark.slow
 def test_the_evaluation_reports_every_category(run_folder: RunFolder) -> None:
     report = json.loads(run_folder.evaluation(run_folder.drafter("eagle3")).read_text())
     assert set(report["by_category"]) >= {"arithmetic", "lists", "trace", "dates", "units", "order", "lookup", "code"}
@@ -86,6 +89,7 @@ def test_the_evaluation_reports_every_category(run_folder: RunFolder) -> None:
     assert [point["step"] for point in curve] == [2, 4, 6]
 
 
+@pytest.mark.slow
 def test_finished_stages_are_skipped_and_a_missing_one_is_built_again(run_folder: RunFolder) -> None:
     target = run_folder.target / "model.safetensors"
     head = run_folder.drafter("eagle3") / "model.safetensors"
@@ -98,6 +102,7 @@ def test_finished_stages_are_skipped_and_a_missing_one_is_built_again(run_folder
     assert head.read_bytes() == weights
 
 
+@pytest.mark.slow
 def test_a_folder_begun_with_another_recipe_is_refused(run_folder: RunFolder) -> None:
     with pytest.raises(ValueError, match="another num_natural_documents; choose another output_dir"):
         smoke_pipeline(run_folder.root, "target=pocket", "corpus.num_natural_documents=11").run()
@@ -105,6 +110,7 @@ def test_a_folder_begun_with_another_recipe_is_refused(run_folder: RunFolder) ->
         smoke_pipeline(run_folder.root, "target=pocket", "seed=1").run()
 
 
+@pytest.mark.slow
 def test_the_cards_give_recipe_figures_and_limits(run_folder: RunFolder) -> None:
     target = (run_folder.target / "README.md").read_text()
     head = (run_folder.drafter("eagle3") / "README.md").read_text()
