@@ -89,6 +89,8 @@ def test_what_was_added_is_named_by_what_runs(lab: Path) -> None:
         (["drafter=copycat", "drafter.ofset=3"], "did you mean drafter.offset"),
         (["prune.catchup=large_batch"], "did you mean large_batches"),
         (["acceptance=near", "acceptance.topk=two"], "a whole number"),
+        (["acceptance=near", "drafter=eagle3", "drafter.stop=confidence"], "acceptance=near would not see"),
+        (["drafter=copycat", "verify.budget=4"], "drafter=copycat notes none"),
     ],
 )
 def test_what_was_added_is_refused_like_the_rest(

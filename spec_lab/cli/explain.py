@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydra.errors import MissingConfigException
-from omegaconf import ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from spec_lab.assembly import registry
@@ -69,7 +69,8 @@ def _extensions_named_by(option: str, error: Exception) -> list[str]:
     """Returns what a file of options at fault names as its extensions; nothing where they were read in time."""
     files, typed = (_local_of(error, LOADER, name) for name in ("caching_repo", "overrides"))
     loaded = None if files is None or not option else files.load_config(option)
-    names = OmegaConf.select(loaded.config, "extensions") if loaded is not None else None
+    content = None if loaded is None else loaded.config
+    names = OmegaConf.select(content, "extensions") if isinstance(content, DictConfig) else None
     if not isinstance(names, ListConfig):
         return []
     there = {extension.name for extension in registry.load(extensions_in(typed)).extensions}

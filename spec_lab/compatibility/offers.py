@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from spec_lab.assembly import registry
@@ -124,6 +125,7 @@ def recorded_rows_are_all_offered(config: RunConfig) -> str | None:
 def _where_fewer_are_offered(check: Check) -> Check:
     """The same check, asked only of runs in which a request may offer fewer than K drafts."""
 
+    @wraps(check)
     def asked(config: RunConfig) -> str | None:
         return check(config) if may_offer_fewer(config) else None
 
