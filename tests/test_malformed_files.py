@@ -172,6 +172,7 @@ BAD_FILES = {
     "header of another encoding": struct.pack("<Q", 4) + b'{"\xff}',
     "dtype of no name": header({"norm": entry(dtype="Q7")}),
     "dtype of another type": header({"norm": entry(dtype=5)}),
+    "name with a line break": header({"no\nrm": entry()}),
     "shape that does not fit": header({"norm": entry(shape=(17,))}),
     "negative shape": header({"norm": entry(shape=(-1,))}),
     "shape past 64 bits": header({"norm": entry(shape=(2**62, 2**62))}),

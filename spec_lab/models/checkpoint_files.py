@@ -85,6 +85,8 @@ def tensors_of(file: Path) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     with opened(file) as handle:
         for name in sorted(handle.keys()):
+            if not name.isprintable():
+                raise _unreadable(file, f"it names a tensor {shown(name)}")
             part = handle.get_slice(name)
             tensors[name] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
     return tensors
@@ -95,8 +97,11 @@ def opened(file: Path) -> safe_open:
     try:
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{file}: truncated, corrupt or no safetensors file ({reason}); fetch it again") from error
+        raise _unreadable(file, " ".join(str(error).split())) from error
+
+
+def _unreadable(file: Path, reason: str) -> UserError:
+    return UserError(f"{file}: truncated, corrupt or no safetensors file ({reason}); fetch it again")
 
 
 def few(names: Iterable[str], limit: int = 4) -> str:
