@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_lab.assembly.models import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
@@ -279,6 +281,32 @@ def test_a_product_of_one_row_and_of_many_are_bit_equal_on_a_cpu(
 
 def test_packing_is_for_float32() -> None:
     assert isinstance(make_linear(torch.ones(8, 8, dtype=torch.bfloat16)), DenseLinear)
+
+
+class OperatorNames(TorchDispatchMode):
+    """Counts by name what torch is asked to run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3_sliding"])
+@torch.inference_mode()
+def test_verifying_n_rows_runs_the_operators_of_decoding_one(checkpoints: Any, kind: str) -> None:
+    """Beyond the products' rows a verify costs nothing by itself: no path of its own, no operator more (finding 31)."""
+    token_ids, counts = random_tokens(1, LENGTH), {}
+    for num_rows in (1, 2, 4, 8):
+        lane = make_lane(checkpoints(kind)[0])
+        lane.run(token_ids[:, :9], [0], FeatureSpec())
+        with OperatorNames() as names:
+            lane.target.logits(lane.run(token_ids[:, 9 : 9 + num_rows], [9], FeatureSpec()).hidden)
+        counts[num_rows] = names.counts
+    assert counts[2] == counts[4] == counts[8] == counts[1]
 
 
 @pytest.mark.parametrize("num_rows", [2, 4, 6])
