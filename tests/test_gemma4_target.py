@@ -20,8 +20,8 @@ from spec_lab.models import gemma4, gemma4_experts, gemma4_layers
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.families.table import read_model_config
-from spec_lab.models.gemma4_norms import Float32Norm
 from spec_lab.models.layers import RMSNorm
+from spec_lab.models.norms import Float32Norm
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
 from tests.test_decoder import Lane
@@ -354,6 +354,9 @@ def test_a_norm_rounds_once() -> None:
     exact = torch.nn.functional.rms_norm(rows.float(), (48,), None, 1e-6) * weight.float()
     assert torch.equal(Float32Norm(weight, 1e-6)(rows), exact.bfloat16())
     assert not torch.equal(RMSNorm(weight, 1e-6)(rows), exact.bfloat16())
+    offset = 0.001 * torch.randn(48, generator=generator)  # of which bfloat16 has nothing left beside 1
+    exact = torch.nn.functional.rms_norm(rows.float(), (48,), None, 1e-6) * (1 + offset)
+    assert torch.equal(Float32Norm(1 + offset, 1e-6)(rows), exact.bfloat16())
 
 
 @torch.inference_mode()

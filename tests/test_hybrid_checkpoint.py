@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from spec_lab.assembly.models import build_cache, load_models
 from spec_lab.assembly.targets import SHAPES
 from spec_lab.assembly.trees import StaticTreeConfig
+from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config import RecurrentConfig, Rollback, TargetConfig, Weights
 from spec_lab.measure.lab import note_rollback
 from spec_lab.models.config import ModelConfig
@@ -24,7 +25,8 @@ from spec_lab.models.delta_net_checkpoint import rows_of_heads
 from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.families.table import read_decoder, read_model_config
 from spec_lab.models.gemma4_assistant_config import TargetLayerKV
-from spec_lab.models.target_loader import WeightSource, read_hybrid
+from spec_lab.models.hybrid_checkpoint import counts_from_one
+from spec_lab.models.target_loader import WeightSource, load_target, read_hybrid
 from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from tests.kept_states import KEPT, tensors_of
@@ -49,23 +51,45 @@ def test_rows_of_key_heads_are_laid_out_by_part() -> None:
 
 
 def test_a_checkpoint_of_the_hub_has_two_dtypes(tmp_path: Path) -> None:
-    """A_log and the delta nets' norms are float32 beside bfloat16; in memory A_log and dt_bias alone are. A norm's sum
-    1 + w is rounded once."""
+    """A_log and the delta nets' norms are float32 beside bfloat16; in memory A_log, dt_bias and the sums 1 + w of the
+    other norms are."""
     make_tiny_hybrid(tmp_path, "qwen3_5_with_vision")
     stored = load_file(tmp_path / "model.safetensors")
     kept = (".A_log", ".linear_attn.norm.weight")
     halves = {name: tensor if name.endswith(kept) else tensor.bfloat16() for name, tensor in stored.items()}
     rewrite_tensors(tmp_path, halves)
     tensors = read(tmp_path, torch.bfloat16)
-    float32 = {name.rpartition(".")[2] for name, tensor in tensors.items() if tensor.dtype == torch.float32}
-    assert float32 == {"A_log", "dt_bias"}
+    float32 = {name for name, tensor in tensors.items() if tensor.dtype == torch.float32}
+    assert float32 == {name for name in tensors if name.endswith((".A_log", ".dt_bias")) or counts_from_one(name)}
+    drawn = read_hybrid(read_model_config(tmp_path), WeightSource(None, torch.bfloat16, CPU))
+    assert float32 == {name for name, tensor in drawn.items() if tensor.dtype == torch.float32}
     prefix = "model.language_model.layers.0."
     assert torch.equal(tensors["model.layers.0.linear_attn.A_log"], stored[prefix + "linear_attn.A_log"])
     norm = halves[prefix + "input_layernorm.weight"]
-    assert torch.equal(tensors["model.layers.0.input_layernorm.weight"], (1 + norm.float()).bfloat16())
+    assert torch.equal(tensors["model.layers.0.input_layernorm.weight"], 1 + norm.float())
     assert torch.equal(
         tensors["model.layers.0.linear_attn.norm.weight"], stored[prefix + "linear_attn.norm.weight"].bfloat16()
     )
+
+
+def test_norms_of_a_bfloat16_target_round_once(tmp_path: Path) -> None:
+    """Those of a layer, of queries and keys, and the last one; the weights are not rounded before."""
+    make_tiny_hybrid(tmp_path)
+    config = read_model_config(tmp_path)
+    target = load_target(config, WeightSource(tmp_path, torch.bfloat16, CPU), TorchAttention(4, 8), 8)
+    stored = load_file(tmp_path / "model.safetensors")
+    layer: Any = target.layers[3]
+    norms: dict[str, Any] = {
+        "layers.3.input_layernorm": layer.attention_norm,
+        "layers.3.post_attention_layernorm": layer.mlp_norm,
+        "layers.3.self_attn.q_norm": layer.attention.rope_and_write.qk_norm,
+        "norm": target._norm,  # type: ignore[attr-defined]
+    }
+    for name, norm in norms.items():
+        weight = stored[f"model.{name}.weight"]
+        rows = torch.randn(6, len(weight), generator=torch.Generator().manual_seed(0)).bfloat16()
+        exact = torch.nn.functional.rms_norm(rows.float(), rows.shape[1:], None, config.rms_norm_eps) * (1 + weight)
+        assert torch.equal(norm(rows)[:4], exact[:4].bfloat16()), name
 
 
 def test_a_tied_head_and_end_tokens_of_a_nested_config(tmp_path: Path) -> None:

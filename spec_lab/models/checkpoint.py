@@ -165,7 +165,7 @@ def _read_whole(
             for key, tensor in stored.items():
                 if tensor.file == file:
                     value = _read(handle, tensor)
-                    kept_dtype = _dtype_in_memory(key, value, dtype)
+                    kept_dtype = torch.float32 if tensor.in_float32 else _dtype_in_memory(key, value, dtype)
                     made = value if tensor.form is None else tensor.form(value)
                     tensors[key] = made.to(device=device, dtype=kept_dtype, copy=True)
                     if not is_finite(tensors[key]):

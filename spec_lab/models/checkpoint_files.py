@@ -33,6 +33,7 @@ class StoredTensor:
             other, the experts behind one another.
         scales: of the blocks of an fp8 matrix; None where the numbers stand for themselves.
         form: what is made of it once it is read; `shape` is what comes of it. None is nothing.
+        in_float32: what comes of it stays so, whatever the run's dtype.
     """
 
     file: Path
@@ -43,6 +44,7 @@ class StoredTensor:
     stack: tuple[tuple[StoredTensor, ...], ...] = ()
     scales: BlockScales | None = None
     form: Callable[[torch.Tensor], torch.Tensor] | None = None
+    in_float32: bool = False
 
 
 def checkpoint_files(folder: Path) -> dict[Path, list[str]]:

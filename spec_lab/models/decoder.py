@@ -15,7 +15,7 @@ from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, Target
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_builder import build_layer
-from spec_lab.models.layers import RMSNorm, expert_parts
+from spec_lab.models.layers import expert_parts, make_norm
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.rope import rotary_table
 from spec_lab.pruning.selection import AllRows
@@ -87,7 +87,7 @@ class DecoderTarget(Decoder):
     ) -> None:
         """`tensors` has of each what `partition` keeps of it."""
         super().__init__(config, tensors, max_positions, partition)
-        self._norm = RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps)
+        self._norm = make_norm(tensors["model.norm.weight"], config.rms_norm_eps, config.layers[-1].float32_norms)
         self.layers = [
             build_layer(plan, config.rms_norm_eps, tensors, f"model.layers.{index}.", backend, partition)
             for index, plan in enumerate(self.layer_plans)

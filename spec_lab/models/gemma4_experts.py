@@ -13,9 +13,9 @@ import torch.nn.functional as F
 
 from spec_lab.models.expert_sizes import ExpertSizes
 from spec_lab.models.experts import ExpertMLP, RoutedExperts, SortedExperts
-from spec_lab.models.gemma4_norms import Float32Norm
 from spec_lab.models.layers import RowsPart, gelu_tanh
 from spec_lab.models.linear import make_linear
+from spec_lab.models.norms import Float32Norm
 from spec_lab.models.routers import Routing, chosen_weights, highest
 
 

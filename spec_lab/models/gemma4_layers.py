@@ -18,7 +18,6 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.gemma4_experts import build_dense_and_experts
-from spec_lab.models.gemma4_norms import Float32Norm
 from spec_lab.models.layers import (
     Attention,
     GatedMLP,
@@ -30,6 +29,7 @@ from spec_lab.models.layers import (
     gelu_tanh,
 )
 from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.norms import Float32Norm
 from spec_lab.models.partition import Partition
 from spec_lab.models.plan import LayerPlan
 

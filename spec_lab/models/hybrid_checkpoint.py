@@ -34,11 +34,11 @@ def counts_from_one(name: str) -> bool:
 
 
 def zero_centred(tensor: StoredTensor) -> StoredTensor:
-    return replace(tensor, form=_one_plus)
+    """Make 1 + w of the weight w of a norm, and keep it in float32: bfloat16 would round it by up to .4 %."""
+    return replace(tensor, form=_one_plus, in_float32=True)
 
 
 def _one_plus(weight: torch.Tensor) -> torch.Tensor:
-    """Add in float32: 1 + w of a small w that was rounded to bfloat16 already would be rounded twice."""
     return 1 + weight.float()
 
 

@@ -18,11 +18,11 @@ from spec_lab.models.layers import (
     DecoderLayer,
     FusedRopeAndWrite,
     GatedMLP,
-    RMSNorm,
     RopeAndWrite,
     RopeThenWrite,
     RowsPart,
     fused_linear,
+    make_norm,
     per_head_norm,
 )
 from spec_lab.models.partition import WHOLE, Partition
@@ -49,8 +49,8 @@ def build_layer(
     return DecoderLayer(
         attention,
         build_mlp(plan, tensors, f"{prefix}mlp.", partition),
-        RMSNorm(tensors[f"{prefix}input_layernorm.weight"], eps),
-        RMSNorm(tensors[f"{prefix}post_attention_layernorm.weight"], eps),
+        make_norm(tensors[f"{prefix}input_layernorm.weight"], eps, plan.float32_norms),
+        make_norm(tensors[f"{prefix}post_attention_layernorm.weight"], eps, plan.float32_norms),
     )
 
 
@@ -89,7 +89,7 @@ def _rope_and_write(
     num_heads, num_kv_heads = plan.num_heads, plan.num_kv_heads
     if plan.qk_norm:
         weights = tensors[f"{prefix}q_norm.weight"], tensors[f"{prefix}k_norm.weight"]
-        norm = per_head_norm(*weights, num_heads, num_kv_heads, eps)
+        norm = per_head_norm(*weights, num_heads, num_kv_heads, eps, plan.float32_norms)
         return RopeThenWrite(num_heads, num_kv_heads, backend, norm)
     if backend.rope_write is None or plan.attention_gate or plan.rope.partial_rotary_factor != 1:
         return RopeThenWrite(num_heads, num_kv_heads, backend)

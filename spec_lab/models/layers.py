@@ -17,6 +17,7 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, RopeWrite, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.norms import Float32HeadNorm, Float32Norm
 
 if TYPE_CHECKING:
     from spec_lab.models.experts import ExpertMLP
@@ -84,7 +85,7 @@ class RopeThenWrite:
     num_heads: int
     num_kv_heads: int
     backend: AttentionBackend
-    qk_norm: RMSNorm | None = None
+    qk_norm: RowsPart | None = None
 
     def __call__(
         self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
@@ -214,7 +215,7 @@ class AttentionPart(Protocol[Cache]):
 
 
 class RowsPart(Protocol):
-    """Turns each row by itself: the part of a layer behind attention."""
+    """Turns each row by itself: a norm, or the part of a layer behind attention."""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
@@ -225,7 +226,7 @@ class DecoderLayer:
     __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
 
     def __init__(
-        self, attention: AttentionPart[Any], mlp: RowsPart, attention_norm: RMSNorm, mlp_norm: RMSNorm
+        self, attention: AttentionPart[Any], mlp: RowsPart, attention_norm: RowsPart, mlp_norm: RowsPart
     ) -> None:
         self.attention = attention
         self.mlp = mlp
@@ -264,8 +265,14 @@ def fused_linear(weights: list[torch.Tensor], biases: list[torch.Tensor] | None 
     return make_linear(torch.cat(weights), torch.cat(biases) if biases else None)
 
 
+def make_norm(weight: torch.Tensor, eps: float, in_float32: bool) -> RowsPart:
+    """Make the RMSNorm of a family: in float32 up to its weight, or rounded before it (`LayerPlan.float32_norms`)."""
+    return Float32Norm(weight, eps) if in_float32 else RMSNorm(weight, eps)
+
+
 def per_head_norm(
-    q_weight: torch.Tensor, k_weight: torch.Tensor, num_heads: int, num_kv_heads: int, eps: float
-) -> RMSNorm:
+    q_weight: torch.Tensor, k_weight: torch.Tensor, num_heads: int, num_kv_heads: int, eps: float, in_float32: bool
+) -> RowsPart:
     """Make one RMSNorm over query and key heads together: weight [num_heads + num_kv_heads, head_dim]."""
-    return RMSNorm(torch.cat((q_weight.expand(num_heads, -1), k_weight.expand(num_kv_heads, -1))), eps)
+    weight = torch.cat((q_weight.expand(num_heads, -1), k_weight.expand(num_kv_heads, -1)))
+    return Float32HeadNorm(weight, eps) if in_float32 else RMSNorm(weight, eps)

@@ -16,7 +16,7 @@ from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, NormSide
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_builder import build_layer
-from spec_lab.models.layers import RMSNorm, RotaryTable, expert_parts
+from spec_lab.models.layers import RotaryTable, expert_parts, make_norm
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.mtp_checkpoint import MtpConfig
 from spec_lab.models.mtp_layouts import EMBEDDING_NORM, FINAL_NORM, HIDDEN_NORM, PROJECTION
@@ -35,16 +35,16 @@ class MtpModule:
         backend: AttentionBackend,
     ) -> None:
         """`tensors` as `load_mtp` gives them; `embedding` [vocab, hidden_size] and `head` are the target's."""
-        eps = config.layer.rms_norm_eps
+        plan, eps = config.layer.only_layer, config.layer.rms_norm_eps
         self.config = config
         self._embedding = embedding
         self._head = head
         self.rotary = rotary
-        self._embedding_norm = RMSNorm(tensors[EMBEDDING_NORM], eps)
-        self._hidden_norm = RMSNorm(tensors[HIDDEN_NORM], eps)
+        self._embedding_norm, self._hidden_norm, self._norm = (
+            make_norm(tensors[name], eps, plan.float32_norms) for name in (EMBEDDING_NORM, HIDDEN_NORM, FINAL_NORM)
+        )
         self._projection = make_linear(tensors[PROJECTION])
-        self.layer = build_layer(config.layer.only_layer, eps, tensors, "", backend)
-        self._norm = RMSNorm(tensors[FINAL_NORM], eps)
+        self.layer = build_layer(plan, eps, tensors, "", backend)
         self._recycles_normed = config.recycled_hidden is NormSide.POST_NORM
 
     @property

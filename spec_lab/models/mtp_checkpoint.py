@@ -22,6 +22,7 @@ from spec_lab.models.config import ModelConfig, num_mtp_modules, read_config_jso
 from spec_lab.models.expert_sizes import ExpertSizes
 from spec_lab.models.families.deepseek import LATENT_ARCHITECTURES
 from spec_lab.models.families.table import READERS, read_decoder
+from spec_lab.models.hybrid_checkpoint import zero_centred
 from spec_lab.models.json_input import ConfigFields
 from spec_lab.models.mtp_layouts import (
     EMBEDDING_NORM,
@@ -191,6 +192,7 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
         o_bias="self_attn.o_proj.bias" in names,
         qk_norm=layer.only_layer.qk_norm or any(name in names for name in QK_NORMS),
         attention_gate=layout.attention_gate,
+        float32_norms=layout.zero_centred,
         rope=rope,
         experts=_experts(layer.only_layer, names, source),
     )
@@ -245,12 +247,10 @@ def _common_form(
     stored: Mapping[str, StoredTensor], layout: MtpLayout, dtype: torch.dtype, device: torch.device | str
 ) -> dict[str, torch.Tensor]:
     """Read one module and undo what its family does differently."""
+    if layout.zero_centred:
+        stored = {name: zero_centred(it) if name.endswith("norm.weight") else it for name, it in stored.items()}
     tensors = read_tensors(stored, dtype, device)
     if layout.hidden_first:
         hidden, embedding = tensors[PROJECTION].chunk(2, dim=1)
         tensors[PROJECTION] = torch.cat((embedding, hidden), dim=1)
-    if layout.zero_centred:
-        norms = {name: tensor for name, tensor in stored.items() if name.endswith("norm.weight")}
-        # The sum is rounded once: 1 + w of a small w already rounded to bfloat16 would be rounded twice.
-        tensors |= {name: (1 + w).to(dtype) for name, w in read_tensors(norms, torch.float32, device).items()}
     return tensors

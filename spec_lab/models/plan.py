@@ -50,6 +50,7 @@ class LayerPlan:
         experts: what stands in the MLP's place, so that `intermediate_size` and `mlp_bias` say nothing, or beside it
             (Gemma 4).
         kv_owner: the layer whose keys and values this one reads, which then writes none of its own; None is itself.
+        float32_norms: norms have float32 weights, and round once, behind these (Qwen3.5); others round before.
         latent: of a layer with latent attention in place of grouped-query attention, which then has one KV head and a
             `head_dim` of rotated channels; None where it has not.
     """
@@ -69,3 +70,4 @@ class LayerPlan:
     delta_net: DeltaNetSizes | None = None
     experts: ExpertSizes | None = None
     latent: LatentSizes | None = None
+    float32_norms: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -23,15 +23,17 @@ def random_tensors(
     device: torch.device,
     seed: int,
     partition: Partition = WHOLE,
+    in_float32: Callable[[str], bool] = lambda name: False,
 ) -> dict[str, torch.Tensor]:
     """A tensor for each name: ones for the weights of norms, zeros for biases, else normal with deviation `SCALE`.
 
     Every process draws all of a tensor and keeps its part, so that the model is the same however many there are.
+    `in_float32` says of a name whether its family keeps it so, whatever `dtype` is.
     """
     generator = torch.Generator(device).manual_seed(seed)
     tensors = {}
     for name, shape in shapes.items():
-        own_dtype = run_dtype(name, dtype)
+        own_dtype = torch.float32 if in_float32(name) else run_dtype(name, dtype)
         if name.endswith(ONES):
             tensor = torch.ones(shape, dtype=own_dtype, device=device)
         elif name.endswith(".bias"):
@@ -46,7 +48,14 @@ def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> E
     """A head of one Llama layer as wide as the target's, with the target's embedding."""
     first = target.layers[0]
     plan = replace(
-        first, qk_norm=False, qkv_bias=False, window=None, attention_gate=False, delta_net=None, experts=None
+        first,
+        qk_norm=False,
+        qkv_bias=False,
+        window=None,
+        attention_gate=False,
+        delta_net=None,
+        experts=None,
+        float32_norms=False,
     )
     return Eagle3Config(
         layer=replace(target, family="llama", layers=(plan,)),

@@ -15,7 +15,7 @@ from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder, DecoderTarget
 from spec_lab.models.gemma4 import Gemma4Target
 from spec_lab.models.gemma4_checkpoint import gemma4_tensor_shapes, own_tensors
-from spec_lab.models.hybrid_checkpoint import hybrid_tensors
+from spec_lab.models.hybrid_checkpoint import counts_from_one, hybrid_tensors
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.random_weights import random_tensors
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
@@ -39,10 +39,13 @@ class WeightSource:
     partition: Partition = WHOLE
     seed: int = 0
 
-    def read(self, shapes: Shapes, own: OwnTensors = without_mtp) -> Tensors:
-        """Read, or draw, tensors of these names and shapes; `own` as in `load_tensors`."""
+    def read(
+        self, shapes: Shapes, own: OwnTensors = without_mtp, in_float32: Callable[[str], bool] = lambda name: False
+    ) -> Tensors:
+        """Read, or draw, tensors of these names and shapes; `own` as in `load_tensors`, and `in_float32` says of drawn
+        ones what `own` says of those that are read."""
         if self.folder is None:
-            return random_tensors(shapes, self.dtype, self.device, self.seed, self.partition)
+            return random_tensors(shapes, self.dtype, self.device, self.seed, self.partition, in_float32)
         return load_tensors(self.folder, shapes, self.dtype, self.device, partition=self.partition, own=own)
 
 
@@ -62,7 +65,8 @@ def read_gemma4_tensors(config: ModelConfig, source: WeightSource) -> Tensors:
 
 def read_hybrid(config: ModelConfig, source: WeightSource) -> Tensors:
     """Read a Qwen3.5 or Qwen3-Next, alone or inside a model that also sees."""
-    return source.read(decoder_tensor_shapes(config), lambda stored: hybrid_tensors(stored, config))
+    shapes = decoder_tensor_shapes(config)
+    return source.read(shapes, lambda stored: hybrid_tensors(stored, config), counts_from_one)
 
 
 @dataclass(frozen=True, slots=True)

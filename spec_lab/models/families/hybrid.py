@@ -166,6 +166,7 @@ def _full_layer(fields: ConfigFields, max_positions: int) -> LayerPlan:
         o_bias=bias,
         qk_norm=True,
         attention_gate=True,
+        float32_norms=True,
     )
 
 
