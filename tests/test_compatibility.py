@@ -40,6 +40,7 @@ FORBIDDEN = [
     (["target=qwen3_8b", "target.path=nowhere"], "target.path=nowhere", "folder of a checkpoint"),
     (["drafter.draft_vocab_size=32"], "drafter.draft_vocab_size=32", "drafter.weights=random"),
     (["drafter.weights=random", "drafter.path=."], "drafter.path=.", "leave one of them out"),
+    (["drafter=mtp_eagle", "drafter.weights=random", "drafter.path=."], "drafter.path=.", "leave one of them out"),
     (["drafter.num_draft_tokens=0"], "drafter.num_draft_tokens=0", "drafter=none"),
     (["drafter=oracle", "drafter.num_draft_tokens=0"], "drafter=oracle", "drafter.num_draft_tokens=3"),
     (["drafter.num_draft_tokens=-1"], "drafter.num_draft_tokens=-1", "drafter.num_draft_tokens=3"),
@@ -269,6 +270,8 @@ FORBIDDEN = [
 
 ALLOWED = [
     ["target=llama3_8b", "target.weights=random", "drafter.weights=random", "drafter.draft_vocab_size=32000"],
+    ["target=llama3_8b", "target.weights=random", "drafter=mtp_eagle", "drafter.weights=random"],
+    ["target=llama3_8b", "target.weights=random", "drafter=mtp_vanilla", "drafter.weights=random"],
     [],
     ["drafter=ngram", "prune=catchup"],
     ["drafter=none", "prune=catchup"],

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from spec_lab.__main__ import main
 from spec_lab.assembly.targets import SHAPES
+from spec_lab.errors import UserError
 from spec_lab.models.families.table import read_model_config
+from spec_lab.models.random_weights import random_mtp
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.record.runs import read_summary
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_target
-from tests.tiny_experts import QWEN
+from tests.tiny_experts import QWEN, make_tiny_experts
+from tests.tiny_hybrid import make_tiny_hybrid
+from tests.tiny_latent import make_latent_target
 
 IDS = ["workload=random_ids", "workload.prompt_tokens=12", "workload.num_requests=2"]
 CHEAP = [
@@ -63,6 +70,37 @@ def test_a_shape_with_experts_prints_what_it_reads(tmp_path: Path, capsys: pytes
     read = summary["experts_read"]
     assert read is not None and 7 * 3 < read["verify"] <= 7 * 8
     assert read["catchup"] == read["recur"] == 0
+
+
+def make_shape(kind: str, folder: Path) -> Path:
+    """Make a folder with the config.json of a tiny target of `kind`, and nothing else."""
+    makers: dict[str, Callable[[Path], Any]] = {
+        "dense": lambda whole: make_tiny_target(whole, "qwen3"),
+        "window": lambda whole: make_tiny_target(whole, "qwen2", use_sliding_window=True, sliding_window=6),
+        "experts": lambda whole: make_tiny_experts(whole, "qwen3_moe"),
+        "states": make_tiny_hybrid,
+        "latent": make_latent_target,
+    }
+    makers[kind](folder / "whole")
+    (folder / "shape").mkdir()
+    (folder / "shape" / "config.json").write_bytes((folder / "whole" / "config.json").read_bytes())
+    return folder / "shape"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dense", "window", "experts", "states", "latent"])
+@pytest.mark.parametrize("drafter", ["mtp_eagle", "mtp_vanilla"])
+def test_any_target_gets_random_mtp_modules(drafter: str, kind: str, tmp_path: Path) -> None:
+    """They are of its own last layer with attention, and change no token of it."""
+    target = ["target=hf", f"target.path={make_shape(kind, tmp_path)}", f"drafter={drafter}", *RANDOM]
+    assert main([*target, *IDS, *CHEAP, "prune=catchup", f"output_dir={tmp_path / 'out'}"]) == 0
+    [summary] = [read_summary(file.parent) for file in (tmp_path / "out").rglob("summary.json")]
+    assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
+
+
+def test_random_mtp_modules_of_a_gemma_are_refused_in_a_line() -> None:
+    with pytest.raises(UserError, match="use drafter=frozen_kv"):
+        random_mtp(read_model_config(SHAPES / "gemma4_e4b"), 1, torch.float32, torch.device("cpu"), 0)
 
 
 def test_a_workload_of_text_is_refused_in_a_line(shape: Path, capsys: pytest.CaptureFixture[str]) -> None:

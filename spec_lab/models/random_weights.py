@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import torch
 
+from spec_lab.core.types import NormSide
+from spec_lab.errors import UserError
 from spec_lab.models.checkpoint import run_dtype
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.eagle3_checkpoint import Eagle3Config, eagle3_tensor_shapes
+from spec_lab.models.mtp_checkpoint import MtpConfig, mtp_tensor_shapes
 from spec_lab.models.partition import WHOLE, Partition, kept_part
 
 SCALE = 0.02
@@ -79,3 +82,20 @@ def random_eagle3(
         draft_ids = torch.arange(head.draft_vocab_size, device=device)
         tensors["d2t"] = draft_ids * (target.vocab_size // head.draft_vocab_size) - draft_ids
     return head, tensors
+
+
+def random_mtp(
+    target: ModelConfig, num_modules: int, dtype: torch.dtype, device: torch.device, seed: int
+) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
+    """Modules of random weights: a layer as the target's last one with attention, which sees every key.
+
+    Raises:
+        UserError: a Gemma 4 target, whose layers are no module's.
+    """
+    if target.gemma4 is not None:
+        raise UserError("drafter.weights=random: no MTP module belongs to a Gemma 4 target; use drafter=frozen_kv")
+    last = next(plan for plan in reversed(target.layers) if plan.delta_net is None)
+    layer = replace(target, layers=(replace(last, window=None, kv_owner=None),))
+    mtp = MtpConfig(layer, num_modules, NormSide.POST_NORM, NormSide.POST_NORM)
+    shapes = mtp_tensor_shapes(layer)
+    return mtp, [random_tensors(shapes, dtype, device, seed + module) for module in range(num_modules)]

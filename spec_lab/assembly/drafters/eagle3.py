@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from spec_lab.assembly.deferred import Deferred
-from spec_lab.assembly.drafters.trained import DrafterWeights, TrainedDrafterConfig, zoo_folders
+from spec_lab.assembly.drafters.trained import (
+    DrafterWeights,
+    TrainedDrafterConfig,
+    path_beside_random_weights,
+    zoo_folders,
+)
 from spec_lab.assembly.option import DrafterOption
 from spec_lab.config import RunConfig, Weights, knob
 
@@ -44,9 +49,7 @@ def weights_or_random(config: RunConfig) -> str | None:
             return WEIGHTS.missing(config)
         size = options.draft_vocab_size
         return f"drafter.draft_vocab_size={size} is read with drafter.weights=random only; leave it out"
-    if options.path is None:
-        return None
-    return f"drafter.path={options.path} is not read with drafter.weights=random; leave one of them out"
+    return path_beside_random_weights(options)
 
 
 OPTION = DrafterOption(

@@ -12,10 +12,11 @@ from spec_lab.assembly.drafters.trained import (
     TrainedDrafterConfig,
     missing_folder,
     no_weights_shipped,
+    path_beside_random_weights,
     zoo_folders,
 )
 from spec_lab.assembly.option import DrafterOption
-from spec_lab.config import Choice, DrafterConfig, RunConfig, knob
+from spec_lab.config import Choice, DrafterConfig, RunConfig, Weights, knob
 from spec_lab.errors import UserError
 from spec_lab.models.config import MTP_COUNT_KEYS, read_num_mtp_modules
 
@@ -34,6 +35,7 @@ class MtpDrafterConfig(TrainedDrafterConfig):
 
     target_hidden: NormChoice = knob(NormChoice.auto, "the target's hidden state that goes in")
     recycled_hidden: NormChoice = knob(NormChoice.auto, "the module's own that goes on to the next draft")
+    weights: Weights = knob(Weights.checkpoint, "where the modules' weights come from")
 
 
 @dataclass
@@ -73,6 +75,8 @@ class MtpWeights(DrafterWeights):
 
     def _too_few_modules(self, config: RunConfig, num_needed: int) -> str | None:
         options: Any = config.drafter
+        if options.weights == Weights.random:
+            return path_beside_random_weights(options)
         name, folder = self._where_modules_lie(config)
         if folder is None:
             return no_weights_shipped(options, config.target)

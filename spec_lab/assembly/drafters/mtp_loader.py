@@ -12,7 +12,7 @@ from spec_lab.assembly.drafters.mtp import MtpDrafterConfig, MtpEagleDrafterConf
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models, build_cache
 from spec_lab.assembly.trees_loader import build_tree_shape, tree_backend
-from spec_lab.config import RunConfig
+from spec_lab.config import RunConfig, Weights
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.drafters.recurrent import RecurrentDrafter
@@ -20,6 +20,7 @@ from spec_lab.drafters.recurrent_tree import RecurrentTreeDrafter
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.mtp_checkpoint import MtpConfig, load_mtp
+from spec_lab.models.random_weights import random_mtp
 from spec_lab.models.rope import rotary_table
 
 
@@ -67,9 +68,13 @@ def mtp_eagle_factory(
 def read_mtp_modules(
     config: RunConfig, options: MtpDrafterConfig, models: Models, num_modules: int
 ) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
-    """The first modules of the drafter's folder; their config has the sides of the norms that the knobs settled."""
-    folder = weights_folder(config, options)
-    mtp, tensors = load_mtp(folder, models.target.config, num_modules, models.dtype, models.device)
+    """The first modules of the drafter's folder, or as many of random weights; their config has the sides of the norms
+    that the knobs settled."""
+    target = models.target.config
+    if options.weights == Weights.random:
+        mtp, tensors = random_mtp(target, num_modules, models.dtype, models.device, config.seed + 1)
+    else:
+        mtp, tensors = load_mtp(weights_folder(config, options), target, num_modules, models.dtype, models.device)
     mtp = replace(
         mtp,
         target_hidden=_norm_side(options.target_hidden, mtp.target_hidden),

@@ -89,6 +89,13 @@ def no_weights_shipped(options: DrafterConfig, target: TargetConfig, searched: s
     )
 
 
+def path_beside_random_weights(options: TrainedDrafterConfig) -> str | None:
+    """The refusal of a folder that random weights would not be read from."""
+    if options.path is None:
+        return None
+    return f"drafter.path={options.path} is not read with drafter.weights=random; leave one of them out"
+
+
 def missing_folder(knob: str, path: str) -> str | None:
     """The refusal of a path that is no folder."""
     return None if Path(path).is_dir() else f"{knob}={path} is no folder; give the folder of a checkpoint"
