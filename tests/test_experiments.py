@@ -113,6 +113,16 @@ def test_runs_that_differ_in_more_than_the_knobs_are_studies_apart() -> None:
     assert _found([*runs[:1], *other]) == [["run0"], ["run0"]]
 
 
+def test_a_further_knob_has_a_column_where_runs_differ_in_it() -> None:
+    """One that follows from the others has none, and parts no study."""
+    pruned = {"prune": {"catchup": "all_rows"}}
+    changes = [pruned | {"batch_size": size, "workload": {"num_requests": size}} for size in (8, 1)]
+    [(study, runs)] = read_knob_studies(_runs(*changes, experiment="pruning"))
+    assert [run.folder.name for run in runs] == ["run1", "run0"]
+    assert format_knob_study(study, runs).splitlines()[2].split()[:3] == ["batch", "K", "prune"]
+    assert format_knob_study(study, runs[:1]).splitlines()[2].split()[:2] == ["K", "prune"]
+
+
 def test_runs_of_no_study_and_unfinished_ones_have_no_line() -> None:
     runs = _runs({"batch_size": 1}, {"batch_size": 2})
     runs[0].summary["status"] = "failed"

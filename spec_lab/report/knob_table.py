@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Literal
 
@@ -30,12 +30,21 @@ class KnobStudy:
 
     Attributes:
         keys: a key that names a group shows what the run calls the group.
+        more_keys: those that have a column only where runs of the study differ in them.
+        follows: keys that follow from the others, and have no column.
     """
 
     experiment: str
     question: str
     keys: Mapping[str, str]
     columns: Columns
+    more_keys: Mapping[str, str] = field(default_factory=dict)
+    follows: Sequence[str] = ()
+
+    @property
+    def all_keys(self) -> dict[str, str]:
+        """Returns what a run may differ in, those that need not vary first."""
+        return {**self.more_keys, **self.keys}
 
 
 def _length(summary: Summary) -> str:
@@ -94,6 +103,8 @@ STUDIES = (
             "length": _length, "rows": _rows("catchup_computed"), "catchup": _stage("catchup"), "round": _round,
             "prompt": _prompt_pass, "over unpruned": _pruning_speedup,
         },
+        {"tokens": "workload.prompt_tokens", "batch": "batch_size"},
+        ("workload.num_requests",),
     ),
     KnobStudy(
         "prefill_outputs",
@@ -103,6 +114,7 @@ STUDIES = (
             "rows": _rows("prefill_hidden"), "rows to logits": _rows("prefill_logits"),
             "prompt pass": _prompt_pass, "unpruned beside it": _unpruned_prompt_pass,
         },
+        {"drafter": "drafter", "chunk": "cache.prefill_chunk"},
     ),
     KnobStudy(
         "sampling",
@@ -119,6 +131,8 @@ STUDIES = (
             "break-even": lambda summary: number(summary["break_even_acceptance_length"]),
             "verify": _stage("verify"), "round": _round, "tok/s": _rate, "speedup": _speedup,
         },
+        {"tokens": "workload.prompt_tokens"},
+        ("workload.num_requests",),
     ),
     KnobStudy(
         "adaptive_k",
@@ -160,12 +174,23 @@ def read_knob_studies(runs: Sequence[Run]) -> list[tuple[KnobStudy, list[Run]]]:
 
 def format_knob_study(study: KnobStudy, runs: Sequence[Run]) -> str:
     """The question and the table."""
-    header = [*study.keys, *study.columns]
+    keys = {**_varied(study, runs), **study.keys}
     body = [
-        [*map(_shown, _values(study, run.summary)), *(show(run.summary) for show in study.columns.values())]
+        [
+            *(_shown(_value(run.summary, key)) for key in keys.values()),
+            *(show(run.summary) for show in study.columns.values()),
+        ]
         for run in runs
     ]
+    header = [*keys, *study.columns]
     return f"{study.question}\n\n{format_table(header, body, left=WORDS)}"
+
+
+def _varied(study: KnobStudy, runs: Sequence[Run]) -> dict[str, str]:
+    """The further keys in which runs differ."""
+    return {
+        name: key for name, key in study.more_keys.items() if len({str(_value(run.summary, key)) for run in runs}) > 1
+    }
 
 
 def _shown(value: Any) -> str:
@@ -173,7 +198,7 @@ def _shown(value: Any) -> str:
 
 
 def _values(study: KnobStudy, summary: Summary) -> list[Any]:
-    return [_value(summary, key) for key in study.keys.values()]
+    return [_value(summary, key) for key in study.all_keys.values()]
 
 
 def _value(summary: Summary, key: str) -> Any:
@@ -187,7 +212,7 @@ def _value(summary: Summary, key: str) -> Any:
 def _ordered(study: KnobStudy, runs: Sequence[Run]) -> list[Run]:
     """Numbers by value, words in the order in which they ran."""
     values = {id(run): _values(study, run.summary) for run in runs}
-    seen = [list(dict.fromkeys(str(row[place]) for row in values.values())) for place in range(len(study.keys))]
+    seen = [list(dict.fromkeys(str(row[place]) for row in values.values())) for place in range(len(study.all_keys))]
 
     def place_of(run: Run) -> list[float]:
         return [
@@ -201,7 +226,7 @@ def _ordered(study: KnobStudy, runs: Sequence[Run]) -> list[Run]:
 def _shared(study: KnobStudy, summary: Summary) -> str:
     """The configuration without the knobs of the study."""
     config = {key: value for key, value in summary["config"].items() if key not in NOT_COMPARED}
-    for key in study.keys.values():
+    for key in (*study.all_keys.values(), *study.follows):
         *groups, leaf = key.split(".")
         if groups:
             [group] = groups

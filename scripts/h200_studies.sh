@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Where each technique pays, at the shape of Llama-3.1-8B with random weights and imposed acceptance, on one H200.
+#   bash scripts/h200_studies.sh FOLDER STUDY...    studies: pruning, prompts, graphs, drafts, contexts
+# Each is an experiment of the lab with a real shape's options; typed again it goes on where it was stopped. FOLDER gets a
+# folder and a file of tables a study; PART, where it is set, holds overrides that share a study out over several GPUs (PART="batch_size=1,8").
+set -uo pipefail
+cd "$(dirname "$0")/.."
+export PYTHONPATH="${PYTHONPATH:-.:kernels}" PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
+PYTHON="${PYTHON:-python3}"
+FOLDER="$1"
+shift
+read -ra PARTS <<< "${PART:-}"
+SHAPE=(target=llama3_8b target.weights=random device=cuda attention=triton kernels=triton workload=random_ids
+  workload.limit=null workload.prompt_tokens=512 "workload.num_requests=\${batch_size}" repeats=1 profile_rounds=0)
+HEAD=(drafter.weights=random drafter.draft_vocab_size=32000 acceptance=synthetic acceptance.mean_length=1.5)
+
+lab() { echo "-- $*"; "$PYTHON" -m spec_lab "$@" "${PARTS[@]}"; }
+
+# Rows and time of the catch-up step, and a round's, over an unpruned run of the same process.
+pruning() {
+  lab experiment=pruning "${SHAPE[@]}" "${HEAD[@]}" "output_dir=$FOLDER/pruning" graph=round max_new_tokens=96 \
+    prune=post_attention,catchup drafter.num_draft_tokens=1,3,7 batch_size=1,8,64,256 workload.prompt_tokens=1024
+}
+
+# The same behind prompts of 8k tokens; 64 of them fill the GPU once, so that no unpruned run fits beside.
+long_pruning() {
+  lab experiment=pruning "${SHAPE[@]}" "${HEAD[@]}" "output_dir=$FOLDER/pruning" graph=round max_new_tokens=96 \
+    prune=none,post_attention,catchup drafter.num_draft_tokens=1,3,7 batch_size=1,8,64 workload.prompt_tokens=8192 "references=[]"
+}
+
+# What outputs for the last prompt row alone save: no drafter, an EAGLE-3 head, an MTP module; short chunks and long.
+prompts() {
+  local drafter
+  for drafter in none eagle3 mtp_eagle; do
+    local head=(acceptance=strict)
+    [ "$drafter" = none ] || head=(drafter.weights=random)
+    lab experiment=prefill_outputs "${SHAPE[@]}" "drafter=$drafter" "${head[@]}" "output_dir=$FOLDER/prompts" \
+      graph=eager workload.num_requests=1 warmup_requests=1 prune.prefill=last_row cache.prefill_chunk=512,8192 \
+      workload.prompt_tokens=1024,8192,32768,130000
+  done
+}
+
+# The graph modes, each with its launches, replays and idle time.
+graphs() {
+  lab experiment=graph_modes "${SHAPE[@]}" "${HEAD[@]}" "output_dir=$FOLDER/graphs" profile_rounds=20 \
+    batch_size=1,16,64 max_new_tokens=96
+}
+
+# A round by the number of drafts, and the acceptance length at which it breaks even with plain decoding.
+drafts() {
+  lab experiment=batch_scaling "${SHAPE[@]}" "${HEAD[@]}" "output_dir=$FOLDER/drafts" graph=round max_new_tokens=96 \
+    drafter.num_draft_tokens=1,2,3,4,5,6,7 batch_size=1,16,64
+}
+
+# A round by the keys it attends to.
+contexts() {
+  lab experiment=batch_scaling "${SHAPE[@]}" "${HEAD[@]}" "output_dir=$FOLDER/contexts" graph=round max_new_tokens=96 \
+    drafter.num_draft_tokens=3 batch_size=1 workload.prompt_tokens=1024,8192,32768,65536,120000
+}
+
+failed=0
+for study in "$@"; do
+  "$study" || failed=1
+  "$PYTHON" -m spec_lab.report "$FOLDER/${study#long_}" --anyway > "$FOLDER/$study.txt" || failed=1
+done
+exit "$failed"

@@ -1,0 +1,52 @@
+"""`scripts/h200_studies.sh`: its studies compose, and one runs at a tiny shape on a CPU, with its table."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_checkpoints import make_tiny_target
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "h200_studies.sh"
+TINY = ["target=hf", "device=cpu", "attention=torch", "kernels=torch", "num_threads=1", "max_new_tokens=4"]
+
+
+def run_study(folder: Path, study: str, part: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", str(SCRIPT), str(folder), study],
+        env=os.environ | {"PYTHON": sys.executable, "PART": " ".join(part)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("study", "num_jobs"),
+    [("pruning", 24), ("long_pruning", 27), ("prompts", 24), ("graphs", 18), ("drafts", 21), ("contexts", 5)],
+)
+def test_a_study_composes_at_its_own_shape(study: str, num_jobs: int, tmp_path: Path) -> None:
+    said = run_study(tmp_path / "out", study, ["--dry-run"]).stdout
+    assert said.count("nothing is refused before the weights are read") == num_jobs
+
+
+@pytest.mark.slow
+def test_a_study_runs_at_a_tiny_shape(tmp_path: Path) -> None:
+    """Batch sizes and prompts differ in one table."""
+    make_tiny_target(tmp_path / "whole", "llama", num_hidden_layers=7)
+    (tmp_path / "shape").mkdir()
+    (tmp_path / "shape" / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
+    cells = ["drafter.num_draft_tokens=1", "prune=catchup", "batch_size=1,2", "workload.prompt_tokens=8,12"]
+    part = [*TINY, f"target.path={tmp_path / 'shape'}", "drafter.draft_vocab_size=40", *cells]
+    ended = run_study(tmp_path / "out", "pruning", part)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    lines = (tmp_path / "out" / "pruning.txt").read_text().splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("tokens  batch  K  prune"))
+    assert [line.split()[:4] for line in lines[head + 2 : head + 6]] == [
+        [tokens, batch, "1", "catchup"] for tokens in ("8", "12") for batch in ("1", "2")
+    ]
