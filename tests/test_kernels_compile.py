@@ -12,8 +12,10 @@ POINTERS = (
     dict.fromkeys(("page_table", "seq_lens", "slot_mapping", "positions", "slot_ids", "slot_seeds", "kv_lens"), "*i64")
     | dict.fromkeys(("tokens", "draft_tokens", "next_tokens", "top_tokens", "window_tokens", "column"), "*i64")
     | dict.fromkeys(("num_emitted", "num_accepted", "num_valid", "rank"), "*i64")
-    | dict.fromkeys(("top_ids", "num_ahead", "winners", "score_ids"), "*i32")
+    | dict.fromkeys(("expert_ids",), "*i64")
+    | dict.fromkeys(("top_ids", "num_ahead", "winners", "score_ids", "order", "starts"), "*i32")
     | dict.fromkeys(("sums", "maxima", "partial", "tops", "draft_tops", "draft_sums", "reached"), "*fp32")
+    | dict.fromkeys(("routing_weights", "terms"), "*fp32")
     | dict.fromkeys(("probability", "top_probability", "kept_logits", "draft_logits"), "*fp32")
     | dict.fromkeys(("scores", "ratios"), "*fp64")
     | dict.fromkeys(("active", "is_top"), "*i1")
@@ -102,6 +104,55 @@ def compile_draft_kernels() -> None:
         assert 0 < read < barrier < written, "in place: a window is read, then all threads meet, then it is written"
 
 
+def compile_experts() -> None:
+    """Compile the products of Qwen3-30B-A3B's experts, for few rows and for many."""
+    from spec_kernels import experts
+    from spec_kernels.expert_tiles import choose_expert_tiles
+
+    sizes = {"HIDDEN": 2048, "INNER": 768}
+    for num_rows, pairs_each in ((4, 0.25), (256, 16)):
+        for dtype in ("bf16", "fp32"):
+            tiles = choose_expert_tiles(num_rows, pairs_each, 4 if dtype == "fp32" else 2)
+            both = sizes | {"PAIR_TILE": tiles.pairs, "BY_PAIR": num_rows == 4}
+            for kernel, product, more in (
+                (experts._gate_up, tiles.gate_up, {"NUM_CHOSEN": 8, "IS_GELU": False}),
+                (experts._down, tiles.down, {}),
+            ):
+                shape = {"COLUMN_TILE": product.columns, "CHANNEL_TILE": product.channels}
+                ptx = compile_kernel(kernel, dtype, product.num_warps, **both, **shape, **more)
+                if dtype == "bf16":
+                    assert "mma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
+                else:
+                    assert "mma" not in ptx, "no TF32"
+    compile_kernel(experts._sort_pairs, "i32", PAIR_TILE=1024, NO_EXPERT=1 << 30)
+    compile_kernel(experts._add_terms, "bf16", NUM_CHOSEN=8, HIDDEN=2048, CHANNEL_TILE=512)
+
+
+def compile_latent_attention() -> None:
+    """Compile it at the sizes of GLM-4.7-Flash and DeepSeek-V3, and at those of few heads."""
+    from spec_kernels import latent_attention
+    from spec_kernels.attention_tiles import choose_latent_tiles
+
+    for num_heads, dtype, is_whole in ((20, "bf16", False), (128, "bf16", True), (8, "bf16", False)):
+        tiles = choose_latent_tiles(num_heads, 576, 2)
+        ptx = compile_kernel(
+            latent_attention._attend_latents,
+            dtype,
+            tiles.num_warps,
+            NUM_HEADS=num_heads,
+            RANK=512,
+            ROW_WIDTH=576,
+            RANK_TILE=512,
+            ROTATED_TILE=64,
+            PAGE_SIZE=16,
+            SPLIT_KEYS=256,
+            ROW_TILE=tiles.rows,
+            KEY_TILE=tiles.keys,
+            IS_WHOLE=is_whole,
+        )
+        assert ("wgmma" if tiles.rows == 64 else "mma.sync") in ptx and "cp.async.cg" in ptx
+
+
 def main() -> None:
     from spec_kernels import attention, metadata, rope_write
 
@@ -117,6 +168,8 @@ def main() -> None:
     compile_kernel(metadata._advance, "i64", PAGE_SIZE=16, REQUEST_TILE=128)
     compile_vocabulary()
     compile_draft_kernels()
+    compile_experts()
+    compile_latent_attention()
 
 
 @pytest.mark.slow

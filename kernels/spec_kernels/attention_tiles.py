@@ -44,3 +44,14 @@ def choose_split_keys(max_positions: int) -> int:
     It is one value a run, so that rows can be compared.
     """
     return max(_MIN_SPLIT_KEYS, triton.next_power_of_2(triton.cdiv(max_positions, _MAX_SPLITS)))
+
+
+def choose_latent_tiles(num_heads: int, row_width: int, element_size: int) -> Tiles:
+    """Returns tiles of (query row, head) pairs over latent rows, whatever the number of query rows.
+
+    A tile is as high as its sums of values fit registers, since every tile reads all rows of a request.
+    """
+    if element_size == 4:  # no tensor core product: an unrolled one takes long to compile
+        return Tiles(rows=16, keys=16, num_warps=4, num_stages=1)
+    rows = 64 if num_heads >= 16 else 16
+    return Tiles(rows=rows, keys=32, num_warps=8 if rows == 64 else 4, num_stages=2)

@@ -18,6 +18,7 @@ from spec_lab.assembly.triton import require_triton
 from spec_lab.core.protocols import AcceptanceRule, RopeWrite
 from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
+from spec_lab.models.experts import ExpertsMaker, grouped_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Kernels:
         carry_hidden: between two replayed steps of a drafter that hands tokens and a hidden state on.
         mtp_window: the windows of drafter=mtp_vanilla.
         rope_write: of attention layers whose heads it fits; None is rotation, then the backend's write.
+        experts: makes the experts of a layer from their weights.
     """
 
     strict: Callable[[], DeterministicRule]
@@ -42,6 +44,7 @@ class Kernels:
     carry_hidden: DraftCarry
     mtp_window: type[MtpWindow]
     rope_write: RopeWrite | None
+    experts: ExpertsMaker
 
 
 def _torch_rejection(method: str, sampling: SamplingParams, seeds: SlotSeeds, lossless: bool) -> AcceptanceRule:
@@ -56,6 +59,7 @@ TORCH = Kernels(
     carry_hidden=carry_every_tensor,
     mtp_window=MtpWindow,
     rope_write=None,
+    experts=grouped_experts,
 )
 
 
@@ -70,6 +74,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
     from spec_lab.acceptance.triton_sampling import triton_sample_and_keep
     from spec_lab.drafters.triton_window import TritonMtpWindow
     from spec_lab.engine.graphs.triton_carry import triton_carry
+    from spec_lab.models.triton_experts import TritonExperts
 
     return Kernels(
         strict=TritonStrictAcceptance,
@@ -79,6 +84,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         carry_hidden=triton_carry,
         mtp_window=TritonMtpWindow,
         rope_write=rope_write,
+        experts=TritonExperts,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -26,6 +26,7 @@ from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder
 from spec_lab.models.delta_caches import DeltaCache, ReplayedUpdates, StateCheckpoints
 from spec_lab.models.delta_sizes import DeltaNetSizes
+from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.plan import LayerPlan
@@ -78,6 +79,13 @@ class Models:
     dtype: torch.dtype
     experts_read: ExpertsRead
     markers: ThinkingMarkers | None = None
+
+    def adopt(self, parts: Iterable[ExpertMLP]) -> None:
+        """Let the run's kernels compute these layers of experts, and count what they read."""
+        adopted = tuple(parts)
+        for part in adopted:
+            part.experts = part.experts.made_by(self.kernels.experts)
+        self.experts_read.watch(adopted)
 
 
 def target_folder(config: RunConfig) -> Path:
@@ -208,9 +216,9 @@ def load_models(
     checkpoint = None if config.target.weights == Weights.random else folder
     source = WeightSource(checkpoint, dtype, device, partition, config.seed)
     target = load_target(model_config, source, backend, max_positions)
-    experts_read = ExpertsRead(device)
-    experts_read.watch(target.expert_parts)
-    return Models(target, backend, kernels, device, dtype, experts_read, markers)
+    models = Models(target, backend, kernels, device, dtype, ExpertsRead(device), markers)
+    models.adopt(target.expert_parts)
+    return models
 
 
 def _refuse_backend_without_latents(config: RunConfig, target: ModelConfig, backend: AttentionBackend) -> None:

@@ -9,6 +9,8 @@ from spec_kernels.attention_tiles import choose_split_keys
 from spec_kernels.metadata import advance_metadata
 from spec_kernels.rope_write import write_kv
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.attention.torch_latent import TorchLatentAttention
+from spec_lab.attention.triton_latent import TritonLatentAttention
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend
 from spec_lab.core.protocols import RopeWrite
@@ -24,12 +26,14 @@ class TritonAttention:
 
     def __init__(self, page_size: int, max_positions: int, rope_write: RopeWrite | None = None) -> None:
         self.rope_write = rope_write
-        self.latent: LatentAttentionBackend | None = None
         self._page_size = page_size
         self._max_positions = max_positions
         self._split_keys = choose_split_keys(max_positions)
         # Metadata is built by the reference, so that both agree on every position and slot.
         self._reference = TorchAttention(page_size, max_positions)
+        self.latent: LatentAttentionBackend | None = TritonLatentAttention(
+            TorchLatentAttention(self._reference), page_size, choose_split_keys(max_positions)
+        )
 
     def build(
         self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int

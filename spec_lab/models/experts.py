@@ -29,6 +29,14 @@ class RoutedExperts(Protocol):
         """Return the weighted sums of the experts' outputs: [rows, hidden_size]."""
         ...
 
+    def made_by(self, make: ExpertsMaker) -> RoutedExperts:
+        """Return the same experts, whose products `make` makes."""
+        ...
+
+
+ExpertsMaker = Callable[[torch.Tensor, torch.Tensor, Activation], RoutedExperts]
+"""Makes experts of their weights, `gate_up` and `down`, and what the gates go through, as `SortedExperts` does."""
+
 
 class RoutingObserver(Protocol):
     """Sees every choice of the routers that it watches (`spec_lab.engine.experts_read`)."""
@@ -87,12 +95,7 @@ class SortedExperts:
     __slots__ = ("_activation", "_down", "_expert_ids", "_gate_up")
 
     def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation = F.silu) -> None:
-        """`gate_up` is [experts, 2 * intermediate, hidden_size], `down` [experts, hidden_size, intermediate].
-
-        Raises:
-            UserError: a dtype that the grouped product has not on the device.
-        """
-        refuse_dtype(gate_up.dtype, gate_up.device)
+        """`gate_up` is [experts, 2 * intermediate, hidden_size], `down` [experts, hidden_size, intermediate]."""
         self._gate_up = gate_up
         self._down = down
         self._activation = activation
@@ -110,15 +113,31 @@ class SortedExperts:
         in_rows = torch.empty_like(out).index_copy_(0, order, out).unflatten(0, (-1, num_chosen))
         return (in_rows * routing.weights.unsqueeze(-1)).sum(dim=1).to(rows.dtype)
 
+    def made_by(self, make: ExpertsMaker) -> RoutedExperts:
+        return make(self._gate_up, self._down, self._activation)
+
     def _product(self, rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
 
-def refuse_dtype(dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse what `grouped_mm` has no kernel for: on a GPU all but bfloat16."""
-    if device.type == "cuda" and dtype != torch.bfloat16:
-        name = str(dtype).removeprefix("torch.")
-        raise UserError(f"dtype={name}: layers of experts run in bfloat16 on a GPU; use dtype=bfloat16 or device=cpu")
+def has_grouped_product(dtype: torch.dtype, device: torch.device) -> bool:
+    """Tell whether `grouped_mm` has a kernel: on a GPU for bfloat16 alone."""
+    return device.type != "cuda" or dtype == torch.bfloat16
+
+
+def grouped_experts(gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> RoutedExperts:
+    """Make `SortedExperts`, the `ExpertsMaker` of kernels=torch.
+
+    Raises:
+        UserError: a dtype that the grouped product has not on the device.
+    """
+    if not has_grouped_product(gate_up.dtype, gate_up.device):
+        name = str(gate_up.dtype).removeprefix("torch.")
+        raise UserError(
+            f"dtype={name}: layers of experts run in bfloat16 on a GPU with kernels=torch; use dtype=bfloat16, "
+            "kernels=triton or device=cpu"
+        )
+    return SortedExperts(gate_up, down, activation)
 
 
 def build_experts(

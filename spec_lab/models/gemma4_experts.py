@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.models.expert_sizes import ExpertSizes
-from spec_lab.models.experts import ExpertMLP, RoutedExperts, SortedExperts
+from spec_lab.models.experts import ExpertMLP, ExpertsMaker, RoutedExperts, SortedExperts
 from spec_lab.models.layers import RowsPart, gelu_tanh
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import Float32Norm
@@ -52,6 +52,9 @@ class NormedExperts:
 
     def __call__(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
         return self.experts(self.norm(rows), routing)
+
+    def made_by(self, make: ExpertsMaker) -> RoutedExperts:
+        return NormedExperts(self.norm, self.experts.made_by(make))
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def _load(
         )
     source = WeightSource(folder, models.dtype, models.device)
     model = load_target(model_config, source, models.backend, models.target.num_positions)
-    models.experts_read.watch(model.expert_parts)
+    models.adopt(model.expert_parts)
 
     def make_cache(resources: DrafterResources) -> PagedKVCache:
         _refuse_few_positions(model_config, folder, resources.limits.max_seq_len)

@@ -91,7 +91,7 @@ def build_mtp_modules(mtp: MtpConfig, tensors: Sequence[Mapping[str, torch.Tenso
     rotary = rotary_table(plan.rope, plan.head_dim, target.num_positions, models.dtype, models.device)
     modules = [MtpModule(mtp, of_module, target.embedding, head, rotary, models.backend) for of_module in tensors]
     for module in modules:
-        models.experts_read.watch(module.expert_parts)
+        models.adopt(module.expert_parts)
     return modules
 
 

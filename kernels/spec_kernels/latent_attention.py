@@ -1,0 +1,235 @@
+"""Attention of a few query rows a request over a paged cache of latent rows (MLA), split over the keys.
+
+All heads read the same row of a token, as key whole and as value in part, so that a tile of (query row, head) pairs
+loads each row once for scores and values. As in `attention.py` a row's result is a fixed tree of roundings: tiles and
+splits start at absolute positions and have one shape for any number of query rows, and splits are merged in ascending
+order.
+
+Sources: DeepSeek-V2 (arXiv 2405.04434) for the absorbed form, FlashMLA for one load of a key tile for both products.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.attention import _MERGED_AT_ONCE, _merge_splits
+from spec_kernels.attention_tiles import choose_latent_tiles
+from spec_kernels.utils import assert_rows_of, launch_on
+
+_EVERY_KEY = 1 << 30
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit(do_not_specialize=["num_queries", "num_readable", "window", "split_stride"])
+def _attend_latents(
+    out_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    maxima_ptr: tl.tensor,
+    queries_ptr: tl.tensor,
+    cache_ptr: tl.tensor,
+    page_table_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    num_queries: tl.tensor,
+    num_readable: tl.tensor,
+    window: tl.tensor,
+    scale: tl.tensor,
+    query_row_stride: tl.tensor,
+    query_head_stride: tl.tensor,
+    page_table_stride: tl.tensor,
+    split_stride: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    ROW_WIDTH: tl.constexpr,
+    RANK_TILE: tl.constexpr,
+    ROTATED_TILE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+) -> None:
+    """Attends one tile of (query row, head) pairs over the keys of one split: the result when IS_WHOLE, else
+    unnormalised sums and their maxima."""
+    tiles_per_request = tl.cdiv(num_queries * NUM_HEADS, ROW_TILE)
+    request = tl.program_id(0) // tiles_per_request
+    first_row = tl.program_id(0) % tiles_per_request * ROW_TILE
+    split = tl.program_id(1)
+
+    first_end = tl.load(seq_lens_ptr + request).to(tl.int32) - (num_queries - 1)
+    first_query = first_row // NUM_HEADS
+    last_query = tl.minimum((first_row + ROW_TILE - 1) // NUM_HEADS, num_queries - 1)
+    low = tl.maximum(first_end + first_query - window, split * SPLIT_KEYS)
+    high = tl.minimum(tl.minimum(first_end + last_query, num_readable), (split + 1) * SPLIT_KEYS)
+    # Nobody reads what this split would write. The outer branch is taken at compile time.
+    if not IS_WHOLE:  # noqa: SIM102
+        if low >= high:
+            return
+
+    pairs = first_row + tl.arange(0, ROW_TILE)
+    query = pairs // NUM_HEADS
+    is_row = query < num_queries
+    end = tl.where(is_row, tl.minimum(first_end + query, num_readable), 0)
+    start = first_end + query - window
+    out_row = (request * num_queries + query).to(tl.int64)
+    query_rows = queries_ptr + out_row * query_row_stride + pairs % NUM_HEADS * query_head_stride
+    channels = tl.arange(0, RANK_TILE)
+    turned = RANK + tl.arange(0, ROTATED_TILE)
+    is_channel = ((channels < RANK) | (RANK == RANK_TILE))[None, :]
+    is_turned = ((turned < ROW_WIDTH) | (ROW_WIDTH - RANK == ROTATED_TILE))[None, :]
+    queries = tl.load(query_rows[:, None] + channels[None, :], mask=is_row[:, None] & is_channel, other=0.0)
+    turned_queries = tl.load(query_rows[:, None] + turned[None, :], mask=is_row[:, None] & is_turned, other=0.0)
+
+    maxima = tl.full((ROW_TILE,), float("-inf"), tl.float32)
+    sums = tl.zeros((ROW_TILE,), tl.float32)
+    acc = tl.zeros((ROW_TILE, RANK_TILE), tl.float32)
+    for first_key in range(low // KEY_TILE * KEY_TILE, high, KEY_TILE):
+        keys = first_key + tl.arange(0, KEY_TILE)
+        # Keys outside are never loaded: what lies there may be NaN.
+        is_key = (keys >= low) & (keys < high)
+        page_ptrs = page_table_ptr + request * page_table_stride + keys // PAGE_SIZE
+        slots = tl.load(page_ptrs, mask=is_key, other=0).to(tl.int64) * PAGE_SIZE + keys % PAGE_SIZE
+        row_ptrs = cache_ptr + (slots * ROW_WIDTH)[:, None]
+        latents = tl.load(row_ptrs + channels[None, :], mask=is_key[:, None] & is_channel, other=0.0)
+        turned_keys = tl.load(row_ptrs + turned[None, :], mask=is_key[:, None] & is_turned, other=0.0)
+
+        scores = tl.dot(queries, tl.trans(latents), input_precision="ieee")
+        scores = tl.dot(turned_queries, tl.trans(turned_keys), scores, input_precision="ieee") * scale
+        is_visible = (keys[None, :] >= start[:, None]) & (keys[None, :] < end[:, None])
+        scores = tl.where(is_visible & is_key[None, :], scores, float("-inf"))
+        new_maxima = tl.maximum(maxima, tl.max(scores, 1))
+        shift = tl.where(new_maxima == float("-inf"), 0.0, new_maxima)
+        weights = tl.exp2(scores - shift[:, None])
+        decay = tl.exp2(maxima - shift)
+        sums = sums * decay + tl.sum(weights, 1)
+        acc = acc * decay[:, None]
+        acc = tl.dot(weights.to(latents.dtype), latents, acc, input_precision="ieee")
+        maxima = new_maxima
+
+    out_head = out_row * NUM_HEADS + pairs % NUM_HEADS
+    if IS_WHOLE:
+        acc = acc / tl.where(sums > 0, sums, 1.0)[:, None]
+    else:
+        out_head += split.to(tl.int64) * split_stride
+        tl.store(sums_ptr + out_head, sums, mask=is_row)
+        tl.store(maxima_ptr + out_head, maxima, mask=is_row)
+    out_ptrs = out_ptr + out_head[:, None] * RANK + channels[None, :]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_channel)
+
+
+@torch.library.custom_op("spec_kernels::latent_attention", mutates_args=("out",))
+def latent_attention(
+    out: torch.Tensor,
+    queries: torch.Tensor,
+    cache: torch.Tensor,
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    page_size: int,
+    max_seq_len: int,
+    split_keys: int,
+    scale: float,
+    window: int | None,
+) -> None:
+    """Attention of the newest query rows of each request over its paged latent rows.
+
+    Which keys a row sees is said in `paged_attention`. There may be any number of query rows; 1 to 16 are what it is
+    made for.
+
+    Args:
+        out: [batch * num_queries, num_heads, value_width], contiguous, written.
+        queries: [batch * num_queries, num_heads, row_width], any stride but that of the last dimension, which is 1.
+        cache: [num_slots, row_width], contiguous, of the queries' dtype: keys whole, and values in their first
+            `value_width` numbers; slot = page * page_size + offset.
+        page_table: [batch, num_pages + 1] int64; the last column is the scratch page and is not read.
+        seq_lens: [batch] int64 keys that the last query row sees.
+        max_seq_len: upper bound of `seq_lens` known to the host; sets the launch grid and nothing else.
+        split_keys: keys a split, a power of two; see `choose_latent_split_keys`.
+        window: newest keys that a row sees; None is all of them.
+    """
+    batch, num_columns = page_table.shape
+    num_rows, num_heads, row_width = queries.shape
+    rank = out.shape[2]
+    _assert_shapes(out, queries, cache, page_table)
+    tiles = choose_latent_tiles(num_heads, row_width, queries.element_size())
+    assert split_keys % tiles.keys == 0
+    num_queries = num_rows // batch
+    num_readable = min(max_seq_len, (num_columns - 1) * page_size)
+    num_splits = max(1, triton.cdiv(num_readable, split_keys))
+    window = _EVERY_KEY if window is None else window
+    split_stride = num_rows * num_heads
+    rank_tile = max(16, triton.next_power_of_2(rank))
+    partial, sums, maxima = out, out, out
+    if num_splits > 1:
+        partial = torch.empty((num_splits, split_stride, rank), dtype=torch.float32, device=out.device)
+        sums, maxima = torch.empty((2, num_splits, split_stride), dtype=torch.float32, device=out.device).unbind()
+
+    with launch_on(out):
+        _attend_latents[(batch * triton.cdiv(num_queries * num_heads, tiles.rows), num_splits)](
+            *(partial, sums, maxima, queries, cache, page_table, seq_lens, num_queries, num_readable, window),
+            *(scale * _LOG2_E, queries.stride(0), queries.stride(1), page_table.stride(0), split_stride),
+            NUM_HEADS=num_heads,
+            RANK=rank,
+            ROW_WIDTH=row_width,
+            RANK_TILE=rank_tile,
+            ROTATED_TILE=max(16, triton.next_power_of_2(row_width - rank)),
+            PAGE_SIZE=page_size,
+            SPLIT_KEYS=split_keys,
+            ROW_TILE=tiles.rows,
+            KEY_TILE=tiles.keys,
+            IS_WHOLE=num_splits == 1,
+            num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages,
+        )
+        if num_splits > 1:
+            _merge_splits[(num_rows, num_heads)](
+                *(out, partial, sums, maxima, seq_lens, num_queries, num_readable, window, split_stride),
+                NUM_HEADS=num_heads,
+                HEAD_DIM=rank,
+                CHANNEL_TILE=rank_tile,
+                SPLIT_KEYS=split_keys,
+                SPLIT_TILE=_MERGED_AT_ONCE,
+            )
+
+
+def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, cache: torch.Tensor, page_table: torch.Tensor) -> None:
+    """Assert what the kernels take for granted."""
+    num_rows, num_heads, row_width = queries.shape
+    assert_rows_of(out, num_rows, num_heads, out.shape[2])
+    assert_rows_of(cache, cache.shape[0], row_width)
+    assert out.is_contiguous() and cache.is_contiguous() and queries.stride(2) == 1 and page_table.stride(1) == 1
+    assert num_rows % page_table.shape[0] == 0 and out.shape[2] < row_width and queries.dtype == cache.dtype
+
+
+def latent_attention_reference(
+    queries: torch.Tensor,
+    cache: torch.Tensor,
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    page_size: int,
+    max_seq_len: int,
+    scale: float,
+    window: int | None,
+    value_width: int,
+) -> torch.Tensor:
+    """Compute what `latent_attention` computes, in float32: [batch * num_queries, num_heads, value_width] in the
+    queries' dtype."""
+    batch, num_columns = page_table.shape
+    num_rows, num_heads, row_width = queries.shape
+    num_queries = num_rows // batch
+    positions = torch.arange(min(max_seq_len, (num_columns - 1) * page_size), device=cache.device)
+    slots = page_table[:, positions // page_size] * page_size + positions % page_size
+    behind = torch.arange(num_queries - 1, -1, -1, device=cache.device)
+    ends = (seq_lens.unsqueeze(1) - behind).unsqueeze(2)
+    is_visible = positions < ends
+    if window is not None:
+        is_visible &= positions >= ends - window
+    # Selection, not multiplication: rows that nobody sees may be NaN.
+    rows = torch.where(is_visible.any(1).unsqueeze(2), cache[slots], 0).float()
+    grouped = queries.float().view(batch, num_queries, num_heads, row_width)
+    scores = torch.einsum("bqhd,bkd->bqhk", grouped, rows) * scale
+    scores = scores.masked_fill(~is_visible.unsqueeze(2), float("-inf"))
+    weights = scores.softmax(-1).nan_to_num(0.0)  # a row that sees nothing
+    out = torch.einsum("bqhk,bkd->bqhd", weights, rows[..., :value_width])
+    return out.reshape(num_rows, num_heads, value_width).to(queries.dtype)

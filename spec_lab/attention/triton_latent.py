@@ -1,0 +1,45 @@
+"""Latent attention of attention=triton: a paged kernel for a few rows, torch for the unfolded rows of a prompt."""
+
+from __future__ import annotations
+
+import torch
+
+from spec_kernels.latent_attention import latent_attention
+from spec_lab.attention.torch_latent import TorchLatentAttention
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.types import AttentionMetadata
+
+
+class TritonLatentAttention:
+    """Keeps the protocol `LatentAttentionBackend`. A row's output does not depend on what is computed beside it."""
+
+    def __init__(self, reference: TorchLatentAttention, page_size: int, split_keys: int) -> None:
+        """`reference` writes rows, and attends where they are unfolded."""
+        self._page_size = page_size
+        self._split_keys = split_keys
+        self.write = reference.write
+        self.attend_unfolded = reference.attend_unfolded
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        window: int | None,
+        value_width: int,
+        scale: float,
+    ) -> torch.Tensor:
+        out = queries.new_empty((*queries.shape[:2], value_width))
+        latent_attention(
+            out,
+            queries,
+            cache.kv,
+            metadata.page_table,
+            metadata.seq_lens,
+            self._page_size,
+            metadata.max_seq_len,
+            self._split_keys,
+            scale,
+            window,
+        )
+        return out

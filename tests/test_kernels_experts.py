@@ -1,0 +1,163 @@
+"""The kernels of routed experts against their reference, and that no bit of a row depends on the rows beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, choose_expert_tiles
+from spec_kernels.experts import ACTIVATIONS, routed_experts, routed_experts_reference
+from spec_lab.models.experts import SortedExperts
+from spec_lab.models.layers import gelu_tanh
+from spec_lab.models.routers import Routing
+from spec_lab.models.triton_experts import MAX_ROWS, TritonExperts
+from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
+from tests.tiny_checkpoints import refused
+
+
+@dataclass
+class Layer:
+    """Experts, rows, and what a router chose for them."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    rows: torch.Tensor
+    expert_ids: torch.Tensor
+    weights: torch.Tensor
+
+    def run(self, activation: str = "silu") -> torch.Tensor:
+        """Run the kernels, into an output that is NaN before."""
+        out = torch.full_like(self.rows, float("nan"))
+        routed_experts(out, self.rows, self.gate_up, self.down, self.expert_ids, self.weights, activation)
+        return out
+
+    def expected(self, activation: str = "silu") -> torch.Tensor:
+        arguments = (self.rows, self.gate_up, self.down, self.expert_ids, self.weights, activation)
+        return routed_experts_reference(*arguments)
+
+    def some(self, rows: list[int]) -> Layer:
+        chosen = (self.rows[rows], self.expert_ids[rows], self.weights[rows])
+        return Layer(self.gate_up, self.down, *chosen)
+
+
+def make_layer(
+    num_rows: int,
+    num_experts: int = 8,
+    num_chosen: int = 3,
+    hidden: int = 40,
+    inner: int = 24,
+    dtype: torch.dtype = torch.float32,
+) -> Layer:
+    """No size is a multiple of a tile. Every row chooses different experts, in no order."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.stack([torch.randperm(num_experts, generator=generator)[:num_chosen] for _ in range(num_rows)])
+    return Layer(
+        randn(num_experts, 2 * inner, hidden, seed=1).div(hidden**0.5).to(dtype),
+        randn(num_experts, hidden, inner, seed=2).div(inner**0.5).to(dtype),
+        randn(num_rows, hidden, dtype=dtype),
+        ids.to(DEVICE),
+        torch.rand(num_rows, num_chosen, generator=generator).to(DEVICE),
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_experts"),
+    [(5, 8), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 3), (2, 64), (7, 4), (17, 8)))],
+)
+def test_equals_the_reference(num_rows: int, num_experts: int) -> None:
+    """With more experts than pairs and with fewer, so that a program's place stands for a pair or for an expert."""
+    layer = make_layer(num_rows, num_experts)
+    assert_near(layer.run(), layer.expected())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_any_dtype_and_activation_equals_the_reference(dtype: torch.dtype, activation: str) -> None:
+    layer = make_layer(5, dtype=dtype)
+    assert_near(layer.run(activation), layer.expected(activation))
+
+
+@pytest.mark.slow
+def test_many_pairs_of_one_expert_equal_the_reference() -> None:
+    """All rows choose expert 2, so that it has several tiles of pairs, and expert 0 has none."""
+    layer = make_layer(37, num_experts=5, num_chosen=2)
+    layer.expert_ids = torch.tensor([[2, 3], [4, 2]], device=DEVICE).repeat(19, 1)[:37].contiguous()
+    assert_near(layer.run(), layer.expected())
+
+
+@pytest.mark.slow
+def test_more_pairs_than_are_sorted_at_once_equal_the_reference() -> None:
+    layer = make_layer(600, num_experts=3, num_chosen=2, hidden=16, inner=16)
+    assert_near(layer.run(), layer.expected())
+
+
+@pytest.mark.slow
+def test_strided_rows_equal_the_reference() -> None:
+    layer = make_layer(4)
+    expected = layer.run()
+    layer.rows = torch.cat((layer.rows, layer.rows), dim=1)[:, :40]
+    out = torch.full((4, 40), float("nan"), device=DEVICE)
+    arguments = (layer.gate_up, layer.down, layer.expert_ids, layer.weights, "silu")
+    routed_experts(out, layer.rows, *arguments)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.slow
+def test_an_expert_that_nobody_chose_is_not_read() -> None:
+    layer = make_layer(2, num_experts=16)
+    expected = layer.run()
+    is_chosen = torch.zeros(16, dtype=torch.bool, device=DEVICE)
+    is_chosen[layer.expert_ids.flatten()] = True
+    layer.gate_up[~is_chosen] = float("nan")
+    layer.down[~is_chosen] = float("nan")
+    assert torch.equal(layer.run(), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
+    """It does not, bit for bit, for up to 16 rows: plain decoding asks for one row at a time, verify for N."""
+    layer = make_layer(MAX_INVARIANT_ROWS, dtype=dtype)
+    together = layer.run()
+    for rows in ([0], [15], [3, 4, 5, 6], [9, 2], list(range(12))):
+        assert torch.equal(layer.some(rows).run(), together[rows]), rows
+
+
+@pytest.mark.slow
+def test_a_row_that_is_not_finite_stays_alone() -> None:
+    """As a padded row may be: the others, which share its experts, do not show it."""
+    layer = make_layer(3)
+    layer.expert_ids = layer.expert_ids[:1].repeat(3, 1)
+    expected = layer.run()
+    layer.rows[1] = float("nan")
+    out = layer.run()
+    assert torch.equal(out[[0, 2]], expected[[0, 2]]) and out[1].isnan().all()
+
+
+def test_tiles_are_the_same_for_all_rows_that_shall_not_depend_on_their_number() -> None:
+    tiles = {choose_expert_tiles(rows, rows * 8 / 16, 2) for rows in range(1, MAX_INVARIANT_ROWS + 1)}
+    assert len(tiles) == 1
+    assert choose_expert_tiles(256, 16, 2).pairs == 32 and choose_expert_tiles(256, 100, 2).pairs == 64
+
+
+@pytest.mark.slow
+def test_few_rows_have_the_kernels_and_many_the_grouped_product() -> None:
+    layer = make_layer(5)
+    experts = SortedExperts(layer.gate_up, layer.down, gelu_tanh).made_by(TritonExperts)
+    routing = Routing(layer.expert_ids, layer.weights)
+    assert torch.equal(experts(layer.rows, routing), layer.run("gelu_tanh"))
+    if DEVICE.type == "cpu":  # on a GPU float32 has no grouped product
+        many = layer.some([0, 1, 2, 3, 4] * (MAX_ROWS // 4))
+        routing = Routing(many.expert_ids, many.weights)
+        expected = SortedExperts(layer.gate_up, layer.down, gelu_tanh)(many.rows, routing)
+        assert torch.equal(experts(many.rows, routing), expected)
+
+
+def test_another_activation_is_refused() -> None:
+    layer = make_layer(1)
+    with refused("kernels=triton", "kernels=torch"):
+        SortedExperts(layer.gate_up, layer.down, F.relu).made_by(TritonExperts)

@@ -1,0 +1,187 @@
+"""The kernel of latent attention against its reference, and its place in a backend: no bit depends on neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from spec_kernels.attention_tiles import choose_latent_tiles
+from spec_kernels.latent_attention import latent_attention, latent_attention_reference
+from spec_lab.assembly import registry
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.attention.triton_backend import TritonAttention
+from spec_lab.config import AttentionConfig
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.models.families.table import read_model_config
+from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
+from tests.lab import Reference, generate, make_config, random_requests
+from tests.test_expert_mtp import make_nextn
+from tests.test_triton_attention import Paged, fill
+from tests.tiny_latent import make_latent_eagle3
+
+SCALE, SPLIT = 0.25, 64
+RANK, ROTATED = 20, 12
+
+
+def fill_latents(lens: list[int], dtype: torch.dtype = torch.float32, garbage: float = float("nan")) -> Paged:
+    """A cache of rows of 32 numbers, whose pages are dealt in a shuffled order; all that is no row is `garbage`."""
+    paged = fill(lens, num_kv_heads=1, head_dim=(RANK + ROTATED) // 2, dtype=dtype, garbage=garbage)
+    return replace(paged, kv=paged.kv.flatten(1))
+
+
+def attend(
+    paged: Paged, queries: torch.Tensor, window: int | None = None, max_seq_len: int | None = None, split: int = SPLIT
+) -> torch.Tensor:
+    """Run the kernel, into an output that is NaN before."""
+    out = torch.full((*queries.shape[:2], RANK), float("nan"), dtype=queries.dtype, device=DEVICE)
+    tables = (paged.kv, paged.page_table, paged.seq_lens, paged.page_size)
+    latent_attention(out, queries, *tables, max_seq_len or paged.longest, split, SCALE, window)
+    return out
+
+
+def reference(paged: Paged, queries: torch.Tensor, window: int | None = None) -> torch.Tensor:
+    tables = (paged.kv, paged.page_table, paged.seq_lens, paged.page_size)
+    return latent_attention_reference(queries, *tables, paged.longest, SCALE, window, RANK)
+
+
+def random_queries(count: int, num_heads: int = 3, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return randn(count, num_heads, RANK + ROTATED, seed=1, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "rows"),
+    [
+        (3, (2, 9)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((20, (1, None)), (1, (2, 1)), (5, (4, None)), (1, (16, 20)))
+        ),
+    ],
+)
+def test_equals_the_reference(num_heads: int, rows: tuple[int, int | None]) -> None:
+    """Lengths are ragged, beside page and split borders, and shorter than the rows too; all that is no key is NaN."""
+    num_queries, window = rows
+    lens = [1, 17, 66]
+    paged = fill_latents(lens)
+    queries = random_queries(len(lens) * num_queries, num_heads)
+    assert_near(attend(paged, queries, window), reference(paged, queries, window))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.slow
+def test_any_dtype_equals_the_reference(dtype: torch.dtype) -> None:
+    paged = fill_latents([13, 70], dtype)
+    queries = random_queries(6, dtype=dtype)
+    assert_near(attend(paged, queries), reference(paged, queries))
+
+
+@pytest.mark.slow
+def test_more_splits_than_are_merged_at_once_and_a_whole_one() -> None:
+    paged = fill_latents([64 * 17 + 5, 64 * 3])
+    queries = random_queries(4, 2)
+    for window in (None, 100):
+        for split in (SPLIT, 2048):
+            assert_near(attend(paged, queries, window, split=split), reference(paged, queries, window))
+
+
+@pytest.mark.slow
+def test_strided_queries() -> None:
+    paged = fill_latents([13, 70])
+    queries = random_queries(4)
+    wide = torch.cat((queries, queries), dim=-1)[:, :, : RANK + ROTATED]
+    assert torch.equal(attend(paged, wide), attend(paged, queries))
+
+
+@pytest.mark.slow
+def test_what_is_no_row_of_the_request_changes_no_bit() -> None:
+    """Past a sequence's end, before every row's window, on unused pages, and past `max_seq_len`."""
+    queries = random_queries(8, 2)
+    clean, poisoned = (fill_latents([9, 70], garbage=cell) for cell in (0.0, float("nan")))
+    for window in (None, 6):
+        assert torch.equal(attend(poisoned, queries, window, 78), attend(clean, queries, window))
+    first = poisoned.page_table[1, 0] * 16
+    poisoned.kv[first : first + 16] = float("nan")
+    assert torch.equal(attend(poisoned, queries, 6)[4:], attend(clean, queries, 6)[4:])
+
+
+@pytest.mark.slow
+def test_a_row_that_sees_nothing_gives_zeros() -> None:
+    paged = fill_latents([1, 2 * SPLIT])
+    out = attend(paged, random_queries(8))
+    assert (out[:3] == 0).all() and (out[3] != 0).all() and out.isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
+    """It does not, bit for bit: plain decoding asks for one row at a time, verify for up to 16."""
+    length, num_queries = 84, 16
+    paged = fill_latents([length], dtype)
+    queries = random_queries(num_queries, dtype=dtype)
+    together = attend(paged, queries)
+    for first, last in ((0, 1), (15, 16), (3, 7)):
+        paged.seq_lens.fill_(length - (num_queries - last))
+        assert torch.equal(attend(paged, queries[first:last]), together[first:last]), (first, last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_request_does_not_depend_on_the_batch_or_the_bound(dtype: torch.dtype) -> None:
+    """Neither the other requests nor `max_seq_len`, which sets how many splits are launched, changes a bit."""
+    paged = fill_latents([9, 150, 70], dtype)
+    queries = random_queries(6, dtype=dtype)
+    together = attend(paged, queries)
+    for request in range(3):
+        alone = paged.select([request])
+        rows = slice(2 * request, 2 * request + 2)
+        for bound in (alone.longest, 158):
+            assert torch.equal(attend(alone, queries[rows], max_seq_len=bound), together[rows]), (request, bound)
+
+
+def test_tiles_follow_from_the_model_alone() -> None:
+    """Heads fill a tile, and a tile of 64 rows takes as many registers as there are."""
+    assert choose_latent_tiles(20, 576, 2).rows == 64 and choose_latent_tiles(8, 576, 2).rows == 16
+    assert choose_latent_tiles(20, 576, 4).rows == 16
+
+
+@pytest.mark.slow
+def test_the_backend_equals_that_of_torch() -> None:
+    paged = fill_latents([13, 70], garbage=0.0)
+    backends = [kind(paged.page_size, 96) for kind in (TritonAttention, TorchAttention)]
+    queries = random_queries(8)
+    outs = []
+    for backend in backends:
+        positions = paged.seq_lens.unsqueeze(1) - 4 + torch.arange(4, device=DEVICE)
+        metadata = backend.build(positions, paged.seq_lens, paged.page_table, 70)
+        cache = LayerCache(paged.kv.clone())
+        assert backend.latent is not None
+        backend.latent.write(cache, metadata, randn(8, RANK + ROTATED, seed=4))
+        outs.append(backend.latent.attend(queries, cache, metadata, 9, RANK, SCALE))
+    assert_near(*outs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("drafter", "graph"),
+    [("eagle3", "eager"), ("mtp_vanilla", "eager"), ("mtp_eagle", "round")]
+    + ([] if DEVICE.type == "cpu" else [("mtp_eagle", mode) for mode in ("split_seed", "step_replay", "full_loop")]),
+)
+def test_an_engine_gives_the_tokens_of_transformers(drafter: str, graph: str, tmp_path: Path) -> None:
+    """Latent attention in target and drafter, experts in both but for EAGLE-3's head, through all kernels."""
+    folder = tmp_path / "target"
+    make_nextn(folder, "deepseek_v3", num_modules=3)
+    head = folder if drafter != "eagle3" else tmp_path / "head"
+    if drafter == "eagle3":
+        make_latent_eagle3(head, read_model_config(folder), eagle_aux_hidden_state_layer_ids=[1, 2, 3])
+    requests = random_requests(2, max_new_tokens=5, lengths=(1, 12))
+    run = make_config(
+        (folder, head), drafter, prune="catchup", batch_size=2, device=DEVICE.type, dtype="float32", kernels="triton"
+    )
+    mode = registry.load().schemas()[f"graph/{graph}"]()
+    outputs = generate(replace(run, attention=AttentionConfig(name="triton"), graph=mode), requests)
+    reference = Reference(folder)
+    plain = {request.request_id: reference.greedy(request) for request in requests}
+    reference.assert_lossless(requests, outputs, plain)
