@@ -13,13 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spec_lab.train.layers import Rotation, SelfAttention
+from spec_lab.train.layers import HeadsAttention, Rotation
 
 
 class ChainLayer(Protocol):
     """A draft layer that reads a token's embedding and a hidden state, and leaves the next hidden state."""
 
-    self_attn: SelfAttention
+    @property
+    def self_attn(self) -> HeadsAttention:
+        """The layer's attention, whose cache the unrolling keeps."""
 
     def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The residual `[batch, rows, hidden]`, and what attention projects `[batch, rows, input]`."""
@@ -56,7 +58,7 @@ def unroll_chain(layers: Sequence[ChainLayer], embeddings: Tensor, hidden: Tenso
         # The last rows projected are those of this step: their queries and residuals go on.
         mask = chain_mask(step, embeddings.shape[1], embeddings.device)
         attended = F.scaled_dot_product_attention(query, torch.cat(keys, 2), torch.cat(values, 2), attn_mask=mask)
-        states.append(layer.leave(residual, layer.self_attn.merge(attended)))
+        states.append(layer.leave(residual, layer.self_attn.merge(attended, rows)))
         hidden = F.pad(states[-1][:, :-1], (0, 0, 1, 0))
     return states
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spec_lab.train.gemma4 import window_mask
 from spec_lab.train.layers import Rotation, TrainableRMSNorm, split_heads
 from spec_lab.train.target import TargetOutputs
 from spec_lab.train.unroll import UnrolledDrafter
@@ -22,37 +23,73 @@ RMS_NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class FrozenKVShape:
-    """Sizes of a drafter.
+class KVSource:
+    """The target layer whose keys and values a drafter layer reads, and what they are.
 
-    The target's own: `backbone_hidden_size` (its width), `num_kv_heads`, `head_dim`, `vocab_size`, `rope_theta`.
-    `kv_source_layers`: of every drafter layer the target layer whose keys and values it reads.
+    `window`: newest keys that are seen, None is all. `turning_pairs`: the part of a head's pairs that turns.
     """
+
+    layer: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    turning_pairs: float = 1.0
+    window: int | None = None
+
+    def rotation(self, num_rows: int, device: torch.device) -> Rotation:
+        return Rotation.of_rows(num_rows, self.head_dim, self.rope_theta, device, self.turning_pairs)
+
+    def mask(self, num_rows: int, device: torch.device) -> Tensor | None:
+        """`[rows, rows]`, True where a row sees a key; None is plainly causal."""
+        return None if self.window is None else window_mask(num_rows, self.window, device)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenKVShape:
+    """Sizes of a drafter. `backbone_hidden_size` and `vocab_size` are the target's; `sources` has an entry a layer."""
 
     backbone_hidden_size: int
     hidden_size: int
     intermediate_size: int
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
-    rope_theta: float
-    kv_source_layers: tuple[int, ...]
+    sources: tuple[KVSource, ...]
+
+    @property
+    def kv_source_layers(self) -> tuple[int, ...]:
+        return tuple(source.layer for source in self.sources)
+
+
+@dataclass(slots=True)
+class SeenKV:
+    """What a layer's queries meet: keys and values `[batch, heads, rows, head_dim]`, rotations, and who sees whom."""
+
+    key: Tensor
+    value: Tensor
+    rotation: Rotation
+    mask: Tensor | None
 
 
 class FrozenKVAttention(nn.Module):
     """Queries and output; keys and values come from outside."""
 
-    def __init__(self, shape: FrozenKVShape) -> None:
+    def __init__(self, shape: FrozenKVShape, source: KVSource) -> None:
         super().__init__()
-        self.q_proj = nn.Linear(shape.hidden_size, shape.num_heads * shape.head_dim, bias=False)
-        self.q_norm = TrainableRMSNorm(shape.head_dim, RMS_NORM_EPS)
-        self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, shape.hidden_size, bias=False)
+        self.q_proj = nn.Linear(shape.hidden_size, shape.num_heads * source.head_dim, bias=False)
+        self.q_norm = TrainableRMSNorm(source.head_dim, RMS_NORM_EPS)
+        self.o_proj = nn.Linear(shape.num_heads * source.head_dim, shape.hidden_size, bias=False)
 
-    def forward(self, hidden: Tensor, key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
-        """Row p of `hidden` `[batch, rows, hidden]` sees keys `[batch, heads, rows, head_dim]` 0..p."""
-        query = rotation.apply(self.q_norm(split_heads(self.q_proj(hidden), key.shape[-1]))).to(key.dtype)
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=ATTENTION_SCALE)
+    def forward(self, hidden: Tensor, seen: SeenKV) -> Tensor:
+        """Row p of `hidden` `[batch, rows, hidden]` sees keys 0..p, or as many of them as its window holds."""
+        query = seen.rotation.apply(self.q_norm(split_heads(self.q_proj(hidden), seen.key.shape[-1])))
+        attended = F.scaled_dot_product_attention(
+            query.to(seen.key.dtype),
+            seen.key,
+            seen.value,
+            attn_mask=seen.mask,
+            is_causal=seen.mask is None,
+            scale=ATTENTION_SCALE,
+        )
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 
@@ -75,9 +112,9 @@ class FrozenKVLayer(nn.Module):
 
     layer_scalar: Tensor
 
-    def __init__(self, shape: FrozenKVShape) -> None:
+    def __init__(self, shape: FrozenKVShape, source: KVSource) -> None:
         super().__init__()
-        self.self_attn = FrozenKVAttention(shape)
+        self.self_attn = FrozenKVAttention(shape, source)
         self.mlp = GatedGELU(shape)
         self.input_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
         self.post_attention_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
@@ -85,8 +122,8 @@ class FrozenKVLayer(nn.Module):
         self.post_feedforward_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
         self.register_buffer("layer_scalar", torch.ones(1))
 
-    def forward(self, stream: Tensor, key: Tensor, value: Tensor, rotation: Rotation) -> Tensor:
-        attended = self.self_attn(self.input_layernorm(stream), key, value, rotation)
+    def forward(self, stream: Tensor, seen: SeenKV) -> Tensor:
+        attended = self.self_attn(self.input_layernorm(stream), seen)
         stream = stream + self.post_attention_layernorm(attended)
         stream = stream + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(stream)))
         return stream * self.layer_scalar
@@ -98,7 +135,7 @@ class FrozenKVModel(nn.Module):
     def __init__(self, shape: FrozenKVShape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(FrozenKVLayer(shape) for _ in shape.kv_source_layers)
+        self.layers = nn.ModuleList(FrozenKVLayer(shape, source) for source in shape.sources)
         self.norm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
 
 
@@ -137,22 +174,25 @@ class TrainableFrozenKVDrafter(UnrolledDrafter):
         """
         target_hidden, *keys_values = features
         num_rows = embeddings.shape[1]
-        rotation = Rotation.of_rows(num_rows, self.shape.head_dim, self.shape.rope_theta, embeddings.device)
-        sources = self._repeat_heads(keys_values)
+        seen_by_layer = self._seen(keys_values)
         recurrent = target_hidden
         states: list[Tensor] = []
         for step in range(num_steps):
             embedded = F.pad(embeddings[:, step:], (0, 0, 0, step))
             stream = self.pre_projection(torch.cat([embedded, recurrent], dim=-1))
-            for layer, (key, value) in zip(self.model.layers, sources, strict=True):
-                stream = layer(stream, key, value, rotation)
+            for layer, seen in zip(self.model.layers, seen_by_layer, strict=True):
+                stream = layer(stream, seen)
             state = self.model.norm(stream)
             states.append(F.pad(state[:, : num_rows - step], (0, 0, step, 0)))
             recurrent = self.post_projection(state)
         return states
 
-    def _repeat_heads(self, keys_values: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def _seen(self, keys_values: list[Tensor]) -> list[SeenKV]:
         """Keys and values of each layer for every query head, in one dtype."""
-        queries_per_key = self.shape.num_heads // self.shape.num_kv_heads
-        repeated = [part.to(keys_values[-1].dtype).repeat_interleave(queries_per_key, 1) for part in keys_values]
-        return list(zip(repeated[::2], repeated[1::2], strict=True))
+        num_rows, device, dtype = keys_values[0].shape[2], keys_values[0].device, keys_values[-1].dtype
+        seen = []
+        for source, key, value in zip(self.shape.sources, keys_values[::2], keys_values[1::2], strict=True):
+            group = self.shape.num_heads // source.num_kv_heads
+            key, value = (part.to(dtype).repeat_interleave(group, 1) for part in (key, value))
+            seen.append(SeenKV(key, value, source.rotation(num_rows, device), source.mask(num_rows, device)))
+        return seen

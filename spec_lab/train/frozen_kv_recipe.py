@@ -14,7 +14,7 @@ from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.config import FrozenKvTrainingConfig
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.embedding_init import leading_directions
-from spec_lab.train.frozen_kv import RMS_NORM_EPS, FrozenKVLayer, FrozenKVShape, TrainableFrozenKVDrafter
+from spec_lab.train.frozen_kv import RMS_NORM_EPS, FrozenKVLayer, FrozenKVShape, KVSource, TrainableFrozenKVDrafter
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
 
@@ -85,11 +85,11 @@ drafter left.""",
             hidden_size=self.config.hidden_size,
             intermediate_size=self.config.intermediate_size,
             num_heads=self.config.num_heads,
-            num_kv_heads=target.num_key_value_heads,
-            head_dim=target.head_dim,
             vocab_size=target.vocab_size,
-            rope_theta=target.rope_parameters["rope_theta"],
-            kv_source_layers=tuple(self.config.kv_source_layers),
+            sources=tuple(
+                KVSource(layer, target.num_key_value_heads, target.head_dim, target.rope_parameters["rope_theta"])
+                for layer in self.config.kv_source_layers
+            ),
         )
 
 
@@ -110,10 +110,10 @@ def start_from_target(drafter: TrainableFrozenKVDrafter, model: Qwen3ForCausalLM
     for_embedding, for_hidden = drafter.pre_projection.weight.chunk(2, dim=1)
     for_embedding /= embedding.square().mean().sqrt()
     for_hidden /= hidden_scale
-    for layer, source in zip(drafter.model.layers, drafter.shape.kv_source_layers, strict=True):
+    for layer, source in zip(drafter.model.layers, drafter.shape.sources, strict=True):
         assert isinstance(layer, FrozenKVLayer)
-        target_norm = model.model.layers[source].self_attn.q_norm.weight.cpu()
-        layer.self_attn.q_norm.weight.copy_(target_norm * drafter.shape.head_dim**-0.5)
+        target_norm = model.model.layers[source.layer].self_attn.q_norm.weight.cpu()
+        layer.self_attn.q_norm.weight.copy_(target_norm * source.head_dim**-0.5)
         layer.post_attention_layernorm.weight.fill_(FIRST_BRANCH_SCALE)
         layer.post_feedforward_layernorm.weight.fill_(FIRST_BRANCH_SCALE)
 
@@ -125,7 +125,7 @@ def save_frozen_kv(drafter: TrainableFrozenKVDrafter, target: Qwen3Config, folde
 
 def assistant_config(shape: FrozenKVShape, target: Qwen3Config) -> dict[str, Any]:
     """config.json: what differs from transformers' defaults, and our `kv_source_layers`."""
-    num_layers = len(shape.kv_source_layers)
+    num_layers, source = len(shape.sources), shape.sources[0]
     return {
         "architectures": ["Gemma4AssistantForCausalLM"],
         "model_type": "gemma4_assistant",
@@ -141,12 +141,12 @@ def assistant_config(shape: FrozenKVShape, target: Qwen3Config) -> dict[str, Any
             "num_hidden_layers": num_layers,
             "num_kv_shared_layers": num_layers,
             "num_attention_heads": shape.num_heads,
-            "num_key_value_heads": shape.num_kv_heads,
-            "head_dim": shape.head_dim,
-            "global_head_dim": shape.head_dim,
+            "num_key_value_heads": source.num_kv_heads,
+            "head_dim": source.head_dim,
+            "global_head_dim": source.head_dim,
             "attention_k_eq_v": False,
             "layer_types": ["full_attention"] * num_layers,
-            "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": shape.rope_theta}},
+            "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": source.rope_theta}},
             "rms_norm_eps": RMS_NORM_EPS,
             "hidden_activation": "gelu_pytorch_tanh",
             "vocab_size": shape.vocab_size,
@@ -173,11 +173,16 @@ def load_frozen_kv(folder: Path) -> TrainableFrozenKVDrafter:
         hidden_size=text["hidden_size"],
         intermediate_size=text["intermediate_size"],
         num_heads=text["num_attention_heads"],
-        num_kv_heads=text["num_key_value_heads"],
-        head_dim=text["head_dim"],
         vocab_size=text["vocab_size"],
-        rope_theta=text["rope_parameters"]["full_attention"]["rope_theta"],
-        kv_source_layers=tuple(config["kv_source_layers"]),
+        sources=tuple(
+            KVSource(
+                layer,
+                text["num_key_value_heads"],
+                text["head_dim"],
+                text["rope_parameters"]["full_attention"]["rope_theta"],
+            )
+            for layer in config["kv_source_layers"]
+        ),
     )
     drafter = TrainableFrozenKVDrafter(shape)
     drafter.load_state_dict(tensors)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+INITIAL_STD = 0.02
+"""Of the first weights of matrices in decoders and in what is built from their layers."""
 
 
 class TrainableRMSNorm(nn.Module):
@@ -49,6 +53,16 @@ class AttentionShape:
     head_norm_eps: float | None = None
 
 
+class HeadsAttention(Protocol):
+    """The two sides of attention; what attends to what is the business of whoever unrolls or runs the layer."""
+
+    def project(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys, values `[batch, heads, rows, ...]` of rows `[batch, rows, input]`."""
+
+    def merge(self, attended: Tensor, rows: Tensor) -> Tensor:
+        """`[batch, rows, hidden]` from what the heads read and from the rows that were projected."""
+
+
 class SelfAttention(nn.Module):
     """Projections and norms of the heads only: what attends to what is the unrolling's business."""
 
@@ -70,8 +84,11 @@ class SelfAttention(nn.Module):
         queries_per_key = query.shape[1] // key.shape[1]
         return query, key.repeat_interleave(queries_per_key, 1), value.repeat_interleave(queries_per_key, 1)
 
-    def merge(self, attended: Tensor) -> Tensor:
-        """`[batch, rows, hidden]` from what the heads read, `[batch, heads, rows, head_dim]`."""
+    def merge(self, attended: Tensor, rows: Tensor) -> Tensor:
+        """`[batch, rows, hidden]` from what the heads read, `[batch, heads, rows, head_dim]`.
+
+        `rows` are those that were projected; only a layer whose output has a gate reads them again.
+        """
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 
@@ -87,18 +104,28 @@ def split_heads(projected: Tensor, head_dim: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary embedding of rows 0.. in the half-split layout of Llama; `cos` and `sin` are `[rows, head_dim]`."""
+    """Rotary embedding of rows 0.. in the half-split layout of Llama; `cos` and `sin` are `[rows, width]`.
+
+    Of heads that are wider the first `width` channels turn, the others stay as they are.
+    """
 
     cos: Tensor
     sin: Tensor
 
     @classmethod
-    def of_rows(cls, num_rows: int, head_dim: int, theta: float, device: torch.device) -> Rotation:
+    def of_rows(
+        cls, num_rows: int, head_dim: int, theta: float, device: torch.device, turning_pairs: float = 1.0
+    ) -> Rotation:
+        """Of the pairs only the first part turns, where `turning_pairs` is less than 1 (Gemma's "proportional")."""
         frequencies = theta ** (-torch.arange(0, head_dim, 2, device=device).float() / head_dim)
+        turns = torch.arange(head_dim // 2, device=device) < int(turning_pairs * head_dim // 2)
+        frequencies = torch.where(turns, frequencies, 0.0)
         angles = torch.outer(torch.arange(num_rows, device=device).float(), frequencies).repeat(1, 2)
         return cls(angles.cos(), angles.sin())
 
     def apply(self, heads: Tensor) -> Tensor:
         """Rotates `[batch, heads, rows, head_dim]`, keeping its dtype."""
-        first, second = heads.float().chunk(2, dim=-1)
-        return (heads * self.cos + torch.cat([-second, first], dim=-1) * self.sin).to(heads.dtype)
+        turning, still = heads.split([self.cos.shape[-1], heads.shape[-1] - self.cos.shape[-1]], dim=-1)
+        first, second = turning.float().chunk(2, dim=-1)
+        turned = turning * self.cos + torch.cat([-second, first], dim=-1) * self.sin
+        return torch.cat([turned, still], dim=-1).to(heads.dtype)

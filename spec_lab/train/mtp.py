@@ -9,22 +9,67 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Generic, Protocol, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spec_lab.errors import UserError
+from spec_lab.models.plan import LayerPlan
+from spec_lab.train.attention_kinds import LatentSelfAttention, attention_of, rotation_of
 from spec_lab.train.chain import unroll_chain
+from spec_lab.train.decoder import mlp_of
 from spec_lab.train.layers import AttentionShape, Rotation, SelfAttention, SwiGLU, TrainableRMSNorm
 from spec_lab.train.target import TargetOutputs
 from spec_lab.train.unroll import UnrolledDrafter
 
 
+class ModuleShape(Protocol):
+    """What a module is built from, whatever its target's family."""
+
+    @property
+    def hidden_size(self) -> int:
+        """The target's."""
+
+    @property
+    def rms_norm_eps(self) -> float:
+        """The target's."""
+
+    def make_attention(self) -> SelfAttention | LatentSelfAttention:
+        """The module's own attention."""
+
+    def make_mlp(self) -> nn.Module:
+        """What stands behind it."""
+
+    def rotation(self, num_rows: int, device: torch.device) -> Rotation:
+        """The rotary embedding of rows 0.. ."""
+
+
+Shape = TypeVar("Shape", bound=ModuleShape)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedShape:
+    """A module whose layer is planned as a target's is (`spec_lab.models.plan`)."""
+
+    plan: LayerPlan
+    hidden_size: int
+    rms_norm_eps: float
+
+    def make_attention(self) -> SelfAttention | LatentSelfAttention:
+        return attention_of(self.plan, self.hidden_size, self.rms_norm_eps)
+
+    def make_mlp(self) -> nn.Module:
+        return mlp_of(self.plan, self.hidden_size)
+
+    def rotation(self, num_rows: int, device: torch.device) -> Rotation:
+        return rotation_of(self.plan, num_rows, device)
+
+
 @dataclass(frozen=True, slots=True)
 class MtpShape:
-    """Sizes of a module; `hidden_size`, `rope_theta` and `rms_norm_eps` are the target's."""
+    """Sizes of a module with a Qwen3 layer; `hidden_size`, `rope_theta` and `rms_norm_eps` are the target's."""
 
     hidden_size: int
     intermediate_size: int
@@ -34,16 +79,21 @@ class MtpShape:
     rope_theta: float
     rms_norm_eps: float
 
-    def attention(self) -> AttentionShape:
-        return AttentionShape(
-            self.hidden_size, self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim, self.rms_norm_eps
-        )
+    def make_attention(self) -> SelfAttention:
+        sizes = (self.hidden_size, self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim)
+        return SelfAttention(AttentionShape(*sizes, self.rms_norm_eps))
+
+    def make_mlp(self) -> nn.Module:
+        return SwiGLU(self.hidden_size, self.intermediate_size)
+
+    def rotation(self, num_rows: int, device: torch.device) -> Rotation:
+        return Rotation.of_rows(num_rows, self.head_dim, self.rope_theta, device)
 
 
 class SharedHead(nn.Module):
     """The norm before the target's head, which the module does not own."""
 
-    def __init__(self, shape: MtpShape) -> None:
+    def __init__(self, shape: ModuleShape) -> None:
         super().__init__()
         self.norm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
@@ -51,15 +101,15 @@ class SharedHead(nn.Module):
 class TrainableMtpModule(nn.Module):
     """One module under the names of its checkpoint; a `ChainLayer`."""
 
-    def __init__(self, shape: MtpShape) -> None:
+    def __init__(self, shape: ModuleShape) -> None:
         super().__init__()
         self.enorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.hnorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.eh_proj = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=False)
         self.input_layernorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.self_attn = SelfAttention(shape.attention())
+        self.self_attn = shape.make_attention()
         self.post_attention_layernorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.mlp = SwiGLU(shape.hidden_size, shape.intermediate_size)
+        self.mlp = shape.make_mlp()
         self.shared_head = SharedHead(shape)
 
     def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,12 +124,12 @@ class TrainableMtpModule(nn.Module):
         return self.shared_head.norm(hidden)
 
 
-class MtpDrafter(UnrolledDrafter):
+class MtpDrafter(UnrolledDrafter, Generic[Shape]):
     """Modules and the target's frozen head; a single module takes every step, several one step each."""
 
     head_weight: Tensor
 
-    def __init__(self, shape: MtpShape, num_modules: int, head_weight: Tensor) -> None:
+    def __init__(self, shape: Shape, num_modules: int, head_weight: Tensor) -> None:
         """`head_weight` `[vocab, hidden]`: the target's."""
         super().__init__()
         self.shape = shape
@@ -101,7 +151,7 @@ class MtpDrafter(UnrolledDrafter):
     def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
         """Unrolls the modules as `unroll_chain` says."""
         (final_hidden,) = features
-        rotation = Rotation.of_rows(embeddings.shape[1], self.shape.head_dim, self.shape.rope_theta, embeddings.device)
+        rotation = self.shape.rotation(embeddings.shape[1], embeddings.device)
         return unroll_chain(self._layers(num_steps), embeddings, final_hidden.float(), rotation)
 
     def chain(self) -> list[TrainableMtpModule]:

@@ -77,7 +77,7 @@ VANILLA = """Each draft is made by the next module, over a cache of its own: the
 those of the drafts before, whose hidden states are what the modules before left."""
 
 
-def save_modules(drafter: MtpDrafter, model: Qwen3ForCausalLM, folder: Path) -> None:
+def save_modules(drafter: MtpDrafter[MtpShape], model: Qwen3ForCausalLM, folder: Path) -> None:
     """Module i under `model.layers.{num_hidden_layers + i}.`; the config is the target's with the module's sizes."""
     target: dict[str, Any] = json.loads(model.config.to_json_string())
     shape, modules = drafter.shape, drafter.chain()
@@ -95,7 +95,7 @@ def save_modules(drafter: MtpDrafter, model: Qwen3ForCausalLM, folder: Path) -> 
     save_drafter(tensors, config, folder)
 
 
-def load_modules(folder: Path, model: Qwen3ForCausalLM) -> MtpDrafter:
+def load_modules(folder: Path, model: Qwen3ForCausalLM) -> MtpDrafter[MtpShape]:
     """The saved modules beside their target, the weights held in float32."""
     tensors, config = load_drafter(folder)
     shape = MtpShape(
