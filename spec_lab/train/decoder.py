@@ -89,7 +89,7 @@ class TrainableLayer(nn.Module):
 
 
 def mlp_of(plan: LayerPlan, hidden_size: int) -> nn.Module:
-    """What a layer's plan has behind attention."""
+    """Makes what a layer's plan has behind attention."""
     if plan.experts is None:
         return SwiGLU(hidden_size, plan.intermediate_size)
     return TrainableExperts(plan.experts, hidden_size)

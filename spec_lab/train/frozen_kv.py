@@ -62,7 +62,7 @@ class FrozenKVShape:
 
 @dataclass(slots=True)
 class SeenKV:
-    """What a layer's queries meet: keys and values `[batch, heads, rows, head_dim]`, rotations, and who sees whom."""
+    """Holds what a layer's queries meet: keys and values `[batch, heads, rows, head_dim]`, rotations, and who sees whom."""
 
     key: Tensor
     value: Tensor

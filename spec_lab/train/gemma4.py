@@ -45,7 +45,7 @@ class GemmaAttention(nn.Module):
         self.o_proj = nn.Linear(plan.num_heads * plan.head_dim, hidden_size, bias=False)
 
     def keys_values(self, rows: Tensor, rotation: Rotation) -> KeysValues:
-        """What the layer caches of rows `[batch, rows, hidden]`."""
+        """Keys and values that the layer caches of rows `[batch, rows, hidden]`."""
         key = rotation.apply(self.k_norm(split_heads(self.k_proj(rows), self.plan.head_dim)))
         value = split_heads(self.v_proj(rows), self.plan.head_dim)
         return KeysValues(key, F.rms_norm(value.float(), value.shape[-1:], None, self.eps).to(value.dtype))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 INITIAL_STD = 0.02
-"""Of the first weights of matrices in decoders and in what is built from their layers."""
+"""Standard deviation of the first weights of matrices in decoders and in what is built from their layers."""
 
 
 class TrainableRMSNorm(nn.Module):

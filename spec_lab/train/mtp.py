@@ -26,7 +26,7 @@ from spec_lab.train.unroll import UnrolledDrafter
 
 
 class ModuleShape(Protocol):
-    """What a module is built from, whatever its target's family."""
+    """Says what a module is built from, whatever its target's family."""
 
     @property
     def hidden_size(self) -> int:
@@ -40,7 +40,7 @@ class ModuleShape(Protocol):
         """The module's own attention."""
 
     def make_mlp(self) -> nn.Module:
-        """What stands behind it."""
+        """Makes what stands behind it."""
 
     def rotation(self, num_rows: int, device: torch.device) -> Rotation:
         """The rotary embedding of rows 0.. ."""
