@@ -62,7 +62,7 @@ class FrozenKVShape:
 
 @dataclass(slots=True)
 class SeenKV:
-    """Holds what a layer's queries meet: keys and values `[batch, heads, rows, head_dim]`, rotations, and who sees whom."""
+    """Keys and values `[batch, heads, rows, head_dim]` that a layer's queries meet, rotations, and who sees whom."""
 
     key: Tensor
     value: Tensor

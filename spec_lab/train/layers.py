@@ -116,7 +116,7 @@ class Rotation:
     def of_rows(
         cls, num_rows: int, head_dim: int, theta: float, device: torch.device, turning_pairs: float = 1.0
     ) -> Rotation:
-        """Of the pairs only the first part turns, where `turning_pairs` is less than 1 (Gemma's "proportional")."""
+        """Only the first part of the pairs turns, where `turning_pairs` is less than 1 (Gemma's "proportional")."""
         frequencies = theta ** (-torch.arange(0, head_dim, 2, device=device).float() / head_dim)
         turns = torch.arange(head_dim // 2, device=device) < int(turning_pairs * head_dim // 2)
         frequencies = torch.where(turns, frequencies, 0.0)
