@@ -275,7 +275,7 @@ def make_fake_engine(
     cache.kv[:, (NULL_PAGE + 1) * page_size :] = float("nan")
     slots = SlotState(num_slots, drafter.num_draft_tokens if tree_rows is None else tree_rows - 1, table)
     rule = StrictAcceptance() if tree_rows is None else StrictTreeAcceptance()
-    parts = Parts(target, drafter, rule, backend, backend, cache, slots, HostTimer(), ExpertsRead(device))
+    parts = Parts(target, drafter, rule, backend, backend, cache, slots, HostTimer(), ExpertsRead(device, num_slots))
     scheduler = Scheduler(num_slots, PageAllocator(num_pages), page_size, max_seq_len, margin)
     make_round = DecodeRound if tree_rows is None else partial(tree_round, tree_rows, page_size)
     engine = Engine(parts, make_prune(prefill), graph or EagerGraph(), scheduler, prefill_chunk, make_round=make_round)

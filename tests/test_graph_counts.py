@@ -117,7 +117,7 @@ def a_round(timer: CountedRounds, x: torch.Tensor, weight: torch.Tensor) -> None
 
 def test_operators_replays_and_reads_are_counted_exactly() -> None:
     """Of five rounds the second and the third are counted."""
-    timer = CountedRounds(num_skipped=1, num_rounds=2)
+    timer = CountedRounds(num_skipped=1, num_launches=2)
     x, weight = torch.ones(8), torch.ones(4, 4)
     with torch.inference_mode():
         for _ in range(5):
@@ -131,7 +131,7 @@ def test_operators_replays_and_reads_are_counted_exactly() -> None:
 
 
 def test_nothing_is_said_of_rounds_that_never_came() -> None:
-    timer = CountedRounds(num_skipped=3, num_rounds=2)
+    timer = CountedRounds(num_skipped=3, num_launches=2)
     a_round(timer, torch.ones(8), torch.ones(4, 4))
     timer.end()
     assert timer.work() is None
@@ -296,7 +296,7 @@ def test_a_step_that_is_replayed_again_counts_each_time(event_timer: CudaEventTi
                 marks[0].start.record()
                 FakeEvent.now += took
                 marks[0].end.record()
-    assert event_timer.collect() == {"recur": pytest.approx(6e-3)}
+    assert event_timer.collect() == [{"recur": pytest.approx(6e-3)}]
 
 
 def test_stages_inside_a_graph_have_their_own_times(event_timer: CudaEventTimer) -> None:
@@ -306,7 +306,7 @@ def test_stages_inside_a_graph_have_their_own_times(event_timer: CudaEventTimer)
             mark.start.record()
             FakeEvent.now += took
             mark.end.record()
-    assert event_timer.collect() == {"verify": pytest.approx(2e-3), "recur": pytest.approx(3e-3)}
+    assert event_timer.collect() == [{"verify": pytest.approx(2e-3), "recur": pytest.approx(3e-3)}]
 
 
 def test_a_stage_that_cannot_be_read_has_no_time(event_timer: CudaEventTimer) -> None:
@@ -319,7 +319,28 @@ def test_a_stage_that_cannot_be_read_has_no_time(event_timer: CudaEventTimer) ->
         marks[1].start.record()
         marks[2].start.record()
         marks[2].end.record()
-    assert event_timer.collect() == {}
+    assert event_timer.collect() == [{}]
+
+
+def test_stages_of_rounds_in_one_graph_are_told_apart(event_timer: CudaEventTimer) -> None:
+    """What lies around them they share; those of a round that ran for nobody are left out."""
+    with event_timer.capture() as marks:
+        for index in range(3):
+            with event_timer.inner_round(index):
+                for name in ("verify", "recur"):
+                    with event_timer.span(name):
+                        pass
+    with event_timer.round(3):
+        with event_timer.replay("graph", marks):
+            for number, mark in enumerate(marks):
+                mark.start.record()
+                FakeEvent.now += 1.0 + number
+                mark.end.record()
+        with event_timer.span("readback"):
+            FakeEvent.now += 8.0
+    first, second = event_timer.collect(2)
+    assert first == {"verify": pytest.approx(1e-3), "recur": pytest.approx(2e-3), "readback": pytest.approx(4e-3)}
+    assert second == {"verify": pytest.approx(3e-3), "recur": pytest.approx(4e-3), "readback": pytest.approx(4e-3)}
 
 
 @pytest.fixture
@@ -342,6 +363,21 @@ def test_a_captured_run_records_its_counts(configure: RunConfig, tmp_path: Path)
     assert 0 < summary["launch_ms"] < summary["round_ms"]
     line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
     assert 0 < line["launch_seconds"] < line["seconds"]
+
+
+@pytest.mark.slow
+def test_a_run_of_several_rounds_a_replay_records_them(configure: RunConfig, tmp_path: Path) -> None:
+    """Those that were wasted have no line; with the lines they are what was replayed."""
+    configure.graph = RoundGraphConfig(rounds_per_replay=4)
+    configure.profile_rounds = 3
+    summary = runner.run(configure, CHOICES, tmp_path / "run")
+    assert summary["graph"]["rounds_per_replay"] == 4 and set(summary["graph"]["nodes"]) == {"rounds"}
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    first = [line for line in lines if line["repeat"] == 0]
+    assert summary["verify_calls"] == len(first) and (len(first) + summary["wasted_rounds"]) % 4 == 0
+    assert summary["wasted_rounds"] > 0 and summary["references"]["plain"]["wasted_rounds"] >= 0
+    assert summary["divergence"] is not None and summary["divergence"]["diverged"] == 0
+    assert summary["replays_per_round"] == pytest.approx(1 / 4)
 
 
 @pytest.mark.parametrize(("counts", "reason"), [(True, "fell back to eager"), (False, "replayed 0 times")])

@@ -24,7 +24,7 @@ def test_a_profiled_round_has_its_launches_syncs_and_busy_time(device: torch.dev
     x = torch.ones(1 << 20, device=device)
     graph = CudaGraphRecorder(device).capture(lambda: (x * 2 + 1)[:4])
     profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
-    rounds = ProfiledRounds(profiler, num_skipped=1, num_rounds=2)
+    rounds = ProfiledRounds(profiler, num_skipped=1, num_launches=2)
     for _ in range(4):
         with rounds.round():
             x.add_(1)
@@ -62,7 +62,7 @@ def test_stages_of_a_graph_are_timed_at_each_replay(device: torch.device) -> Non
             for _ in range(num_replays):
                 with timer.replay("graph" if num_replays == 1 else "again", marks if num_replays == 1 else []):
                     graph.replay()
-        found.append(timer.collect())
+        found.extend(timer.collect())
     for seconds in found[:2]:
         assert seconds["recur"] > 10 * seconds["verify"] > 0
     assert found[2]["again"] > 1.5 * found[1]["recur"]

@@ -368,7 +368,9 @@ def test_git_revision(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [0, 99])
 def test_an_unknown_layout_is_refused(version: int, tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", make_summary() | {"schema_version": version})
-    with pytest.raises(ValueError, match=f"{version}, this spec_lab reads 1 or 2 or 3 or 4 or {schema.SCHEMA_VERSION}"):
+    with pytest.raises(
+        ValueError, match=f"{version}, this spec_lab reads 1 or 2 or 3 or 4 or 5 or {schema.SCHEMA_VERSION}"
+    ):
         read_summary(tmp_path)
     (tmp_path / "summary.json").write_text("[1, 2")
     with pytest.raises(ValueError, match="not the record of a run"):
@@ -387,6 +389,7 @@ def test_a_summary_needs_no_torch() -> None:
 def test_build_summary_takes_an_unrun_configuration() -> None:
     summary = build_summary(make_info(), Measured(), seconds=0.0, status="failed", reason="it did")
     assert summary["num_draft_tokens"] is None
-    assert summary["graph"] == {"mode": None, "captures": 0, "replays": 0, "fallbacks": 0, "nodes": {}}
+    counts = {"mode": None, "captures": 0, "replays": 0, "fallbacks": 0, "nodes": {}, "rounds_per_replay": 1}
+    assert summary["graph"] == counts
     assert summary["launches_per_round"] is summary["host_syncs_per_round"] is summary["launch_ms"] is None
     assert summary["versions"] == PROVENANCE.versions

@@ -16,9 +16,19 @@ from tests.fake_runs import record_run
 NOTE = "schema versions 1 and 2 left the rounds cut short out"
 
 
+def write_version_5(folder: Path) -> None:
+    """A run's folder as schema version 5 left it: without what version 6 added."""
+    record_run(folder)
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text()) | {"schema_version": 5}
+    for speed in (summary, *summary["references"].values()):
+        del speed["wasted_rounds"], speed["graph"]["rounds_per_replay"]
+    path.write_text(json.dumps(summary))
+
+
 def write_version_4(folder: Path) -> None:
     """A run's folder as schema version 4 left it: without what version 5 added."""
-    record_run(folder)
+    write_version_5(folder)
     path = folder / "summary.json"
     summary = json.loads(path.read_text()) | {"schema_version": 4}
     for speed in (summary, *summary["references"].values()):
@@ -57,7 +67,13 @@ def drop_from_lines(path: Path, *keys: str) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in kept))
 
 
-WRITERS = {1: write_version_1, 2: lambda folder: write_version_2(folder), 3: write_version_3, 4: write_version_4}
+WRITERS = {
+    1: write_version_1,
+    2: lambda folder: write_version_2(folder),
+    3: write_version_3,
+    4: write_version_4,
+    5: write_version_5,
+}
 
 
 def write_version_2(folder: Path) -> None:
@@ -92,8 +108,9 @@ def test_every_version_is_read_and_what_it_did_not_record_is_unknown(version: in
     assert summary["schema_version"] == version
     assert summary["acceptance_length"] is not None
     [first, *_] = read_all_request_rows(tmp_path, summary)
-    assert first["text_ends"] is None and first["offered_per_round"] is None
+    assert (first["offered_per_round"] is None) == (version < 5)
     assert (first["token_origins"] is None) == (version < 4)
+    assert summary["wasted_rounds"] == 0 and summary["graph"]["rounds_per_replay"] == 1
     assert summary["experts_read"] is None and summary["references"]["plain"]["experts_read"] is None
     assert len(first["judged_per_round"]) == len(first["accepted_per_round"])
     assert summary["launches_per_round"] is None

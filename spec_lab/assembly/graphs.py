@@ -58,6 +58,9 @@ class RoundGraphConfig(GraphConfig):
     name: str = "round"
     overlap: bool = knob(False, "the host reads a round's tokens only after it has launched the next round")
     metadata: DraftMetadata = knob(DraftMetadata.in_place, "between the draft steps of a graph")
+    rounds_per_replay: int = knob(
+        1, "rounds in one graph; the device sees requests end, the host reads the tokens of all", least=1, most=64
+    )
 
 
 OPTIONS = (

@@ -19,7 +19,9 @@ from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
 from spec_lab.engine.graphs.draft_loops import DraftCarry, FullLoop, SplitSeed, StepReplay, carry_every_tensor
 from spec_lab.engine.graphs.eager import EagerGraph
 from spec_lab.engine.graphs.mode import GraphMode
+from spec_lab.engine.graphs.several_rounds import SeveralRounds
 from spec_lab.engine.graphs.whole_round import WholeRound
+from spec_lab.engine.stops import StopConditions
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.errors import UserError
 
@@ -79,4 +81,8 @@ def full_loop(config: RunConfig, options: FullLoopGraphConfig, models: Models, l
 
 def whole_round(config: RunConfig, options: RoundGraphConfig, models: Models, limits: Limits) -> GraphMode:
     """Makes graph=round."""
-    return WholeRound(options.name, _recorder(models), limits.num_slots, limits.max_kv_len)
+    places = options.name, _recorder(models), limits.num_slots, limits.max_kv_len
+    if options.rounds_per_replay == 1:
+        return WholeRound(*places)
+    stops = StopConditions(limits.num_slots, models.target.eos_token_ids, models.device)
+    return SeveralRounds(*places, options.rounds_per_replay, stops)

@@ -59,9 +59,28 @@ def recorded_rows_need_eager(config: RunConfig) -> str | None:
     )
 
 
+def rounds_follow_each_other(config: RunConfig) -> str | None:
+    """Rounds that one graph holds follow each other without the host, which so has nothing to say in between."""
+    num_rounds = getattr(config.graph, "rounds_per_replay", 1)
+    if num_rounds == 1:
+        return None
+    if getattr(config.graph, "overlap", False):
+        return (
+            f"graph.overlap=true launches each round before the last is read, graph.rounds_per_replay={num_rounds} "
+            "several at once; use one of the two"
+        )
+    if config.drafter.k_schedule is not None:
+        return (
+            f"drafter.k_schedule: the host chooses K by the running requests before every round, which "
+            f"graph.rounds_per_replay={num_rounds} does not ask; use graph.rounds_per_replay=1"
+        )
+    return None
+
+
 GRAPH_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (
     captured_drafter,
     stale_metadata_shows,
     something_is_captured,
     recorded_rows_need_eager,
+    rounds_follow_each_other,
 )

@@ -247,8 +247,12 @@ class AcceptanceRule(Protocol):
 class StageTimer(Protocol):
     """Measures named spans inside a round."""
 
-    def round(self) -> AbstractContextManager[None]:
-        """Forgets the round before."""
+    def round(self, num_rounds: int = 1) -> AbstractContextManager[None]:
+        """Forgets the round before; `num_rounds` are launched at once."""
+        ...
+
+    def inner_round(self, index: int) -> AbstractContextManager[None]:
+        """While several rounds are captured in one graph: the spans inside are those of round `index`."""
         ...
 
     def span(self, name: str) -> AbstractContextManager[None]: ...
@@ -261,6 +265,9 @@ class StageTimer(Protocol):
         """Around a replay of segment `name`; its time counts as that of the marked spans, or without marks as one."""
         ...
 
-    def collect(self) -> dict[str, float]:
-        """Seconds by name of the round just ended."""
+    def collect(self, num_rounds: int = 1) -> list[dict[str, float]]:
+        """Seconds by name, of each of the first `num_rounds` of the rounds just ended.
+
+        A span that holds several rounds, or lies around them, is shared by them equally.
+        """
         ...

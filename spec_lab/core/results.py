@@ -55,11 +55,14 @@ class ExpertCounts:
 class RoundRecord:
     """One round as the engine counted it; lists have an entry a request.
 
+    Of rounds that were launched together (`graph.rounds_per_replay`) each has an equal share of the time they took.
+
     The line that a recorder writes of it is a `RoundRow`, which has the same figures.
 
     Attributes:
         stage_seconds: a key for each stage that could be told apart.
-        num_surplus: requests in the round that the round before had ended; they have no entry in the lists.
+        num_surplus: requests that the round still had rows for, though an earlier one had ended them; they have no
+            entry in the lists.
         launch_seconds: from the start of the round until the host had launched all of it, before it waits for results.
         relaxed: drafts accepted only because the rule relaxed; None for rules that never do.
     """
@@ -123,7 +126,8 @@ class RequestRecord:
 class GraphCounts:
     """Counts how often an engine's graph mode captured, replayed, and fell back to eager, since the engine was made.
 
-    `nodes`: of the last captured graph of each segment; None where the device does not tell.
+    `nodes`: of the last captured graph of each segment; None where the device does not tell. `rounds_per_replay`: how
+    many rounds one graph holds, where it holds whole ones.
     """
 
     mode: str = "eager"
@@ -131,6 +135,7 @@ class GraphCounts:
     replays: int = 0
     fallbacks: int = 0
     nodes: dict[str, int | None] = field(default_factory=dict)
+    rounds_per_replay: int = 1
 
 
 @dataclass(slots=True)
@@ -140,6 +145,8 @@ class GenerationResult:
     Attributes:
         tree_rows: rows a request of each verify, None without a tree.
         experts_read: of its rounds; None where no layer has experts.
+        num_wasted_rounds: rounds that ran behind the end of all their requests, since the host had launched them
+            together with earlier ones; they have no record, and their time is in that of the others.
     """
 
     requests: list[RequestRecord]
@@ -150,3 +157,4 @@ class GenerationResult:
     seconds: float
     tree_rows: int | None = None
     experts_read: ExpertCounts | None = None
+    num_wasted_rounds: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spec_lab.core.results import RequestRecord
-from spec_lab.core.types import Verification
+from spec_lab.core.types import Request, Verification
 from spec_lab.doctor.subject import Subject
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.round import DecodeRound
@@ -41,6 +41,7 @@ class DraftRecorder:
     def __init__(self, engine: Engine) -> None:
         self.drafts: dict[tuple[str, int], tuple[int, ...]] = {}
         self.counts = engine.graph.counts
+        self.rounds_per_replay = engine.graph.rounds_per_replay
         self._graph = engine.graph
         self._scheduler = engine.scheduler
 
@@ -49,6 +50,9 @@ class DraftRecorder:
 
     def padded_size(self, num_requests: int) -> int:
         return self._graph.padded_size(num_requests)
+
+    def admit(self, slot: int, request: Request) -> None:
+        self._graph.admit(slot, request)
 
     def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
         state = decode_round.parts.slots

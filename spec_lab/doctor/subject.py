@@ -93,6 +93,12 @@ def load_subject(config: RunConfig) -> Subject:
         raise UserError(f"tree={config.tree.name}: what is examined is a chain of drafts; use tree=none")
     if may_offer_fewer(config):
         raise UserError(f"{named_offers(config)}: what is examined is all K drafts; use {without_offers()}")
+    num_rounds = getattr(config.graph, "rounds_per_replay", 1)
+    if num_rounds > 1:
+        raise UserError(
+            f"graph.rounds_per_replay={num_rounds}: what is examined are the drafts that wait between two rounds; use "
+            "graph.rounds_per_replay=1"
+        )
     config = strict_greedy(config)
     torch.manual_seed(config.seed)
     tokenizer, workload = open_workload(config, target_folder(config))

@@ -15,7 +15,7 @@ from spec_lab.core.results import GenerationResult, PrefillRecord, RequestRecord
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.prefill import PromptPass
-from spec_lab.engine.readback import PendingResult, read_later, read_now
+from spec_lab.engine.readback import PendingResult, RoundResult, read_later, read_now
 from spec_lab.engine.round import DecodeRound, Parts
 from spec_lab.engine.scheduler import Scheduler, emit_first, emit_round
 
@@ -82,14 +82,26 @@ class Engine:
 
 
 @dataclass(slots=True)
-class _Round:
-    """Holds a launched round until its results are read. `num_drafted`: drafts a request that it made for the next."""
+class _Launch:
+    """Holds what was launched at once until its results are read: one round, or as many as the graph mode replays.
+
+    `num_drafted`: drafts a request that a round made for the next.
+    """
 
     sequences: list[Sequence]
     launched_at: float
     launch_seconds: float
     num_drafted: int
     result: PendingResult
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Holds a round's share of the time of what was launched at once."""
+
+    seconds: float
+    launch_seconds: float
+    stage_seconds: dict[str, float]
 
 
 class _GenerationRun:
@@ -105,7 +117,8 @@ class _GenerationRun:
         self._requests: dict[str, RequestRecord] = {}
         self._rounds: list[RoundRecord] = []
         self._prefills: list[PrefillRecord] = []
-        self._in_flight: _Round | None = None
+        self._num_wasted_rounds = 0
+        self._in_flight: _Launch | None = None
         self._settled_at = 0.0
 
     def step(self) -> None:
@@ -142,6 +155,7 @@ class _GenerationRun:
             seconds=self._now(),
             tree_rows=self._engine.round.tree_rows,
             experts_read=self._engine.parts.experts_read.read(),
+            num_wasted_rounds=self._num_wasted_rounds,
         )
 
     def _now(self) -> float:
@@ -153,6 +167,7 @@ class _GenerationRun:
         parts.slots.table.assign(sequence.slot, sequence.pages)
         parts.rule.admit(sequence.slot, sequence.request)
         parts.drafter.admit(sequence.slot, sequence.request)
+        self._engine.graph.admit(sequence.slot, sequence.request)
         self._prefilling[sequence.request.request_id] = _Prefilling()
 
     def _prefill(self, sequence: Sequence) -> None:
@@ -171,42 +186,60 @@ class _GenerationRun:
         emit_first(sequence, self._eos, self._now())
         self._retire_if_finished(sequence)
 
-    def _launch(self, ready: list[Sequence]) -> _Round:
+    def _launch(self, ready: list[Sequence]) -> _Launch:
         engine, parts = self._engine, self._engine.parts
         decode_round = engine.round.of_batch(len(ready))
         engine.graph.prepare(decode_round, len(ready))
         launched_at = self._now()
-        with parts.timer.round():
+        with parts.timer.round(engine.graph.rounds_per_replay):
             verification = engine.graph.run(decode_round, [s.slot for s in ready], max(s.kv_len for s in ready))
             with parts.timer.span("readback"):
                 result = read_later(verification) if engine.overlap else read_now(verification)
-        return _Round(ready, launched_at, self._now() - launched_at, decode_round.num_drafted, result)
+        return _Launch(ready, launched_at, self._now() - launched_at, decode_round.num_drafted, result)
 
-    def _settle(self, settled: _Round) -> None:
-        """Account for a round's tokens; those for a sequence that finished in the round before are surplus."""
+    def _settle(self, settled: _Launch) -> None:
+        """Account for the rounds that were launched; one that ran for nobody is only counted, and leaves its time to
+        the others."""
+        num_launched = self._engine.graph.rounds_per_replay
         with self._engine.parts.timer.span("readback"):
-            result = settled.result.read()
+            results = settled.result.read().split(num_launched)
         now = self._now()
-        num_sequences = len(settled.sequences)  # padded rows stand behind them
-        emitted = zip(result.tokens[:num_sequences], result.num_emitted[:num_sequences], strict=True)
-        rows = [(sequence, *row) for sequence, row in zip(settled.sequences, emitted, strict=True)]
-        running = [index for index, (sequence, *_) in enumerate(rows) if sequence.finish_reason is None]
+        results = [result for result in results if any(result.num_emitted)]
+        self._num_wasted_rounds += num_launched - len(results)
+        seconds = now - max(settled.launched_at, self._settled_at)
+        self._settled_at = now
+        for result, stage_seconds in zip(results, self._stage_seconds(len(results)), strict=True):
+            running = self._emit(settled, result, now)
+            relaxed = None if result.relaxed is None else [sum(result.relaxed[index]) for index in running]
+            sequences = [settled.sequences[index] for index in running]
+            times = _Times(seconds / len(results), settled.launch_seconds / len(results), stage_seconds)
+            self._record(settled, result.num_rows, sequences, times, relaxed)
+        has_ended = [sequence.finish_reason is not None for sequence in settled.sequences]
+        assert len(results) == num_launched or all(has_ended), "the device ended a request that goes on"
+        for sequence in settled.sequences:
+            self._retire_if_finished(sequence)
+
+    def _emit(self, settled: _Launch, result: RoundResult, now: float) -> list[int]:
+        """Account for a round's tokens; those for a sequence that an earlier round finished are surplus.
+
+        Returns:
+            The places of the other sequences in the batch, behind which padded rows stand.
+        """
+        running = [index for index, sequence in enumerate(settled.sequences) if sequence.finish_reason is None]
+        num_emitting = sum(map(bool, result.num_emitted))
+        assert self._engine.overlap or num_emitting == len(running), "the device went on with a request that had ended"
         for index in running:
-            sequence, tokens, num_emitted = rows[index]
+            num_emitted = result.num_emitted[index]
             hits = None if result.relaxed is None else result.relaxed[index]
             num_offered = result.num_rows - 1 if result.num_offered is None else result.num_offered[index]
             origins = round_origins(num_emitted, num_offered, hits)
             num_imposed = num_emitted - 1 if self._accepts_unseen else 0
-            emit_round(sequence, tokens[:num_emitted], origins, self._eos, now, num_offered, num_imposed)
-        seconds = now - max(settled.launched_at, self._settled_at)
-        self._settled_at = now
-        relaxed = None if result.relaxed is None else [sum(result.relaxed[index]) for index in running]
-        self._record(settled, result.num_rows, [rows[index][0] for index in running], seconds, relaxed)
-        for sequence in settled.sequences:
-            self._retire_if_finished(sequence)
+            tokens = result.tokens[index][:num_emitted]
+            emit_round(settled.sequences[index], tokens, origins, self._eos, now, num_offered, num_imposed)
+        return running
 
     def _record(
-        self, settled: _Round, num_rows: int, ready: list[Sequence], seconds: float, relaxed: list[int] | None
+        self, settled: _Launch, num_rows: int, ready: list[Sequence], times: _Times, relaxed: list[int] | None
     ) -> None:
         """Keep what a round of `num_rows` rows a request came to for the `ready` sequences, those it did not run for in
         vain."""
@@ -216,16 +249,16 @@ class _GenerationRun:
             accepted=[s.accepted_per_round[-1] for s in ready],
             emitted=[s.emitted_per_round[-1] for s in ready],
             truncated=[s.truncated for s in ready],
-            seconds=seconds,
-            stage_seconds=self._stage_seconds(),
+            seconds=times.seconds,
+            stage_seconds=times.stage_seconds,
             rows=self._rows(settled, num_rows, ready),
             relaxed=relaxed,
-            launch_seconds=settled.launch_seconds,
+            launch_seconds=times.launch_seconds,
             num_surplus=len(settled.sequences) - len(ready),
         )
         self._rounds.append(record)
 
-    def _rows(self, settled: _Round, num_rows: int, ready: list[Sequence]) -> RowCounts:
+    def _rows(self, settled: _Launch, num_rows: int, ready: list[Sequence]) -> RowCounts:
         """Count drafts and rows of a round of `num_rows` rows a request behind accept; `ready` had not ended."""
         engine = self._engine
         tree_rows = engine.round.tree_rows
@@ -240,18 +273,20 @@ class _GenerationRun:
             catchup_live=len(passes) * len(ready),
         )
 
-    def _stage_seconds(self) -> dict[str, float]:
+    def _stage_seconds(self, num_rounds: int) -> list[dict[str, float]]:
         """Keep the stages that exist: without drafts there is nothing to catch up, with one draft nothing recurs.
 
         Nothing is kept with overlap: the next round has recorded over this one's events.
         """
         if self._engine.overlap:
-            return {}
-        stages = self._engine.parts.timer.collect()
+            return [{} for _ in range(num_rounds)]
         num_draft_tokens = self._engine.num_draft_tokens
         absent = {"catchup"} if num_draft_tokens == 0 else set()
         absent |= {"recur"} if num_draft_tokens <= 1 else set()
-        return {name: seconds for name, seconds in stages.items() if name not in absent}
+        return [
+            {name: seconds for name, seconds in stages.items() if name not in absent}
+            for stages in self._engine.parts.timer.collect(num_rounds)
+        ]
 
     def _is_in_flight(self, sequence: Sequence) -> bool:
         """Tells whether a round that is still running may write this sequence's pages."""

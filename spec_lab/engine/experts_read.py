@@ -34,10 +34,12 @@ class ExpertsRead:
     It keeps the protocol `RoutingObserver`. Outside a stage, in the prompt pass for one, it counts nothing.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, max_requests: int) -> None:
+        """`max_requests`: the most requests that a round has, padding with them."""
         self._counts = torch.zeros(len(ReadingStage), dtype=torch.int64, device=device)
         # At fixed addresses: a graph of a later stage reads what that of verify left.
-        self._num_active, self._num_requests = torch.zeros((2, 1), dtype=torch.int64, device=device)
+        self._active = torch.zeros(max_requests, dtype=torch.bool, device=device)
+        self._num_requests = torch.zeros(1, dtype=torch.int64, device=device)
         self._is_watching = False
         self._seen: dict[tuple[torch.Size, int], list[torch.Tensor]] | None = None
 
@@ -56,9 +58,9 @@ class ExpertsRead:
         return ExpertCounts(*self._counts.tolist()) if self._is_watching else None
 
     def begin_round(self, active: torch.Tensor) -> None:
-        """Note how many of the batch's requests are padding, from [batch] bool; they stand last."""
+        """Note which of the batch's requests are no padding, from [batch] bool."""
         if self._is_watching:
-            self._num_active.copy_(active.sum())
+            self._active[: len(active)].copy_(active)
             self._num_requests.fill_(len(active))
 
     def stage(self, stage: ReadingStage) -> AbstractContextManager[None]:
@@ -78,9 +80,8 @@ class ExpertsRead:
         finally:
             self._seen = None
         for (shape, num_experts), choices in seen.items():
-            # Row i is one of request i * requests // rows.
             rows = torch.arange(shape[0], device=self._counts.device)
-            counts = rows * self._num_requests < self._num_active * shape[0]
+            counts = self._active.index_select(0, rows * self._num_requests // shape[0])
             self._counts[stage].add_(count_distinct(torch.stack(choices), num_experts, counts))
 
 

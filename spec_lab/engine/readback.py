@@ -28,6 +28,22 @@ class RoundResult:
         """N of the round: rows a request, of a tree those that can be on one path."""
         return len(self.tokens[0])
 
+    def split(self, num_rounds: int) -> list[RoundResult]:
+        """Return the results of each of `num_rounds` rounds, whose requests stand here one round after another."""
+        if num_rounds == 1:
+            return [self]
+        batch_size = len(self.tokens) // num_rounds
+        rows = [slice(start, start + batch_size) for start in range(0, len(self.tokens), batch_size)]
+        return [
+            RoundResult(
+                self.tokens[part],
+                self.num_emitted[part],
+                None if self.relaxed is None else self.relaxed[part],
+                None if self.num_offered is None else self.num_offered[part],
+            )
+            for part in rows
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class PendingResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -21,9 +21,12 @@ class HostTimer:
         self._is_capturing = False
 
     @contextmanager
-    def round(self) -> Iterator[None]:
+    def round(self, num_rounds: int = 1) -> Iterator[None]:
         self._seconds.clear()
         yield
+
+    def inner_round(self, index: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -45,17 +48,19 @@ class HostTimer:
         with self.span(name):
             yield
 
-    def collect(self) -> dict[str, float]:
-        return dict(self._seconds)
+    def collect(self, num_rounds: int = 1) -> list[dict[str, float]]:
+        shares = {name: seconds / num_rounds for name, seconds in self._seconds.items()}
+        return [dict(shares) for _ in range(num_rounds)]
 
 
 @dataclass(frozen=True, slots=True)
 class EventPair:
-    """Holds the start and the end of a span on the stream."""
+    """Holds the start and the end of a span on the stream; `round_index` is None where it is no single round's."""
 
     name: str
     start: torch.cuda.Event
     end: torch.cuda.Event
+    round_index: int | None = None
 
 
 class CudaEventTimer:
@@ -67,11 +72,20 @@ class CudaEventTimer:
     def __init__(self) -> None:
         self._pairs: list[EventPair] = []
         self._marks: list[EventPair] | None = None
+        self._round_index: int | None = None
 
     @contextmanager
-    def round(self) -> Iterator[None]:
+    def round(self, num_rounds: int = 1) -> Iterator[None]:
         self._pairs.clear()
         yield
+
+    @contextmanager
+    def inner_round(self, index: int) -> Iterator[None]:
+        self._round_index = index
+        try:
+            yield
+        finally:
+            self._round_index = None
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -80,7 +94,8 @@ class CudaEventTimer:
         start.record()
         yield
         end.record()
-        (self._pairs if self._marks is None else self._marks).append(EventPair(name, start, end))
+        pair = EventPair(name, start, end, self._round_index)
+        (self._pairs if self._marks is None else self._marks).append(pair)
 
     @contextmanager
     def capture(self) -> Iterator[list[EventPair]]:
@@ -101,22 +116,41 @@ class CudaEventTimer:
         yield
         self._pairs.extend(marks)
 
-    def collect(self) -> dict[str, float]:
+    def collect(self, num_rounds: int = 1) -> list[dict[str, float]]:
         """A stage of which a span cannot be read is left out: no time rather than a wrong one."""
-        seconds: dict[str, float] = {}
-        unknown = set()
+        if self._pairs:
+            self._pairs[-1].end.synchronize()  # the last one that was recorded, so the others are there too
+        rounds = [StageSeconds() for _ in range(num_rounds)]
         for pair in self._pairs:
-            took = _elapsed_seconds(pair)
-            if took is None:
-                unknown.add(pair.name)
-            else:
-                seconds[pair.name] = seconds.get(pair.name, 0.0) + took
-        return {name: value for name, value in seconds.items() if name not in unknown}
+            if pair.round_index is None:
+                took = _elapsed_seconds(pair)
+                for part in rounds:
+                    part.add(pair.name, None if took is None else took / num_rounds)
+            elif pair.round_index < num_rounds:
+                rounds[pair.round_index].add(pair.name, _elapsed_seconds(pair))
+        return [part.known() for part in rounds]
+
+
+class StageSeconds:
+    """Sums the spans of a round by stage."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._unknown: set[str] = set()
+
+    def add(self, name: str, seconds: float | None) -> None:
+        """Add a span; `seconds` are None where it could not be read."""
+        if seconds is None:
+            self._unknown.add(name)
+        else:
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def known(self) -> dict[str, float]:
+        return {name: seconds for name, seconds in self._seconds.items() if name not in self._unknown}
 
 
 def _elapsed_seconds(pair: EventPair) -> float | None:
     """Return the time between two events; None where one was not recorded, or is older than its partner."""
-    pair.end.synchronize()
     try:
         took = pair.start.elapsed_time(pair.end) / 1e3
     except (RuntimeError, ValueError):

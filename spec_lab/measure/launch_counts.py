@@ -51,8 +51,8 @@ def _is_inside(time: float, disjoint: Sequence[Interval]) -> bool:
 class CountedRounds(WatchedRounds):
     """Counts operators that compute or write, replays, and reads of tensor values, in the spans of the rounds."""
 
-    def __init__(self, num_skipped: int, num_rounds: int) -> None:
-        super().__init__(num_skipped, num_rounds)
+    def __init__(self, num_skipped: int, num_launches: int) -> None:
+        super().__init__(num_skipped, num_launches)
         self._launches, self._reads = _Launches(), _HostReads()
         self._is_counting = False
 

@@ -29,8 +29,8 @@ class RoundProfile:
 class ProfiledRounds(WatchedRounds):
     """Names stages and replays in the profiler's trace."""
 
-    def __init__(self, profiler: profile, num_skipped: int, num_rounds: int) -> None:
-        super().__init__(num_skipped, num_rounds)
+    def __init__(self, profiler: profile, num_skipped: int, num_launches: int) -> None:
+        super().__init__(num_skipped, num_launches)
         self._profiler = profiler
 
     @contextmanager

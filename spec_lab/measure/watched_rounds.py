@@ -15,20 +15,21 @@ NUM_SKIPPED_ROUNDS = 2
 
 
 class WatchedRounds(ABC):
-    """A `StageTimer` that watches `num_rounds` rounds after the first `num_skipped`, or fewer where a request ends.
+    """A `StageTimer` that watches `num_launches` launches of one or several rounds after the first `num_skipped`, or
+    fewer where a request ends.
 
     From the start of the first to the start of the one behind the last, so that a host that reads results a round late
     still reads once a round.
 
     Attributes:
-        num_rounds: rounds watched so far.
+        num_rounds: rounds watched so far, each of a launch of several.
         num_replays: graph replays in them.
     """
 
-    def __init__(self, num_skipped: int, num_rounds: int) -> None:
+    def __init__(self, num_skipped: int, num_launches: int) -> None:
         self.num_rounds = 0
         self.num_replays = 0
-        self._watched = range(num_skipped, num_skipped + num_rounds)
+        self._watched = range(num_skipped, num_skipped + num_launches)
         self._num_seen = 0
         self._is_watching = False
 
@@ -39,16 +40,20 @@ class WatchedRounds(ABC):
             self._stop()
 
     @contextmanager
-    def round(self) -> Iterator[None]:
+    def round(self, num_rounds: int = 1) -> Iterator[None]:
         if self._num_seen == self._watched.start:
             self._is_watching = True
             self._start()
         elif self._num_seen == self._watched.stop:
             self.end()
         self._num_seen += 1
-        self.num_rounds += self._is_watching
+        self.num_rounds += num_rounds * self._is_watching
         with self.span("round"):
             yield
+
+    @contextmanager
+    def inner_round(self, index: int) -> Iterator[None]:
+        yield
 
     @abstractmethod
     def span(self, name: str) -> AbstractContextManager[None]: ...
@@ -63,8 +68,8 @@ class WatchedRounds(ABC):
         with self.span(f"replay {name}"):
             yield
 
-    def collect(self) -> dict[str, float]:
-        return {}
+    def collect(self, num_rounds: int = 1) -> list[dict[str, float]]:
+        return [{} for _ in range(num_rounds)]
 
     @abstractmethod
     def _start(self) -> None: ...
@@ -79,15 +84,18 @@ Watcher = TypeVar("Watcher", bound=WatchedRounds)
 def watch_rounds(
     engine: Engine, requests: list[Request], num_rounds: int, make_watcher: Callable[[int, int], Watcher]
 ) -> Watcher:
-    """Decode the first full batch under `make_watcher(num_skipped, num_rounds)`; the watcher, done."""
+    """Decode the first full batch under `make_watcher(num_skipped, num_launches)`; the watcher, done."""
+    rounds_per_launch = engine.graph.rounds_per_replay
+    num_launches = -(-num_rounds // rounds_per_launch)
     # While a long prompt is read, chunk by chunk, shorter ones are already decoded: those rounds are not pure.
     num_chunks = max(-(-len(request.prompt_ids) // engine.prompt_pass.chunk_size) for request in requests)
-    num_skipped = NUM_SKIPPED_ROUNDS + num_chunks - 1
+    num_skipped = -(-NUM_SKIPPED_ROUNDS // rounds_per_launch) + num_chunks - 1
     # A round emits K + 1 tokens at most: with so many allowed no request ends before the round behind the last one,
     # unless max_new_tokens is smaller; then fewer rounds are watched.
-    num_tokens = (num_rounds + num_skipped + 1) * (engine.num_draft_tokens + 1) + 1
+    most_emitted = rounds_per_launch * (engine.num_draft_tokens + 1)
+    num_tokens = (num_launches + num_skipped + 1) * most_emitted + 1
     batch = [replace(r, max_new_tokens=min(num_tokens, r.max_new_tokens), ignore_eos=True) for r in requests]
-    watcher = make_watcher(num_skipped, num_rounds)
+    watcher = make_watcher(num_skipped, num_launches)
     timer, engine.parts.timer = engine.parts.timer, watcher
     try:
         # From the first request that ends the batch is smaller.

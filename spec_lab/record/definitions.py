@@ -71,6 +71,10 @@ DEFINITIONS: dict[str, str] = {
         "launched, under graph.overlap, before the host knew that the round before had ended all its requests: it "
         "emits nothing, and its time and its rows count."
     ),
+    "wasted_rounds": (
+        "Rounds that graph.rounds_per_replay had launched together with others, and that ran when all their requests "
+        "had ended. They have no line and no rows, and their time is in that of the others. Of the first repeat."
+    ),
     "emitted_tokens": _first_paragraph(num_emitted_tokens),
     "output_tokens": _first_paragraph(num_output_tokens),
     "decode_tokens_per_second": _first_paragraph(decode_tokens_per_second),
@@ -114,6 +118,7 @@ DEFINITIONS: dict[str, str] = {
     ),
     "experts_read": _first_paragraph(experts_read),
     "graph": "Captures, replays and fallbacks to eager since the engine was made, warm-up included.",
+    "graph.rounds_per_replay": "Rounds that one graph holds, where it holds whole ones; else 1.",
     "graph.nodes": "Kernels, copies and fills of each segment's graph, on a CPU operators; of the last one captured.",
     "launches_per_round": (
         "Device work the host submits in a round: kernels, copies, fills and graph launches of the profiled rounds; on "

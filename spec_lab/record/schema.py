@@ -1,10 +1,11 @@
-"""The layout of `summary.json` and of the JSON Lines beside it, schema version 5.
+"""The layout of `summary.json` and of the JSON Lines beside it, schema version 6.
 
 Version 1 knew neither launches and graph nodes nor the stages `draft` and `graph`, which its readers could not do
 without. Version 2 left rounds cut short out of the acceptance length and the rates, and surplus rounds out of
 everything; it had no `judged_per_round` and no `num_surplus`, and its stage `commit` held what now is `readback`.
 Version 3 did not say where each token came from. Version 4 knew no rounds that offer fewer than K drafts: it had no
 `offered_per_round`, and `rows` did not count what was drafted, offered and verified; nor did it count experts.
+Version 5 launched every round alone: it had no `wasted_rounds`, and no `rounds_per_replay` among the counts of a graph.
 `spec_lab/record/versions.py` reads it.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 Status = Literal["finished", "failed", "refused", "interrupted"]
 DivergenceKind = Literal["near_tie", "bug", "lossy"]
@@ -81,6 +82,7 @@ class Graph(TypedDict):
     replays: int
     fallbacks: int
     nodes: dict[str, int | None]
+    rounds_per_replay: NotRequired[int]
 
 
 class Accuracy(TypedDict):
@@ -164,6 +166,7 @@ class Speed(TypedDict):
     rows: Rows
     experts_read: NotRequired[ExpertsReadByStage | None]
     graph: Graph
+    wasted_rounds: NotRequired[int]
 
 
 class Outcome(TypedDict):
@@ -214,6 +217,7 @@ class GraphSettings(TypedDict):
     overlap: NotRequired[bool]
     metadata: NotRequired[str]
     verify: NotRequired[bool]
+    rounds_per_replay: NotRequired[int]
 
 
 class Settings(TypedDict):

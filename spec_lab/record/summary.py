@@ -106,7 +106,10 @@ def _results(
         **_comparison(main, references),
         "latency_ms": _latency_ms(main.repeats),
         **work,
-        "gpu_idle_share": time_metrics.gpu_idle_share(work["gpu_busy_ms_per_round"], speed["round_ms"]),
+        "gpu_idle_share": time_metrics.gpu_idle_share(
+            work["gpu_busy_ms_per_round"],
+            averages.median_over_repeats(time_metrics.launched_round_ms(result) for result in main.repeats),
+        ),
         "kernels": list(kernels),
         "by_category": _by_category(main, diverged),
     }
@@ -173,6 +176,7 @@ def _speed(repeats: Sequence[GenerationResult]) -> Speed:
         rows=acceptance_metrics.rows(first.rounds, first.prefills) if first else acceptance_metrics.rows([], []),
         experts_read=acceptance_metrics.experts_read(first) if first else None,
         graph=_graph(repeats),
+        wasted_rounds=first.num_wasted_rounds if first else 0,
     )
 
 
@@ -196,7 +200,7 @@ def _repeats_identical(repeats: Sequence[GenerationResult]) -> bool | None:
 def _graph(repeats: Sequence[GenerationResult]) -> Graph:
     """The engine counts on from pass to pass, so the last repeat knows them all."""
     if not repeats:
-        return Graph(mode=None, captures=0, replays=0, fallbacks=0, nodes={})
+        return Graph(mode=None, captures=0, replays=0, fallbacks=0, nodes={}, rounds_per_replay=1)
     counts = repeats[-1].graph
     return Graph(
         mode=counts.mode,
@@ -204,6 +208,7 @@ def _graph(repeats: Sequence[GenerationResult]) -> Graph:
         replays=counts.replays,
         fallbacks=counts.fallbacks,
         nodes=counts.nodes,
+        rounds_per_replay=counts.rounds_per_replay,
     )
 
 

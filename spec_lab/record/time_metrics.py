@@ -37,7 +37,7 @@ def round_ms(rounds: Sequence[RoundRecord]) -> float | None:
     """Mean time of a round in milliseconds, from its launch until the host has read its tokens. Median over repeats.
 
     With graph.overlap from the reading of the round before, if that came later: the times add up to the wall time of
-    decoding.
+    decoding. With graph.rounds_per_replay the rounds of a replay share its time equally, that of wasted ones with it.
     """
     return mean([1e3 * record.seconds for record in rounds])
 
@@ -50,9 +50,17 @@ def launch_ms(rounds: Sequence[RoundRecord]) -> float | None:
     return mean([1e3 * record.launch_seconds for record in rounds if record.launch_seconds is not None])
 
 
-def gpu_idle_share(busy_ms: float | None, round_ms: float | None) -> float | None:
-    """1 - `gpu_busy_ms_per_round` / `round_ms`, not under 0; null on a CPU. Busy time is profiled, `round_ms` timed."""
-    share = None if busy_ms is None or round_ms is None else ratio(busy_ms, round_ms)
+def launched_round_ms(result: GenerationResult) -> float | None:
+    """Mean time of a round in milliseconds, wasted ones among them, in which the GPU is as busy as in any."""
+    total = sum(record.seconds for record in result.rounds)
+    return ratio(1e3 * total, len(result.rounds) + result.num_wasted_rounds)
+
+
+def gpu_idle_share(busy_ms: float | None, launched_round_ms: float | None) -> float | None:
+    """1 - `gpu_busy_ms_per_round` / `round_ms`, not under 0; null on a CPU. Busy time is profiled, `round_ms` timed,
+    here as the mean over wasted rounds too.
+    """
+    share = None if busy_ms is None or launched_round_ms is None else ratio(busy_ms, launched_round_ms)
     return None if share is None else max(0.0, 1 - share)
 
 

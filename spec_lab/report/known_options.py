@@ -56,7 +56,9 @@ def describe_mode(summary: Summary) -> str:
     graph: Mapping[str, Any] = summary["config"]["graph"]
     if graph["name"] not in GRAPH_MODES:
         return summary["choices"].get("graph", graph["name"])
+    num_rounds = graph.get("rounds_per_replay", 1)
     marks = {
+        f"{num_rounds} a replay": num_rounds > 1,
         "overlap": graph.get("overlap", False),
         "stale metadata": graph.get("metadata", "in_place") == "stale",
         "verify not captured": graph.get("verify", True) is False,

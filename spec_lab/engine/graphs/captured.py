@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from spec_lab.core.results import GraphCounts
-from spec_lab.core.types import Verification
+from spec_lab.core.types import Request, Verification
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.graphs.segment import Segment
 from spec_lab.engine.round import DecodeRound
@@ -35,6 +35,8 @@ class CapturedMode(ABC):
     scratch rows of per-slot state alone.
     """
 
+    rounds_per_replay = 1
+
     def __init__(self, name: str, recorder: GraphRecorder, num_slots: int, max_kv_len: int) -> None:
         """`max_kv_len`: the longest committed length there can be; a replay cannot be given a nearer bound."""
         self.counts = GraphCounts(mode=name)
@@ -53,6 +55,10 @@ class CapturedMode(ABC):
             bucket = Bucket()
             self._run(bucket, decode_round, decode_round.parts.slots.ids([], size))
             self.buckets[place] = bucket
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Do nothing: the host looks at every round, unless a mode says otherwise."""
+        return
 
     def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
         size = self.padded_size(len(slots))

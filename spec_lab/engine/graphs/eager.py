@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from spec_lab.core.results import GraphCounts
-from spec_lab.core.types import Verification
+from spec_lab.core.types import Request, Verification
 from spec_lab.engine.round import DecodeRound
 
 
 class EagerGraph:
     """Keeps the protocol `GraphMode`. Batches are not padded."""
+
+    rounds_per_replay = 1
 
     def __init__(self) -> None:
         self.counts = GraphCounts(mode="eager")
@@ -18,6 +20,9 @@ class EagerGraph:
 
     def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
         """Do nothing: there is nothing to capture."""
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Do nothing: the host looks at every round."""
 
     def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
         slot_ids = decode_round.parts.slots.ids(slots, self.padded_size(len(slots)))

@@ -1,0 +1,75 @@
+"""graph=round with graph.rounds_per_replay=R: R rounds are one graph, and the host is asked nothing in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from spec_lab.core.types import Request, Verification
+from spec_lab.engine.capture import GraphRecorder
+from spec_lab.engine.graphs.captured import Bucket, CapturedMode
+from spec_lab.engine.round import DecodeRound
+from spec_lab.engine.stops import StopConditions
+
+
+class SeveralRounds(CapturedMode):
+    """Replays one graph for R rounds. A request that ends in one of them is a padded row from the next one on.
+
+    So it idles as padding does: it emits nothing, writes the scratch page and the scratch rows of per-slot state, and
+    its own slot stays as its last round left it. The engine reads all R verifications at once, and admits then.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        recorder: GraphRecorder,
+        num_slots: int,
+        max_kv_len: int,
+        num_rounds: int,
+        stops: StopConditions,
+    ) -> None:
+        super().__init__(name, recorder, num_slots, max_kv_len)
+        self.rounds_per_replay = self.counts.rounds_per_replay = num_rounds
+        self._stops = stops
+
+    def admit(self, slot: int, request: Request) -> None:
+        self._stops.admit(slot, request)
+
+    def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
+        def run(slot_ids: torch.Tensor) -> Verification:
+            verifications: list[Verification] = []
+            for index in range(self.rounds_per_replay):
+                with decode_round.parts.timer.inner_round(index):
+                    if verifications:
+                        slot_ids = self._going_on(decode_round, slot_ids, verifications[-1])
+                    verifications.append(decode_round.run(decode_round.load(slot_ids, self._max_kv_len)))
+            return one_after_another(verifications)
+
+        verification: Verification = self._segment(bucket, decode_round, "rounds", run, stage="graph")(slot_ids)
+        return verification
+
+    def _going_on(self, decode_round: DecodeRound, slot_ids: torch.Tensor, verification: Verification) -> torch.Tensor:
+        """Return [batch] slots with the scratch slot in place of those whose request has ended."""
+        parts = decode_round.parts
+        with parts.timer.span("commit"):
+            kv_lens = parts.slots.kv_lens.index_select(0, slot_ids)
+            ended = self._stops.have_ended(slot_ids, kv_lens, verification, parts.rule.traits.imposed)
+            return slot_ids.masked_fill(ended, parts.slots.table.scratch_slot)
+
+
+def one_after_another(rounds: Sequence[Verification]) -> Verification:
+    """Join verifications of [batch] rows into one of [rounds * batch] rows."""
+    return Verification(
+        tokens=torch.cat([verification.tokens for verification in rounds]),
+        num_emitted=torch.cat([verification.num_emitted for verification in rounds]),
+        relaxed=_join([verification.relaxed for verification in rounds]),
+        num_thinking=_join([verification.num_thinking for verification in rounds]),
+        num_offered=_join([verification.num_offered for verification in rounds]),
+    )
+
+
+def _join(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Concatenate what each round has, or none has."""
+    present = [part for part in parts if part is not None]
+    return torch.cat(present) if present else None

@@ -1,0 +1,224 @@
+"""graph.rounds_per_replay: R rounds in one graph give what the same rounds give one at a time, records included."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.assembly.graphs import RoundGraphConfig
+from spec_lab.assembly.trees import DynamicTreeConfig
+from spec_lab.config import RecurrentConfig, Rollback, VerifyConfig
+from spec_lab.core.results import GenerationResult, RequestRecord, RoundRecord
+from spec_lab.core.types import FinishReason, Request, Sequence, Verification
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.scheduler import emit_round
+from spec_lab.engine.stops import StopConditions
+from spec_lab.measure.launch_counts import CountedRounds
+from spec_lab.measure.watched_rounds import watch_rounds
+from tests.graph_lab import (
+    DEVICES,
+    DRAFTERS,
+    RULES,
+    Lab,
+    assert_null_page_is_zero,
+    live_state,
+    make_lab,
+    mixed_requests,
+    synthetic,
+)
+from tests.test_adaptive_round import STOP
+from tests.tiny_hybrid import make_tiny_nextn
+
+EOS = [2, 7, 11, 19, 26, 33]
+NUM_DRAFTS = 3
+CPU = torch.device("cpu")
+SLOW = pytest.mark.slow
+OF_THE_CLOCK = ("seconds", "stage_seconds", "launch_seconds")
+OF_THE_PADDING = ("drafted", "verified", "catchup_computed")
+"""The rows that are computed for requests that have ended, too."""
+
+ALL_RULES = {**RULES, "synthetic": synthetic(NUM_DRAFTS)}
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A lab whose target has several ends of sequence, likely enough to come up inside a block."""
+    return make_lab(tmp_path_factory.mktemp, request.param, eos_token_id=EOS)
+
+
+def run(lab: Lab, requests: list[Request], num_rounds: int, **options: Any) -> tuple[GenerationResult, Engine]:
+    engine = lab.engine(requests, RoundGraphConfig(rounds_per_replay=num_rounds), **options)
+    return engine.generate(requests), engine
+
+
+def without_times(record: RoundRecord, one_size: bool) -> dict[str, Any]:
+    """What a round's line says, but for the clock; unless batches have `one_size`, but for what pads them too."""
+    row = dataclasses.asdict(record)
+    for key in OF_THE_CLOCK if one_size else (*OF_THE_CLOCK, "num_surplus"):
+        del row[key]
+    if not one_size:
+        for key in OF_THE_PADDING:
+            del row["rows"][key]
+    return row
+
+
+def without_clock(record: RequestRecord) -> RequestRecord:
+    return dataclasses.replace(record, admitted_at=0.0, emitted_at=[0.0] * len(record.emitted_at))
+
+
+def assert_one_at_a_time(lab: Lab, requests: list[Request], num_rounds: int, **options: Any) -> GenerationResult:
+    """Compare requests, rounds, experts and all state with those of rounds that are replayed one by one."""
+    expected, one = run(lab, requests, 1, **options)
+    result, several = run(lab, requests, num_rounds, **options)
+    assert result.graph.rounds_per_replay == num_rounds and expected.graph.rounds_per_replay == 1
+    assert list(map(without_clock, result.requests)) == list(map(without_clock, expected.requests))
+    assert result.experts_read == expected.experts_read
+    assert_null_page_is_zero(several)
+    if len(requests) <= several.scheduler.num_slots:  # nobody waited, so that the rounds are of the same requests
+        one_size = several.scheduler.num_slots == 1
+        rounds, expected_rounds = ([without_times(r, one_size) for r in part.rounds] for part in (result, expected))
+        assert rounds == expected_rounds
+        assert_same_state(several, one)
+    num_replays = result.graph.replays - result.graph.captures  # each capture replays once
+    assert len(result.rounds) + result.num_wasted_rounds == num_rounds * num_replays
+    assert expected.num_wasted_rounds == 0
+    return result
+
+
+def assert_same_state(several: Engine, one: Engine) -> None:
+    """Compare all that the next round would read: not what experts are counted by, which is of the round before."""
+    state, expected = (
+        {path: tensor for path, tensor in live_state(engine).items() if ".observer." not in path}
+        for engine in (several, one)
+    )
+    torch.testing.assert_close(state, expected, rtol=0, atol=1e-4)
+
+
+def cut(result: GenerationResult) -> set[tuple[FinishReason, bool]]:
+    """How requests ended, and whether inside a block."""
+    return {(record.finish_reason, record.truncated) for record in result.requests}
+
+
+def cells() -> list[Any]:
+    """Every drafter with two rules, every rule with drafters of each kind, R and batch size in turn; one by default."""
+    rows = []
+    for number, (drafter, rule) in enumerate(product(DRAFTERS, ALL_RULES)):
+        if (number + number // len(ALL_RULES)) % 2 == 0:
+            marks = [] if (drafter, rule) == ("eagle3", "sampled") else [SLOW]
+            rows.append(pytest.param(drafter, rule, (3, 2, 5)[number % 3], (3, 1)[number // 3 % 2], marks=marks))
+    return rows
+
+
+@pytest.mark.parametrize(("drafter", "rule", "num_rounds", "batch_size"), cells())
+def test_several_rounds_give_what_one_at_a_time_gives(
+    lab: Lab, drafter: str, rule: str, num_rounds: int, batch_size: int
+) -> None:
+    requests = mixed_requests(batch_size, 8, seed=5)
+    options = {"drafter": drafter, "rule": ALL_RULES[rule], "batch_size": batch_size}
+    assert_one_at_a_time(lab, requests, num_rounds, **options)
+
+
+@SLOW
+@pytest.mark.parametrize(("rule", "num_rounds"), [("sampled", 3), ("strict", 2)])
+def test_requests_end_inside_blocks_while_others_wait(lab: Lab, rule: str, num_rounds: int) -> None:
+    """The target drafts for itself, so that blocks are full and an end of sequence lies anywhere in one; slots are used
+    again, and admission waits for the end of a replay."""
+    requests = mixed_requests(7, 12, seed=1)
+    requests[2] = dataclasses.replace(requests[2], ignore_eos=True)
+    options = {"drafter": "draft_model", "rule": RULES[rule], "batch_size": 2}
+    result = assert_one_at_a_time(lab, requests, num_rounds, **options)
+    assert cut(result) >= {(FinishReason.EOS, True), (FinishReason.LENGTH, True)}
+    assert any(record.num_surplus for record in result.rounds)
+
+
+def test_more_rounds_than_remain_are_counted_as_wasted(lab: Lab) -> None:
+    """They have no line, and their time is in those that have one."""
+    requests = [Request("a", "x", (5, 6, 7), 4, ignore_eos=True), Request("b", "x", (9, 8), 1)]
+    result, engine = run(lab, requests, 6, drafter="none", batch_size=1)
+    assert [record.emitted for record in result.rounds] == [[1], [1], [1]] and result.num_wasted_rounds == 3
+    assert {(record.num_surplus, record.rows.verified) for record in result.rounds} == {(0, 1)}
+    assert len({record.seconds for record in result.rounds}) == 1
+    in_prompts = sum(record.seconds for record in result.prefills)
+    assert sum(record.seconds for record in result.rounds) + in_prompts <= result.seconds
+    stages = [record.stage_seconds for record in result.rounds]
+    if lab.device == "cpu":
+        assert stages[0] == stages[1] == stages[2] and set(stages[0]) == {"graph", "readback"}
+    else:
+        assert all(set(part) == {"verify", "accept", "commit", "readback"} for part in stages)
+    assert engine.graph.counts.nodes.keys() == {"rounds"}
+
+
+@SLOW
+def test_a_replay_writes_no_further_than_its_rounds(lab: Lab) -> None:
+    """A request that has ended is a padded row, so that the reach of a round past its last token is that of a replay
+    too: no position more is reserved, and what an ended request left stays."""
+    requests = [Request("a", "x", (5, 6, 7), 6, ignore_eos=True), Request("b", "x", (9, 8), 12, ignore_eos=True)]
+    one, several = (lab.engine(requests, RoundGraphConfig(rounds_per_replay=count), batch_size=2) for count in (1, 8))
+    for engine in (one, several):
+        engine.generate(requests)
+    assert several.scheduler._margin == one.scheduler._margin == 2 * NUM_DRAFTS
+    assert_same_state(several, one)
+
+
+def make_stops(request: Request, num_slots: int = 2) -> StopConditions:
+    stops = StopConditions(num_slots, EOS, CPU)
+    stops.admit(1, request)
+    return stops
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize("accepts_unseen", [False, True])
+def test_the_device_ends_a_request_where_the_host_does(ignore_eos: bool, accepts_unseen: bool) -> None:
+    """Blocks of every length with an end of sequence anywhere or nowhere, at every distance from the limit."""
+    ends = set()
+    for num_emitted, place, room in product((1, 2, 4), (None, 0, 1, 2, 3), (1, 2, 3, 4, 6)):
+        tokens = [EOS[1] if index == place else 5 for index in range(4)]
+        request = Request("a", "x", (5, 6, 7), 3 + room, ignore_eos=ignore_eos)
+        sequence = Sequence(request, 1, [], 0.0, tokens=[5, 6, 7, 8, 9, 10], kv_len=5)
+        num_imposed = num_emitted - 1 if accepts_unseen else 0
+        emit_round(sequence, tokens[:num_emitted], "a" * num_emitted, frozenset(EOS), 0.0, 3, num_imposed)
+        verification = Verification(torch.tensor([[5] * 4, tokens]), torch.tensor([0, num_emitted]))
+        slot_ids, kv_lens = torch.tensor([2, 1]), torch.tensor([0, sequence.kv_len])
+        ended = make_stops(request).have_ended(slot_ids, kv_lens, verification, accepts_unseen)
+        assert ended.tolist() == [True, sequence.finish_reason is not None], (num_emitted, place, room)
+        ends.add(sequence.finish_reason)
+    assert ends == {None, FinishReason.LENGTH} | (set() if ignore_eos else {FinishReason.EOS})
+
+
+@SLOW
+def test_launches_replays_and_reads_are_those_of_a_round(lab: Lab) -> None:
+    """Of one of several that are launched at once."""
+    requests = mixed_requests(2, 60)
+    engine = lab.engine(requests, RoundGraphConfig(rounds_per_replay=3), batch_size=2)
+    work = watch_rounds(engine, requests, 4, CountedRounds).work()
+    assert work is not None
+    assert (work["replays_per_round"], work["host_syncs_per_round"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    assert work["launches_per_round"] == pytest.approx(4 / 3)
+
+
+@SLOW
+@pytest.mark.parametrize(("kind", "rollback"), [("qwen3_5", Rollback.replay), ("qwen3_5_moe", Rollback.checkpoints)])
+def test_states_of_slots_that_idle_do_not_move(kind: str, rollback: Rollback, tmp_path: Path) -> None:
+    """Gated delta nets keep a state a slot, which a row more would move on; experts that idle rows choose do not
+    count."""
+    make_tiny_nextn(tmp_path, kind, eos_token_id=EOS)
+    hybrid = Lab(tmp_path, {"mtp_eagle": tmp_path}, "cpu")
+    options: dict[str, Any] = {"drafter": "mtp_eagle", "batch_size": 3, "recurrent": RecurrentConfig(rollback)}
+    result = assert_one_at_a_time(hybrid, mixed_requests(3, 8), 3, **options)
+    assert any(record.num_surplus for record in result.rounds)
+
+
+@SLOW
+@pytest.mark.parametrize("kind", ["stop", "budget", "tree"])
+def test_trees_and_fewer_drafts_go_on_without_the_host(lab: Lab, kind: str) -> None:
+    options: dict[str, Any] = {
+        "stop": {"options": STOP},
+        "budget": {"verify": VerifyConfig(budget=5)},
+        "tree": {"tree": DynamicTreeConfig(topk=3, num_rows=9)},
+    }[kind]
+    assert_one_at_a_time(lab, mixed_requests(3, 8, seed=5), 3, batch_size=3, rule=RULES["strict"], **options)
