@@ -19,8 +19,10 @@ POINTERS = (
     | dict.fromkeys(("probability", "top_probability", "kept_logits", "draft_logits"), "*fp32")
     | dict.fromkeys(("scores", "ratios"), "*fp64")
     | dict.fromkeys(("active", "is_top"), "*i1")
+    | dict.fromkeys(("mixed", "log_decay", "strength", "conv_weight", "rate", "time_bias", "outputs"), "*fp32")
+    | dict.fromkeys(("committed",), "*i64")
 )
-SCALARS = {"scale": "fp32", "temperature": "fp32"}
+SCALARS = {"scale": "fp32", "temperature": "fp32", "eps": "fp32"}
 
 
 def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, **constants: int | bool) -> str:
@@ -153,6 +155,26 @@ def compile_latent_attention() -> None:
         assert ("wgmma" if tiles.rows == 64 else "mma.sync") in ptx and "cp.async.cg" in ptx
 
 
+def compile_delta_net() -> None:
+    """Compile the kernels of a gated delta net of Qwen3.5-9B's sizes."""
+    from spec_kernels import delta_inputs, delta_kept, delta_rule, gated_norm
+
+    heads = {"NUM_KEY_HEADS": 16, "NUM_VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
+    for is_prompt in (False, True):
+        tiles = {"CHANNEL_TILE": 128, "HEAD_TILE": 32, "HISTORY": 3, "HISTORY_TILE": 4, "ROW_TILE": 16}
+        slide = compile_kernel(delta_inputs._delta_inputs, "bf16", IS_PROMPT=is_prompt, **heads, **tiles)
+        behind = slide[slide.rfind("bar.sync") :]
+        assert 0 < behind.find("st.global") < behind.find("ld.global"), "all threads have read when a window is written"
+    for every_row, replays in ((True, False), (False, False), (False, True)):
+        choice = {"STATE_EVERY_ROW": every_row, "REPLAYS": replays, "KEY_TILE": 128}
+        tile, num_warps = delta_rule.VALUE_TILE, delta_rule.NUM_WARPS
+        ptx = compile_kernel(delta_rule._delta_rule, "fp32", num_warps, VALUE_TILE=tile, **choice, **heads)
+        assert "ld.global.v4" in ptx and "st.global.v4" in ptx, "states in loads and stores of 16 bytes"
+    sizes = {"KEY_SIZE": 2048, "VALUE_SIZE": 4096, "NUM_VALUE_HEADS": 32}
+    compile_kernel(delta_kept._keep_rows, "fp32", HEAD_TILE=32, CHANNEL_TILE=1024, **sizes)
+    compile_kernel(gated_norm._gated_norm, "bf16", NUM_HEADS=32, HEAD_DIM=128, PAIR_TILE=4, CHANNEL_TILE=128)
+
+
 def main() -> None:
     from spec_kernels import attention, metadata, rope_write
 
@@ -170,6 +192,7 @@ def main() -> None:
     compile_draft_kernels()
     compile_experts()
     compile_latent_attention()
+    compile_delta_net()
 
 
 @pytest.mark.slow

@@ -1,0 +1,275 @@
+"""The rows of a gated delta net are made ready for the rule: the causal convolution, whose window is kept for rows to
+come, unit queries and keys, decay and strength.
+
+Columns of the window follow vLLM's scheme (`causal_conv1d`, num_accepted_tokens): behind verify, column r + i holds for
+every row r the i-th of the inputs that precede the row after it, so that nothing is moved once it is known how many
+rows stay. FLA and vLLM norm queries and keys inside the rule's kernel; here it is done once a key head, not once for
+each tile of each value head that the key head serves.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from spec_kernels.utils import assert_rows_of, launch_on
+
+_ROW_TILE = 16
+"""The same for every launch, so that a row's norm is summed in one order, however many rows are beside it."""
+
+
+@triton.jit
+def _decay_and_strength(
+    log_decay_ptr: tl.tensor,
+    strength_ptr: tl.tensor,
+    gates_ptr: tl.tensor,
+    rate_ptr: tl.tensor,
+    time_bias_ptr: tl.tensor,
+    is_row: tl.tensor,
+    out_rows: tl.tensor,
+    row_stride: tl.tensor,
+    NUM_VALUE_HEADS: tl.constexpr,
+    HEAD_TILE: tl.constexpr,
+) -> None:
+    """Write both for ROW_TILE rows; `gates_ptr` points to the strengths of row 0, which time steps follow."""
+    heads = tl.arange(0, HEAD_TILE)
+    is_head = heads < NUM_VALUE_HEADS
+    is_entry = is_row[:, None] & is_head[None, :]
+    gate_ptrs = gates_ptr + (out_rows * row_stride)[:, None] + heads[None, :]
+    strength = tl.load(gate_ptrs, mask=is_entry, other=0.0).to(tl.float32)
+    time_step = tl.load(gate_ptrs + NUM_VALUE_HEADS, mask=is_entry, other=0.0).to(tl.float32)
+    rate = tl.load(rate_ptr + heads, mask=is_head, other=0.0)[None, :]
+    time_step += tl.load(time_bias_ptr + heads, mask=is_head, other=0.0)[None, :]
+    softplus = tl.maximum(time_step, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(time_step)))
+    out = (out_rows * NUM_VALUE_HEADS)[:, None] + heads[None, :]
+    tl.store(log_decay_ptr + out, -rate * softplus, mask=is_entry)
+    tl.store(strength_ptr + out, 1.0 / (1.0 + tl.exp(-strength)), mask=is_entry)
+
+
+@triton.jit
+def _slide_window(
+    windows_ptr: tl.tensor,
+    raw_ptr: tl.tensor,
+    begin: tl.tensor,
+    num_rows: tl.tensor,
+    row_stride: tl.tensor,
+    channels: tl.tensor,
+    is_channel: tl.tensor,
+    CONV_SIZE: tl.constexpr,
+    HISTORY: tl.constexpr,
+    HISTORY_TILE: tl.constexpr,
+    IS_PROMPT: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+) -> None:
+    """Write the window of one slot, whose old inputs start at column `begin`: behind verify all but the first of old
+    and new ones, behind a prompt's rows the last HISTORY."""
+    first = num_rows if IS_PROMPT else 1
+    num_kept = HISTORY if IS_PROMPT else HISTORY - 1 + num_rows
+    columns = tl.arange(0, HISTORY_TILE)
+    is_old = (first + columns < HISTORY)[:, None] & is_channel[None, :]
+    old_ptrs = windows_ptr + ((begin + first + columns) * CONV_SIZE)[:, None] + channels[None, :]
+    old = tl.load(old_ptrs, mask=is_old)
+    tl.debug_barrier()  # no thread may overwrite what another one, here or in the convolution, has yet to read
+    tl.store(windows_ptr + (columns * CONV_SIZE)[:, None] + channels[None, :], old, mask=is_old)
+    for start in range(0, num_kept, ROW_TILE):
+        later = start + tl.arange(0, ROW_TILE)
+        source = first + later - HISTORY
+        is_new = ((later < num_kept) & (source >= 0))[:, None] & is_channel[None, :]
+        new = tl.load(raw_ptr + (source.to(tl.int64) * row_stride)[:, None] + channels[None, :], mask=is_new)
+        tl.store(windows_ptr + (later * CONV_SIZE)[:, None] + channels[None, :], new, mask=is_new)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_columns"])
+def _delta_inputs(
+    mixed_ptr: tl.tensor,
+    log_decay_ptr: tl.tensor,
+    strength_ptr: tl.tensor,
+    windows_ptr: tl.tensor,
+    projected_ptr: tl.tensor,
+    conv_weight_ptr: tl.tensor,
+    rate_ptr: tl.tensor,
+    time_bias_ptr: tl.tensor,
+    slot_ids_ptr: tl.tensor,
+    committed_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_columns: tl.tensor,
+    row_stride: tl.tensor,
+    NUM_KEY_HEADS: tl.constexpr,
+    NUM_VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    CHANNEL_TILE: tl.constexpr,
+    HEAD_TILE: tl.constexpr,
+    HISTORY: tl.constexpr,
+    HISTORY_TILE: tl.constexpr,
+    IS_PROMPT: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+) -> None:
+    """Makes ROW_TILE rows of one head of one request; the programs behind the last head make decay and strength.
+
+    Every row tile reads the window at its first HISTORY rows alone, which are the first tile's: that one writes it.
+    """
+    CONV_SIZE: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_VALUE_HEADS * VALUE_DIM
+    NUM_HEADS: tl.constexpr = 2 * NUM_KEY_HEADS + NUM_VALUE_HEADS
+    GATES: tl.constexpr = CONV_SIZE + NUM_VALUE_HEADS * VALUE_DIM
+    head, request = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    rows = tl.program_id(1) * ROW_TILE + tl.arange(0, ROW_TILE)
+    is_row = rows < num_rows
+    out_rows = request * num_rows + rows
+    if head == NUM_HEADS:
+        _decay_and_strength(
+            log_decay_ptr,
+            strength_ptr,
+            projected_ptr + GATES,
+            rate_ptr,
+            time_bias_ptr,
+            is_row,
+            out_rows,
+            row_stride,
+            NUM_VALUE_HEADS,
+            HEAD_TILE,
+        )
+    else:
+        is_value = head >= 2 * NUM_KEY_HEADS
+        value_head = head - 2 * NUM_KEY_HEADS
+        first_value = 2 * NUM_KEY_HEADS * KEY_DIM + value_head * VALUE_DIM
+        own = tl.arange(0, CHANNEL_TILE)
+        channels = tl.where(is_value, first_value, head * KEY_DIM) + own
+        is_channel = own < tl.where(is_value, VALUE_DIM, KEY_DIM)
+        slot, begin = tl.load(slot_ids_ptr + request), tl.load(committed_ptr + request)
+        window_ptr = windows_ptr + slot * num_columns * CONV_SIZE
+        raw_ptr = projected_ptr + request * num_rows * row_stride
+
+        total = tl.zeros([ROW_TILE, CHANNEL_TILE], dtype=tl.float32)
+        for tap in tl.static_range(HISTORY + 1):
+            source = rows + tap - HISTORY
+            is_new = (is_row & (source >= 0))[:, None] & is_channel[None, :]
+            is_old = (is_row & (source < 0))[:, None] & is_channel[None, :]
+            new_ptrs = raw_ptr + (source.to(tl.int64) * row_stride)[:, None] + channels[None, :]
+            old_ptrs = window_ptr + ((begin + HISTORY + source) * CONV_SIZE)[:, None] + channels[None, :]
+            taken = tl.where(is_old, tl.load(old_ptrs, mask=is_old), tl.load(new_ptrs, mask=is_new)).to(tl.float32)
+            weight = tl.load(conv_weight_ptr + channels * (HISTORY + 1) + tap, mask=is_channel, other=0.0)
+            total += tl.where(is_old | is_new, taken, 0.0) * weight[None, :]
+        # Rounded to the model's dtype, as the engines do.
+        mixed = (total / (1.0 + tl.exp(-total))).to(projected_ptr.dtype.element_ty).to(tl.float32)
+        unit = tl.rsqrt(tl.sum(mixed * mixed, axis=1) + 1e-6)
+        unit *= tl.where(head < NUM_KEY_HEADS, KEY_DIM**-0.5, 1.0)
+        mixed *= tl.where(is_value, 1.0, unit)[:, None]
+        out_ptrs = mixed_ptr + (out_rows * CONV_SIZE)[:, None] + channels[None, :]
+        tl.store(out_ptrs, mixed, mask=is_row[:, None] & is_channel[None, :])
+        if tl.program_id(1) == 0:
+            _slide_window(
+                window_ptr,
+                raw_ptr,
+                begin,
+                num_rows,
+                row_stride,
+                channels,
+                is_channel,
+                CONV_SIZE,
+                HISTORY,
+                HISTORY_TILE,
+                IS_PROMPT,
+                ROW_TILE,
+            )
+
+
+@torch.library.custom_op("spec_kernels::delta_inputs", mutates_args=("mixed", "log_decay", "strength", "windows"))
+def delta_inputs(
+    mixed: torch.Tensor,
+    log_decay: torch.Tensor,
+    strength: torch.Tensor,
+    windows: torch.Tensor,
+    projected: torch.Tensor,
+    conv_weight: torch.Tensor,
+    rate: torch.Tensor,
+    time_bias: torch.Tensor,
+    slot_ids: torch.Tensor,
+    committed: torch.Tensor,
+    num_key_heads: int,
+    key_head_dim: int,
+    is_prompt: bool,
+) -> None:
+    """Turn projected rows into what the rule reads, and leave in the windows what will precede later rows.
+
+    Args:
+        mixed: [batch, num_rows, conv_size] float32, written: queries of unit length / sqrt(key_head_dim) and keys of
+            unit length, of `num_key_heads` heads each, and values.
+        log_decay, strength: [batch, num_rows, num_value_heads] float32, written.
+        windows: [num_slots + 1, history + N - 1, conv_size] of the dtype of `projected`, written at `slot_ids`.
+        projected: [batch, num_rows, conv_size + value_size + 2 * num_value_heads]: inputs of the convolution, the gate,
+            strengths before the sigmoid, time steps.
+        conv_weight: [conv_size, history + 1] float32.
+        rate, time_bias: [num_value_heads] float32; log_decay is -rate * softplus(time step + time_bias).
+        slot_ids, committed: [batch] int64; the inputs before row 0 are columns `committed` to `committed + history`.
+        is_prompt: all rows stay: the window begins with the last `history` inputs. Else column r + i is the i-th input
+            of those that precede the row behind row r.
+    """
+    batch, num_rows, conv_size = mixed.shape
+    num_value_heads, history = rate.shape[0], conv_weight.shape[1] - 1
+    value_size = conv_size - 2 * num_key_heads * key_head_dim
+    assert_rows_of(projected, batch, num_rows, conv_size + value_size + 2 * num_value_heads)
+    assert_rows_of(windows, windows.shape[0], windows.shape[1], conv_size)
+    assert_rows_of(log_decay, batch, num_rows, num_value_heads)
+    assert_rows_of(strength, batch, num_rows, num_value_heads)
+    contiguous = (mixed, log_decay, strength, windows, projected, conv_weight, rate, time_bias, slot_ids, committed)
+    assert all(tensor.is_contiguous() for tensor in contiguous)
+    assert windows.dtype == projected.dtype and history <= _ROW_TILE
+    assert is_prompt or windows.shape[1] >= history - 1 + num_rows
+    value_head_dim = value_size // num_value_heads
+    num_programs = 2 * num_key_heads + num_value_heads + 1
+    with launch_on(projected):
+        _delta_inputs[(num_programs, triton.cdiv(num_rows, _ROW_TILE), batch)](
+            *(mixed, log_decay, strength, windows, projected, conv_weight, rate, time_bias, slot_ids, committed),
+            *(num_rows, windows.shape[1], projected.stride(1)),
+            NUM_KEY_HEADS=num_key_heads,
+            NUM_VALUE_HEADS=num_value_heads,
+            KEY_DIM=key_head_dim,
+            VALUE_DIM=value_head_dim,
+            CHANNEL_TILE=triton.next_power_of_2(max(key_head_dim, value_head_dim)),
+            HEAD_TILE=triton.next_power_of_2(num_value_heads),
+            HISTORY=history,
+            HISTORY_TILE=triton.next_power_of_2(history),
+            IS_PROMPT=is_prompt,
+            ROW_TILE=_ROW_TILE,
+        )
+
+
+def delta_inputs_reference(
+    mixed: torch.Tensor,
+    log_decay: torch.Tensor,
+    strength: torch.Tensor,
+    windows: torch.Tensor,
+    projected: torch.Tensor,
+    conv_weight: torch.Tensor,
+    rate: torch.Tensor,
+    time_bias: torch.Tensor,
+    slot_ids: torch.Tensor,
+    committed: torch.Tensor,
+    num_key_heads: int,
+    key_head_dim: int,
+    is_prompt: bool,
+) -> None:
+    """Do what `delta_inputs` does."""
+    conv_size, kernel_size = conv_weight.shape
+    num_value_heads, key_size = rate.shape[0], num_key_heads * key_head_dim
+    value_size = conv_size - 2 * key_size
+    raw, _, gates, time_step = projected.split((conv_size, value_size, num_value_heads, num_value_heads), dim=-1)
+    columns = committed.unsqueeze(1) + torch.arange(kernel_size - 1, device=committed.device)
+    known = torch.cat((windows[slot_ids.unsqueeze(1), columns], raw), dim=1)
+    kept = known[:, 1 - kernel_size :] if is_prompt else known[:, 1:]
+    windows[slot_ids, : kept.shape[1]] = kept
+    seen = known.float().unfold(1, kernel_size, 1)
+    convolved = F.silu((seen * conv_weight).sum(-1)).to(raw.dtype).float()
+    queries, keys, values = convolved.split((key_size, key_size, value_size), dim=-1)
+
+    def unit(rows: torch.Tensor) -> torch.Tensor:
+        heads = rows.unflatten(-1, (num_key_heads, key_head_dim))
+        return (heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + 1e-6)).flatten(-2)
+
+    mixed.copy_(torch.cat((unit(queries) * key_head_dim**-0.5, unit(keys), values), dim=-1))
+    log_decay.copy_(-rate * F.softplus(time_step.float() + time_bias))
+    strength.copy_(gates.float().sigmoid())

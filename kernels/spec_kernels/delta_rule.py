@@ -1,0 +1,268 @@
+"""The gated delta rule (Yang et al. 2024, arXiv 2412.06464), row after row, over states in the slots of requests.
+
+A program keeps a tile of one head's state in registers and streams the rows past it. Verify writes the tile behind
+every row (vLLM's scheme of a state a row, `fused_recurrent_gated_delta_rule`), or, to replay, first does again the rows
+that were accepted last time; a prompt writes it once, at the end. All of them compute a row by the same instructions.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.utils import assert_rows_of, launch_on
+
+VALUE_TILE, NUM_WARPS = 16, 1
+"""Channels of the values that a program has, and its warps. All of a key's channels lie in one program, since every row
+sums over them."""
+
+
+@triton.jit
+def _row(
+    state: tl.tensor,
+    query: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    log_decay: tl.tensor,
+    strength: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return a row's output [VALUE_TILE] and the state [KEY_TILE, VALUE_TILE] behind it."""
+    state = state * tl.exp(log_decay)
+    answer = tl.sum(state * key[:, None], axis=0)
+    state += key[:, None] * (strength * (value - answer))[None, :]
+    return tl.sum(state * query[:, None], axis=0), state
+
+
+@triton.jit
+def _replay(
+    state: tl.tensor,
+    keys_ptr: tl.tensor,
+    values_ptr: tl.tensor,
+    log_decay_ptr: tl.tensor,
+    strength_ptr: tl.tensor,
+    num_accepted: tl.tensor,
+    is_key: tl.tensor,
+    is_value: tl.tensor,
+    NUM_KEY_HEADS: tl.constexpr,
+    NUM_VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+) -> tl.tensor:
+    """Return the state behind the first rows of those that are kept; the pointers are to row 0."""
+    for row in range(num_accepted):
+        key = tl.load(keys_ptr + row * NUM_KEY_HEADS * KEY_DIM, mask=is_key, other=0.0)
+        value = tl.load(values_ptr + row * NUM_VALUE_HEADS * VALUE_DIM, mask=is_value, other=0.0)
+        log_decay = tl.load(log_decay_ptr + row * NUM_VALUE_HEADS)
+        strength = tl.load(strength_ptr + row * NUM_VALUE_HEADS)
+        _, state = _row(state, key, key, value, log_decay, strength)
+    return state
+
+
+@triton.jit(do_not_specialize=["num_rows", "rows_kept"])
+def _delta_rule(
+    out_ptr: tl.tensor,
+    states_ptr: tl.tensor,
+    mixed_ptr: tl.tensor,
+    log_decay_ptr: tl.tensor,
+    strength_ptr: tl.tensor,
+    slot_ids_ptr: tl.tensor,
+    committed_ptr: tl.tensor,
+    kept_keys_ptr: tl.tensor,
+    kept_values_ptr: tl.tensor,
+    kept_log_decay_ptr: tl.tensor,
+    kept_strength_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    rows_kept: tl.tensor,
+    NUM_KEY_HEADS: tl.constexpr,
+    NUM_VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    VALUE_TILE: tl.constexpr,
+    STATE_EVERY_ROW: tl.constexpr,
+    REPLAYS: tl.constexpr,
+) -> None:
+    """Runs all rows of one request past VALUE_TILE channels of one value head.
+
+    `rows_kept` is N, of the states or of the kept rows. The state's tile is read before any is written, by the program
+    that writes it: in place without a race.
+    """
+    CONV_SIZE: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_VALUE_HEADS * VALUE_DIM
+    STATE_SIZE: tl.constexpr = NUM_VALUE_HEADS * KEY_DIM * VALUE_DIM
+    head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    key_head = head // (NUM_VALUE_HEADS // NUM_KEY_HEADS)
+    keys = tl.arange(0, KEY_TILE)
+    values = tl.program_id(0) * VALUE_TILE + tl.arange(0, VALUE_TILE)
+    is_key, is_value = keys < KEY_DIM, values < VALUE_DIM
+    is_state = is_key[:, None] & is_value[None, :]
+    slot, committed = tl.load(slot_ids_ptr + request), tl.load(committed_ptr + request)
+    own = head * KEY_DIM * VALUE_DIM + keys[:, None] * VALUE_DIM + values[None, :]
+    if REPLAYS:
+        state_ptrs = states_ptr + slot * STATE_SIZE + own
+        state = tl.load(state_ptrs, mask=is_state, other=0.0)
+        first = slot * rows_kept
+        state = _replay(
+            state,
+            kept_keys_ptr + (first * NUM_KEY_HEADS + key_head) * KEY_DIM + keys,
+            kept_values_ptr + (first * NUM_VALUE_HEADS + head) * VALUE_DIM + values,
+            kept_log_decay_ptr + first * NUM_VALUE_HEADS + head,
+            kept_strength_ptr + first * NUM_VALUE_HEADS + head,
+            committed + 1,
+            is_key,
+            is_value,
+            NUM_KEY_HEADS,
+            NUM_VALUE_HEADS,
+            KEY_DIM,
+            VALUE_DIM,
+        )
+        tl.store(state_ptrs, state, mask=is_state)
+    else:
+        state_ptrs = states_ptr + slot * rows_kept * STATE_SIZE + own
+        state = tl.load(state_ptrs + committed * STATE_SIZE, mask=is_state, other=0.0)
+
+    mixed_ptr += request * num_rows * CONV_SIZE
+    query_ptrs = mixed_ptr + key_head * KEY_DIM + keys
+    value_ptrs = mixed_ptr + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM + values
+    gate = request * num_rows * NUM_VALUE_HEADS + head
+    out_ptrs = out_ptr + gate * VALUE_DIM + values
+    for _row_index in range(num_rows):
+        query = tl.load(query_ptrs, mask=is_key, other=0.0)
+        key = tl.load(query_ptrs + NUM_KEY_HEADS * KEY_DIM, mask=is_key, other=0.0)
+        value = tl.load(value_ptrs, mask=is_value, other=0.0)
+        log_decay, strength = tl.load(log_decay_ptr + gate), tl.load(strength_ptr + gate)
+        output, state = _row(state, query, key, value, log_decay, strength)
+        tl.store(out_ptrs, output, mask=is_value)
+        if STATE_EVERY_ROW:
+            tl.store(state_ptrs, state, mask=is_state)
+            state_ptrs += STATE_SIZE
+        query_ptrs += CONV_SIZE
+        value_ptrs += CONV_SIZE
+        gate += NUM_VALUE_HEADS
+        out_ptrs += NUM_VALUE_HEADS * VALUE_DIM
+    if (not STATE_EVERY_ROW) and (not REPLAYS):
+        tl.store(state_ptrs, state, mask=is_state)
+
+
+@torch.library.custom_op("spec_kernels::delta_rule", mutates_args=("out", "states"))
+def delta_rule(
+    out: torch.Tensor,
+    states: torch.Tensor,
+    mixed: torch.Tensor,
+    log_decay: torch.Tensor,
+    strength: torch.Tensor,
+    slot_ids: torch.Tensor,
+    committed: torch.Tensor,
+    num_key_heads: int,
+    is_prompt: bool,
+) -> None:
+    """Run rows of each request from the state at row `committed` of its slot. Behind verify's row j, the state of row j
+    is the one behind it; a prompt leaves its last state at row 0, and no other.
+
+    Args:
+        out: [batch, num_rows, num_value_heads, value_head_dim] float32, written.
+        states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32, written at `slot_ids`.
+        mixed, log_decay, strength: as `delta_inputs` writes them.
+        slot_ids, committed: [batch] int64; requests may share the scratch slot alone.
+    """
+    _assert_rows(out, mixed, log_decay, strength, slot_ids, committed)
+    assert states.is_contiguous() and states.dtype == torch.float32
+    assert is_prompt or out.shape[1] <= states.shape[1]
+    unread = (mixed, mixed, log_decay, strength)
+    _launch(
+        out,
+        states,
+        mixed,
+        log_decay,
+        strength,
+        slot_ids,
+        committed,
+        unread,
+        states.shape[1],
+        num_key_heads,
+        not is_prompt,
+    )
+
+
+@torch.library.custom_op("spec_kernels::delta_replay", mutates_args=("out", "states"))
+def delta_replay(
+    out: torch.Tensor,
+    states: torch.Tensor,
+    mixed: torch.Tensor,
+    log_decay: torch.Tensor,
+    strength: torch.Tensor,
+    slot_ids: torch.Tensor,
+    committed: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    kept_log_decay: torch.Tensor,
+    kept_strength: torch.Tensor,
+) -> None:
+    """Bring the state of each slot up to its kept row `committed`, and run rows from there, which change it no more.
+
+    Args:
+        out, mixed, log_decay, strength, slot_ids, committed: as of `delta_rule`.
+        states: [num_slots + 1, num_value_heads, key_head_dim, value_head_dim] float32, written at `slot_ids`.
+        keys: [num_slots + 1, N, num_key_heads, key_head_dim] float32 of the last round, as the next three.
+        values: [num_slots + 1, N, num_value_heads, value_head_dim].
+        kept_log_decay, kept_strength: [num_slots + 1, N, num_value_heads].
+    """
+    _assert_rows(out, mixed, log_decay, strength, slot_ids, committed)
+    kept = (keys, values, kept_log_decay, kept_strength)
+    assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in (states, *kept))
+    num_rows, num_key_heads = keys.shape[1:3]
+    _launch(
+        out, states, mixed, log_decay, strength, slot_ids, committed, kept, num_rows, num_key_heads, False, replays=True
+    )
+
+
+def _assert_rows(
+    out: torch.Tensor,
+    mixed: torch.Tensor,
+    log_decay: torch.Tensor,
+    strength: torch.Tensor,
+    slot_ids: torch.Tensor,
+    committed: torch.Tensor,
+) -> None:
+    batch, num_rows, num_value_heads, _ = out.shape
+    assert_rows_of(mixed, batch, num_rows, mixed.shape[2])
+    assert_rows_of(log_decay, batch, num_rows, num_value_heads)
+    assert_rows_of(strength, batch, num_rows, num_value_heads)
+    assert_rows_of(slot_ids, batch)
+    assert_rows_of(committed, batch)
+    given = (out, mixed, log_decay, strength, slot_ids, committed)
+    assert all(tensor.is_contiguous() for tensor in given)
+    assert out.dtype == mixed.dtype == torch.float32
+
+
+def _launch(
+    out: torch.Tensor,
+    states: torch.Tensor,
+    mixed: torch.Tensor,
+    log_decay: torch.Tensor,
+    strength: torch.Tensor,
+    slot_ids: torch.Tensor,
+    committed: torch.Tensor,
+    kept: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    rows_kept: int,
+    num_key_heads: int,
+    state_every_row: bool,
+    replays: bool = False,
+) -> None:
+    batch, num_rows, num_value_heads, value_head_dim = out.shape
+    key_head_dim = states.shape[-2]
+    value_tile = min(VALUE_TILE, triton.next_power_of_2(value_head_dim))
+    with launch_on(states):
+        _delta_rule[(triton.cdiv(value_head_dim, value_tile), num_value_heads, batch)](
+            *(out, states, mixed, log_decay, strength, slot_ids, committed, *kept, num_rows, rows_kept),
+            NUM_KEY_HEADS=num_key_heads,
+            NUM_VALUE_HEADS=num_value_heads,
+            KEY_DIM=key_head_dim,
+            VALUE_DIM=value_head_dim,
+            KEY_TILE=triton.next_power_of_2(key_head_dim),
+            VALUE_TILE=value_tile,
+            STATE_EVERY_ROW=state_every_row,
+            REPLAYS=replays,
+            num_warps=NUM_WARPS,
+        )

@@ -1,0 +1,80 @@
+"""The norm behind the gated delta rule: of each head, and then the gate (Qwen3-Next's `RMSNormGated`)."""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from spec_kernels.utils import assert_rows_of, launch_on
+
+_PAIR_TILE = 4
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _gated_norm(
+    out_ptr: tl.tensor,
+    outputs_ptr: tl.tensor,
+    gate_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    gate_row_stride: tl.tensor,
+    eps: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAIR_TILE: tl.constexpr,
+    CHANNEL_TILE: tl.constexpr,
+) -> None:
+    """Norms PAIR_TILE (row, head) pairs."""
+    pairs = tl.program_id(0) * PAIR_TILE + tl.arange(0, PAIR_TILE)
+    channels = tl.arange(0, CHANNEL_TILE)
+    row, head = (pairs // NUM_HEADS).to(tl.int64), pairs % NUM_HEADS
+    is_channel = channels < HEAD_DIM
+    is_entry = (row < num_rows)[:, None] & is_channel[None, :]
+    places = ((row * NUM_HEADS + head) * HEAD_DIM)[:, None] + channels[None, :]
+    outputs = tl.load(outputs_ptr + places, mask=is_entry, other=0.0)
+    gate_ptrs = gate_ptr + (row * gate_row_stride + head * HEAD_DIM)[:, None] + channels[None, :]
+    gate = tl.load(gate_ptrs, mask=is_entry, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + channels, mask=is_channel, other=0.0).to(tl.float32)[None, :]
+    scale = tl.rsqrt(tl.sum(outputs * outputs, axis=1) / HEAD_DIM + eps)
+    dtype = out_ptr.dtype.element_ty
+    # Rounded before the weight and behind it, as the engines and transformers do.
+    normed = ((outputs * scale[:, None]).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+    tl.store(out_ptr + places, (normed * (gate / (1.0 + tl.exp(-gate)))).to(dtype), mask=is_entry)
+
+
+@torch.library.custom_op("spec_kernels::gated_norm", mutates_args=("out",))
+def gated_norm(out: torch.Tensor, outputs: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """Norm each head, multiply by the weight, then by silu of the gate.
+
+    Args:
+        out: [rows, num_heads, head_dim], contiguous, written.
+        outputs: the same shape, contiguous, float32.
+        gate: the same shape, of the dtype of `out`; rows may lie apart.
+        weight: [head_dim], of the dtype of `out`.
+    """
+    num_rows, num_heads, head_dim = out.shape
+    assert_rows_of(outputs, num_rows, num_heads, head_dim)
+    assert_rows_of(gate, num_rows, num_heads, head_dim)
+    assert_rows_of(weight, head_dim)
+    assert out.is_contiguous() and outputs.is_contiguous() and outputs.dtype == torch.float32
+    assert gate.stride(1) == head_dim or num_heads == 1
+    assert gate.dtype == weight.dtype == out.dtype
+    with launch_on(out):
+        _gated_norm[(triton.cdiv(num_rows * num_heads, _PAIR_TILE),)](
+            *(out, outputs, gate, weight, num_rows, gate.stride(0), eps),
+            NUM_HEADS=num_heads,
+            HEAD_DIM=head_dim,
+            PAIR_TILE=_PAIR_TILE,
+            CHANNEL_TILE=triton.next_power_of_2(head_dim),
+        )
+
+
+def gated_norm_reference(
+    out: torch.Tensor, outputs: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> None:
+    """Do what `gated_norm` does."""
+    normed = F.rms_norm(outputs, outputs.shape[-1:], None, eps).to(out.dtype) * weight
+    out.copy_(normed * F.silu(gate.float()))
