@@ -179,7 +179,10 @@ class CacheConfig:
     page_size: int = knob(16, "tokens a page", least=1)
     max_seq_len: int | None = knob(None, "longest sequence, in tokens; null is what the workload needs")
     num_pages: int | None = knob(None, "pages in all; null is enough for batch_size requests of the longest length")
-    prefill_chunk: int = knob(512, "prompt rows a forward", least=1)
+    prefill_chunk: int = knob(512, "prompt rows of one request a forward", least=1)
+    prefill_tokens: int | None = knob(
+        2048, "prompt rows a forward over all requests whose prompts wait; null is one request at a time", least=1
+    )
 
 
 @dataclass

@@ -21,13 +21,14 @@ from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, CacheRow, PagedKVCache
+from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import AttentionBackend, Drafter, DrafterRequirements, RowSelection
 from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.ragged import attend
 from spec_lab.core.types import (
     AttentionMetadata,
     DraftStep,
     FeatureSpec,
-    PromptChunk,
     Request,
     TargetOutput,
     VerifiedRound,
@@ -124,7 +125,7 @@ class FakeTarget:
     ) -> torch.Tensor:
         """[rows, WIDTH] sums over the visible rows, whose number follows from the row's position."""
         window = WINDOWS[layer]
-        means = self.backend.attend(queries, cache.layers[layer], attention, window, 1.0)
+        means = attend(self.backend, queries, cache.layers[layer], attention, window, 1.0)
         num_visible = attention.positions + 1 if window is None else (attention.positions + 1).clamp(max=window)
         return means * num_visible.unsqueeze(1)
 
@@ -184,10 +185,9 @@ class ScriptedDrafter(GivenDrafts):
         self._texts[slot] = [*request.prompt_ids, *self._target.continuation(request.prompt_ids, count)]
         self._drafted[slot] = 0
 
-    def ingest(self, chunk: PromptChunk) -> LookupState | None:
-        if chunk.live_attention is None:
-            return None
-        return self._propose([chunk.slot], [chunk.start + chunk.num_rows + 1])
+    def ingest(self, pack: PromptPack) -> LookupState | None:
+        ended = [span for span in pack.spans if span.is_last]
+        return self._propose([span.slot for span in ended], [span.end + 1 for span in ended]) if ended else None
 
     def catch_up(self, verified: VerifiedRound) -> LookupState:
         if self.on_catch_up is not None:
@@ -255,6 +255,7 @@ def make_fake_engine(
     page_size: int = 4,
     num_pages: int | None = None,
     prefill_chunk: int = 512,
+    prefill_tokens: int | None = 2048,
     prefill: str = "last_row",
     graph: GraphMode | None = None,
     max_positions: int = 4096,
@@ -278,5 +279,6 @@ def make_fake_engine(
     parts = Parts(target, drafter, rule, backend, backend, cache, slots, HostTimer(), ExpertsRead(device, num_slots))
     scheduler = Scheduler(num_slots, PageAllocator(num_pages), page_size, max_seq_len, margin)
     make_round = DecodeRound if tree_rows is None else partial(tree_round, tree_rows, page_size)
-    engine = Engine(parts, make_prune(prefill), graph or EagerGraph(), scheduler, prefill_chunk, make_round=make_round)
+    mode = graph or EagerGraph()
+    engine = Engine(parts, make_prune(prefill), mode, scheduler, prefill_chunk, prefill_tokens, make_round=make_round)
     return engine, target

@@ -75,7 +75,7 @@ class Lane:
         return cls(layer, cache, RecurrentStates([cache]))
 
     def prompt(self, slot: int, rows: torch.Tensor) -> torch.Tensor:
-        return self.run(rows, len(rows), self.states.of_prompt(slot))
+        return self.run(rows, len(rows), self.states.of_prompts(torch.tensor([slot])))
 
     def verify(self, slots: list[int], rows: torch.Tensor) -> torch.Tensor:
         """Run [batch, num_rows, hidden] rows."""
@@ -209,9 +209,9 @@ def test_rows_that_are_dropped_still_reach_the_state() -> None:
     for lane in (whole, picked, written):
         lane.states.clear(0)
     expected = whole.prompt(0, rows)
-    found = picked.run(rows, 6, picked.states.of_prompt(0), AfterAttention(torch.tensor([5])))
-    nothing = torch.zeros(0, dtype=torch.int64)
-    metadata = AttentionMetadata(nothing, nothing, nothing, nothing, 6, 0, recurrent=written.states.of_prompt(0))
+    found = picked.run(rows, 6, picked.states.of_prompts(torch.tensor([0])), AfterAttention(torch.tensor([5])))
+    nothing, slots = torch.zeros(0, dtype=torch.int64), written.states.of_prompts(torch.tensor([0]))
+    metadata = AttentionMetadata(nothing, nothing, nothing, nothing, 6, 0, recurrent=slots)
     ours.write(rows, RotaryRows(nothing, nothing), written.cache, metadata)
     torch.testing.assert_close(found, expected[5:], rtol=0, atol=1e-6)
     for lane in (picked, written):

@@ -16,7 +16,8 @@ import torch
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, SCRATCH_PAGE, LayerCache
 from spec_lab.core.protocols import AttentionBackend
-from spec_lab.core.types import DraftStep, PromptChunk
+from spec_lab.core.ragged import whole_prompt
+from spec_lab.core.types import DraftStep
 from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter, FrozenState
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
@@ -182,12 +183,8 @@ class Prompt:
         return len(self.token_ids) - 1
 
     def ingest(self, drafter: FrozenKVDrafter) -> FrozenState:
-        positions, seq_lens = torch.arange(self.length)[None], torch.tensor([self.length])
-        attention = self.backend.build(positions, seq_lens, self.page_table, self.length)
-        live = self.backend.build(positions[:, -1:], seq_lens, self.page_table, self.length + DRAFTS)
         hidden = self.output.hidden_states[-1][0]
-        chunk = PromptChunk(0, 0, self.token_ids[:-1], self.token_ids[1:], hidden, attention, live)
-        state = drafter.ingest(chunk)
+        state = drafter.ingest(whole_prompt(self.backend, self.page_table, self.token_ids, hidden, DRAFTS))
         assert state is not None
         return state
 

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.core.types import AttentionMetadata, PromptChunk, Request, RoundBatch, Verification, VerifiedRound
+from spec_lab.core.prompts import PromptPack
+from spec_lab.core.ragged import whole_prompt
+from spec_lab.core.types import Request, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.history import LookupState, TokenHistory
 from spec_lab.drafters.ngram import NgramDrafter, latest_match
 from spec_lab.drafters.oracle import OracleDrafter
@@ -55,18 +57,9 @@ def verified_round(
     return VerifiedRound(batch, Verification(torch.tensor(padded), counts), None)
 
 
-def last_chunk(slot: int, prompt: list[int], start: int, sampled: int) -> PromptChunk:
-    seq_lens = torch.tensor([len(prompt)])
-    attention = AttentionMetadata(seq_lens, seq_lens, seq_lens, seq_lens.view(1, 1), 1, len(prompt))
-    return PromptChunk(
-        slot,
-        start,
-        torch.tensor(prompt[start:]),
-        torch.tensor([*prompt[start + 1 :], sampled]),
-        None,
-        attention,
-        attention,
-    )
+def last_chunk(slot: int, prompt: list[int], start: int, sampled: int) -> PromptPack:
+    pages = torch.ones(1, 2, dtype=torch.int64)
+    return whole_prompt(BACKEND, pages, torch.tensor([*prompt[start:], sampled]), None, 3, slot, start)
 
 
 small_tokens = st.lists(st.integers(1, 3), min_size=1, max_size=20)
@@ -111,7 +104,7 @@ def test_ngram_equals_the_slow_search(
         for start in range(0, len(prompt), chunk):
             if start + chunk < len(prompt):
                 middle = last_chunk(slot, prompt[: start + chunk], start, prompt[start + chunk])
-                middle.live_attention = None
+                middle.ends = None
                 assert drafter.ingest(middle) is None
         state = drafter.ingest(last_chunk(slot, prompt, (len(prompt) - 1) // chunk * chunk, sampled=3))
         assert state is not None
@@ -181,7 +174,7 @@ def make_oracle(num_draft_tokens: int = 3) -> OracleDrafter:
 def test_oracle_replays_the_continuation_after_the_pending_token() -> None:
     oracle = make_oracle()
     middle = last_chunk(0, [11, 12], 0, 21)
-    middle.live_attention = None
+    middle.ends = None
     assert oracle.ingest(middle) is None
     state = oracle.ingest(last_chunk(0, [11, 12], 0, 21))
     assert isinstance(state, LookupState)

@@ -16,13 +16,13 @@ import torch
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, SCRATCH_PAGE, CacheRow, LayerCache, PagedKVCache
 from spec_lab.core.protocols import RowSelection
+from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.types import (
     AcceptanceInputs,
     AttentionMetadata,
     DraftStep,
     FeatureSpec,
     NormSide,
-    PromptChunk,
     Request,
     RoundBatch,
     Verification,
@@ -124,13 +124,9 @@ class Trace:
         self.drafter.admit(1, Request("r", "c", (65,), 9))
 
     def prompt(self, text: str, sampled: str) -> str:
-        length = len(text)
-        lens = torch.tensor([length])
-        attention = self.backend.build(torch.arange(length).unsqueeze(0), lens, self.table, length)
-        live = self.backend.build(torch.tensor([[length - 1]]), lens, self.table, length + 3)
         features = letters(text).unsqueeze(1).float()
         state = self.drafter.ingest(
-            PromptChunk(1, 0, letters(text), letters(text[1:] + sampled), features, attention, live)
+            whole_prompt(self.backend, self.table, letters(text + sampled), features, 3, slot=1)
         )
         assert state is not None
         return self._drafts(state)
@@ -337,14 +333,18 @@ def test_all_and_none_accepted(num_accepted: int) -> None:
 
 @pytest.mark.parametrize("prune", PRUNING)
 def test_rows_and_lengths_of_a_round(prune: str) -> None:
-    """Module i has N + i rows that end at L + n - 1 and see L + n keys; what goes on is what the knobs say."""
+    """Module i has N + i rows that end at L + n - 1 and see L + n keys; what goes on is what the knobs say.
+
+    Of a prompt a later module takes the pairs, and then, for its draft, the last K of them and the drafts before it.
+    """
     engine, _, modules = make_checked_engine(3, prune, lambda num_draft_tokens: 1, 4, 512, 1)
     engine.generate(requests_of([6]))
     prefill, catchup = PRUNING[prune]
     for index, module in enumerate(modules):
-        first, *rounds = module.calls
-        assert len(first.tokens) == 6 + index
-        assert first.num_kept == (6 + index if prefill == "all_rows" else 1)
+        prompt, rounds = module.calls[: min(index, 1) + 1], module.calls[min(index, 1) + 1 :]
+        num_rows, is_live = ([6], [True]) if index == 0 else ([6, 3 + index], [False, True])
+        assert [len(call.tokens) for call in prompt] == num_rows
+        assert [call.num_kept for call in prompt] == (num_rows if prefill == "all_rows" else is_live)
         for number, call in enumerate(rounds, start=1):
             end = 6 + 2 * number
             assert call.attention.positions.tolist() == [max(0, p) for p in range(end - 4 - index, end)]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.results import RowCounts
 from spec_lab.core.types import (
     DraftStep,
     FeatureSpec,
     NormSide,
-    PromptChunk,
     Request,
     Sequence,
     TargetOutput,
@@ -45,7 +45,7 @@ class Pass:
     engine: Engine
     sampled: int
     drafts: list[int]
-    chunks: list[PromptChunk]
+    packs: list[PromptPack]
     rows: RowCounts
     target_rows: torch.Tensor
     drafter_rows: torch.Tensor
@@ -60,14 +60,14 @@ def run_prompt(pair: tuple[Path, Path], prune: str, chunk: int, prompt: tuple[in
     parts = engine.parts
     drafter: Any = parts.drafter
     target: Any = parts.target
-    chunks: list[PromptChunk] = []
+    packs: list[PromptPack] = []
     logit_rows: list[int] = []
     hidden_rows: list[int] = []
     ingest, logits, forward = drafter.ingest, target.logits, target.forward
 
-    def noted_ingest(chunk: PromptChunk) -> Any:
-        chunks.append(chunk)
-        return ingest(chunk)
+    def noted_ingest(pack: PromptPack) -> Any:
+        packs.append(pack)
+        return ingest(pack)
 
     def noted_logits(hidden: torch.Tensor) -> torch.Tensor:
         logit_rows.append(len(hidden))
@@ -86,7 +86,7 @@ def run_prompt(pair: tuple[Path, Path], prune: str, chunk: int, prompt: tuple[in
     rows = RowCounts()
     with torch.inference_mode():
         while sequence.is_prefilling:
-            rows.add(engine.prompt_pass.run_chunk(sequence))
+            rows.add(engine.prompt_pass.run([sequence])[0])
     assert sequence.kv_len == len(prompt) and sequence.num_output_tokens == 1
     assert int(parts.slots.kv_lens[0]) == len(prompt)
     assert int(parts.slots.input_ids[0, 0]) == sequence.tokens[-1]
@@ -95,7 +95,7 @@ def run_prompt(pair: tuple[Path, Path], prune: str, chunk: int, prompt: tuple[in
         engine,
         sequence.tokens[-1],
         parts.slots.input_ids[0, 1:].tolist(),
-        chunks,
+        packs,
         rows,
         parts.cache.kv[:, slots],
         drafter.cache.kv[slots],
@@ -111,7 +111,7 @@ def test_last_row_equals_all_rows(pair: tuple[Path, Path], chunk: int, prompt: t
     full, pruned = (run_prompt(pair, prune, chunk, prompt) for prune in ("none", "prefill"))
     assert pruned.sampled == full.sampled
     assert pruned.drafts == full.drafts and len(pruned.drafts) == 3
-    for ours, theirs in zip(pruned.chunks, full.chunks, strict=True):
+    for ours, theirs in zip(pruned.packs, full.packs, strict=True):
         assert ours.features is not None and theirs.features is not None
         assert torch.equal(ours.features, theirs.features)
     assert full.target_rows.abs().sum() > 0 and full.drafter_rows.abs().amax(dim=(1, 2, 3)).min() > 0
@@ -132,12 +132,12 @@ def test_rows_and_logits_are_counted_as_they_were_computed(pair: tuple[Path, Pat
 def test_the_ingest_pairs_the_next_token_with_the_feature_of_each_position(pair: tuple[Path, Path]) -> None:
     """Rows 0..T-1, after t[T] is sampled: a chunk's last row takes the next prompt token."""
     passed = run_prompt(pair, "prefill", 5)
-    assert [chunk.start for chunk in passed.chunks] == [0, 5, 10, 15, 20]
-    paired = torch.cat([chunk.next_token_ids for chunk in passed.chunks]).tolist()
+    assert [pack.spans[0].start for pack in passed.packs] == [0, 5, 10, 15, 20]
+    paired = torch.cat([pack.next_token_ids for pack in passed.packs]).tolist()
     assert paired == [*PROMPT[1:], passed.sampled]
-    positions = torch.cat([chunk.attention.positions for chunk in passed.chunks]).tolist()
+    positions = torch.cat([pack.attention.positions for pack in passed.packs]).tolist()
     assert positions == list(range(23))
-    assert [chunk.live_attention is None for chunk in passed.chunks] == [True] * 4 + [False]
+    assert [pack.ends is None for pack in passed.packs] == [True] * 4 + [False]
 
 
 FINAL_HIDDEN = DrafterRequirements(FeatureSpec((0,), final_hidden=NormSide.POST_NORM))
@@ -154,10 +154,10 @@ class FinalHiddenDrafter(GivenDrafts):
     def admit(self, slot: int, request: Request) -> None:
         self.features.clear()
 
-    def ingest(self, chunk: PromptChunk) -> LookupState | None:
-        assert chunk.features is not None
-        self.features.append(chunk.features)
-        return None if chunk.live_attention is None else self._drafts(1)
+    def ingest(self, pack: PromptPack) -> LookupState | None:
+        assert pack.features is not None
+        self.features.append(pack.features)
+        return None if pack.ends is None else self._drafts(len(pack.ends.tokens))
 
     def catch_up(self, verified: VerifiedRound) -> LookupState:
         assert verified.features is not None

@@ -9,6 +9,7 @@ import torch
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
+from spec_lab.core.prompts import LiveRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 
@@ -54,6 +55,9 @@ def test_before_attention_the_live_rows_alone_attend_with_metadata_of_one_query(
     assert not selection.is_empty
 
 
+LAST = LiveRows(torch.tensor([11]), metadata(1, 1))
+
+
 def test_no_rows_writes_kv_only() -> None:
     assert NoRows().is_empty
 
@@ -74,11 +78,11 @@ def test_catchup_knob_names_its_selection_and_counts_its_rows() -> None:
 @pytest.mark.parametrize("features", [NO_FEATURES, TAPS, FINAL])
 def test_all_prompt_rows_go_on_and_have_logits(features: FeatureSpec, rows: torch.Tensor) -> None:
     policy = registry.load().find(PromptPruningOption, "all_rows").make()
-    for live in (None, metadata(1, 1)):
-        assert policy.target_selection(12, live, features) == AllRows()
-        assert policy.logit_rows(rows, live is not None) is rows
-        assert not policy.drafter_selection(12, live).is_empty
-    last = policy.drafter_selection(12, metadata(1, 1))
+    for live in (None, LAST):
+        assert policy.target_selection(live, features) == AllRows()
+        assert policy.logit_rows(rows, live) is rows
+        assert not policy.drafter_selection(live).is_empty
+    last = policy.drafter_selection(LAST)
     assert last.live(rows).flatten().tolist() == [11]
 
 
@@ -86,23 +90,23 @@ def test_all_prompt_rows_go_on_and_have_logits(features: FeatureSpec, rows: torc
 def test_the_last_prompt_row_alone_goes_on_where_nobody_reads_the_others(
     features: FeatureSpec, rows: torch.Tensor
 ) -> None:
-    policy, live = registry.load().find(PromptPruningOption, "last_row").make(), metadata(1, 1)
-    for selection in (policy.target_selection(12, live, features), policy.drafter_selection(12, live)):
+    policy = registry.load().find(PromptPruningOption, "last_row").make()
+    for selection in (policy.target_selection(LAST, features), policy.drafter_selection(LAST)):
         assert selection.residual(rows).flatten().tolist() == [11]
-        assert selection.queries(rows, metadata(1, 12))[1] is live
-    assert policy.target_selection(12, None, features).is_empty
-    assert policy.drafter_selection(12, None).is_empty
+        assert selection.queries(rows, metadata(1, 12))[1] is LAST.attention
+    assert policy.target_selection(None, features).is_empty
+    assert policy.drafter_selection(None).is_empty
 
 
 def test_the_targets_last_layer_keeps_every_row_when_the_drafter_reads_the_final_hidden(rows: torch.Tensor) -> None:
     policy = registry.load().find(PromptPruningOption, "last_row").make()
-    for live in (None, metadata(1, 1)):
-        selection = policy.target_selection(12, live, FINAL)
+    for live in (None, LAST):
+        selection = policy.target_selection(live, FINAL)
         assert selection.residual(rows) is rows and not selection.is_empty
 
 
 def test_logits_for_one_row_a_request_and_none_in_the_middle_of_a_prompt(rows: torch.Tensor) -> None:
     policy = registry.load().find(PromptPruningOption, "last_row").make()
-    assert policy.logit_rows(rows, True).flatten().tolist() == [11]
-    assert policy.logit_rows(rows[11:], True).flatten().tolist() == [11], "the target may have dropped the others"
-    assert len(policy.logit_rows(rows, False)) == 0
+    assert policy.logit_rows(rows, LAST).flatten().tolist() == [11]
+    assert policy.logit_rows(rows[11:], LAST).flatten().tolist() == [11], "the target may have dropped the others"
+    assert len(policy.logit_rows(rows, None)) == 0

@@ -93,7 +93,7 @@ def prefilled_engine(pair: tuple[Path, Path], options: dict[str, Any]) -> tuple[
             parts.rule.admit(sequence.slot, sequence.request)
             parts.drafter.admit(sequence.slot, sequence.request)
             while sequence.is_prefilling:
-                engine.prompt_pass.run_chunk(sequence)
+                engine.prompt_pass.run([sequence])
     return engine, [sequence.slot for sequence in sequences]
 
 

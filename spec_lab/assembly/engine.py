@@ -74,7 +74,16 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
     scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
     graph = build_graph_mode(config, models, limits)
     make_round = round_maker(config, limits, confidences, models.device)
-    return Engine(parts, prune, graph, scheduler, config.cache.prefill_chunk, overlaps(config), make_round)
+    return Engine(
+        parts,
+        prune,
+        graph,
+        scheduler,
+        config.cache.prefill_chunk,
+        config.cache.prefill_tokens,
+        overlaps(config),
+        make_round,
+    )
 
 
 def build_teacher(config: RunConfig, models: Models, limits: Limits) -> TeacherForcing:

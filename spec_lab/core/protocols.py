@@ -11,12 +11,12 @@ import torch
 
 from spec_lab.core.kv_cache import LayerCache, PagedKVCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend
+from spec_lab.core.prompts import PromptPack
 from spec_lab.core.types import (
     AcceptanceInputs,
     AttentionMetadata,
     DraftStep,
     FeatureSpec,
-    PromptChunk,
     Request,
     TargetOutput,
     Verification,
@@ -189,8 +189,9 @@ class Drafter(Protocol[State]):
         """Clear what an earlier request left in `slot`."""
         ...
 
-    def ingest(self, chunk: PromptChunk) -> State | None:
-        """Take a stretch of a prompt. Return the state with the first draft on its last chunk, and None before that."""
+    def ingest(self, pack: PromptPack) -> State | None:
+        """Take stretches of prompts. Return the state with the first draft of those that end there, None where none
+        does."""
         ...
 
     def catch_up(self, verified: VerifiedRound) -> State:

@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 
 import torch
 
+from spec_lab.core.prompts import LiveRows
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 
@@ -14,7 +15,7 @@ from spec_lab.core.types import AttentionMetadata, FeatureSpec
 class PromptPruning(Protocol):
     """Chooses which rows of the prompt pass go on (`prune.prefill`).
 
-    `live_attention` is metadata of one query at the prompt's last position, None in the middle of a chunked prompt.
+    `live` are the last rows of the prompts that end in the forward, None where none does.
 
     Attributes:
         needs_prewrite: a query attends over a cache that was written before (`AttentionBackend.prewrite`).
@@ -22,18 +23,16 @@ class PromptPruning(Protocol):
 
     needs_prewrite: ClassVar[bool]
 
-    def target_selection(
-        self, num_rows: int, live_attention: AttentionMetadata | None, features: FeatureSpec
-    ) -> RowSelection:
-        """Select the rows of the chunk that go on past the KV write of the target's last layer."""
+    def target_selection(self, live: LiveRows | None, features: FeatureSpec) -> RowSelection:
+        """Select the rows that go on past the KV write of the target's last layer."""
         ...
 
-    def logit_rows(self, hidden: torch.Tensor, is_last: bool) -> torch.Tensor:
+    def logit_rows(self, hidden: torch.Tensor, live: LiveRows | None) -> torch.Tensor:
         """Pick the rows of `hidden` [kept rows, hidden_size] for which logits are computed."""
         ...
 
-    def drafter_selection(self, num_rows: int, live_attention: AttentionMetadata | None) -> RowSelection:
-        """Select the rows of the chunk that go on past the KV write of the drafter's layer."""
+    def drafter_selection(self, live: LiveRows | None) -> RowSelection:
+        """Select the rows that go on past the KV write of the drafter's layer."""
         ...
 
 

@@ -82,7 +82,11 @@ class RoundRecord:
 
 @dataclass(slots=True)
 class PrefillRecord:
-    """The prompt pass of one request: all its chunks, the first sampled token and the first drafts."""
+    """The prompt pass of one request: all its chunks, the first sampled token and the first drafts.
+
+    Attributes:
+        seconds: of a forward over several prompts, its share by rows.
+    """
 
     request_id: str
     num_prompt_tokens: int
@@ -147,6 +151,7 @@ class GenerationResult:
         experts_read: of its rounds; None where no layer has experts.
         num_wasted_rounds: rounds that ran behind the end of all their requests, since the host had launched them
             together with earlier ones; they have no record, and their time is in that of the others.
+        num_prompt_forwards: of the target, each over chunks of one prompt or more.
     """
 
     requests: list[RequestRecord]
@@ -158,3 +163,4 @@ class GenerationResult:
     tree_rows: int | None = None
     experts_read: ExpertCounts | None = None
     num_wasted_rounds: int = 0
+    num_prompt_forwards: int = 0

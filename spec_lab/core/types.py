@@ -1,7 +1,8 @@
 """The dataclasses that pass between parts.
 
-Two kinds, never mixed: host state (`Request`, `Sequence`) and device state (`RoundBatch`, `PromptChunk`,
-`AttentionMetadata`, `TargetOutput`, `Verification`). What a pass over a workload leaves is in `spec_lab.core.results`.
+Two kinds, never mixed: host state (`Request`, `Sequence`) and device state (`RoundBatch`, `AttentionMetadata`,
+`TargetOutput`, `Verification`). A prompt pass's rows are in `spec_lab.core.prompts`, what a pass over a workload leaves
+is in `spec_lab.core.results`.
 
 Notation used in shapes: batch = rows of a round, N = num_draft_tokens + 1, L = committed KV length.
 """
@@ -118,6 +119,8 @@ class AttentionMetadata:
             that have both; a draft head may group its heads in another way than the target.
         tree: what the rows see where they are those of a tree (`core.tree_protocols`); None where they are a chain.
         recurrent: the slots that the rows are of, for layers that have a state; None for a model without such layers.
+        batches: where requests differ in their number of rows, the even batches that the rows are, one behind the
+            other (`core.ragged`); `num_queries` is then the most of any. Empty where they do not differ.
     """
 
     positions: torch.Tensor
@@ -130,6 +133,7 @@ class AttentionMetadata:
     masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
     tree: TreeRows | None = None
     recurrent: RecurrentRows | None = None
+    batches: tuple[AttentionMetadata, ...] = ()
 
 
 @dataclass(slots=True)
@@ -261,43 +265,3 @@ class DraftStep:
 
     index: int
     column: torch.Tensor
-
-
-@dataclass(slots=True)
-class PromptChunk:
-    """A stretch of one prompt just run through the target, for the drafter to ingest.
-
-    Attributes:
-        slot: the request's slot.
-        start: position of the first row.
-        token_ids: [rows] the chunk's own tokens.
-        next_token_ids: [rows] token at position p + 1 for the row at position p; the last one is the sampled token
-            on the final chunk and the next prompt token before that.
-        features: [rows, feature_size] of the target, None when the drafter asked for none; [kept rows, feature_size]
-            when it asked for the last prompt row only.
-        attention: the target's metadata of this chunk (same positions and slots).
-        live_attention: metadata of one query at the prompt's last position, with room for the draft steps; None
-            before the final chunk, when no draft is wanted.
-    """
-
-    slot: int
-    start: int
-    token_ids: torch.Tensor
-    next_token_ids: torch.Tensor
-    features: torch.Tensor | None
-    attention: AttentionMetadata
-    live_attention: AttentionMetadata | None
-
-    @property
-    def num_rows(self) -> int:
-        return self.next_token_ids.shape[0]
-
-    @property
-    def kv_len(self) -> int:
-        """The length of the prompt up to the chunk's end."""
-        return self.start + self.num_rows
-
-    @property
-    def slot_ids(self) -> torch.Tensor:
-        """The slot as a tensor [1], as a batch of one request has it."""
-        return torch.tensor([self.slot], device=self.next_token_ids.device)

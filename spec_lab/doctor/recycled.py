@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, load_drafter
+from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import Drafter
-from spec_lab.core.types import DraftStep, FeatureSpec, PromptChunk, Request, VerifiedRound
+from spec_lab.core.types import DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.hidden import MIN_CHANGED, MIN_DROP
@@ -29,8 +30,8 @@ class ZeroedRecycling:
     def admit(self, slot: int, request: Request) -> None:
         self._drafter.admit(slot, request)
 
-    def ingest(self, chunk: PromptChunk) -> Any:
-        return self._drafter.ingest(chunk)
+    def ingest(self, pack: PromptPack) -> Any:
+        return self._drafter.ingest(pack)
 
     def catch_up(self, verified: VerifiedRound) -> Any:
         return self._drafter.catch_up(verified)

@@ -20,7 +20,8 @@ from spec_lab.assembly.heads import DrafterFactory, DrafterResources
 from spec_lab.assembly.models import build_cache
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, Drafter
-from spec_lab.core.types import FeatureSpec, PromptChunk, Request
+from spec_lab.core.ragged import whole_prompt
+from spec_lab.core.types import FeatureSpec, Request
 from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
 from spec_lab.engine.pages import PageTable
@@ -113,7 +114,7 @@ class TeacherForcedDrafts:
             attention = backend.build(positions, seq_lens, self._page_table, num_rows)
             states = slot_states(cache)
             states.clear(0)
-            attention.recurrent = states.of_prompt(0)
+            attention.recurrent = states.of_prompts(torch.zeros(1, dtype=torch.int64, device=self._device))
             output = target.forward(token_ids, cache, attention, AllRows(), spec)
             self._features[text, spec] = output.features
         return self._features[text, spec]
@@ -144,18 +145,13 @@ class TeacherForcedDrafts:
         """[num_draft_tokens] after the first `kv_len` tokens and the one that is pending there."""
         text, kv_len = self._texts[loop_round.text], loop_round.kv_len
         drafter.admit(0, text.request)
-        seq_lens = torch.tensor([kv_len], device=self._device)
-        positions = torch.arange(kv_len, device=self._device).unsqueeze(0)
-        max_draft_len = kv_len + drafter.num_draft_tokens
-        chunk = PromptChunk(
-            slot=0,
-            start=0,
-            token_ids=text.token_ids[:kv_len],
-            next_token_ids=text.token_ids[1 : kv_len + 1],
-            features=None if features is None else features[:kv_len],
-            attention=self._reference.build(positions, seq_lens, self._page_table, kv_len),
-            live_attention=self._reference.build(positions[:, -1:], seq_lens.clone(), self._page_table, max_draft_len),
+        pack = whole_prompt(
+            self._reference,
+            self._page_table,
+            text.token_ids[: kv_len + 1],
+            None if features is None else features[:kv_len],
+            drafter.num_draft_tokens,
         )
-        state = drafter.ingest(chunk)
+        state = drafter.ingest(pack)
         assert state is not None
         return collect_drafts(drafter, self._reference, state)[0]

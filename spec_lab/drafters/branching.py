@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from spec_lab.core.draft_tree import DraftTree, TreeRows
+from spec_lab.core.prompts import PromptPack
 from spec_lab.core.tree_protocols import TreeAttentionBackend
-from spec_lab.core.types import AttentionMetadata, DraftStep, PromptChunk, VerifiedRound
+from spec_lab.core.types import AttentionMetadata, DraftStep, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp
 from spec_lab.drafters.growth import Branches, TreeShape, rank_tokens, rows_of_branches
 from spec_lab.drafters.picking import GivenDrafts
@@ -51,8 +52,8 @@ class BranchDrafter(GivenDrafts, ABC):
     tree_backend: TreeAttentionBackend
 
     @abstractmethod
-    def take_chunk(self, chunk: PromptChunk) -> CaughtUp | None:
-        """Feed a chunk of a prompt; None before the last one."""
+    def take_prompts(self, pack: PromptPack) -> CaughtUp | None:
+        """Feed chunks of prompts; None where none of them ends."""
 
     @abstractmethod
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
@@ -62,8 +63,8 @@ class BranchDrafter(GivenDrafts, ABC):
     def run_branches(self, branches: Branches, hidden: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:
         """Turn branches and the outputs [batch * branches, hidden_size] they came from into their own outputs."""
 
-    def ingest(self, chunk: PromptChunk) -> BranchState | None:
-        live = self.take_chunk(chunk)
+    def ingest(self, pack: PromptPack) -> BranchState | None:
+        live = self.take_prompts(pack)
         return None if live is None else self._start(live)
 
     def catch_up(self, verified: VerifiedRound) -> BranchState:

@@ -7,14 +7,18 @@ do, leaves a hole after full acceptance: the last draft was picked, but never fe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
 from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.prompts import LiveRows, PromptPack, PromptSpan
 from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, RowSelection, Target
 from spec_lab.core.pruning_protocols import PrunePolicy
-from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, PromptChunk, Request, VerifiedRound
+from spec_lab.core.ragged import build_metadata
+from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp, plan_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.pruning.selection import AllRows
@@ -57,24 +61,19 @@ class DraftModelCatchup:
     def admit(self, slot: int, request: Request) -> None:
         """Do nothing: rows past a slot's length are never read."""
 
-    def take_chunk(self, chunk: PromptChunk) -> CaughtUp | None:
-        """Feed the chunk's own tokens; on the last chunk also the sampled one, whose output gives draft 1."""
-        if chunk.live_attention is None:
-            selection = self.prune.prompt.drafter_selection(chunk.num_rows, None)
-            self._forward(chunk.token_ids, chunk.attention, selection)
+    def take_prompts(self, pack: PromptPack) -> CaughtUp | None:
+        """Feed the chunks' own tokens; where a prompt ends also the sampled one, whose output gives draft 1."""
+        ends = pack.ends
+        if ends is None:
+            self._forward(pack.token_ids, pack.attention, self.prune.prompt.drafter_selection(None))
             return None
-        tokens = torch.cat((chunk.token_ids, chunk.next_token_ids[-1:]))
-        rows = DraftedRows.of_prompt(chunk)
-        attention = self.backend.build(
-            positions=torch.arange(len(tokens), device=tokens.device).unsqueeze(0) + chunk.start,
-            seq_lens=rows.kv_lens + 1,
-            page_table=chunk.attention.page_table,
-            max_seq_len=chunk.start + len(tokens),
-        )
-        self.backend.advance(chunk.live_attention)  # from the prompt's last token to the sampled one
-        selection = self.prune.prompt.drafter_selection(len(tokens), chunk.live_attention)
-        hidden = self._forward(tokens, attention, selection)
-        return CaughtUp(hidden, chunk.live_attention, rows)
+        longer = [replace(span, end=span.end + 1) if span.is_last else span for span in pack.spans]
+        attention = build_metadata(self.backend, longer, pack.attention.page_table)
+        self.backend.advance(ends.live.attention)  # from the prompt's last token to the sampled one
+        live = LiveRows(_last_rows(longer, pack.token_ids.device), ends.live.attention)
+        selection = self.prune.prompt.drafter_selection(live)
+        hidden = self._forward(_with_sampled(pack), attention, selection)
+        return CaughtUp(hidden, ends.live.attention, DraftedRows.of_prompts(ends))
 
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
         """Feed the emitted tokens at L+1..L+N; the live row is n - 1, at L + n, and sees L + n + 1 keys."""
@@ -87,6 +86,23 @@ class DraftModelCatchup:
         """Turn [rows] tokens into the live rows' output [live rows, hidden_size] after the final norm."""
         output = self.model.forward(token_ids, self.cache, attention, selection, FeatureSpec())
         return selection.live(output.hidden)
+
+
+def _with_sampled(pack: PromptPack) -> torch.Tensor:
+    """Return the tokens of the chunks, and behind each prompt that ends the sampled one."""
+    parts, first = [], 0
+    for span in pack.spans:
+        parts.append(pack.token_ids[first : first + span.num_rows])
+        first += span.num_rows
+        if span.is_last:
+            parts.append(pack.next_token_ids[first - 1 : first])
+    return torch.cat(parts)
+
+
+def _last_rows(spans: Sequence[PromptSpan], device: torch.device) -> torch.Tensor:
+    """Return the flat index of the last row of each prompt that ends, [ended]."""
+    row_ends = accumulate(span.num_rows for span in spans)
+    return torch.tensor([end - 1 for span, end in zip(spans, row_ends, strict=True) if span.is_last], device=device)
 
 
 @dataclass(slots=True)
@@ -113,8 +129,8 @@ class DraftModelDrafter(DraftModelCatchup):
         super().__init__(num_draft_tokens, model, cache, backend, prune)
         self.picker = picker
 
-    def ingest(self, chunk: PromptChunk) -> DraftModelState | None:
-        live = self.take_chunk(chunk)
+    def ingest(self, pack: PromptPack) -> DraftModelState | None:
+        live = self.take_prompts(pack)
         return None if live is None else self._start(live)
 
     def catch_up(self, verified: VerifiedRound) -> DraftModelState:

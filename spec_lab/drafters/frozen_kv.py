@@ -14,13 +14,13 @@ from typing import Protocol
 import torch
 
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import AttentionBackend, DrafterRequirements
 from spec_lab.core.types import (
     AttentionMetadata,
     DraftStep,
     FeatureSpec,
     NormSide,
-    PromptChunk,
     Request,
     VerifiedRound,
 )
@@ -104,15 +104,15 @@ class FrozenFirstStep:
     def admit(self, slot: int, request: Request) -> None:
         """Do nothing: there is no state between rounds."""
 
-    def take_chunk(self, chunk: PromptChunk) -> FirstStepOutput | None:
-        """Do nothing before the last chunk; then run the first step from the prompt's last row."""
-        if chunk.live_attention is None:
+    def take_prompts(self, pack: PromptPack) -> FirstStepOutput | None:
+        """Do nothing before a prompt's last chunk; then run the first step from its last row."""
+        ends = pack.ends
+        if ends is None:
             return None
-        assert chunk.features is not None
-        # Earlier rows may have been pruned or not; the last one is the prompt's last either way.
-        tokens, target_hidden = chunk.next_token_ids[-1:], chunk.features[-1:]
-        rows = DraftedRows.of_prompt(chunk)
-        return self._take_first_step(tokens, target_hidden, rows, chunk.attention.page_table, chunk.kv_len)
+        assert pack.features is not None
+        target_hidden = ends.live.of(pack.features)  # earlier rows may have been pruned or not
+        rows, pages = DraftedRows.of_prompts(ends), ends.live.attention.page_table
+        return self._take_first_step(ends.tokens, target_hidden, rows, pages, ends.max_kv_len)
 
     def take_round(self, verified: VerifiedRound) -> FirstStepOutput:
         """Run the first step from the newest emitted token t[L + n] and the target's hidden state of row n - 1."""
@@ -180,8 +180,8 @@ class FrozenKVDrafter(FrozenFirstStep):
         super().__init__(num_draft_tokens, head, caches, backend, anchor)
         self.picker = picker
 
-    def ingest(self, chunk: PromptChunk) -> FrozenState | None:
-        first = self.take_chunk(chunk)
+    def ingest(self, pack: PromptPack) -> FrozenState | None:
+        first = self.take_prompts(pack)
         return None if first is None else self._start(first)
 
     def catch_up(self, verified: VerifiedRound) -> FrozenState:

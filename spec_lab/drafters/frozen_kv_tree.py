@@ -14,8 +14,9 @@ import torch
 
 from spec_lab.core.draft_tree import DraftTree
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import AttentionBackend
-from spec_lab.core.types import AttentionMetadata, DraftStep, PromptChunk, VerifiedRound
+from spec_lab.core.types import AttentionMetadata, DraftStep, VerifiedRound
 from spec_lab.drafters.frozen_kv import Anchor, FirstStepOutput, FrozenFirstStep, FrozenHead
 from spec_lab.drafters.growth import TreeShape, rank_tokens, rows_of_branches
 from spec_lab.drafters.picking import GivenDrafts
@@ -49,8 +50,8 @@ class FrozenKVTreeDrafter(GivenDrafts, FrozenFirstStep):
         super().__init__(shape.depth, head, caches, backend, anchor)
         self.shape = shape
 
-    def ingest(self, chunk: PromptChunk) -> FrozenTreeState | None:
-        first = self.take_chunk(chunk)
+    def ingest(self, pack: PromptPack) -> FrozenTreeState | None:
+        first = self.take_prompts(pack)
         return None if first is None else self._start(first)
 
     def catch_up(self, verified: VerifiedRound) -> FrozenTreeState:

@@ -13,21 +13,24 @@ They start at or before the oldest such row, whatever n is, so that a module's c
 its rounds. The last K of them are the source's; the others only write KV.
 
 A prompt's chunks need nothing of each other for the same reason: module i takes the chunk's pairs, i positions
-further back.
+further back. Drafts begin behind the pairs of the window, which are the prompt's last K: module i > 0 runs over those
+again, and over the drafts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.prompts import LiveRows, PromptPack
 from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, RowSelection
 from spec_lab.core.pruning_protocols import PrunePolicy
-from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, PromptChunk, Request, VerifiedRound
+from spec_lab.core.ragged import build_metadata, even_batches
+from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.mtp_window import MtpRows, MtpWindow, pair_with_next, slide, with_room
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 
@@ -48,8 +51,8 @@ class DraftModule(DraftHead, Protocol):
         ...
 
 
-RowPruning = Callable[[int, AttentionMetadata], RowSelection]
-"""Chooses, from the rows a request and metadata of its last one, the rows that go on."""
+RowPruning = Callable[[LiveRows], RowSelection]
+"""Chooses, from the last row of each request, the rows that go on."""
 
 
 @dataclass(slots=True)
@@ -103,20 +106,23 @@ class MtpVanillaDrafter:
     def admit(self, slot: int, request: Request) -> None:
         self.window.clear(slot)
 
-    def ingest(self, chunk: PromptChunk) -> MtpVanillaState | None:
-        """A chunk's pairs go to every module's cache; the drafts' rows are behind those of the last chunk."""
-        assert chunk.features is not None
-        drafted = DraftedRows.of_prompt(chunk)
-        inputs = MtpRows(chunk.token_ids.unsqueeze(0), chunk.features.unsqueeze(0))
-        self.window.slide(drafted.slot_ids, inputs, torch.full_like(drafted.slot_ids, chunk.num_rows))
-        rows = MtpRows(chunk.next_token_ids.unsqueeze(0), inputs.hidden)
-        pruning = self.prune.prompt.drafter_selection
-        if chunk.live_attention is None:
-            for index in range(self.num_draft_tokens):
-                ends = chunk.attention.seq_lens - index
-                self._forward(index, rows, ends, chunk.attention, pruning(chunk.num_rows, None))
+    def ingest(self, pack: PromptPack) -> MtpVanillaState | None:
+        """A chunk's pairs go to every module's cache; the drafts' rows are behind those of a prompt's last chunk."""
+        assert pack.features is not None
+        ends, pruning = pack.ends, self.prune.prompt.drafter_selection
+        self._slide(pack, pack.features)
+        rows, pages = (pack.next_token_ids, pack.features), pack.attention.page_table
+        live = None if ends is None else ends.live
+        hidden = self.modules[0].forward(*rows, self.caches[0], pack.attention, pruning(live))
+        for index in range(1, self.num_draft_tokens):
+            spans = [replace(span, start=span.start - index, end=span.end - index) for span in pack.spans]
+            attention = build_metadata(self.backend, spans, pages)
+            self.modules[index].forward(*rows, self.caches[index], attention, pruning(None))
+        if ends is None:
             return None
-        return self._start(rows, chunk.live_attention, drafted, pruning)
+        drafted = DraftedRows.of_prompts(ends)
+        pairs = pair_with_next(self.window.of(ends.slot_ids), ends.tokens)
+        return self._start(pairs, hidden, ends.live.attention, drafted, pruning)
 
     def catch_up(self, verified: VerifiedRound) -> MtpVanillaState:
         """Run the first module over the N rows up to the last valid one; the window slides on by n.
@@ -138,7 +144,8 @@ class MtpVanillaDrafter:
             page_table=batch.page_table,
             max_seq_len=batch.max_kv_len + num_rows,
         )
-        return self._start(rows, last_row, DraftedRows(batch.slot_ids, ends), self._catchup_rows)
+        hidden = self._output(0, rows, last_row, self._catchup_rows)
+        return self._start(rows, hidden, last_row, DraftedRows(batch.slot_ids, ends), self._catchup_rows)
 
     def step(self, state: MtpVanillaState, step: DraftStep) -> None:
         num_rows = state.rows.num_rows - self.num_draft_tokens + 1 + step.index
@@ -149,31 +156,39 @@ class MtpVanillaDrafter:
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.picker.kept_logits(slot_ids)
 
+    def _slide(self, pack: PromptPack, features: torch.Tensor) -> None:
+        """Move the windows on by the chunks."""
+        for batch in even_batches(pack.attention):
+            slot_ids = pack.slot_ids[batch.requests]
+            tokens, hidden = (part[batch.rows].unflatten(0, (len(slot_ids), -1)) for part in (pack.token_ids, features))
+            self.window.slide(slot_ids, MtpRows(tokens, hidden), torch.full_like(slot_ids, tokens.shape[1]))
+
     def _start(
-        self, rows: MtpRows, last_row: AttentionMetadata, drafted: DraftedRows, pruning: RowPruning
+        self,
+        rows: MtpRows,
+        hidden: torch.Tensor,
+        last_row: AttentionMetadata,
+        drafted: DraftedRows,
+        pruning: RowPruning,
     ) -> MtpVanillaState:
-        hidden = self._output(0, rows, last_row, pruning)
+        """Draft 1 comes from the first module's output `hidden` [batch, hidden_size] at the last of `rows`."""
         tokens = self.picker.first(self.modules[0], hidden, drafted)
         room = with_room(rows, self.num_draft_tokens - 1)
         return MtpVanillaState(tokens, room, hidden, last_row, drafted, pruning)
 
-    def _catchup_rows(self, num_rows: int, last_row: AttentionMetadata) -> RowSelection:
-        ends = torch.arange(1, last_row.seq_lens.shape[0] + 1, device=last_row.seq_lens.device) * num_rows
-        return self.prune.catchup.selection(ends - 1, last_row)
+    def _catchup_rows(self, live: LiveRows) -> RowSelection:
+        return self.prune.catchup.selection(live.rows, live.attention)
 
     def _output(self, index: int, rows: MtpRows, last_row: AttentionMetadata, pruning: RowPruning) -> torch.Tensor:
-        """Return the output [batch, hidden_size] of module `index` at the last of `rows`."""
-        return self._forward(index, rows, last_row.seq_lens, last_row, pruning(rows.num_rows, last_row))
-
-    def _forward(
-        self, index: int, rows: MtpRows, ends: torch.Tensor, like: AttentionMetadata, selection: RowSelection
-    ) -> torch.Tensor:
-        """Run module `index` over `rows` at the positions before `ends` [batch], in the pages of `like`.
+        """Run module `index` over `rows`, of which the last stand at `last_row`: its output [batch, hidden_size] there.
 
         Rows at negative positions, of a prompt shorter than K or before a module's first pair, are written to scratch.
         """
-        positions = ends.unsqueeze(1) + torch.arange(-rows.num_rows, 0, device=ends.device)
-        attention = self.backend.build(positions, ends, like.page_table, like.max_seq_len)
+        lengths, num_rows = last_row.seq_lens, rows.num_rows
+        positions = lengths.unsqueeze(1) + torch.arange(-num_rows, 0, device=lengths.device)
+        attention = self.backend.build(positions, lengths, last_row.page_table, last_row.max_seq_len)
+        row_ends = torch.arange(1, lengths.shape[0] + 1, device=lengths.device) * num_rows
+        selection = pruning(LiveRows(row_ends - 1, last_row))
         return self.modules[index].forward(
             rows.tokens.flatten(), rows.hidden.flatten(0, 1), self.caches[index], attention, selection
         )

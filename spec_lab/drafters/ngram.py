@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import torch
 
+from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.types import DraftStep, PromptChunk, Request, VerifiedRound
+from spec_lab.core.types import DraftStep, Request, VerifiedRound
 from spec_lab.drafters.history import LookupState, TokenHistory
 from spec_lab.drafters.picking import GivenDrafts
 
@@ -27,11 +28,12 @@ class NgramDrafter(GivenDrafts):
     def admit(self, slot: int, request: Request) -> None:
         self.history.reset(slot, request.prompt_ids)
 
-    def ingest(self, chunk: PromptChunk) -> LookupState | None:
-        if chunk.live_attention is None:
+    def ingest(self, pack: PromptPack) -> LookupState | None:
+        ends = pack.ends
+        if ends is None:
             return None
-        self.history.tokens[chunk.slot, chunk.kv_len] = chunk.next_token_ids[-1]
-        return self._propose(chunk.slot_ids, chunk.live_attention.seq_lens + 1)
+        self.history.tokens[ends.slot_ids, ends.kv_lens] = ends.tokens
+        return self._propose(ends.slot_ids, ends.kv_lens + 1)
 
     def catch_up(self, verified: VerifiedRound) -> LookupState:
         self.history.append(verified)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.types import DraftStep, PromptChunk, Request, VerifiedRound
+from spec_lab.core.types import DraftStep, Request, VerifiedRound
 from spec_lab.drafters.picking import GivenDrafts
 
 
@@ -26,8 +27,8 @@ class NoDrafter(GivenDrafts):
     def admit(self, slot: int, request: Request) -> None:
         pass
 
-    def ingest(self, chunk: PromptChunk) -> NoDraftState:
-        return NoDraftState(chunk.next_token_ids[-1:])
+    def ingest(self, pack: PromptPack) -> NoDraftState | None:
+        return None if pack.ends is None else NoDraftState(pack.ends.tokens)
 
     def catch_up(self, verified: VerifiedRound) -> NoDraftState:
         return NoDraftState(verified.verification.tokens[:, 0])

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.types import DraftStep, PromptChunk, Request, VerifiedRound
+from spec_lab.core.types import DraftStep, Request, VerifiedRound
 from spec_lab.drafters.history import LookupState, TokenHistory
 from spec_lab.drafters.picking import GivenDrafts
 
@@ -28,10 +29,8 @@ class OracleDrafter(GivenDrafts):
     def admit(self, slot: int, request: Request) -> None:
         self.history.reset(slot, (*request.prompt_ids, *self._continuations[request.request_id]))
 
-    def ingest(self, chunk: PromptChunk) -> LookupState | None:
-        if chunk.live_attention is None:
-            return None
-        return self._propose(chunk.slot_ids, chunk.live_attention.seq_lens + 1)
+    def ingest(self, pack: PromptPack) -> LookupState | None:
+        return None if pack.ends is None else self._propose(pack.ends.slot_ids, pack.ends.kv_lens + 1)
 
     def catch_up(self, verified: VerifiedRound) -> LookupState:
         lengths = verified.batch.kv_lens + verified.verification.num_emitted + 1

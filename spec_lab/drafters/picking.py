@@ -9,7 +9,7 @@ import torch
 
 from spec_lab.acceptance.draft_sampling import DraftLogits, DraftSampler, sample_and_keep
 from spec_lab.acceptance.noise import SlotSeeds
-from spec_lab.core.types import PromptChunk
+from spec_lab.core.prompts import PromptEnds
 
 
 class DraftHead(Protocol):
@@ -32,10 +32,9 @@ class DraftedRows:
     kv_lens: torch.Tensor
 
     @classmethod
-    def of_prompt(cls, chunk: PromptChunk) -> DraftedRows:
-        """Return the request of a prompt's last chunk. Its length is no view of what the steps move."""
-        slot_ids = chunk.slot_ids
-        return cls(slot_ids, torch.full_like(slot_ids, chunk.kv_len))
+    def of_prompts(cls, ends: PromptEnds) -> DraftedRows:
+        """Return the requests whose prompts have ended."""
+        return cls(ends.slot_ids, ends.kv_lens)
 
 
 class DraftPicker(Protocol):

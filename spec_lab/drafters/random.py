@@ -8,8 +8,9 @@ import torch
 
 from spec_kernels.noise_reference import Use, round_key, uniform
 from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.types import DraftStep, PromptChunk, Request, VerifiedRound
+from spec_lab.core.types import DraftStep, Request, VerifiedRound
 from spec_lab.drafters.picking import DraftedRows, GivenDrafts
 
 
@@ -33,10 +34,8 @@ class RandomDrafter(GivenDrafts):
     def admit(self, slot: int, request: Request) -> None:
         self.seeds.admit(slot, request)
 
-    def ingest(self, chunk: PromptChunk) -> RandomState | None:
-        if chunk.live_attention is None:
-            return None
-        return self._start(DraftedRows.of_prompt(chunk))
+    def ingest(self, pack: PromptPack) -> RandomState | None:
+        return None if pack.ends is None else self._start(DraftedRows.of_prompts(pack.ends))
 
     def catch_up(self, verified: VerifiedRound) -> RandomState:
         batch = verified.batch

@@ -10,9 +10,10 @@ from typing import Protocol
 import torch
 
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, RowSelection
 from spec_lab.core.pruning_protocols import PrunePolicy
-from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, PromptChunk, Request, VerifiedRound
+from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp, plan_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 from spec_lab.pruning.selection import AllRows
@@ -62,15 +63,14 @@ class RecurrentCatchup:
     def admit(self, slot: int, request: Request) -> None:
         """Do nothing: rows past a slot's length are never read."""
 
-    def take_chunk(self, chunk: PromptChunk) -> CaughtUp | None:
-        """Run the rows of a stretch of a prompt; only the last one goes on to drafting."""
-        assert chunk.features is not None
-        selection = self.prune.prompt.drafter_selection(chunk.num_rows, chunk.live_attention)
-        fused = self.head.fuse(chunk.features)
-        hidden = self.head.forward(chunk.next_token_ids, fused, self.cache, chunk.attention, selection)
-        if chunk.live_attention is None:
-            return None
-        return CaughtUp(hidden, chunk.live_attention, DraftedRows.of_prompt(chunk))
+    def take_prompts(self, pack: PromptPack) -> CaughtUp | None:
+        """Run the rows of stretches of prompts; only the last one of each prompt goes on to drafting."""
+        assert pack.features is not None
+        ends = pack.ends
+        selection = self.prune.prompt.drafter_selection(None if ends is None else ends.live)
+        fused = self.head.fuse(pack.features)
+        hidden = self.head.forward(pack.next_token_ids, fused, self.cache, pack.attention, selection)
+        return None if ends is None else CaughtUp(hidden, ends.live.attention, DraftedRows.of_prompts(ends))
 
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
         """Run the rows at L..L+K with the emitted tokens; the live row is n - 1, and sees L + n keys."""
@@ -109,8 +109,8 @@ class RecurrentDrafter(RecurrentCatchup):
         super().__init__(num_draft_tokens, head, features, cache, backend, prune)
         self.picker = picker
 
-    def ingest(self, chunk: PromptChunk) -> RecurrentState | None:
-        live = self.take_chunk(chunk)
+    def ingest(self, pack: PromptPack) -> RecurrentState | None:
+        live = self.take_prompts(pack)
         return None if live is None else self._start(live)
 
     def catch_up(self, verified: VerifiedRound) -> RecurrentState:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.protocols import MetadataMover
 from spec_lab.core.types import AcceptanceInputs, RoundBatch, VerifiedRound
 from spec_lab.engine.experts_read import ReadingStage
@@ -78,12 +79,12 @@ class AdaptiveRound(DecodeRound):
             self._offers.num_drafted.index_fill_(0, batch.slot_ids, drafts.shape[1])
             self.parts.slots.commit(batch, verified.verification, self._with_room(drafts))
 
-    def start(self, slot: int, kv_len: int, pending_token: torch.Tensor, state: Any) -> None:
-        """Draft from the state that a prompt pass ended in, and leave the first round's inputs in the slot."""
-        self._slots = [slot]
+    def start(self, ends: PromptEnds, state: Any) -> None:
+        """Draft from the state that a prompt pass ended in, and leave the first round's inputs in the slots."""
+        self._slots = ends.slot_ids.tolist()
         drafts = self._collect(self.parts.backend, state)
-        self._offers.num_drafted[slot] = drafts.shape[1]
-        self.parts.slots.start(slot, kv_len, pending_token, self._with_room(drafts))
+        self._offers.num_drafted.index_fill_(0, ends.slot_ids, drafts.shape[1])
+        self.parts.slots.start(ends, self._with_room(drafts))
 
     def _collect(self, mover: MetadataMover, state: Any) -> torch.Tensor:
         """Take the drafts from `state`; a round that is free to do so leaves off when no request goes on."""

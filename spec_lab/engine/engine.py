@@ -39,18 +39,20 @@ class Engine:
         graph: GraphMode,
         scheduler: Scheduler,
         prefill_chunk: int,
+        prefill_tokens: int | None = None,
         overlap: bool = False,
         make_round: Callable[[Any], DecodeRound] = DecodeRound,
     ) -> None:
-        """`overlap`: the host reads a round's results only after it has launched the next; `make_round` takes `parts`
-        and makes the round, of a chain or of a tree."""
+        """`prefill_tokens`: the most rows of several prompts in a forward; None is one prompt at a time. `overlap`: the
+        host reads a round's results only after it has launched the next; `make_round` takes `parts` and makes the
+        round, of a chain or of a tree."""
         self.parts = parts
         self.graph = graph
         self.prune = prune
         self.scheduler = scheduler
         self.overlap = overlap
         self.round = make_round(parts)
-        self.prompt_pass = PromptPass(self.round, prune, prefill_chunk)
+        self.prompt_pass = PromptPass(self.round, prune, prefill_chunk, prefill_tokens)
 
     @property
     def num_draft_tokens(self) -> int:
@@ -119,10 +121,12 @@ class _GenerationRun:
         self._prefills: list[PrefillRecord] = []
         self._num_wasted_rounds = 0
         self._in_flight: _Launch | None = None
+        self._num_prompt_forwards = 0
         self._settled_at = 0.0
 
     def step(self) -> None:
-        """Admit, run one chunk of each unfinished prompt, then one round of everything that is ready.
+        """Admit, run one chunk of each unfinished prompt (as many together as fit a forward), then one round of
+        everything that is ready.
 
         With overlap the host reads the round before only after the next one is launched; but before a prompt pass,
         which waits for the device anyway, it reads what is in flight, so that no round's time holds a prompt's.
@@ -135,8 +139,8 @@ class _GenerationRun:
         if prefilling and self._in_flight is not None:
             in_flight, self._in_flight = self._in_flight, None
             self._settle(in_flight)
-        for sequence in prefilling:
-            self._prefill(sequence)
+        for pack in self._engine.prompt_pass.packs(prefilling):
+            self._prefill(pack)
         ready = [s for s in scheduler.running if not s.is_prefilling and s.finish_reason is None]
         launched = self._launch(ready) if ready else None
         if self._engine.overlap:
@@ -150,6 +154,7 @@ class _GenerationRun:
             requests=[self._requests[request.request_id] for request in requests],
             rounds=self._rounds,
             prefills=self._prefills,
+            num_prompt_forwards=self._num_prompt_forwards,
             graph=replace(counts, nodes=dict(counts.nodes)),
             num_draft_tokens=self._engine.num_draft_tokens,
             seconds=self._now(),
@@ -170,16 +175,24 @@ class _GenerationRun:
         self._engine.graph.admit(sequence.slot, sequence.request)
         self._prefilling[sequence.request.request_id] = _Prefilling()
 
-    def _prefill(self, sequence: Sequence) -> None:
-        request = sequence.request
-        progress = self._prefilling[request.request_id]
+    def _prefill(self, pack: list[Sequence]) -> None:
+        """Run a chunk of each of `pack` in one forward, whose time is shared out by their rows."""
+        before = [sequence.num_prefilled for sequence in pack]
         start = perf_counter()
-        rows = self._engine.prompt_pass.run_chunk(sequence)
-        progress.seconds += perf_counter() - start
-        progress.num_chunks += 1
-        progress.rows.add(rows)
-        if sequence.is_prefilling:
-            return
+        rows = self._engine.prompt_pass.run(pack)
+        seconds = perf_counter() - start
+        self._num_prompt_forwards += 1
+        num_rows = [sequence.num_prefilled - first for sequence, first in zip(pack, before, strict=True)]
+        for sequence, count in zip(pack, num_rows, strict=True):
+            progress = self._prefilling[sequence.request.request_id]
+            progress.seconds += seconds * count / sum(num_rows)
+            progress.num_chunks += 1
+            progress.rows.add(rows[sequence.slot])
+            if not sequence.is_prefilling:
+                self._begin_decoding(sequence)
+
+    def _begin_decoding(self, sequence: Sequence) -> None:
+        request = sequence.request
         done = self._prefilling.pop(request.request_id)
         prompt_len = len(request.prompt_ids)
         self._prefills.append(PrefillRecord(request.request_id, prompt_len, done.num_chunks, done.seconds, done.rows))

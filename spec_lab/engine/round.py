@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, Drafter, MetadataMover, StageTimer, State, Target
 from spec_lab.core.types import (
     AcceptanceInputs,
@@ -136,10 +137,10 @@ class DecodeRound:
         with self.parts.timer.span("commit"):
             self.parts.slots.commit(verified.batch, verified.verification, drafts)
 
-    def start(self, slot: int, kv_len: int, pending_token: torch.Tensor, state: Any) -> None:
-        """Draft from the state that a prompt pass ended in, and leave the first round's inputs in the slot."""
+    def start(self, ends: PromptEnds, state: Any) -> None:
+        """Draft from the state that a prompt pass ended in, and leave the first round's inputs in the slots."""
         drafts = collect_drafts(self.parts.drafter, self.parts.backend, state)
-        self.parts.slots.start(slot, kv_len, pending_token, drafts)
+        self.parts.slots.start(ends, drafts)
 
 
 def collect_drafts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.types import RoundBatch, Verification
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import NoStates, SlotStates
@@ -55,10 +56,11 @@ class SlotState:
         self.input_ids.index_copy_(0, batch.slot_ids, torch.cat((pending, draft_tokens), dim=1))
         self.states.commit(batch.slot_ids, last)
 
-    def start(self, slot: int, kv_len: int, pending_token: torch.Tensor, draft_tokens: torch.Tensor) -> None:
-        """Set the slot after its prompt pass: pending_token [1], draft_tokens [1, num_draft_tokens]."""
-        self.kv_lens[slot] = kv_len
-        self.input_ids[slot] = torch.cat((pending_token, draft_tokens[0]))
+    def start(self, ends: PromptEnds, draft_tokens: torch.Tensor) -> None:
+        """Set the slots whose prompts have ended, with their first drafts [ended, num_draft_tokens]."""
+        self.kv_lens.index_copy_(0, ends.slot_ids, ends.kv_lens)
+        inputs = torch.cat((ends.tokens.unsqueeze(1), draft_tokens), dim=1)
+        self.input_ids.index_copy_(0, ends.slot_ids, inputs)
 
     def clear(self, slot: int) -> None:
         """Forget what an earlier request left."""

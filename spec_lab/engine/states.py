@@ -18,8 +18,8 @@ class SlotStates(Protocol):
         """Say where the verify rows of [batch] slots begin, and that each of them leaves a state."""
         ...
 
-    def of_prompt(self, slot: int) -> RecurrentRows | None:
-        """Say the same of a stretch of one prompt, of which the last row leaves a state."""
+    def of_prompts(self, slot_ids: torch.Tensor) -> RecurrentRows | None:
+        """Say the same of stretches of prompts in [batch] slots, of which the last row of each leaves a state."""
         ...
 
     def commit(self, slot_ids: torch.Tensor, last_rows: torch.Tensor) -> None:
@@ -37,7 +37,7 @@ class NoStates:
     def of_round(self, slot_ids: torch.Tensor) -> None:
         return None
 
-    def of_prompt(self, slot: int) -> None:
+    def of_prompts(self, slot_ids: torch.Tensor) -> None:
         return None
 
     def commit(self, slot_ids: torch.Tensor, last_rows: torch.Tensor) -> None:
@@ -62,8 +62,7 @@ class RecurrentStates:
     def of_round(self, slot_ids: torch.Tensor) -> RecurrentRows:
         return RecurrentRows(slot_ids, self.committed.index_select(0, slot_ids), is_prompt=False)
 
-    def of_prompt(self, slot: int) -> RecurrentRows:
-        slot_ids = torch.tensor([slot], device=self.committed.device)
+    def of_prompts(self, slot_ids: torch.Tensor) -> RecurrentRows:
         return RecurrentRows(slot_ids, self.committed.index_select(0, slot_ids), is_prompt=True)
 
     def commit(self, slot_ids: torch.Tensor, last_rows: torch.Tensor) -> None:

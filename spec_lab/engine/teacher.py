@@ -95,7 +95,7 @@ class TeacherForcing:
         end = start + len(token_ids)
         positions = torch.arange(start, end, device=device).unsqueeze(0)
         attention = self._backend.build(positions, torch.tensor([end], device=device), self._page_table, end)
-        attention.recurrent = self._states.of_prompt(0)
+        attention.recurrent = self._states.of_prompts(torch.zeros(1, dtype=torch.int64, device=device))
         ids = torch.tensor(token_ids, device=device)
         output = self._target.forward(ids, self._cache, attention, AllRows(), FeatureSpec())
         return self._target.logits(output.hidden).float()

@@ -9,6 +9,7 @@ import torch
 
 from spec_lab.core.draft_tree import DraftTree, TreeRows, ancestors_and_self
 from spec_lab.core.kv_cache import cache_slots
+from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.tree_protocols import JudgedRows, TreeAttentionBackend, TreeDrafter, TreeRule
 from spec_lab.core.types import AttentionMetadata, DraftStep, RoundBatch, VerifiedRound
 from spec_lab.engine.experts_read import ReadingStage
@@ -82,11 +83,11 @@ class TreeRound(DecodeRound):
             self.parents.index_copy_(0, batch.slot_ids, drafts.parents)
             self.parts.slots.commit(batch, verified.verification, drafts.tokens)
 
-    def start(self, slot: int, kv_len: int, pending_token: torch.Tensor, state: Any) -> None:
-        """Draft from the state that a prompt pass ended in, and leave the first round's tree in the slot."""
+    def start(self, ends: PromptEnds, state: Any) -> None:
+        """Draft from the state that a prompt pass ended in, and leave the first round's trees in the slots."""
         drafts = self._collect(state)
-        self.parents[slot] = drafts.parents[0]
-        self.parts.slots.start(slot, kv_len, pending_token, drafts.tokens)
+        self.parents.index_copy_(0, ends.slot_ids, drafts.parents)
+        self.parts.slots.start(ends, drafts.tokens)
 
     def _collect(self, state: Any) -> DraftTree:
         """Take level 1 from `state`, and run a draft step for each further one."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.core.protocols import RowSelection
+from spec_lab.core.ragged import in_even_batches
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.delta_caches import DeltaCache
@@ -99,16 +100,32 @@ class GatedDeltaNet:
         self, rows: torch.Tensor, cache: DeltaCache, metadata: AttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return outputs of the rule in float32, and the gate, both [rows, num_value_heads, value_head_dim]."""
+        raw, gate, strength, time_step = self._inputs(rows).split(self._input_sizes, dim=-1)
+        outputs = in_even_batches(
+            lambda batch: self._scan(
+                raw[batch.rows], strength[batch.rows], time_step[batch.rows], cache, batch.metadata
+            ),
+            metadata,
+        )
+        return outputs, gate.unflatten(-1, (self._sizes.num_value_heads, self._sizes.value_head_dim))
+
+    def _scan(
+        self,
+        raw: torch.Tensor,
+        strength: torch.Tensor,
+        time_step: torch.Tensor,
+        cache: DeltaCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Take the rows of an even batch into the states: their outputs [rows, num_value_heads, value_head_dim]."""
         slots = metadata.recurrent
         assert slots is not None, "whoever runs a target with recurrent layers says which slots its rows are of"
-        by_request = self._inputs(rows).view(-1, metadata.num_queries, sum(self._input_sizes))
-        raw, gate, strength, time_step = by_request.split(self._input_sizes, dim=-1)
-        mixed = self._convolve(raw, cache.windows, slots)
-        log_decay = -self._rate * F.softplus(time_step.float() + self._time_bias)
-        inputs = self._heads(mixed, log_decay, strength.float().sigmoid())
+        by_request = (-1, metadata.num_queries)
+        mixed = self._convolve(raw.unflatten(0, by_request), cache.windows, slots)
+        log_decay = -self._rate * F.softplus(time_step.unflatten(0, by_request).float() + self._time_bias)
+        inputs = self._heads(mixed, log_decay, strength.unflatten(0, by_request).float().sigmoid())
         outputs = cache.prompt(inputs, slots) if slots.is_prompt else cache.verify(inputs, slots)
-        shape = (rows.shape[0], self._sizes.num_value_heads, self._sizes.value_head_dim)
-        return outputs.reshape(shape), gate.reshape(shape)
+        return outputs.flatten(0, 1)
 
     def _convolve(self, raw: torch.Tensor, windows: ConvWindows, slots: RecurrentRows) -> torch.Tensor:
         """Run silu of the causal convolution over raw [batch, num_rows, conv_size] and the rows before it, and leave in

@@ -15,6 +15,7 @@ import torch
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend
 from spec_lab.core.protocols import AttentionBackend, RowSelection
+from spec_lab.core.ragged import in_even_batches
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.errors import UserError
 from spec_lab.models.latent_sizes import LatentSizes
@@ -85,13 +86,10 @@ class LatentAttention:
         attending, live_metadata = selection.queries(rows, metadata)
         turns = RotaryRows(*(selection.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
         plain, turned = self._queries(attending, turns)
-        sizes, shared = self.sizes, (cache, live_metadata, self.window)
-        if sizes.unfolding_is_cheaper(live_metadata.num_queries, live_metadata.max_seq_len):
-            queries, maps = torch.cat((plain, turned), dim=-1), (self.key_map, self.value_map)
-            values = selection.attended(self.backend.attend_unfolded(queries, *shared, *maps, sizes.scale))
+        if self.sizes.unfolding_is_cheaper(live_metadata.num_queries, live_metadata.max_seq_len):
+            values = selection.attended(self._attend_unfolded(plain, turned, cache, live_metadata))
         else:
-            queries = torch.cat((each_head(plain, self.key_map), turned), dim=-1)
-            latents = self.backend.attend(queries, *shared, sizes.kv_lora_rank, sizes.scale)
+            latents = self._attend_absorbed(plain, turned, cache, live_metadata)
             values = each_head(selection.attended(latents), self.value_map)
         return self.o(values.flatten(1))
 
@@ -100,6 +98,30 @@ class LatentAttention:
         latent, key = self.row(rows).split((self.sizes.kv_lora_rank, self.sizes.qk_rope_head_dim), dim=-1)
         turned = rotary(key.unsqueeze(1)).squeeze(1)
         self.backend.write(cache, metadata, torch.cat((self.norm(latent), turned), dim=-1))
+
+    def _attend_unfolded(
+        self, plain: torch.Tensor, turned: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        queries, scale = torch.cat((plain, turned), dim=-1), self.sizes.scale
+        maps = (self.key_map, self.value_map)
+        return in_even_batches(
+            lambda batch: self.backend.attend_unfolded(
+                queries[batch.rows], cache, batch.metadata, self.window, *maps, scale
+            ),
+            metadata,
+        )
+
+    def _attend_absorbed(
+        self, plain: torch.Tensor, turned: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        queries = torch.cat((each_head(plain, self.key_map), turned), dim=-1)
+        sizes = self.sizes
+        return in_even_batches(
+            lambda batch: self.backend.attend(
+                queries[batch.rows], cache, batch.metadata, self.window, sizes.kv_lora_rank, sizes.scale
+            ),
+            metadata,
+        )
 
     def _queries(self, rows: torch.Tensor, rotary: RotaryRows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the unrotated and the rotated part of the queries, each [rows, num_heads, its width]."""

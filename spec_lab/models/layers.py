@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, RopeWrite, RowSelection
+from spec_lab.core.ragged import attend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.norms import Float32HeadNorm, Float32Norm
@@ -159,7 +160,7 @@ class Attention:
         heads = self.qkv(rows).unflatten(-1, (-1, self.head_dim))
         queries = self.rope_and_write(heads, rotary, cache, metadata)
         queries, metadata = selection.queries(queries, metadata)
-        out = selection.attended(self.backend.attend(queries, cache, metadata, self.window, self.scale))
+        out = selection.attended(attend(self.backend, queries, cache, metadata, self.window, self.scale))
         if self.gated:
             out = out * torch.sigmoid(selection.residual(heads[:, -self.num_heads :].flatten(1)))
         return self.o(out)

@@ -6,13 +6,10 @@ from typing import ClassVar
 
 import torch
 
+from spec_lab.core.prompts import LiveRows
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
-
-
-def _last_row(num_rows: int, like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor([num_rows - 1], device=like.device)
 
 
 class AllPromptRows:
@@ -20,16 +17,14 @@ class AllPromptRows:
 
     needs_prewrite: ClassVar[bool] = False
 
-    def target_selection(
-        self, num_rows: int, live_attention: AttentionMetadata | None, features: FeatureSpec
-    ) -> RowSelection:
+    def target_selection(self, live: LiveRows | None, features: FeatureSpec) -> RowSelection:
         return AllRows()
 
-    def logit_rows(self, hidden: torch.Tensor, is_last: bool) -> torch.Tensor:
+    def logit_rows(self, hidden: torch.Tensor, live: LiveRows | None) -> torch.Tensor:
         return hidden
 
-    def drafter_selection(self, num_rows: int, live_attention: AttentionMetadata | None) -> RowSelection:
-        return AllRows() if live_attention is None else AllRows(_last_row(num_rows, live_attention.positions))
+    def drafter_selection(self, live: LiveRows | None) -> RowSelection:
+        return AllRows() if live is None else AllRows(live.rows)
 
 
 class LastPromptRow:
@@ -41,19 +36,15 @@ class LastPromptRow:
 
     needs_prewrite: ClassVar[bool] = True
 
-    def target_selection(
-        self, num_rows: int, live_attention: AttentionMetadata | None, features: FeatureSpec
-    ) -> RowSelection:
+    def target_selection(self, live: LiveRows | None, features: FeatureSpec) -> RowSelection:
         reads_all_rows = features.final_hidden is not None and not features.last_prompt_row
-        return AllRows() if reads_all_rows else self.drafter_selection(num_rows, live_attention)
+        return AllRows() if reads_all_rows else self.drafter_selection(live)
 
-    def logit_rows(self, hidden: torch.Tensor, is_last: bool) -> torch.Tensor:
-        return hidden[-1:] if is_last else hidden[:0]
+    def logit_rows(self, hidden: torch.Tensor, live: LiveRows | None) -> torch.Tensor:
+        return hidden[:0] if live is None else live.of(hidden)
 
-    def drafter_selection(self, num_rows: int, live_attention: AttentionMetadata | None) -> RowSelection:
-        if live_attention is None:
-            return NoRows()
-        return BeforeAttention(_last_row(num_rows, live_attention.positions), live_attention)
+    def drafter_selection(self, live: LiveRows | None) -> RowSelection:
+        return NoRows() if live is None else BeforeAttention(live.rows, live.attention)
 
 
 class NoCatchupPruning:

@@ -88,6 +88,10 @@ DEFINITIONS: dict[str, str] = {
     "stage_ms_per_round.commit": "The device's bookkeeping; the host's reading is readback.",
     "stage_ms_per_round.readback": "The tokens and counts packed into one tensor and read by the host.",
     "prefill_ms_per_request": _first_paragraph(prefill_ms_per_request),
+    "prompt_forwards": (
+        "Forwards of the target over prompts in a repeat, each over chunks of one request or of several "
+        "(cache.prefill_tokens)."
+    ),
     "latency_ms": _first_paragraph(latency),
     "latency_ms.ttft": _first_paragraph(time_to_first_token_ms),
     "latency_ms.tpot": _first_paragraph(time_per_output_token_ms),

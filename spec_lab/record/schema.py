@@ -163,6 +163,7 @@ class Speed(TypedDict):
     launch_ms: float | None
     stage_ms_per_round: dict[str, float | None]
     prefill_ms_per_request: float | None
+    prompt_forwards: NotRequired[int]
     rows: Rows
     experts_read: NotRequired[ExpertsReadByStage | None]
     graph: Graph

@@ -173,6 +173,7 @@ def _speed(repeats: Sequence[GenerationResult]) -> Speed:
             for stage in time_metrics.STAGES
         },
         prefill_ms_per_request=over_repeats(time_metrics.prefill_ms_per_request(result.prefills) for result in repeats),
+        prompt_forwards=first.num_prompt_forwards if first else 0,
         rows=acceptance_metrics.rows(first.rounds, first.prefills) if first else acceptance_metrics.rows([], []),
         experts_read=acceptance_metrics.experts_read(first) if first else None,
         graph=_graph(repeats),

@@ -74,7 +74,11 @@ def stage_ms(rounds: Sequence[RoundRecord], stage: str) -> float | None:
 
 
 def prefill_ms_per_request(prefills: Sequence[PrefillRecord]) -> float | None:
-    """Mean time of a request's prompt pass: all its chunks, the first token, the first drafts. Median over repeats."""
+    """Mean time of a request's prompt pass: all its chunks, the first token, the first drafts. A forward over several
+    prompts is shared out by rows. Median over repeats.
+
+    The times of all requests so add up to that of all prompt passes.
+    """
     return mean([1e3 * record.seconds for record in prefills])
 
 

@@ -1,0 +1,89 @@
+"""The rows of a prompt pass: chunks of several prompts, one behind the other in one forward (vLLM and SGLang pack a
+step by a budget of tokens in the same way).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.core.types import AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Names a stretch of one prompt: the rows of positions start..end - 1.
+
+    Attributes:
+        is_last: the prompt ends with it.
+    """
+
+    slot: int
+    start: int
+    end: int
+    is_last: bool
+
+    @property
+    def num_rows(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRows:
+    """The rows of a forward whose output somebody reads: the last one of each prompt that ends in it.
+
+    Attributes:
+        rows: [ended] flat indices into the rows of the forward.
+        attention: metadata of these rows alone, one query each, with room for the draft steps.
+    """
+
+    rows: torch.Tensor
+    attention: AttentionMetadata
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Pick them from the rows of the forward; where they alone were kept, those are all there are."""
+        return rows if rows.shape[0] == self.rows.shape[0] else rows.index_select(0, self.rows)
+
+
+@dataclass(slots=True)
+class PromptEnds:
+    """The prompts that end in a forward, for which drafting begins.
+
+    Attributes:
+        slot_ids: [ended].
+        kv_lens: [ended] tokens of each prompt, L of its first round; no view of what draft steps move.
+        tokens: [ended] what the target sampled behind each prompt.
+        live: the last row of each.
+        max_kv_len: the longest of these prompts, known to the host.
+    """
+
+    slot_ids: torch.Tensor
+    kv_lens: torch.Tensor
+    tokens: torch.Tensor
+    live: LiveRows
+    max_kv_len: int
+
+
+@dataclass(slots=True)
+class PromptPack:
+    """Chunks of prompts just run through the target, for the drafter to ingest.
+
+    Attributes:
+        spans: the chunk of each request, in the order of the rows.
+        slot_ids: [requests] their slots.
+        token_ids: [rows] the chunks' own tokens.
+        next_token_ids: [rows] token at position p + 1 for the row at position p; behind a prompt's end the sampled one.
+        features: [rows, feature_size] of the target, None when the drafter asked for none; [ended, feature_size] when
+            it asked for the last row of prompts only.
+        attention: the target's metadata of these rows (same positions and slots).
+        ends: None where no prompt ends here, so that no draft is wanted.
+    """
+
+    spans: tuple[PromptSpan, ...]
+    slot_ids: torch.Tensor
+    token_ids: torch.Tensor
+    next_token_ids: torch.Tensor
+    features: torch.Tensor | None
+    attention: AttentionMetadata
+    ends: PromptEnds | None

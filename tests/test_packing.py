@@ -1,0 +1,196 @@
+"""Prompt passes of several requests in one forward: they leave what one request at a time leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.assembly.drafters.trained import TrainedDrafterConfig
+from spec_lab.config import RecurrentConfig, Rollback, RunConfig
+from spec_lab.core.types import Request, Sequence
+from spec_lab.engine.engine import Engine
+from tests.engine_state import find_tensors
+from tests.fake_target import ScriptedDrafter, make_fake_engine
+from tests.lab import make_config, make_engine
+from tests.lossless_cases import TARGETS, TRAINED, TREES
+from tests.taught_pairs import teach_drafters
+from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_gemma4 import make_tiny_gemma4
+from tests.tiny_hybrid import make_tiny_hybrid
+from tests.tiny_latent import make_latent_target
+
+CHUNK, PAGE = 8, 4
+LENGTHS = (1, 21, 2, 8, 9, 16, 24, 8)
+"""Shorter than K, whole chunks and pages, a token more, and two that are alike."""
+
+
+def requests_of(lengths: tuple[int, ...] = LENGTHS, max_new_tokens: int = 8) -> list[Request]:
+    return [
+        Request(f"r{n}", "x", tuple(3 + (7 * n + 11 * i) % 57 for i in range(length)), max_new_tokens)
+        for n, length in enumerate(lengths)
+    ]
+
+
+def sequences_of(requests: list[Request], engine: Engine) -> list[Sequence]:
+    """Admit all requests, and run their prompts to the end, as the engine does."""
+    parts = engine.parts
+    engine.scheduler.submit(requests)
+    sequences = engine.scheduler.admit(0.0)
+    assert len(sequences) == len(requests)
+    with torch.inference_mode():
+        for sequence in sequences:
+            parts.slots.clear(sequence.slot)
+            parts.slots.table.assign(sequence.slot, sequence.pages)
+            parts.rule.admit(sequence.slot, sequence.request)
+            parts.drafter.admit(sequence.slot, sequence.request)
+        while prefilling := [s for s in sequences if s.is_prefilling]:
+            for pack in engine.prompt_pass.packs(prefilling):
+                engine.prompt_pass.run(pack)
+    return sequences
+
+
+def live_state(engine: Engine) -> dict[str, torch.Tensor]:
+    """Every tensor of cache, slots, rule and drafter, without reserved pages and the scratch slot."""
+    num_slots, num_positions = engine.scheduler.num_slots, engine.parts.cache.num_pages * PAGE
+    found = {}
+    for path, tensor in find_tensors(engine).items():
+        if num_positions in tensor.shape:
+            found[path] = tensor.narrow(tensor.shape.index(num_positions), 2 * PAGE, num_positions - 2 * PAGE)
+        elif tensor.shape[:1] == (num_slots + 1,):
+            found[path] = tensor[:num_slots]
+    return found
+
+
+def check_packed_alike(config: RunConfig, budget: int | None = 2048) -> None:
+    """Compare with one request at a time: the tokens and drafts in the slots, and all that later rounds read."""
+    config.batch_size = len(LENGTHS)
+    requests = requests_of()
+    cache = replace(config.cache, prefill_chunk=CHUNK, page_size=PAGE)
+    engines = [
+        make_engine(replace(config, cache=replace(cache, prefill_tokens=tokens)), requests) for tokens in (None, budget)
+    ]
+    alone, packed = (sequences_of(requests, engine) for engine in engines)
+    assert [s.tokens for s in packed] == [s.tokens for s in alone]
+    expected, found = (live_state(engine) for engine in engines)
+    assert expected.keys() == found.keys() and any(path.startswith("cache") for path in found)
+    for path, tensor in expected.items():
+        tolerance = 1e-5 if tensor.is_floating_point() else 0
+        torch.testing.assert_close(found[path], tensor, rtol=0, atol=tolerance, msg=lambda text, p=path: f"{p}: {text}")
+
+
+class Weights:
+    """A target with a sliding window, and a taught drafter of each kind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.target = folder / "target"
+        make_tiny_target(self.target, vocab_size=96, **TARGETS["qwen2_sliding"])
+        self.drafters = teach_drafters(self.target, folder)
+
+    def config(self, drafter: str, prune: str, **changes: Any) -> RunConfig:
+        path = self.drafters.get(drafter, self.target)
+        return make_config((self.target, path), drafter, prune=prune, **changes)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    return Weights(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.mark.parametrize("prune", [pytest.param("none", marks=pytest.mark.slow), "catchup"])
+@pytest.mark.parametrize("drafter", [*TRAINED, "ngram", "random", "none"])
+def test_a_pack_leaves_what_one_prompt_at_a_time_leaves(weights: Weights, drafter: str, prune: str) -> None:
+    """Drafts, windows and KV of target and drafter, for prompts of all lengths in one pack."""
+    check_packed_alike(weights.config(drafter, prune))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [1, 8, 17])
+@pytest.mark.parametrize("drafter", TRAINED)
+def test_small_packs_too(weights: Weights, drafter: str, budget: int) -> None:
+    check_packed_alike(weights.config(drafter, "prefill"), budget)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["eagle3", "frozen_kv"])
+def test_trees_begin_alike(weights: Weights, drafter: str) -> None:
+    config = weights.config(drafter, "catchup", num_draft_tokens=3, tree=TREES["dynamic"])
+    check_packed_alike(config)
+
+
+def test_offers_begin_alike(weights: Weights) -> None:
+    """Where requests may offer fewer drafts, how many wait in the slots is noted for all of a pack."""
+    config = weights.config("eagle3", "catchup")
+    assert isinstance(config.drafter, TrainedDrafterConfig)
+    config.drafter.k_schedule = [[1, 4, 3], [5, 8, 1]]
+    check_packed_alike(config)
+
+
+@pytest.mark.parametrize("prune", [pytest.param("none", marks=pytest.mark.slow), "prefill"])
+@pytest.mark.parametrize("family", ["gemma4", "latent", "checkpoints", "replay"])
+def test_families_whose_layers_differ(family: str, prune: str, tmp_path: Path) -> None:
+    """Layers that share KV, latent rows, which a few rows absorb and many unfold, and states by slot."""
+    changes: dict[str, Any] = {}
+    if family == "gemma4":
+        make_tiny_gemma4(tmp_path, "e2b")
+    elif family == "latent":
+        make_latent_target(tmp_path)
+    else:
+        make_tiny_hybrid(tmp_path)
+        changes["recurrent"] = RecurrentConfig(rollback=Rollback(family))
+    check_packed_alike(make_config((tmp_path, tmp_path), "none", prune=prune, **changes))
+
+
+def test_which_prompts_share_a_forward() -> None:
+    engine, _ = make_fake_engine(lambda target: ScriptedDrafter(3, target, [0]), prefill_chunk=8, prefill_tokens=20)
+    sequences = [Sequence(request, n, [], 0.0, []) for n, request in enumerate(requests_of((8, 8, 4, 1, 40, 9, 20)))]
+
+    def lengths(prefill_tokens: int | None) -> list[list[int]]:
+        engine.prompt_pass.pack_size = prefill_tokens
+        return [[len(s.request.prompt_ids) for s in pack] for pack in engine.prompt_pass.packs(sequences)]
+
+    assert lengths(20) == [[8, 8, 4], [1, 40, 9], [20]], "in their order, as many next chunks as fit"
+    assert lengths(7) == [[8], [8], [4, 1], [40], [9], [20]], "a chunk that is longer runs alone"
+    assert lengths(None) == [[length] for length in (8, 8, 4, 1, 40, 9, 20)]
+    assert lengths(2048) == [[8, 8, 4, 1, 40, 9, 20]]
+
+
+@pytest.mark.parametrize("budget", [1, 9, 2048])
+@pytest.mark.parametrize("prefill", ["all_rows", "last_row"])
+def test_requests_that_end_with_their_prompts(budget: int, prefill: str) -> None:
+    """A first token that ends the text, limits of one token, slots reused, pages of other lengths: the tokens are those
+    of plain Python."""
+    engine, target = make_fake_engine(
+        lambda target: ScriptedDrafter(3, target, [3, 0, 1]), prefill_chunk=8, prefill_tokens=budget, prefill=prefill
+    )
+    prompts = [request.prompt_ids for request in requests_of((9, 3, 8, 21, 1, 16, 2, 5, 13, 30))]
+    requests = [Request(f"r{n}", "x", prompt, 1 if n % 3 == 0 else 9) for n, prompt in enumerate(prompts)]
+    ends_at_once = next(
+        Request("eos", "x", prompt, 9)
+        for prompt in ((3 + n % 50, 4 + n // 50) for n in range(2000))
+        if target.continuation(prompt, 1)[0] in target.eos_token_ids
+    )
+    requests[1:1] = [ends_at_once]
+    result = engine.generate(requests)
+    assert [record.output_ids for record in result.requests] == [target.expected(request) for request in requests]
+    assert len(result.requests[1].output_ids) == 1
+    assert not engine.parts.slots.kv_lens.any()
+
+
+def test_what_a_forward_took_is_shared_out_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of requests add up to the times of forwards, and rows are counted for whom they were computed."""
+    engine, _ = make_fake_engine(lambda target: ScriptedDrafter(3, target, [0]), prefill_chunk=8)
+    clock = iter(range(10**6))
+    monkeypatch.setattr("spec_lab.engine.engine.perf_counter", lambda: float(next(clock)))
+    run = engine.prompt_pass.run
+    seen: list[int] = []
+    monkeypatch.setattr(engine.prompt_pass, "run", lambda pack: (seen.append(len(list(pack))), run(pack))[1])
+    result = engine.generate(requests_of((6, 8, 10), max_new_tokens=1))
+    assert seen == [3, 1] and result.num_prompt_forwards == 2
+    by_request = {record.request_id: record for record in result.prefills}
+    assert [by_request[f"r{n}"].seconds for n in range(3)] == pytest.approx([6 / 22, 8 / 22, 8 / 22 + 1.0])
+    assert [by_request[f"r{n}"].num_chunks for n in range(3)] == [1, 1, 2]
+    assert [by_request[f"r{n}"].rows.prefill_logits for n in range(3)] == [1, 1, 1]
