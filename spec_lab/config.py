@@ -286,4 +286,5 @@ class RunConfig:
     extensions: list[str] = knob([], "modules outside this package whose options join those here: docs/extend.md")
     output_dir: str = knob("outputs", "folder in which the run makes its own folder")
     fresh: bool = knob(False, "repeat a sweep that has ended in a new folder; typed again without it, it is only shown")
+    leave_out: list[str] = knob([], "cells of a multirun's grid that do not run, 'KEY=VALUE KEY=VALUE' each")
     dry_run: bool = knob(False, "print the composed parts and what would be refused, run nothing; also --dry-run")

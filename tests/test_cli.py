@@ -184,6 +184,28 @@ def test_sweep_records_a_refused_job_and_goes_on(
     assert refused["reason"] in line
 
 
+def test_a_cell_that_is_left_out_of_a_sweep_is_not_run(
+    runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = "drafter=ngram drafter.num_draft_tokens=5"
+    assert main(["drafter=ngram,random", "drafter.num_draft_tokens=3,5", f"leave_out=['{cell}']", "-m"]) == 0
+    ran = [(choices["drafter"], config.drafter.num_draft_tokens) for config, choices, _ in runner.calls]
+    assert ran == [("ngram", 3), ("random", 3), ("random", 5)]
+    out = capsys.readouterr().out
+    assert f"left out: {cell} (leave_out=[] runs it)" in out
+    assert "3 jobs: 3 finished" in out
+
+
+@pytest.mark.slow
+def test_a_cell_left_out_that_cannot_be_is_refused(
+    runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", "seed=1,2", "leave_out=['drafter=ngran']"]) == 2
+    assert "refused: drafter=ngran: drafter has no option ngran; did you mean ngram?" in capsys.readouterr().err
+    assert runner.calls == []
+    assert main(["leave_out=['drafter=eagle3']"]) == 0, "a run of its own is no cell"
+
+
 @pytest.mark.slow
 def test_sweep_goes_on_past_a_failed_job(runner: FakeRunner, empty_folder: Path) -> None:
     runner.error = RuntimeError("out of luck")

@@ -217,7 +217,7 @@ def test_the_size_of_an_experiment_sets_its_grid() -> None:
     assert (small.workload.per_category, full.workload.per_category) == (12, 200)
     assert full.references == []
     drafters = [compose_run(["experiment=drafters", f"size={size}"])[0] for size in ("small", "full")]
-    assert [config.workload.limit for config in drafters] == [18, 180]
+    assert [config.workload.limit for config in drafters] == [9, 180]
     for overrides in (["size=full"], ["experiment=drafters_quick", "size=full"]):
         with pytest.raises(
             ValueError, match=r"size=full: only experiments .*; add experiment=adaptive_k\|batch_scaling\|drafters"

@@ -365,24 +365,21 @@ def test_report_without_a_speedup_to_show_draws_acceptance_only(
 
 @pytest.mark.slow
 def test_the_experiment_at_a_tiny_size(tmp_path: Path) -> None:
-    """All 24 cells in a process of their own: 23 finish, mtp_vanilla at K=5 is refused, and the table has them all."""
+    """Runs all cells in a process of their own: mtp_vanilla at K=5 is left out, and the table has the others."""
     command = [
         sys.executable, "-m", "spec_lab", "experiment=drafters", "workload.limit=1", "max_new_tokens=8", "repeats=1",
         "warmup_requests=0", f"output_dir={tmp_path}",
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "kernels")))}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert "24 jobs: 23 finished, 1 refused" in done.stdout
+    assert done.returncode == 0, done.stderr
+    assert "23 jobs: 23 finished" in done.stdout
     [cells] = read_comparisons(find_runs([tmp_path]))
-    assert len(cells) == 24
-    [refused] = [cell for cell in cells if not cell.is_finished]
-    assert (refused.drafter, refused.num_draft_tokens) == ("mtp_vanilla", 5)
+    assert len(cells) == 23 and all(cell.is_finished for cell in cells)
     text = format_comparison(cells)
     assert max(map(len, text.splitlines())) <= WIDEST_TEXT
     assert ", 0 bugs" in text
     for cell in cells:
-        if cell.is_finished:
-            assert cell.draft_ms is not None and cell.predicted_speedup is not None
-            assert (cell.drafter == "random") <= (cell.summary["acceptance_length"] == 1)
-            assert (cell.drafter == "oracle") <= (cell.summary["acceptance_length"] == cell.num_draft_tokens + 1)
+        assert cell.draft_ms is not None and cell.predicted_speedup is not None
+        assert (cell.drafter == "random") <= (cell.summary["acceptance_length"] == 1)
+        assert (cell.drafter == "oracle") <= (cell.summary["acceptance_length"] == cell.num_draft_tokens + 1)

@@ -75,6 +75,11 @@ def test_the_commands_beside_the_table_make_its_lines() -> None:
     assert f"{config.workload.limit} prompts, batch {config.batch_size}, {config.repeats} repeats" in results()
 
 
+def test_no_folder_of_a_run_is_named_by_its_hash() -> None:
+    """It holds the revision, so that whoever types the commands gets another one."""
+    assert re.findall(r"outputs/\S*-[0-9a-f]{8}\b", README.read_text()) == []
+
+
 def test_a_report_without_a_finished_run_has_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record_run(tmp_path / "run")
     path = tmp_path / "run" / "summary.json"

@@ -15,6 +15,7 @@ from spec_lab.compatibility.run import refusals
 from spec_lab.sweep.command import as_overrides
 from spec_lab.sweep.file import read_sweep_file
 from spec_lab.sweep.library import quiet
+from spec_lab.sweep.plain import to_plain
 from spec_lab.sweep.plan import plan_sweep
 from spec_lab.sweep.space import check_space
 
@@ -76,6 +77,20 @@ def test_wandbs_agent_starts_the_same_run(path: Path, empty_folder: Path) -> Non
         command += macros[item[2:-1]] if item.startswith("${") else [item]
     assert command[:4] == ["/usr/bin/env", "python", "-m", "spec_lab"]
     assert sorted(command[4:]) == sorted(sweep.overrides_of(parameters))
+
+
+def test_a_multiple_of_a_quantum_has_no_more_digits_than_it() -> None:
+    assert [to_plain(7 * 0.05, 0.05), to_plain(3 * 0.1, 0.1), to_plain(3e-4 + 1e-19, 1e-4)] == [0.35, 0.3, 3e-4]
+    assert (to_plain(30.0, 10), to_plain(7, 0.5), to_plain("a", 0.5), to_plain(7 * 0.05)) == (30.0, 7, "a", 7 * 0.05)
+
+
+@of_shipped_files
+def test_no_proposal_has_digits_that_nobody_asked_for(path: Path, empty_folder: Path) -> None:
+    file = read_sweep_file(path)
+    quantised = {name for name, parameter in file.parameters.items() if "q" in parameter}
+    sweep = plan_sweep(path, [], None, seed=0, fresh=False)
+    proposals = [sweep.search.propose(number, []) or {} for number in range(12)]
+    assert all(len(str(proposal[name])) <= 4 for proposal in proposals for name in quantised)
 
 
 def test_overrides_are_written_as_wandbs_agent_writes_them() -> None:

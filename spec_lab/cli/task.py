@@ -20,6 +20,7 @@ from spec_lab.cli.follower import Adapt
 from spec_lab.cli.job import Job, JobOutcome, run_job
 from spec_lab.cli.labels import name_groups
 from spec_lab.cli.lease import leased, spread
+from spec_lab.cli.left_out import cell_left_out
 from spec_lab.cli.options import read_groups
 from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep import SweepPlace
@@ -47,7 +48,8 @@ class JobTask:
     extensions: tuple[str, ...] = ()
 
     def __call__(self, composed: DictConfig) -> None:
-        self.outcomes.append(run_composed(composed, self.place.continues, self.adapt, self.extensions))
+        if not leave_out(composed):
+            self.outcomes.append(run_composed(composed, self.place.continues, self.adapt, self.extensions))
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return WorkerTask, (self.place, self.extensions)
@@ -62,11 +64,22 @@ class WorkerTask:
 
     def __call__(self, composed: DictConfig) -> None:
         assert self.place.folder is not None, "a launcher starts jobs once their folder has a name"
+        if leave_out(composed):
+            return
         outcomes, number = Outcomes(self.place.folder), HydraConfig.get().job.num
         with sharing_lock(self.place.folder):
             outcomes.begin(number)
             ended = run_composed(composed, self.place.continues, lambda config: config, self.extensions)
             outcomes.end(number, ended)
+
+
+def leave_out(composed: DictConfig) -> bool:
+    """Tell whether a job is a cell that its sweep leaves out, and say so in a line."""
+    settings = HydraConfig.get()
+    cell = None if OmegaConf.is_missing(settings.job, "num") else cell_left_out(composed, settings.runtime.choices)
+    if cell is not None:
+        print(f"left out: {cell} (leave_out=[] runs it)")
+    return cell is not None
 
 
 def run_composed(composed: DictConfig, continues: bool, adapt: Adapt, extensions: tuple[str, ...]) -> JobOutcome:

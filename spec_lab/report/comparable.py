@@ -17,7 +17,10 @@ COMPARED_NUMBERS = (
     "break_even_acceptance_length", "accuracy",
 )  # fmt: skip
 """Runs must define these alike."""
-BESIDE_THE_RUN = ("output_dir", "dry_run", "fresh", "shared_device", "logger", "name", "record", "profile_rounds")
+BESIDE_THE_RUN = (
+    *("output_dir", "dry_run", "fresh", "leave_out", "shared_device"),
+    *("logger", "name", "record", "profile_rounds"),
+)
 """Keys that say where and how a run is recorded and started, and change nothing that it measures."""
 SHOWN_REASONS = 3
 

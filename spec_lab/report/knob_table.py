@@ -21,7 +21,7 @@ from spec_lab.report.study import NOT_COMPARED
 from spec_lab.report.table import format_table
 
 Columns = Mapping[str, Callable[[Summary], str]]
-WORDS = ("prune", "prefill", "method", "drafts", "drafter", "graph", "tree")
+WORDS = ("prune", "prefill", "method", "drafts", "drafter", "drafting", "graph", "tree")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class KnobStudy:
         keys: a key that names a group shows what the run calls the group.
         more_keys: those that have a column only where runs of the study differ in them.
         follows: keys that follow from the others, and have no column.
+        shown: how a key is shown in place of its value, where that is too long for a table.
     """
 
     experiment: str
@@ -40,6 +41,7 @@ class KnobStudy:
     columns: Columns
     more_keys: Mapping[str, str] = field(default_factory=dict)
     follows: Sequence[str] = ()
+    shown: Columns = field(default_factory=dict)
 
     @property
     def all_keys(self) -> dict[str, str]:
@@ -94,6 +96,15 @@ def _per_round(kind: Literal["drafted", "offered", "verified"]) -> Callable[[Sum
     return lambda summary: number(ratio(summary["rows"].get(kind, 0), summary["rounds"]))
 
 
+def _drafting(summary: Summary) -> str:
+    """Where K comes from: a schedule as `1:5 3:3`, from 1 running request on 5, from 3 on 3."""
+    drafter = summary["config"].get("drafter", {})
+    schedule, stop = drafter.get("k_schedule"), drafter.get("stop", "none")
+    if schedule:
+        return " ".join(f"{first}:{k}" for first, _, k in schedule)
+    return "fixed" if stop == "none" else f"stop {drafter['stop_threshold']}"
+
+
 STUDIES = (
     KnobStudy(
         "pruning",
@@ -138,13 +149,14 @@ STUDIES = (
         "adaptive_k",
         "K at run time: by batch, the length, and the drafts made, offered and rows verified of a request's round",
         {
-            "batch": "batch_size", "graph": "graph", "K": "drafter.num_draft_tokens", "drafter": "drafter",
+            "batch": "batch_size", "graph": "graph", "K": "drafter.num_draft_tokens", "drafting": "drafter",
             "budget": "verify.budget",
         },
         {
             "length": _length, "drafted": _per_round("drafted"), "offered": _per_round("offered"),
             "rows": _per_round("verified"), "tok/s": _rate, "speedup": _speedup,
         },
+        shown={"drafting": _drafting},
     ),
     KnobStudy(
         "trees",
@@ -174,26 +186,30 @@ def read_knob_studies(runs: Sequence[Run]) -> list[tuple[KnobStudy, list[Run]]]:
 
 def format_knob_study(study: KnobStudy, runs: Sequence[Run]) -> str:
     """The question and the table."""
-    keys = {**_varied(study, runs), **study.keys}
+    keys = shown_keys(study, runs)
     body = [
         [
-            *(_shown(_value(run.summary, key)) for key in keys.values()),
+            *(shown_key(study, run.summary, name, key) for name, key in keys.items()),
             *(show(run.summary) for show in study.columns.values()),
         ]
         for run in runs
     ]
-    header = [*keys, *study.columns]
-    return f"{study.question}\n\n{format_table(header, body, left=WORDS)}"
+    return f"{study.question}\n\n{format_table([*keys, *study.columns], body, left=WORDS, num_keys=len(keys))}"
 
 
-def _varied(study: KnobStudy, runs: Sequence[Run]) -> dict[str, str]:
-    """The further keys in which runs differ."""
-    return {
+def shown_keys(study: KnobStudy, runs: Sequence[Run]) -> dict[str, str]:
+    """Returns the keys that have a column: those of the study, and before them the further ones in which runs differ."""
+    varied = {
         name: key for name, key in study.more_keys.items() if len({str(_value(run.summary, key)) for run in runs}) > 1
     }
+    return {**varied, **study.keys}
 
 
-def _shown(value: Any) -> str:
+def shown_key(study: KnobStudy, summary: Summary, name: str, key: str) -> str:
+    """Returns what a run has for a key, as a table shows it."""
+    if name in study.shown:
+        return study.shown[name](summary)
+    value = _value(summary, key)
     return ABSENT if value is None else str(value)
 
 

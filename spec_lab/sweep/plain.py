@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from typing import Any
 
 MOST_VALUES = 10_000
@@ -32,9 +33,19 @@ def plain_problem(content: Any) -> str | None:
     return f"it has more than {MOST_VALUES} values; make it smaller"
 
 
-def to_plain(value: Any) -> Any:
-    """Python's own number for one of numpy's; everything else as it is."""
-    return value.item() if hasattr(value, "item") else value
+def to_plain(value: Any, quantum: float | None = None) -> Any:
+    """Returns Python's own number for one of numpy's, and everything else as it is.
+
+    Args:
+        quantum: of which a number is a multiple, `q` of its distribution; it gets no more digits than that has, since a
+            product such as 7 * 0.05 has them (0.35000000000000003).
+    """
+    plain = value.item() if hasattr(value, "item") else value
+    if quantum is None or not isinstance(plain, float):
+        return plain
+    exponent = Decimal(str(quantum)).as_tuple().exponent
+    assert isinstance(exponent, int), "a quantum is a finite number"
+    return round(plain, max(-exponent, 0))
 
 
 def _below(place: str, key: str) -> str:

@@ -51,7 +51,8 @@ class Search:
             proposal = library.next_run(self.file.config, runs)
         if proposal is None:
             return None
-        return {name: to_plain(entry["value"]) for name, entry in proposal.config.items()}
+        parameters = self.file.parameters
+        return {name: to_plain(entry["value"], parameters[name].get("q")) for name, entry in proposal.config.items()}
 
     def rehearse(self) -> None:
         """Let the search propose twice, so that what it cannot handle shows before anything runs.

@@ -18,7 +18,7 @@ from spec_lab.sweep.file import SearchMethod, SweepFile
 from spec_lab.sweep.library import load_library, quiet
 from spec_lab.sweep.plain import to_plain
 
-OURS = ("output_dir", "dry_run", "fresh", "extensions")
+OURS = ("output_dir", "dry_run", "fresh", "leave_out", "extensions")
 """Keys that the sweep itself reads, once for all of its runs."""
 PROBED_QUANTILES = (1e-6, 0.5, 1 - 1e-6)
 LARGEST_GRID = 10_000

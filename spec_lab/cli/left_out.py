@@ -1,0 +1,35 @@
+"""Cells of a sweep's grid that are known not to work are left out of it: `leave_out` of an experiment says which.
+
+A grid of Hydra's is a product, from which no cell can be taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from omegaconf import DictConfig, OmegaConf
+
+from spec_lab.cli.options import run_menu
+from spec_lab.cli.overrides import check_overrides
+
+
+def cell_left_out(composed: DictConfig, choices: Mapping[str, str | None]) -> str | None:
+    """Returns the entry of `leave_out` that a composed job of a sweep is; None where it is to run.
+
+    Args:
+        choices: the option of each group.
+
+    Raises:
+        UserError: an entry names a key or an option that there is not.
+    """
+    return next((cell for cell in composed.leave_out if _is_cell(cell, composed, choices)), None)
+
+
+def _is_cell(cell: str, composed: DictConfig, choices: Mapping[str, str | None]) -> bool:
+    conditions = cell.split()
+    check_overrides(conditions, menu=run_menu(tuple(composed.extensions)))
+    return all(_value(text.partition("=")[0], composed, choices) == text.partition("=")[2] for text in conditions)
+
+
+def _value(key: str, composed: DictConfig, choices: Mapping[str, str | None]) -> str:
+    return str(choices[key] if key in choices else OmegaConf.select(composed, key))
