@@ -198,7 +198,7 @@ def format_knob_study(study: KnobStudy, runs: Sequence[Run]) -> str:
 
 
 def shown_keys(study: KnobStudy, runs: Sequence[Run]) -> dict[str, str]:
-    """Returns the keys that have a column: those of the study, and before them the further ones in which runs differ."""
+    """Returns the keys that have a column: the further ones in which runs differ, then those of the study."""
     varied = {
         name: key for name, key in study.more_keys.items() if len({str(_value(run.summary, key)) for run in runs}) > 1
     }
