@@ -97,7 +97,7 @@ def _per_round(kind: Literal["drafted", "offered", "verified"]) -> Callable[[Sum
 
 
 def _drafting(summary: Summary) -> str:
-    """Where K comes from: a schedule as `1:5 3:3`, from 1 running request on 5, from 3 on 3."""
+    """Says where K comes from: a schedule as `1:5 3:3`, 5 from 1 running request on, 3 from 3 on."""
     drafter = summary["config"].get("drafter", {})
     schedule, stop = drafter.get("k_schedule"), drafter.get("stop", "none")
     if schedule:
