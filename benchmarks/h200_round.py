@@ -25,6 +25,7 @@ from spec_lab.errors import UserError
 from spec_lab.models.eagle3_checkpoint import eagle3_tensor_shapes
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.random_weights import random_eagle3_config
+from spec_lab.record.wording import number
 from spec_lab.report.table import format_table
 
 SHAPES = Path(spec_lab.__file__).parent / "models" / "shapes"
@@ -135,7 +136,7 @@ def line(cell: Cell, summary: Any, folder: str) -> dict[str, str]:
     cells = (
         cell.name,
         f"{round_ms:.2f}",
-        f"{summary['acceptance_length']:.2f}",
+        number(summary["acceptance_length"]),
         f"{floor_ms:.2f}",
         f"{100 * floor_ms / round_ms:.0f} %",
         str(sum(summary["graph"]["nodes"].values())),

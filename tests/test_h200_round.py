@@ -55,7 +55,7 @@ def test_what_is_there_is_not_measured_again(
 ) -> None:
     summary = {
         "round_ms": 8.0,
-        "acceptance_length": 2.5,
+        "acceptance_length": None,
         "graph": {"nodes": {"verify": 3, "draft": 4}},
         "prefill_ms_per_request": 17.0,
     }
@@ -75,4 +75,5 @@ def test_what_is_there_is_not_measured_again(
     assert asked == [*names, names[1]]
     rows = rounds.read_rows(tmp_path / "rounds.csv")
     assert [row["nodes"] for row in rows] == ["7"] * 3
+    assert [row["acceptance length"] for row in rows] == ["-"] * 3, "plain decoding has none"
     assert rows[0]["share"] == f"{100 * rounds.CELLS[0].floor_ms() / 8:.0f} %"

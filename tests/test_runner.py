@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spec_lab.assembly.rules import RelaxedThinkingConfig, SyntheticConfig
-from spec_lab.config import AcceptanceConfig, RecordConfig
+from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig
+from spec_lab.assembly.rules import RelaxedThinkingConfig, StrictAcceptanceConfig, SyntheticConfig
+from spec_lab.config import AcceptanceConfig, GraphConfig, RecordConfig, RunConfig
 from spec_lab.core.origins import TokenOrigin
 from spec_lab.corpus.example import THINK_START
+from spec_lab.measure.lab import load_lab
 from spec_lab.measure.runner import run
+from spec_lab.measure.world import ALONE
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.schema import Summary
 from spec_lab.report.frame import load_frame
@@ -50,6 +56,29 @@ def execute(pair: tuple[Path, Path], tmp_path: Path) -> Execute:
         return summary, folder
 
     return execute
+
+
+@pytest.mark.parametrize("graph", [FullLoopGraphConfig(), RoundGraphConfig()], ids=["full_loop", "round"])
+def test_graphs_are_gone_when_the_processes_part(
+    graph: GraphConfig, execute: Execute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL waits for ever for a graph that captured one of its collectives."""
+    alive: list[weakref.ref[Any]] = []
+
+    @contextmanager
+    def world_of(config: RunConfig, folder: Path) -> Iterator[Any]:
+        yield ALONE
+        gc.collect()
+        assert alive and not any(engine() is not None for engine in alive)
+
+    def load(*args: Any) -> Any:
+        lab = load_lab(*args)
+        alive.extend(weakref.ref(engine) for engine in lab.engines.values())
+        return lab
+
+    monkeypatch.setattr("spec_lab.measure.runner.world_of", world_of)
+    monkeypatch.setattr("spec_lab.measure.runner.load_lab", load)
+    execute(StrictAcceptanceConfig(), graph=graph)
 
 
 def test_a_lossy_run_says_what_it_cost(execute: Execute) -> None:

@@ -18,7 +18,7 @@ from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.measure.audit import audit
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
-from spec_lab.measure.world import world_of
+from spec_lab.measure.world import World, world_of
 from spec_lab.record.measured import Divergence, Measured, RunInfo
 from spec_lab.record.progress import Progress
 from spec_lab.record.provenance import Provenance, collect_provenance
@@ -49,11 +49,16 @@ def record_run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summ
         UserError: before anything is recorded, when a checkpoint, a prompt set or a size is not what it should be.
     """
     with world_of(config, folder) as world:
-        lab = load_lab(config, world)
-        info = RunInfo(config.name, choices, dataclasses.asdict(config), _provenance(lab), utc_now())
-        with Recorder(folder, info, _sinks(config)) as recorder:
-            summary = _measure(lab, info, recorder)
-            recorder.finish(summary)
+        return _record_in(world, config, choices, folder)
+
+
+def _record_in(world: World, config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
+    """The run itself; with its end all that was loaded goes, before the processes part."""
+    lab = load_lab(config, world)
+    info = RunInfo(config.name, choices, dataclasses.asdict(config), _provenance(lab), utc_now())
+    with Recorder(folder, info, _sinks(config)) as recorder:
+        summary = _measure(lab, info, recorder)
+        recorder.finish(summary)
     return summary
 
 

@@ -6,6 +6,7 @@ to the same tokens, which is checked, and none may be left waiting by one that f
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,6 +96,8 @@ def world_of(config: RunConfig, folder: Path) -> Iterator[World]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     with failures_shared(own, folder):
         yield Together(TensorParallel(own.rank, own.size, TorchCollectives(own.size)), device)
+        # NCCL waits for every graph that captured one of its collectives, and those of a run die with its last cycle.
+        gc.collect()
     dist.destroy_process_group()  # after a failure it could wait for one that has gone
 
 
