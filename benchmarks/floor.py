@@ -1,7 +1,8 @@
 """The floor of a round: the time in which a GPU could read what the round has to read, or multiply what it has to.
 
-Weights are read once a forward, whatever the number of rows; the keys and values of every request once a forward. What
-is written, activations and the many small operators are left out, so no implementation reaches it.
+Weights are read once a forward, whatever the number of rows, and of experts those that some row chose; the keys and
+values (or latent rows) of every request once a forward. What is written, activations and the many small operators are
+left out, so no implementation reaches it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from math import prod
 
 from spec_lab.models.config import ModelConfig
+from spec_lab.models.mtp_checkpoint import mtp_tensor_shapes
+from spec_lab.models.plan import LayerPlan
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 
 # Measured on an H200: a streaming read, and a bf16 product of 8192^3.
@@ -42,16 +45,57 @@ def weights_read(shapes: Mapping[str, tuple[int, ...]], left_out: Collection[str
     return sum(prod(shape) for name, shape in shapes.items() if "embed_tokens" not in name and name not in left_out)
 
 
-def target_work(config: ModelConfig, batch_size: int, num_rows: int, seq_len: float) -> Work:
-    """Work of verifying `num_rows` rows of each of `batch_size` requests with `seq_len` keys."""
+def target_work(config: ModelConfig, batch_size: int, num_rows: int, seq_len: float, experts_read: float = 0.0) -> Work:
+    """Work of verifying `num_rows` rows of each of `batch_size` requests with `seq_len` keys; of experts `experts_read`
+    different ones, added up over the layers."""
     shapes = decoder_tensor_shapes(config)
-    elements = weights_read(shapes)
+    elements = weights_read(shapes, left_out=expert_names(shapes))
     if config.tie_word_embeddings:
         elements += config.vocab_size * config.hidden_size
-    kv = sum(2 * plan.num_kv_heads * plan.head_dim * seq_len for plan in config.layers if plan.kv_owner is None)
-    attended = sum(2 * plan.num_heads * plan.head_dim * seq_len for plan in config.layers)
-    rows = batch_size * num_rows
-    return Work(ITEM_SIZE * (elements + batch_size * kv), 2 * rows * (elements + attended))
+    return _forward_work(config, elements, batch_size, num_rows, seq_len, experts_read)
+
+
+def module_work(layer: ModelConfig, batch_size: int, num_rows: int, seq_len: float, experts_read: float = 0.0) -> Work:
+    """Work of one pass of an MTP module over `num_rows` rows of each request, and of the target's head behind it."""
+    shapes = mtp_tensor_shapes(layer)
+    elements = weights_read(shapes, left_out=expert_names(shapes)) + layer.vocab_size * layer.hidden_size
+    return _forward_work(layer, elements, batch_size, num_rows, seq_len, experts_read)
+
+
+def expert_names(shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+    """Name the tensors that hold all experts of a layer, of which a forward reads some."""
+    return {name for name in shapes if ".experts." in name}
+
+
+def _forward_work(
+    config: ModelConfig, elements: float, batch_size: int, num_rows: int, seq_len: float, experts_read: float
+) -> Work:
+    """Work of a forward over `config.layers` that reads `elements` of weights besides experts."""
+    read, chosen = experts_read * expert_elements(config), 0
+    for plan in config.layers:
+        chosen += plan.experts.num_chosen * expert_elements(config) if plan.experts is not None else 0
+    kv = sum(_cached_numbers(plan) for plan in config.layers if plan.kv_owner is None)
+    attended = sum(_attended_numbers(plan) for plan in config.layers)
+    num_bytes = ITEM_SIZE * (elements + read + batch_size * seq_len * kv)
+    return Work(num_bytes, 2 * batch_size * num_rows * (elements + chosen + seq_len * attended))
+
+
+def expert_elements(config: ModelConfig) -> int:
+    """Count the elements of one expert, 0 where no layer has any."""
+    widths = {plan.experts.intermediate_size for plan in config.layers if plan.experts is not None}
+    assert len(widths) <= 1, "the experts of all layers are alike"
+    return 3 * config.hidden_size * sum(widths)
+
+
+def _cached_numbers(plan: LayerPlan) -> int:
+    """Count the numbers that a layer's cache holds of a token."""
+    return 2 * plan.num_kv_heads * plan.head_dim if plan.latent is None else plan.latent.row_width
+
+
+def _attended_numbers(plan: LayerPlan) -> int:
+    """Count the multiplications of a query row with a token of the cache, in both products."""
+    each = 2 * plan.head_dim if plan.latent is None else plan.latent.row_width + plan.latent.kv_lora_rank
+    return plan.num_heads * each
 
 
 def draft_work(

@@ -159,7 +159,7 @@ def append_row(table: Path, row: dict[str, str]) -> None:
     table.parent.mkdir(parents=True, exist_ok=True)
     is_new = not table.exists()
     with table.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, list(row))
         if is_new:
             writer.writeheader()
         writer.writerow(row)

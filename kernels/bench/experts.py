@@ -1,0 +1,135 @@
+"""Time of the kernels of routed experts on a GPU, beside torch's grouped product and the bytes that have to move.
+
+    PYTHONPATH=.:kernels python kernels/bench/experts.py [--shape qwen3_30b_a3b glm4_7_flash] [--rows 1 4 16 64 256]
+
+The physics: with few rows the weights of every chosen expert are read once, `3 * intermediate * hidden * 2` bytes each,
+and an H200 streams about 4.2 TB/s. Rows choose at random here, so that n rows read `E * (1 - (1 - k / E)**n)` of E
+experts; four launches in a CUDA graph take some microseconds besides, however little they read. From some 400 pairs an
+expert on the products bind.
+
+Times are of one call inside a CUDA graph of many, which cycles through layers larger together than L2, with other
+choices in each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from attention import BANDWIDTH, L2_BYTES, LAUNCHES, microseconds
+from figures import Figure, write_figures
+
+from spec_kernels.experts import routed_experts
+from spec_lab.models.experts import SortedExperts
+from spec_lab.models.routers import Routing
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The experts of one layer."""
+
+    num_experts: int
+    num_chosen: int
+    hidden_size: int
+    intermediate_size: int
+
+    @property
+    def expert_bytes(self) -> int:
+        """Counts the bytes of one expert in bfloat16."""
+        return 3 * self.intermediate_size * self.hidden_size * 2
+
+
+SHAPES = {
+    "qwen3_30b_a3b": Shape(128, 8, 2048, 768),
+    "glm4_7_flash": Shape(64, 4, 2048, 1536),
+    "deepseek_v3": Shape(256, 8, 7168, 2048),
+}
+
+
+@dataclass
+class Layers:
+    """Layers of random weights, and what rows choose in each: more bytes together than L2 holds."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    rows: torch.Tensor
+    expert_ids: torch.Tensor
+    weights: torch.Tensor
+
+    @property
+    def num_read(self) -> float:
+        """Counts the different experts of a layer, on average."""
+        return sum(len(ids.unique()) for ids in self.expert_ids) / len(self.expert_ids)
+
+    def microseconds(self, call: Callable[[int], object]) -> float:
+        """Measure `call` of one layer after the other."""
+        return microseconds(lambda index: call(index % len(self.gate_up)))
+
+
+def make_layers(shape: Shape, num_rows: int) -> Layers:
+    """As many as leave L2 between two turns, but for the largest, of which one is enough."""
+    read = min(shape.num_experts, num_rows * shape.num_chosen) * shape.expert_bytes
+    num_layers = max(1, min(LAUNCHES, 8, 1 + int(2 * L2_BYTES / read)))
+
+    def randn(*sizes: int) -> torch.Tensor:
+        return torch.empty(num_layers, *sizes, device="cuda", dtype=torch.bfloat16).normal_(0, 0.02)
+
+    scores = torch.rand(num_layers, num_rows, shape.num_experts, device="cuda")
+    return Layers(
+        randn(shape.num_experts, 2 * shape.intermediate_size, shape.hidden_size),
+        randn(shape.num_experts, shape.hidden_size, shape.intermediate_size),
+        randn(num_rows, shape.hidden_size) * 50,
+        scores.topk(shape.num_chosen, dim=-1).indices.contiguous(),
+        torch.rand(num_layers, num_rows, shape.num_chosen, device="cuda"),
+    )
+
+
+def kernel_time(layers: Layers) -> float:
+    out = torch.empty_like(layers.rows[0])
+
+    def call(index: int) -> None:
+        weights, choice = (layers.gate_up[index], layers.down[index]), (layers.expert_ids[index], layers.weights[index])
+        routed_experts(out, layers.rows[index], *weights, *choice, "silu")
+
+    return layers.microseconds(call)
+
+
+def grouped_time(layers: Layers) -> float:
+    """Time the same through `torch.nn.functional.grouped_mm`: sorting, activation and sum are torch's too."""
+    experts = [SortedExperts(*weights) for weights in zip(layers.gate_up, layers.down, strict=True)]
+
+    def call(index: int) -> torch.Tensor:
+        return experts[index](layers.rows[index], Routing(layers.expert_ids[index], layers.weights[index]))
+
+    return layers.microseconds(call)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 256])
+    parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
+    options = parser.parse_args()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of replays")
+    print("shape            rows  experts read   kernel us  grouped us    floor us    of floor")
+    figures = []
+    for name, num_rows in itertools.product(options.shape, options.rows):
+        shape = SHAPES[name]
+        layers = make_layers(shape, num_rows)
+        num_bytes = int(layers.num_read * shape.expert_bytes)
+        floor, kernel, grouped = num_bytes / BANDWIDTH * 1e6, kernel_time(layers), grouped_time(layers)
+        cells = f"{layers.num_read:14.1f}{kernel:12.1f}{grouped:12.1f}{floor:12.1f}{floor / kernel:12.0%}"
+        print(f"{name:15}{num_rows:6}{cells}", flush=True)
+        flops = 2 * num_rows * shape.num_chosen * shape.expert_bytes // 2
+        figures.append(Figure("routed experts", f"{name}, {num_rows} rows", num_bytes, flops, kernel, grouped))
+        del layers
+    if options.csv is not None:
+        write_figures(options.csv, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Time of the latent attention kernel on a GPU against query rows and context, beside its bytes and its products.
+
+    PYTHONPATH=.:kernels python kernels/bench/latent_attention.py [--heads 20 128] [--keys 1024 8192] [--rows 1 4]
+
+The physics: one row of 1,152 bytes a key is read for all heads, and multiplied by `heads * rows` queries of 576
+channels and as many weights of 512 values: 1.89 operations a byte for each (query row, head) pair. So from about 100
+pairs on the products bind and not the bytes (790 TFLOP/s over 4.2 TB/s): the floor is the longer of both. A split
+leaves 2 kB a pair, written once and read once, which the floor leaves out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from attention import BANDWIDTH, L2_BYTES, LAUNCHES, microseconds
+from figures import Figure, write_figures
+
+from spec_kernels.attention_tiles import choose_split_keys
+from spec_kernels.latent_attention import latent_attention
+
+FLOPS = 790e12
+RANK, ROW_WIDTH, PAGE_SIZE = 512, 576, 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One measurement: `batch` requests of `keys` keys and `rows` query rows each."""
+
+    num_heads: int
+    batch: int
+    keys: int
+    rows: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Counts the bytes of the cache rows in bfloat16."""
+        return self.batch * self.keys * ROW_WIDTH * 2
+
+    @property
+    def flops(self) -> int:
+        """Counts the operations of both products."""
+        return 2 * self.batch * self.rows * self.num_heads * self.keys * (ROW_WIDTH + RANK)
+
+    @property
+    def floor_us(self) -> float:
+        """The longer of both."""
+        return max(self.num_bytes / BANDWIDTH, self.flops / FLOPS) * 1e6
+
+    @property
+    def num_copies(self) -> int:
+        """Counts the caches to cycle through, so that each is out of L2 when its turn comes again."""
+        return min(LAUNCHES, 1 + int(2 * L2_BYTES / self.num_bytes))
+
+    def __str__(self) -> str:
+        return f"{self.num_heads} heads, batch {self.batch}, {self.keys} keys, {self.rows} rows"
+
+
+def randn(*sizes: int) -> torch.Tensor:
+    return torch.randn(sizes, device="cuda", dtype=torch.bfloat16)
+
+
+def kernel_time(shape: Shape, split_keys: int) -> float:
+    columns = -(-shape.keys // PAGE_SIZE)
+    pages = torch.randperm(shape.batch * columns, device="cuda").view(shape.batch, columns) + 2
+    page_table = torch.cat((pages, torch.ones_like(pages[:, :1])), dim=1)
+    caches = randn(shape.num_copies, (shape.batch * columns + 2) * PAGE_SIZE, ROW_WIDTH)
+    queries = randn(shape.batch * shape.rows, shape.num_heads, ROW_WIDTH)
+    out = randn(*queries.shape[:2], RANK)
+    seq_lens = torch.full((shape.batch,), shape.keys, device="cuda")
+
+    def launch(index: int) -> None:
+        cache = caches[index % len(caches)]
+        latent_attention(out, queries, cache, page_table, seq_lens, PAGE_SIZE, shape.keys, split_keys, 0.05, None)
+
+    return microseconds(launch)
+
+
+def sdpa_time(shape: Shape) -> float:
+    """Time SDPA over rows that are contiguous already, heads and query rows as rows of one product, without a mask."""
+    rows = randn(shape.num_copies, shape.batch, 1, shape.keys, ROW_WIDTH)
+    queries = randn(shape.batch, 1, shape.num_heads * shape.rows, ROW_WIDTH)
+
+    def launch(index: int) -> torch.Tensor:
+        keys = rows[index % len(rows)]
+        return F.scaled_dot_product_attention(queries, keys, keys[..., :RANK], scale=0.05)
+
+    return microseconds(launch)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("heads", [20, 128]), ("batch", [1, 16]), ("keys", [1024, 8192, 32_768])):
+        parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--split-keys", type=int, nargs="+", help="splits to try; default: that of --keys positions")
+    parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
+    options = parser.parse_args()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of replays")
+    print("heads batch   keys  rows  split   kernel us     sdpa us    floor us    of floor  TFLOP/s")
+    figures = []
+    for sizes in itertools.product(options.heads, options.batch, options.keys, options.rows):
+        shape = Shape(*sizes)
+        sdpa = sdpa_time(shape)
+        for split_keys in options.split_keys or [choose_split_keys(shape.keys)]:
+            kernel = kernel_time(shape, split_keys)
+            floor = shape.floor_us
+            cells = f"{kernel:12.1f}{sdpa:12.1f}{floor:12.1f}{floor / kernel:12.0%}{shape.flops / kernel / 1e6:9.0f}"
+            print(f"{sizes[0]:5}{sizes[1]:6}{sizes[2]:7}{sizes[3]:6}{split_keys:7}{cells}", flush=True)
+            figures.append(Figure("latent attention", str(shape), shape.num_bytes, shape.flops, kernel, sdpa))
+    if options.csv is not None:
+        write_figures(options.csv, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The table of rounds with experts: floors, cells that compose, and a few cells of a tiny target on a CPU."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import spec_lab
+from spec_lab.cli.compose import compose_run
+from spec_lab.compatibility.run import refusals
+from spec_lab.models.families.table import read_model_config
+from tests.tiny_latent import SIZES
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SHAPES = Path(spec_lab.__file__).parent / "models" / "shapes"
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = importlib.import_module("moe_round")
+    yield module
+    for name in ("moe_round", "h200_round", "floor"):
+        sys.modules.pop(name, None)
+
+
+def test_floors_are_those_that_were_reckoned_by_hand(rounds: ModuleType) -> None:
+    """Qwen3-30B-A3B reads 6.08 GB a token, GLM-4.7-Flash 7.15 GB (3.0 and 3.6 billion of active weights), and GLM's
+    cache has 1,152 bytes a token and layer."""
+    qwen, glm = (read_model_config(SHAPES / name) for name in ("qwen3_30b_a3b", "glm4_7_flash"))
+    work = rounds.floor.target_work
+    assert work(qwen, 1, 1, 0, 48 * 8).num_bytes == pytest.approx(6.08e9, rel=0.01)
+    assert work(glm, 1, 1, 0, 46 * 4).num_bytes == pytest.approx(7.15e9, rel=0.01)
+    assert work(glm, 3, 1, 1000).num_bytes - work(glm, 3, 1, 0).num_bytes == 3 * 1000 * 47 * 1152
+    more = work(glm, 1, 4, 0, 46 * 14.6).num_bytes - work(glm, 1, 4, 0, 46 * 4).num_bytes
+    assert more == pytest.approx(46 * 10.6 * 18.9e6, rel=0.01)
+    module = rounds.floor.module_work
+    assert (
+        module(replace(glm, layers=glm.layers[-1:]), 1, 1, 0, 4).num_bytes
+        > 2 * glm.vocab_size * glm.hidden_size + 4 * 18.8e6
+    )
+
+
+@pytest.mark.slow
+def test_every_cell_composes(rounds: ModuleType) -> None:
+    assert len({cell.name for cell in rounds.CELLS}) == len(rounds.CELLS)
+    for cell in rounds.CELLS[::7]:
+        config, _ = compose_run([*cell.overrides(), "dtype=bfloat16"])
+        assert refusals(config) == []
+
+
+@pytest.mark.slow
+def test_cells_of_a_tiny_target_are_timed_once(
+    rounds: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With one set of weights; what is there is not run again. A pruned catch-up reads fewer experts."""
+    target = tmp_path / "target"
+    target.mkdir()
+    config = SIZES | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    (target / "config.json").write_text(json.dumps(config))
+    on_cpu = ("device=cpu", "attention=torch", "kernels=torch", "graph=eager", "num_threads=1")
+    tiny = rounds.Model("tiny", ("target=hf", f"target.path={target}", *on_cpu), prompt_tokens=6)
+    cells = [rounds.Cell(tiny, 3, 0), rounds.Cell(tiny, 3, 3, "none"), rounds.Cell(tiny, 3, 3)]
+    assert rounds.main([str(tmp_path / "out"), "--only", "no drafter"], cells) == 0
+    assert rounds.main([str(tmp_path / "out")], cells) == 0
+    assert capsys.readouterr().err.count("no drafter:") == 1
+    rows = rounds.read_rows(tmp_path / "out" / "moe_rounds.csv")
+    assert [row["cell"] for row in rows] == [cell.name for cell in cells]
+    assert all(float(row["round ms"]) > 0 and float(row["experts"]) >= 3 * 3 for row in rows)
+    none, pruned = (float(row["catchup experts"]) for row in rows[1:])
+    assert 3 <= pruned < none
+    assert rounds.shown_rows(rows)[1][4] != "-"
