@@ -20,16 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from attention import BANDWIDTH, L2_BYTES, LAUNCHES, microseconds
 from figures import Figure, write_figures
 
 from spec_kernels.experts import routed_experts
-from spec_lab.models.experts import SortedExperts
-from spec_lab.models.routers import Routing
 
 
 @dataclass(frozen=True)
-class Shape:
+class ExpertShape:
     """The experts of one layer."""
 
     num_experts: int
@@ -44,9 +43,9 @@ class Shape:
 
 
 SHAPES = {
-    "qwen3_30b_a3b": Shape(128, 8, 2048, 768),
-    "glm4_7_flash": Shape(64, 4, 2048, 1536),
-    "deepseek_v3": Shape(256, 8, 7168, 2048),
+    "qwen3_30b_a3b": ExpertShape(128, 8, 2048, 768),
+    "glm4_7_flash": ExpertShape(64, 4, 2048, 1536),
+    "deepseek_v3": ExpertShape(256, 8, 7168, 2048),
 }
 
 
@@ -70,8 +69,8 @@ class Layers:
         return microseconds(lambda index: call(index % len(self.gate_up)))
 
 
-def make_layers(shape: Shape, num_rows: int) -> Layers:
-    """As many as leave L2 between two turns, but for the largest, of which one is enough."""
+def make_layers(shape: ExpertShape, num_rows: int) -> Layers:
+    """Make as many as leave L2 between two turns, but for the largest, of which one is enough."""
     read = min(shape.num_experts, num_rows * shape.num_chosen) * shape.expert_bytes
     num_layers = max(1, min(LAUNCHES, 8, 1 + int(2 * L2_BYTES / read)))
 
@@ -100,10 +99,17 @@ def kernel_time(layers: Layers) -> float:
 
 def grouped_time(layers: Layers) -> float:
     """Time the same through `torch.nn.functional.grouped_mm`: sorting, activation and sum are torch's too."""
-    experts = [SortedExperts(*weights) for weights in zip(layers.gate_up, layers.down, strict=True)]
+    experts = torch.arange(layers.gate_up.shape[1], device="cuda")
 
     def call(index: int) -> torch.Tensor:
-        return experts[index](layers.rows[index], Routing(layers.expert_ids[index], layers.weights[index]))
+        num_chosen = layers.expert_ids.shape[2]
+        by_expert, order = layers.expert_ids[index].flatten().sort(stable=True)
+        ends = torch.searchsorted(by_expert, experts, right=True).to(torch.int32)
+        rows = layers.rows[index].index_select(0, torch.div(order, num_chosen, rounding_mode="floor"))
+        gate, up = F.grouped_mm(rows, layers.gate_up[index].transpose(1, 2), offs=ends).chunk(2, dim=-1)
+        out = F.grouped_mm(F.silu(gate) * up, layers.down[index].transpose(1, 2), offs=ends)
+        in_rows = torch.empty_like(out).index_copy_(0, order, out).unflatten(0, (-1, num_chosen))
+        return (in_rows * layers.weights[index].unsqueeze(-1)).sum(dim=1)
 
     return layers.microseconds(call)
 

@@ -28,7 +28,7 @@ RANK, ROW_WIDTH, PAGE_SIZE = 512, 576, 16
 
 
 @dataclass(frozen=True)
-class Shape:
+class LatentShape:
     """One measurement: `batch` requests of `keys` keys and `rows` query rows each."""
 
     num_heads: int
@@ -64,7 +64,7 @@ def randn(*sizes: int) -> torch.Tensor:
     return torch.randn(sizes, device="cuda", dtype=torch.bfloat16)
 
 
-def kernel_time(shape: Shape, split_keys: int) -> float:
+def kernel_time(shape: LatentShape, split_keys: int) -> float:
     columns = -(-shape.keys // PAGE_SIZE)
     pages = torch.randperm(shape.batch * columns, device="cuda").view(shape.batch, columns) + 2
     page_table = torch.cat((pages, torch.ones_like(pages[:, :1])), dim=1)
@@ -80,7 +80,7 @@ def kernel_time(shape: Shape, split_keys: int) -> float:
     return microseconds(launch)
 
 
-def sdpa_time(shape: Shape) -> float:
+def sdpa_time(shape: LatentShape) -> float:
     """Time SDPA over rows that are contiguous already, heads and query rows as rows of one product, without a mask."""
     rows = randn(shape.num_copies, shape.batch, 1, shape.keys, ROW_WIDTH)
     queries = randn(shape.batch, 1, shape.num_heads * shape.rows, ROW_WIDTH)
@@ -104,7 +104,7 @@ def main() -> None:
     print("heads batch   keys  rows  split   kernel us     sdpa us    floor us    of floor  TFLOP/s")
     figures = []
     for sizes in itertools.product(options.heads, options.batch, options.keys, options.rows):
-        shape = Shape(*sizes)
+        shape = LatentShape(*sizes)
         sdpa = sdpa_time(shape)
         for split_keys in options.split_keys or [choose_split_keys(shape.keys)]:
             kernel = kernel_time(shape, split_keys)
