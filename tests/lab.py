@@ -69,7 +69,7 @@ def make_config(
         drafter=schema(**options | changes.pop("options", {})),
         acceptance=AcceptanceConfig(name="strict"),
         prune=PruneConfig(prefill=prefill, catchup=catchup),
-        graph=EagerGraphConfig(),
+        graph=changes.pop("graph", EagerGraphConfig()),
         attention=AttentionConfig(),
         workload=WorkloadConfig(name="pocket"),
         sampling=SamplingConfig(),
