@@ -106,6 +106,14 @@ def compile_draft_kernels() -> None:
         assert 0 < read < barrier < written, "in place: a window is read, then all threads meet, then it is written"
 
 
+def compile_stops() -> None:
+    """Compile it for N = 4 and three ends of sequence, with and without tokens accepted unseen."""
+    from spec_kernels import stops
+
+    for only_last in (False, True):
+        compile_kernel(stops._going_on, "i64", ROW_TILE=4, END_TILE=4, ONLY_LAST=only_last)
+
+
 def compile_experts() -> None:
     """Compile the products of Qwen3-30B-A3B's experts, for few rows and for many."""
     from spec_kernels import experts
@@ -190,6 +198,7 @@ def main() -> None:
     compile_kernel(metadata._advance, "i64", PAGE_SIZE=16, REQUEST_TILE=128)
     compile_vocabulary()
     compile_draft_kernels()
+    compile_stops()
     compile_experts()
     compile_latent_attention()
     compile_delta_net()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from spec_kernels.stops_reference import going_on_reference
 from spec_lab.assembly.graphs import RoundGraphConfig
 from spec_lab.assembly.trees import DynamicTreeConfig
 from spec_lab.config import RecurrentConfig, Rollback, VerifyConfig
@@ -145,6 +146,7 @@ def test_more_rounds_than_remain_are_counted_as_wasted(lab: Lab) -> None:
     assert len({record.seconds for record in result.rounds}) == 1
     in_prompts = sum(record.seconds for record in result.prefills)
     assert sum(record.seconds for record in result.rounds) + in_prompts <= result.seconds
+    assert all(sum(record.stage_seconds.values()) <= record.seconds for record in result.rounds) or lab.device != "cpu"
     stages = [record.stage_seconds for record in result.rounds]
     if lab.device == "cpu":
         assert stages[0] == stages[1] == stages[2] and set(stages[0]) == {"graph", "readback"}
@@ -166,7 +168,7 @@ def test_a_replay_writes_no_further_than_its_rounds(lab: Lab) -> None:
 
 
 def make_stops(request: Request, num_slots: int = 2) -> StopConditions:
-    stops = StopConditions(num_slots, EOS, CPU)
+    stops = StopConditions(num_slots, EOS, CPU, going_on_reference)
     stops.admit(1, request)
     return stops
 
@@ -183,9 +185,9 @@ def test_the_device_ends_a_request_where_the_host_does(ignore_eos: bool, accepts
         num_imposed = num_emitted - 1 if accepts_unseen else 0
         emit_round(sequence, tokens[:num_emitted], "a" * num_emitted, frozenset(EOS), 0.0, 3, num_imposed)
         verification = Verification(torch.tensor([[5] * 4, tokens]), torch.tensor([0, num_emitted]))
-        slot_ids, kv_lens = torch.tensor([2, 1]), torch.tensor([0, sequence.kv_len])
-        ended = make_stops(request).have_ended(slot_ids, kv_lens, verification, accepts_unseen)
-        assert ended.tolist() == [True, sequence.finish_reason is not None], (num_emitted, place, room)
+        slot_ids, kv_lens = torch.tensor([2, 1]), torch.tensor([0, sequence.kv_len, 0])
+        going_on = make_stops(request).going_on(slot_ids, kv_lens, verification, accepts_unseen)
+        assert going_on.tolist() == [2, 1 if sequence.finish_reason is None else 2], (num_emitted, place, room)
         ends.add(sequence.finish_reason)
     assert ends == {None, FinishReason.LENGTH} | (set() if ignore_eos else {FinishReason.EOS})
 

@@ -84,5 +84,5 @@ def whole_round(config: RunConfig, options: RoundGraphConfig, models: Models, li
     places = options.name, _recorder(models), limits.num_slots, limits.max_kv_len
     if options.rounds_per_replay == 1:
         return WholeRound(*places)
-    stops = StopConditions(limits.num_slots, models.target.eos_token_ids, models.device)
+    stops = StopConditions(limits.num_slots, models.target.eos_token_ids, models.device, models.kernels.going_on)
     return SeveralRounds(*places, options.rounds_per_replay, stops)

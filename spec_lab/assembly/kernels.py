@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from spec_kernels.stops_reference import going_on_reference
 from spec_lab.acceptance.deterministic import DeterministicRule
 from spec_lab.acceptance.distribution import SamplingParams
 from spec_lab.acceptance.draft_sampling import DraftSampler, sample_and_keep
@@ -18,6 +19,7 @@ from spec_lab.assembly.triton import require_triton
 from spec_lab.core.protocols import AcceptanceRule, RopeWrite
 from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
+from spec_lab.engine.stops import GoingOn
 from spec_lab.models.experts import ExpertsMaker, grouped_experts
 
 
@@ -33,6 +35,7 @@ class Kernels:
         sample_draft: how drafts are drawn.
         carry_hidden: between two replayed steps of a drafter that hands tokens and a hidden state on.
         mtp_window: the windows of drafter=mtp_vanilla.
+        going_on: which requests go on behind a round that the host does not look at.
         rope_write: of attention layers whose heads it fits; None is rotation, then the backend's write.
         experts: makes the experts of a layer from their weights.
     """
@@ -43,6 +46,7 @@ class Kernels:
     sample_draft: DraftSampler
     carry_hidden: DraftCarry
     mtp_window: type[MtpWindow]
+    going_on: GoingOn
     rope_write: RopeWrite | None
     experts: ExpertsMaker
 
@@ -58,6 +62,7 @@ TORCH = Kernels(
     sample_draft=sample_and_keep,
     carry_hidden=carry_every_tensor,
     mtp_window=MtpWindow,
+    going_on=going_on_reference,
     rope_write=None,
     experts=grouped_experts,
 )
@@ -70,6 +75,7 @@ def _torch(device: torch.device, dtype: torch.dtype) -> Kernels:
 def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
     require_triton("kernels", device, dtype)
     from spec_kernels.rope_write import rope_write
+    from spec_kernels.stops import going_on
     from spec_lab.acceptance.triton_rules import TritonRejectionAcceptance, TritonStrictAcceptance, triton_standing
     from spec_lab.acceptance.triton_sampling import triton_sample_and_keep
     from spec_lab.drafters.triton_window import TritonMtpWindow
@@ -83,6 +89,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         sample_draft=triton_sample_and_keep,
         carry_hidden=triton_carry,
         mtp_window=TritonMtpWindow,
+        going_on=going_on,
         rope_write=rope_write,
         experts=TritonExperts,
     )

@@ -6,11 +6,17 @@ afterwards and comes to the same ends, which the engine asserts.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 
 from spec_lab.core.types import Request, Verification
+
+GoingOn = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, bool],
+    torch.Tensor,
+]
+"""Is `spec_kernels.stops_reference.going_on_reference`, or a kernel that does the same."""
 
 
 class StopConditions:
@@ -18,31 +24,36 @@ class StopConditions:
 
     Attributes:
         end_lens: [num_slots + 1] the committed length L from which a request has all tokens that it asked for.
-        heeds_eos: [num_slots + 1] bool, whether an end of sequence ends it.
+        heeds_eos: [num_slots + 1] 1 where an end of sequence ends the request, else 0.
     """
 
-    def __init__(self, num_slots: int, eos_token_ids: Collection[int], device: torch.device) -> None:
-        self.end_lens = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
-        self.heeds_eos = torch.zeros(num_slots + 1, dtype=torch.bool, device=device)
+    def __init__(self, num_slots: int, eos_token_ids: Collection[int], device: torch.device, going_on: GoingOn) -> None:
+        self.end_lens, self.heeds_eos = torch.zeros((2, num_slots + 1), dtype=torch.int64, device=device)
         self._eos_token_ids = torch.tensor(sorted(eos_token_ids), dtype=torch.int64, device=device)
+        self._going_on = going_on
 
     def admit(self, slot: int, request: Request) -> None:
         """Note the limits of a request that takes `slot`. Its last token is never committed, so L stays one behind."""
         self.end_lens[slot] = len(request.prompt_ids) + request.max_new_tokens - 1
         self.heeds_eos[slot] = not request.ignore_eos
 
-    def have_ended(
+    def going_on(
         self, slot_ids: torch.Tensor, kv_lens: torch.Tensor, verification: Verification, accepts_unseen: bool
     ) -> torch.Tensor:
-        """Tell of [batch] slots whether the round just committed was their last one.
+        """Return [batch] slots with the scratch slot in place of those whose request has ended.
 
         Args:
-            kv_lens: [batch] L behind the round.
+            slot_ids: [batch] of the round just committed.
+            kv_lens: [num_slots + 1] L of all slots behind it.
             accepts_unseen: drafts were accepted whatever they are, so that only the last token can be an end.
         """
-        tokens, num_emitted = verification.tokens, verification.num_emitted.unsqueeze(1)
-        columns = torch.arange(tokens.shape[1], device=tokens.device)
-        is_decided = columns == num_emitted - 1 if accepts_unseen else columns < num_emitted
-        is_eos = (tokens.unsqueeze(2) == self._eos_token_ids).any(dim=2)
-        has_eos = (is_eos & is_decided).any(dim=1) & self.heeds_eos.index_select(0, slot_ids)
-        return has_eos | (kv_lens >= self.end_lens.index_select(0, slot_ids))
+        return self._going_on(
+            slot_ids,
+            verification.tokens,
+            verification.num_emitted,
+            kv_lens,
+            self.end_lens,
+            self.heeds_eos,
+            self._eos_token_ids,
+            accepts_unseen,
+        )

@@ -53,9 +53,7 @@ class SeveralRounds(CapturedMode):
         """Return [batch] slots with the scratch slot in place of those whose request has ended."""
         parts = decode_round.parts
         with parts.timer.span("commit"):
-            kv_lens = parts.slots.kv_lens.index_select(0, slot_ids)
-            ended = self._stops.have_ended(slot_ids, kv_lens, verification, parts.rule.traits.imposed)
-            return slot_ids.masked_fill(ended, parts.slots.table.scratch_slot)
+            return self._stops.going_on(slot_ids, parts.slots.kv_lens, verification, parts.rule.traits.imposed)
 
 
 def one_after_another(rounds: Sequence[Verification]) -> Verification:
