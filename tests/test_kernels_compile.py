@@ -22,7 +22,7 @@ POINTERS = (
     | dict.fromkeys(("mixed", "log_decay", "strength", "conv_weight", "rate", "time_bias", "outputs"), "*fp32")
     | dict.fromkeys(("committed",), "*i64")
 )
-SCALARS = {"scale": "fp32", "temperature": "fp32", "eps": "fp32"}
+SCALARS = {"scale": "fp32", "scaling": "fp32", "temperature": "fp32", "eps": "fp32"}
 
 
 def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, **constants: int | bool) -> str:
@@ -116,7 +116,7 @@ def compile_stops() -> None:
 
 def compile_experts() -> None:
     """Compile the products of Qwen3-30B-A3B's experts, for few rows and for many."""
-    from spec_kernels import experts
+    from spec_kernels import experts, routing
     from spec_kernels.expert_tiles import choose_expert_tiles
 
     sizes = {"HIDDEN": 2048, "INNER": 768}
@@ -136,6 +136,11 @@ def compile_experts() -> None:
                     assert "mma" not in ptx, "no TF32"
     compile_kernel(experts._sort_pairs, "i32", PAIR_TILE=1024, NO_EXPERT=1 << 30)
     compile_kernel(experts._add_terms, "bf16", NUM_CHOSEN=8, HIDDEN=2048, CHANNEL_TILE=512)
+    compile_kernel(routing._logits, "bf16", NUM_EXPERTS=128, HIDDEN=2048, CHANNEL_TILE=2048)
+    choice = {"NUM_EXPERTS": 256, "EXPERT_TILE": 256, "NUM_CHOSEN": 8, "CHOICE_TILE": 8, "IS_RENORMALIZED": True}
+    for is_sigmoid, groups in ((True, 8), (False, 1)):
+        kind = {"IS_SIGMOID": is_sigmoid, "HAS_BIAS": is_sigmoid, "NUM_GROUPS": groups, "NUM_CHOSEN_GROUPS": 4}
+        compile_kernel(routing._choose, "fp32", 2, **choice, **kind)
 
 
 def compile_latent_attention() -> None:

@@ -208,9 +208,7 @@ def routed_experts(
     tiles = choose_expert_tiles(num_rows, num_pairs / num_experts, rows.element_size())
     by_pair = num_pairs <= num_experts
     num_slots = num_pairs if by_pair else num_experts
-    order, starts = torch.empty(num_pairs + num_experts + 1, dtype=torch.int32, device=out.device).split(
-        (num_pairs, num_experts + 1)
-    )
+    order, starts = (torch.empty(size, dtype=torch.int32, device=out.device) for size in (num_pairs, num_experts + 1))
     inner = rows.new_empty((num_pairs, inner_size))
     terms = torch.empty((num_pairs, hidden_size), dtype=torch.float32, device=out.device)
     pairs = (order, starts, expert_ids)

@@ -21,6 +21,7 @@ from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
 from spec_lab.engine.stops import GoingOn
 from spec_lab.models.experts import ExpertsMaker, grouped_experts
+from spec_lab.models.routers import RouterMaker, torch_router
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Kernels:
         mtp_window: the windows of drafter=mtp_vanilla.
         going_on: which requests go on behind a round that the host does not look at.
         rope_write: of attention layers whose heads it fits; None is rotation, then the backend's write.
-        experts: makes the experts of a layer from their weights.
+        router: makes the router of a layer's experts.
+        experts: makes the experts from their weights.
     """
 
     strict: Callable[[], DeterministicRule]
@@ -48,6 +50,7 @@ class Kernels:
     mtp_window: type[MtpWindow]
     going_on: GoingOn
     rope_write: RopeWrite | None
+    router: RouterMaker
     experts: ExpertsMaker
 
 
@@ -64,6 +67,7 @@ TORCH = Kernels(
     mtp_window=MtpWindow,
     going_on=going_on_reference,
     rope_write=None,
+    router=torch_router,
     experts=grouped_experts,
 )
 
@@ -80,7 +84,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
     from spec_lab.acceptance.triton_sampling import triton_sample_and_keep
     from spec_lab.drafters.triton_window import TritonMtpWindow
     from spec_lab.engine.graphs.triton_carry import triton_carry
-    from spec_lab.models.triton_experts import TritonExperts
+    from spec_lab.models.triton_experts import TritonExperts, triton_router
 
     return Kernels(
         strict=TritonStrictAcceptance,
@@ -91,6 +95,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         mtp_window=TritonMtpWindow,
         going_on=going_on,
         rope_write=rope_write,
+        router=triton_router,
         experts=TritonExperts,
     )
 

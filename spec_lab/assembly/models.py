@@ -81,9 +81,10 @@ class Models:
     markers: ThinkingMarkers | None = None
 
     def adopt(self, parts: Iterable[ExpertMLP]) -> None:
-        """Let the run's kernels compute these layers of experts, and count what they read."""
+        """Let the run's kernels compute these routers and experts, and count what they read."""
         adopted = tuple(parts)
         for part in adopted:
+            part.router = part.router.made_by(self.kernels.router)
             part.experts = part.experts.made_by(self.kernels.experts)
         self.experts_read.watch(adopted)
 

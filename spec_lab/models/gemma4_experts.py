@@ -16,7 +16,7 @@ from spec_lab.models.experts import ExpertMLP, ExpertsMaker, RoutedExperts, Sort
 from spec_lab.models.layers import RowsPart, gelu_tanh
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import Float32Norm
-from spec_lab.models.routers import Routing, chosen_weights, highest
+from spec_lab.models.routers import Router, RouterMaker, Routing, chosen_weights, highest
 
 
 class Gemma4Router:
@@ -41,6 +41,10 @@ class Gemma4Router:
         expert_ids = highest(scores, self._sizes.num_chosen)
         weights = chosen_weights(scores, expert_ids, self._sizes)
         return Routing(expert_ids, weights * self._expert_scale[expert_ids])
+
+    def made_by(self, make: RouterMaker) -> Router:
+        """Return itself: no other router norms its rows, or weighs experts."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)

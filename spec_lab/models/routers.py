@@ -7,7 +7,7 @@ its batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,15 +35,24 @@ class Router(Protocol):
 
     def __call__(self, rows: torch.Tensor) -> Routing: ...
 
+    def made_by(self, make: RouterMaker) -> Router:
+        """Return what makes the same choice, which `make` makes where it can."""
+        ...
+
+
+RouterMaker = Callable[[torch.Tensor, torch.Tensor | None, ExpertSizes], Router]
+"""Makes a router of its weight [num_experts, hidden_size] and of the bias of the choice, if any."""
+
 
 class SoftmaxRouter:
     """Weighs the likeliest experts by their probability among all (Qwen3-MoE, Qwen3-Next)."""
 
-    __slots__ = ("_logits", "_sizes")
+    __slots__ = ("_logits", "_sizes", "_weight")
 
     def __init__(self, weight: torch.Tensor, sizes: ExpertSizes) -> None:
         """`weight` is [num_experts, hidden_size]."""
-        self._logits = _float32_product(weight)
+        self._logits = float32_product(weight)
+        self._weight = weight
         self._sizes = sizes
 
     def __call__(self, rows: torch.Tensor) -> Routing:
@@ -51,17 +60,21 @@ class SoftmaxRouter:
         expert_ids = highest(scores, self._sizes.num_chosen)
         return Routing(expert_ids, chosen_weights(scores, expert_ids, self._sizes))
 
+    def made_by(self, make: RouterMaker) -> Router:
+        return make(self._weight, None, self._sizes)
+
 
 class SigmoidRouter:
     """Scores each expert by itself; a bias and groups decide which are chosen, the scores alone what they weigh
     (DeepSeek-V3, arXiv 2412.19437, section 2.1.2; GLM-4.5).
     """
 
-    __slots__ = ("_bias", "_logits", "_sizes")
+    __slots__ = ("_bias", "_logits", "_sizes", "_weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> None:
         """`weight` is [num_experts, hidden_size]; `bias` [num_experts] is that of the choice."""
-        self._logits = _float32_product(weight)
+        self._logits = float32_product(weight)
+        self._weight = weight
         self._bias = None if bias is None else bias.float()
         self._sizes = sizes
 
@@ -74,14 +87,21 @@ class SigmoidRouter:
         expert_ids = highest(ranked, sizes.num_chosen)
         return Routing(expert_ids, chosen_weights(scores, expert_ids, sizes))
 
+    def made_by(self, make: RouterMaker) -> Router:
+        return make(self._weight, self._bias, self._sizes)
+
 
 def build_router(sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str) -> Router:
     """Build the router from its Hugging Face names below `prefix` (ending in `gate.`)."""
-    weight = tensors[f"{prefix}weight"]
+    return torch_router(tensors[f"{prefix}weight"], tensors.get(f"{prefix}e_score_correction_bias"), sizes)
+
+
+def torch_router(weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> Router:
+    """Make the router of these scores, as a `RouterMaker` does."""
     if sizes.scores is RouterScores.SOFTMAX:
-        assert not sizes.correction_bias and sizes.num_groups == 1, "no family has a softmax with either"
+        assert bias is None and sizes.num_groups == 1, "no family has a softmax with either"
         return SoftmaxRouter(weight, sizes)
-    return SigmoidRouter(weight, tensors.get(f"{prefix}e_score_correction_bias"), sizes)
+    return SigmoidRouter(weight, bias, sizes)
 
 
 def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
@@ -108,5 +128,6 @@ def chosen_weights(scores: torch.Tensor, expert_ids: torch.Tensor, sizes: Expert
     return weights if sizes.scaling == 1.0 else weights * sizes.scaling
 
 
-def _float32_product(weight: torch.Tensor) -> Linear:
+def float32_product(weight: torch.Tensor) -> Linear:
+    """Make the product of float32 rows with a weight of any dtype."""
     return make_linear(weight.float())

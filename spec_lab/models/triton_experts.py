@@ -1,15 +1,18 @@
-"""Experts through the kernels of `spec_kernels.experts`, for the few rows of a round; kernels=triton."""
+"""Routers and experts through the kernels of `spec_kernels`, for the few rows of a round; kernels=triton."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
+from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS
 from spec_kernels.experts import routed_experts
+from spec_kernels.routing import can_choose, choose_experts, router_logits
 from spec_lab.errors import UserError
+from spec_lab.models.expert_sizes import ExpertSizes
 from spec_lab.models.experts import Activation, ExpertsMaker, RoutedExperts, SortedExperts, has_grouped_product
 from spec_lab.models.layers import gelu_tanh
-from spec_lab.models.routers import Routing
+from spec_lab.models.routers import Router, RouterMaker, Routing, float32_product, torch_router
 
 ACTIVATIONS: dict[Activation, str] = {F.silu: "silu", gelu_tanh: "gelu_tanh"}
 MAX_ROWS = 256
@@ -49,3 +52,45 @@ class TritonExperts:
 
     def made_by(self, make: ExpertsMaker) -> RoutedExperts:
         return make(self._gate_up, self._down, self._activation)
+
+
+class TritonRouter:
+    """Keeps the protocol `Router`. For up to 16 rows a row's choice does not depend on the rows beside it.
+
+    Of more rows the library makes the logits: they share the reading of the weight.
+    """
+
+    __slots__ = ("_bias", "_many_logits", "_sizes", "_weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> None:
+        """`weight` is [num_experts, hidden_size]; `bias` [num_experts] is that of the choice, float32."""
+        self._weight = weight.contiguous()
+        self._many_logits = float32_product(weight)
+        self._bias = bias
+        self._sizes = sizes
+
+    def __call__(self, rows: torch.Tensor) -> Routing:
+        sizes = self._sizes
+        if len(rows) <= MAX_INVARIANT_ROWS:
+            logits = torch.empty((len(rows), sizes.num_experts), dtype=torch.float32, device=rows.device)
+            router_logits(logits, rows, self._weight)
+        else:
+            logits = self._many_logits(rows.float())
+        weights = logits.new_empty((len(rows), sizes.num_chosen))
+        expert_ids = torch.empty(weights.shape, dtype=torch.int64, device=rows.device)
+        groups = (sizes.num_groups, sizes.num_chosen_groups)
+        choose_experts(
+            *(expert_ids, weights, logits, self._bias, *groups),
+            *(str(sizes.scores), sizes.renormalized, sizes.scaling),
+        )
+        return Routing(expert_ids, weights)
+
+    def made_by(self, make: RouterMaker) -> Router:
+        return make(self._weight, self._bias, self._sizes)
+
+
+def triton_router(weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> Router:
+    """Make a `TritonRouter`, or one of torch where groups are no powers of two."""
+    if can_choose(sizes.num_experts, sizes.num_groups, sizes.num_chosen_groups):
+        return TritonRouter(weight, bias, sizes)
+    return torch_router(weight, bias, sizes)

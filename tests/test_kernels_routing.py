@@ -1,0 +1,107 @@
+"""The kernels of a router against their reference and against the routers of torch, and that a row looks at itself
+alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from spec_kernels.routing import can_choose, choose_experts, choose_experts_reference, router_logits
+from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.models.routers import SigmoidRouter, SoftmaxRouter, torch_router
+from spec_lab.models.triton_experts import TritonRouter, triton_router
+from tests.kernel_lab import DEVICE, DTYPES, randn
+
+SOFTMAX = ExpertSizes(12, 3, 24, RouterScores.SOFTMAX)
+GROUPS = ExpertSizes(
+    16, 3, 24, RouterScores.SIGMOID, correction_bias=True, num_groups=4, num_chosen_groups=2, scaling=2.5
+)
+KINDS = {
+    "softmax": SOFTMAX,
+    "softmax_not_renormalized": replace(SOFTMAX, renormalized=False),
+    "sigmoid": replace(SOFTMAX, scores=RouterScores.SIGMOID, num_chosen=8),
+    "groups": GROUPS,
+}
+
+
+def choose(logits: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the kernel, into ids and weights that mean nothing before."""
+    ids = torch.full((len(logits), sizes.num_chosen), -7, device=DEVICE)
+    weights = torch.full(ids.shape, float("nan"), device=DEVICE)
+    groups = (sizes.num_groups, sizes.num_chosen_groups)
+    choose_experts(ids, weights, logits, bias, *groups, str(sizes.scores), sizes.renormalized, sizes.scaling)
+    return ids, weights
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_choice_equals_the_reference(kind: str) -> None:
+    """Biased scores are negative, so that a dropped group with 0 in place of -inf would win; some scores are equal."""
+    sizes = KINDS[kind]
+    logits = randn(6, sizes.num_experts)
+    logits[3:, 5] = logits[3:, 2]
+    logits[5] = 0.5
+    bias = 0.3 * randn(sizes.num_experts, seed=1) - 2 if sizes.correction_bias else None
+    ids, weights = choose(logits, bias, sizes)
+    expected = choose_experts_reference(
+        *(logits, bias, sizes.num_chosen, sizes.num_groups, sizes.num_chosen_groups),
+        *(str(sizes.scores), sizes.renormalized, sizes.scaling),
+    )
+    assert torch.equal(ids, expected[0])
+    torch.testing.assert_close(weights, expected[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["softmax", "groups"])
+def test_the_router_equals_that_of_torch(kind: str, dtype: torch.dtype) -> None:
+    """With few rows, whose logits have a kernel, and with many."""
+    sizes = KINDS[kind]
+    weight = randn(sizes.num_experts, 40, dtype=dtype)
+    bias = randn(sizes.num_experts, seed=1) if sizes.correction_bias else None
+    expected_router = torch_router(weight, bias, sizes)
+    assert isinstance(expected_router, SigmoidRouter if sizes.correction_bias else SoftmaxRouter)
+    router = expected_router.made_by(triton_router)
+    assert isinstance(router, TritonRouter)
+    for count in (5, 40):
+        rows = randn(count, 40, seed=2, dtype=dtype)
+        got, expected = router(rows), expected_router(rows)
+        assert torch.equal(got.expert_ids, expected.expert_ids)
+        torch.testing.assert_close(got.weights, expected.weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
+    router = TritonRouter(randn(16, 3000, dtype=dtype), randn(16, seed=1), GROUPS)
+    rows = randn(16, 3000, seed=2, dtype=dtype)
+    together = router(rows)
+    for first, last in ((0, 1), (15, 16), (3, 7)):
+        alone = router(rows[first:last])
+        assert torch.equal(alone.expert_ids, together.expert_ids[first:last])
+        assert torch.equal(alone.weights, together.weights[first:last])
+
+
+@pytest.mark.slow
+def test_logits_of_strided_rows_equal_the_reference() -> None:
+    rows, gate = randn(4, 60)[:, 10:50], randn(12, 40, seed=1)
+    out = torch.full((4, 12), float("nan"), device=DEVICE)
+    router_logits(out, rows, gate)
+    torch.testing.assert_close(out, rows @ gate.t(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_row_that_is_not_finite_chooses_experts_that_exist() -> None:
+    for sizes in (SOFTMAX, GROUPS):
+        logits = randn(3, sizes.num_experts)
+        expected, _ = choose(logits, None, sizes)
+        logits[1] = float("nan")
+        ids, _ = choose(logits, None, sizes)
+        assert torch.equal(ids[[0, 2]], expected[[0, 2]]) and ((ids >= 0) & (ids < sizes.num_experts)).all()
+
+
+def test_groups_that_are_no_powers_of_two_keep_torch() -> None:
+    assert can_choose(256, 8, 4) and can_choose(12, 1, 1) and not can_choose(24, 4, 2) and not can_choose(8, 8, 4)
+    sizes = replace(GROUPS, num_experts=24)
+    assert isinstance(triton_router(randn(24, 8), None, sizes), SigmoidRouter)
