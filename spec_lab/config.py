@@ -58,6 +58,7 @@ class Dtype(Choice):
 class KernelSet(Choice):
     """The kinds of kernels that can compute the small steps of a round."""
 
+    auto = "auto", "triton on a CUDA device where the run can have it, else torch"
     torch = "torch"
     triton = "triton", "a GPU, or TRITON_INTERPRET=1"
 
@@ -270,7 +271,7 @@ class RunConfig:
     )
     dtype: Dtype = knob(Dtype.auto, "what weights and activations are kept in")
     kernels: KernelSet = knob(
-        KernelSet.torch, "what computes acceptance, sampling, draft bookkeeping and RoPE with the KV write"
+        KernelSet.auto, "what computes acceptance, sampling, draft bookkeeping and RoPE with the KV write"
     )
     batch_size: int = knob(1, "requests decoded together", least=1)
     max_new_tokens: int = knob(160, "longest output of a request, in tokens", least=1)
@@ -283,6 +284,7 @@ class RunConfig:
         16, "rounds profiled after the timed part for the table of kernels; 0 turns it off", least=0
     )
     num_threads: int | None = knob(None, "CPU threads of torch; null leaves torch's choice", least=1)
+    auto: list[str] = knob([], "which of attention, graph and kernels nobody named; written by the lab")
     extensions: list[str] = knob([], "modules outside this package whose options join those here: docs/extend.md")
     output_dir: str = knob("outputs", "folder in which the run makes its own folder")
     fresh: bool = knob(False, "repeat a sweep that has ended in a new folder; typed again without it, it is only shown")

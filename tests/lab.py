@@ -20,6 +20,7 @@ from spec_lab.config import (
     AcceptanceConfig,
     AttentionConfig,
     CacheConfig,
+    KernelSet,
     LoggerConfig,
     PruneConfig,
     RunConfig,
@@ -75,7 +76,7 @@ def make_config(
         sampling=SamplingConfig(),
         logger=LoggerConfig(name="jsonl"),
         cache=CacheConfig(**changes.pop("cache", {})),
-        **changes,
+        **{"kernels": KernelSet.torch, **changes},
     )
 
 

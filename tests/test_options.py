@@ -32,7 +32,7 @@ OPTIONS = [
 SHAPES = [(group, option) for group, option in OPTIONS if group == "target" and option not in ("pocket", "hf")]
 """Targets of billions of parameters, too large to build here: they go through the dry run alone."""
 
-RUNNABLE = [entry for entry in OPTIONS if entry not in SHAPES]
+RUNNABLE = [entry for entry in OPTIONS if entry not in SHAPES and entry[1] != "auto"]
 INTERPRETED = ("attention", "triton")
 RUN_ELSEWHERE = ("workload", "logger", "sampling", "target")
 """Groups whose options have quick tests of their own, which run them."""

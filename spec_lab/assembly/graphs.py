@@ -19,6 +19,13 @@ class DraftMetadata(Choice):
 
 
 @dataclass
+class AutoGraphConfig(GraphConfig):
+    """graph=auto: one of the others, which `spec_lab.compatibility.auto` chooses when a run is composed."""
+
+    name: str = "auto"
+
+
+@dataclass
 class EagerGraphConfig(GraphConfig):
     """graph=eager: nothing is captured."""
 

@@ -13,6 +13,7 @@ import torch
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.assembly import registry
 from spec_lab.assembly.attention_loader import BackendContext
+from spec_lab.assembly.devices import has_cuda
 from spec_lab.assembly.kernels import KERNELS, Kernels
 from spec_lab.assembly.memory import room_for
 from spec_lab.assembly.run_tree import tree_sizes
@@ -97,6 +98,8 @@ def target_folder(config: RunConfig) -> Path:
 def resolve_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu" and has_cuda():
+            raise UserError("device=auto: there is a GPU, and this torch cannot use it; use device=cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"device={name}: this torch sees no CUDA device; use device=cpu")
     return torch.device(name)

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from spec_lab.assembly.extensions import Extension, find_extensions
+from spec_lab.assembly.graphs import AutoGraphConfig
 from spec_lab.assembly.option import (
     AttentionOption,
     CatchupPruningOption,
@@ -63,6 +64,7 @@ GROUP_SCHEMAS: Mapping[str, type] = {
     "target": TargetConfig,
     "prune": PruneConfig,
     "attention": AttentionConfig,
+    "graph/auto": AutoGraphConfig,
     "workload": WorkloadConfig,
     "sampling": SamplingConfig,
     "logger": LoggerConfig,

@@ -23,6 +23,7 @@ from spec_lab.cli.explain import explain, not_read, read_too_late
 from spec_lab.cli.labels import name_groups
 from spec_lab.cli.options import Menu, conf_folder, read_groups, run_menu
 from spec_lab.cli.overrides import check_overrides, extensions_in, value_of
+from spec_lab.compatibility.auto import with_auto_chosen
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 
@@ -134,14 +135,15 @@ def with_search_path(arguments: Sequence[str], registered: Registry) -> list[str
 
 
 def to_run_config(composed: DictConfig) -> RunConfig:
-    """Returns the typed form of a composed run, in which the depth of a tree, or a schedule's largest K, stands for K.
+    """Returns the typed form of a composed run, in which the depth of a tree, or a schedule's largest K, stands for K,
+    and the options that were taken stand for auto.
 
     Raises:
-        UserError: see `to_typed`.
+        UserError: see `to_typed` and `with_auto_chosen`.
     """
     config = to_typed(composed, run_menu())
     assert isinstance(config, RunConfig)
-    return with_largest_k(with_depth_as_k(config))
+    return with_auto_chosen(with_largest_k(with_depth_as_k(config)))
 
 
 def to_typed(composed: DictConfig, menu: Menu) -> Any:

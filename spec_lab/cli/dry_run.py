@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from spec_lab.assembly.devices import runs_on_cuda
 from spec_lab.cli.folder import folder_name
 from spec_lab.cli.help import show_value
+from spec_lab.compatibility.auto import describe_auto
 from spec_lab.config import RunConfig
 
 
@@ -20,10 +22,13 @@ def describe(config: RunConfig, choices: Mapping[str, str], refused: list[str]) 
     rest = {
         field.name: getattr(config, field.name)
         for field in dataclasses.fields(config)
-        if not dataclasses.is_dataclass(getattr(config, field.name)) and field.name != "dry_run"
+        if not dataclasses.is_dataclass(getattr(config, field.name)) and field.name not in ("dry_run", "auto")
     }
     lines += [_line(group, choices[group], {}) for group in ("experiment", "size", "debug") if group in choices]
     lines.append(_line("run", "", rest))
+    if config.auto:
+        place = "a CUDA device" if runs_on_cuda(config.device) else "a CPU"
+        lines.append(_line("auto", f"{describe_auto(config)} (device={config.device}: {place})", {}))
     lines.append(_line("folder", f"{config.output_dir}/{folder_name(config, choices)}", {}))
     lines += [f"refused: {message}" for message in refused] or ["nothing is refused before the weights are read"]
     return "\n".join(lines)

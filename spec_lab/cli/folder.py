@@ -28,7 +28,7 @@ from spec_lab.record.sinks import SWEEP_FILE, write_json
 NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
 NAMED_UNLESS = {"tree": "none"}
 MAX_PARTS_LENGTH = 120
-NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "fresh", "leave_out", "logger")
+NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "fresh", "leave_out", "logger", "auto")
 
 
 def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:

@@ -18,7 +18,7 @@ COMPARED_NUMBERS = (
 )  # fmt: skip
 """Runs must define these alike."""
 BESIDE_THE_RUN = (
-    *("output_dir", "dry_run", "fresh", "leave_out", "shared_device"),
+    *("output_dir", "dry_run", "fresh", "leave_out", "shared_device", "auto"),
     *("logger", "name", "record", "profile_rounds"),
 )
 """Keys that say where and how a run is recorded and started, and change nothing that it measures."""

@@ -1,0 +1,91 @@
+"""Chooses what stands at auto (`attention`, `kernels`, `graph`) by device and drafter, when a run is composed.
+
+What runs on a CUDA device gets the fast option of each where nothing is said against it: the option is tried as if it
+had been typed, and where that would be refused the safe one stays. Everything behind this sees the options taken, and
+`RunConfig.auto` keeps which of them nobody named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from spec_lab.assembly import registry
+from spec_lab.assembly.devices import runs_on_cuda
+from spec_lab.assembly.option import GraphOption
+from spec_lab.compatibility.run import refusals
+from spec_lab.config import AttentionConfig, KernelSet, RunConfig
+from spec_lab.errors import UserError
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class AutoKnob:
+    """A knob that may stand at auto.
+
+    Attributes:
+        name_of: what a run has of it.
+        take: the same run with another option of it.
+        safe: runs anywhere, with everything.
+        fast: is taken on a CUDA device unless something refuses it.
+        needs_triton: of the fast one.
+    """
+
+    name_of: Callable[[RunConfig], str]
+    take: Callable[[RunConfig, str], RunConfig]
+    safe: str
+    fast: str
+    needs_triton: bool
+
+
+def _take_attention(config: RunConfig, name: str) -> RunConfig:
+    return dataclasses.replace(config, attention=AttentionConfig(name=name))
+
+
+def _take_kernels(config: RunConfig, name: str) -> RunConfig:
+    return dataclasses.replace(config, kernels=KernelSet(name))
+
+
+def _take_graph(config: RunConfig, name: str) -> RunConfig:
+    return dataclasses.replace(config, graph=registry.of(config).find(GraphOption, name).schema())
+
+
+KNOBS: Mapping[str, AutoKnob] = {
+    "attention": AutoKnob(lambda config: config.attention.name, _take_attention, "torch", "triton", True),
+    "kernels": AutoKnob(lambda config: str(config.kernels), _take_kernels, "torch", "triton", True),
+    "graph": AutoKnob(lambda config: config.graph.name, _take_graph, "eager", "round", False),
+}
+
+
+def with_auto_chosen(config: RunConfig) -> RunConfig:
+    """Return the run with an option in place of each auto.
+
+    Raises:
+        UserError: `auto`, which says what was chosen here, was typed.
+    """
+    if config.auto:
+        raise UserError("auto=[...] is what the lab writes into its record; leave it out")
+    open_knobs = {name: knob for name, knob in KNOBS.items() if knob.name_of(config) == AUTO}
+    for knob in open_knobs.values():
+        config = knob.take(config, knob.safe)
+    if open_knobs and runs_on_cuda(config.device):
+        for knob in open_knobs.values():
+            config = _faster(config, knob)
+    return dataclasses.replace(config, auto=sorted(open_knobs))
+
+
+def _faster(config: RunConfig, knob: AutoKnob) -> RunConfig:
+    """Return the run with the knob's fast option, or as it is where that would be refused."""
+    if knob.needs_triton and (find_spec("triton") is None or os.environ.get("TRITON_INTERPRET")):
+        return config
+    faster = knob.take(config, knob.fast)
+    return faster if set(refusals(faster)) <= set(refusals(config)) else config
+
+
+def describe_auto(config: RunConfig) -> str:
+    """Say in a line what was chosen, as in `attention=torch graph=eager`; empty where every option was named."""
+    return " ".join(f"{name}={KNOBS[name].name_of(config)}" for name in config.auto)

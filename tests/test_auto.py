@@ -1,0 +1,133 @@
+"""attention=auto, kernels=auto and graph=auto: what is taken where, and that nothing else sees an auto."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from spec_lab.assembly import devices
+from spec_lab.assembly.models import resolve_device
+from spec_lab.cli.compose import compose_run
+from spec_lab.cli.dry_run import describe
+from spec_lab.cli.folder import folder_name
+from spec_lab.compatibility.run import refusals
+from tests.tiny_checkpoints import refused
+
+SAMPLED = ["acceptance=rejection", "sampling.temperature=0.7", "drafter.draft_sampling=distribution"]
+
+
+def taken(*overrides: str) -> tuple[str, str, str]:
+    """Attention, kernels and graph of a run that composes without a refusal."""
+    config, _ = compose_run(overrides)
+    assert refusals(config) == []
+    return config.attention.name, str(config.kernels), config.graph.name
+
+
+@pytest.fixture(autouse=True)
+def triton_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("spec_lab.compatibility.auto.find_spec", lambda name: object())
+
+
+def test_a_cpu_has_the_reference_of_everything() -> None:
+    assert taken("device=cpu") == ("torch", "torch", "eager")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], ("triton", "triton", "round")),
+        (["drafter=none"], ("triton", "triton", "round")),
+        (["drafter=ngram"], ("triton", "triton", "eager")),
+        (["drafter=frozen_kv", "tree=dynamic"], ("torch", "torch", "round")),
+        ([*SAMPLED, "acceptance.method=block"], ("triton", "torch", "round")),
+        ([*SAMPLED, "acceptance.method=standard"], ("triton", "triton", "round")),
+        (["drafter.stop=confidence"], ("triton", "torch", "round")),
+        (["record.topk=16"], ("triton", "triton", "eager")),
+        (["attention=torch"], ("torch", "triton", "round")),
+        (["kernels=torch"], ("triton", "torch", "round")),
+        (["graph=eager"], ("triton", "triton", "eager")),
+        (["graph=full_loop", "attention=auto", "kernels=auto"], ("triton", "triton", "full_loop")),
+    ],
+)
+def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: tuple[str, str, str]) -> None:
+    assert taken("device=cuda", *overrides) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refusal"),
+    [
+        ([*SAMPLED, "acceptance.method=block", "kernels=triton"], "acceptance.method=block has no kernel"),
+        (["drafter=ngram", "graph=round"], "so graph=round would capture no draft loop"),
+        (["drafter=frozen_kv", "tree=dynamic", "attention=triton"], "attention=triton masks no rows"),
+    ],
+)
+def test_what_is_named_is_refused_as_ever(overrides: list[str], refusal: str) -> None:
+    config, _ = compose_run(["device=cuda", *overrides])
+    assert [refusal in line for line in refusals(config)] == [True]
+
+
+@pytest.mark.parametrize("missing", ["triton", "interpreter"])
+def test_without_triton_the_graph_alone_is_taken(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing == "triton":
+        monkeypatch.setattr("spec_lab.compatibility.auto.find_spec", lambda name: None)
+    else:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert taken("device=cuda") == ("torch", "torch", "round")
+
+
+def test_the_record_and_the_name_say_what_was_taken() -> None:
+    asked, named = (compose_run(overrides) for overrides in ([], ["graph=eager", "attention=torch", "kernels=torch"]))
+    assert asked[0].auto == ["attention", "graph", "kernels"] and named[0].auto == []
+    assert asked[1] == named[1] and asked[1]["graph"] == "eager"
+    assert folder_name(*asked) == folder_name(*named), "they are the same run"
+    config, choices = compose_run(["device=cuda", "kernels=torch"])
+    assert choices["graph"] == "round" and "-round-" in folder_name(config, choices)
+    assert "auto        attention=triton graph=round (device=cuda: a CUDA device)" in describe(config, choices, [])
+    assert "auto  " not in describe(*named, [])
+
+
+def test_auto_is_not_typed() -> None:
+    with refused("auto=", "leave it out"):
+        compose_run(["auto=[graph]"])
+
+
+def test_where_a_gpu_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told by the driver's devices and by torch's own note, and neither is enough."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices.Path, "glob", lambda self, pattern: iter([Path("/dev/nvidia0")]))
+    note = tmp_path / "version.py"
+
+    class Spec:
+        origin = str(tmp_path / "__init__.py")
+
+    monkeypatch.setattr(devices, "find_spec", lambda name: Spec)
+    for line, expected in (("cuda: Optional[str] = '12.8'", True), ("cuda: Optional[str] = None", False)):
+        note.write_text(f"__version__ = '2.11.0'\n{line}\nhip: Optional[str] = None\n")
+        assert devices.has_cuda() is expected
+    note.write_text('cuda = "12.6"\n')
+    assert devices.runs_on_cuda("auto") and devices.runs_on_cuda("cuda:1") and not devices.runs_on_cuda("cpu")
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert not devices.has_cuda()
+
+
+def test_a_gpu_that_torch_cannot_use_is_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was taken for a GPU does not run on a CPU."""
+    monkeypatch.setattr("spec_lab.assembly.models.has_cuda", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with refused("device=auto", "device=cpu"):
+        resolve_device("auto")
+    assert resolve_device("cpu").type == "cpu"
+
+
+def test_composing_a_run_for_a_gpu_imports_no_torch() -> None:
+    program = (
+        "import sys; from spec_lab.cli.compose import compose_run; compose_run(['device=cuda']); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
