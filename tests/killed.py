@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib.figure  # noqa: F401
+import seaborn  # noqa: F401
+
 import spec_lab.__main__
 import spec_lab.sweep.plan
 import spec_lab.sweep.table  # noqa: F401

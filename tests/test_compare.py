@@ -219,6 +219,26 @@ def test_what_must_not_be_compared_is_refused_unless_told(
     assert ("unpaired" in table) is (name == "prompts")
 
 
+def test_one_table_for_a_document_has_no_runs_that_must_not_be_compared(
+    pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = pair / "failed"
+    record(failed, 9)
+    edit(failed, status="failed", versions={"torch": "1"})
+    assert main([str(pair), "--markdown"]) == 0, "one that has not finished is not in the table"
+    assert capsys.readouterr().out.count("| eagle3") == 2
+    other = pair / "other"
+    record(other, 10)
+    edit(other, versions={"torch": "1"})
+    assert main([str(pair), "--markdown"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("refused: --markdown puts all runs into one table: not compared with #1: #4 (")
+    assert err.strip().endswith("--anyway compares them") and err.count("\n") == 1
+    assert main([str(pair), "--markdown", "--anyway"]) == 0
+    assert capsys.readouterr().out.count("| eagle3") == 3
+
+
 def test_drafters_of_other_versions_are_no_cells_of_one_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from spec_lab.__main__ import main
 from spec_lab.cli.options import conf_folder
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.report.__main__ import main as report
+from spec_lab.report.knob_plot import plotted_numbers
 from spec_lab.report.knob_table import STUDIES, format_knob_study, read_knob_studies
+from spec_lab.report.lines_plot import PlottedNumber, number_over_knob
 from tests import recorded_runner
 from tests.fake_runs import CHOICES, make_summary
 
@@ -35,6 +38,7 @@ KNOBS = {
     "adaptive_k": {"batch": ["1", "8"], "drafting": ["fixed", "stop 0.4", "1:5 3:3 5:1 9:0"]},
     "trees": {"batch": ["1", "8"], "drafter": ["frozen_kv"]},
 }
+PNG_END = b"IEND\xaeB`\x82"
 SMALLEST = ["max_new_tokens=3", "repeats=1", "warmup_requests=0", "profile_rounds=0", "num_threads=1"]
 
 
@@ -84,7 +88,10 @@ def test_study_runs_every_cell_and_the_report_has_its_table(
         assert list(dict.fromkeys(row[place] for row in rows)) == values
     capsys.readouterr()
     assert report(["outputs"]) == 0
-    assert study.question in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert study.question in out
+    assert f"plot: outputs/{experiment}.png" in out
+    assert Path(f"outputs/{experiment}.png").read_bytes().endswith(PNG_END)
 
 
 def _cells(line: str) -> list[str]:
@@ -153,6 +160,29 @@ def test_runs_of_no_study_and_unfinished_ones_have_no_line() -> None:
     del runs[1].summary["choices"]["experiment"]
     assert _found(runs) == []
     assert _found(_runs({"batch_size": 1}, experiment="drafters")) == []
+
+
+def test_a_figure_has_a_line_for_each_value_of_the_other_knobs() -> None:
+    k1 = {"drafter": {"name": "eagle3", "num_draft_tokens": 1}}
+    runs = _runs({"batch_size": 16}, {"batch_size": 2}, k1 | {"batch_size": 2})
+    runs[0].summary["speedup"] = None
+    [(study, found)] = read_knob_studies(runs)
+    numbers = plotted_numbers(study, found)
+    assert [(number.place, number.line) for number in numbers] == [("2", "K 1"), ("2", "K 3")]
+    ratio = runs[1].summary["speedup"]
+    assert ratio is not None
+    assert (numbers[1].value, numbers[1].low, numbers[1].high) == (ratio["value"], ratio["low"], ratio["high"])
+
+
+def test_places_stand_in_the_order_of_their_values() -> None:
+    numbers = [PlottedNumber(place, "", 1.0 + i, 0.5 + i, 3.0 + i) for i, place in enumerate(["16", "2", "4"])]
+    axes = number_over_knob(numbers, "title", "batch", "speedup", even=1.0).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "4", "16"]
+    assert axes.get_lines()[0].get_ydata().tolist() == [2.0, 3.0, 1.0]
+    bars = sorted(float(y) for line in axes.get_lines()[1:4] for y in line.get_ydata())
+    assert bars == [0.5, 1.5, 2.5, 3.0, 4.0, 5.0]
+    words = number_over_knob([replace(number, place=f"{number.place}x") for number in numbers], "", "", "", None)
+    assert [label.get_text() for label in words.axes[0].get_xticklabels()] == ["16x", "2x", "4x"]
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.experiment)

@@ -17,6 +17,7 @@ from spec_lab.record.schema import RoundWork
 from spec_lab.record.summary import build_summary
 from spec_lab.report.graph_table import (
     format_graph_comparison,
+    plotted_times,
     read_graph_comparisons,
     time_to_eager,
 )
@@ -74,6 +75,16 @@ def test_the_ratio_spans_all_combinations_of_repeats() -> None:
     ratio = time_to_eager(loop.summary, eager.summary)
     assert ratio is not None
     assert (ratio["value"], ratio["low"], ratio["high"]) == pytest.approx((2 / 5, 1 / 8, 4 / 4))
+
+
+def test_the_figure_has_what_a_round_takes_over_eager_at_the_same_batch() -> None:
+    eager = {"name": "eager"}
+    [runs] = read_graph_comparisons(
+        [fake_run(eager, [2.0, 4.0]), fake_run(ROUND, [1.0, 1.0]), fake_run(eager, [9.0], 8)]
+    )
+    [base, captured] = plotted_times(runs)
+    assert (base.place, base.line, base.value) == ("eager", "batch 1", 1.0)
+    assert (captured.place, captured.low, captured.high) == ("round", 0.25, 0.5)
 
 
 def test_every_cell_is_in_the_table() -> None:

@@ -44,7 +44,10 @@ COMMANDS = {
     "grid": Command("spec_lab.sweep.__main__", ("grid.yaml",)),
     "bayes": Command("spec_lab.sweep.__main__", ("bayes.yaml", "--seed", "3")),
 }
+REPORT = Command("spec_lab.report.__main__", ("outputs", "--figures", "figures", "--csv", "runs.csv"))
+REPORT_CHANGES = 12
 NUM_RUNS = 6
+PNG_BEGIN, PNG_END = b"\x89PNG\r\n", b"IEND\xaeB`\x82"
 
 
 def make_workplace(folder: Path) -> Path:
@@ -84,9 +87,29 @@ def test_killed_command_goes_on_and_loses_nothing(
         capsys.readouterr()
 
 
-def random_moment(generator: random.Random) -> Moment:
+@pytest.mark.slow
+def test_killed_report_leaves_whole_pictures_and_tables_alone(tmp_path: Path) -> None:
+    """Whatever the moment, each file is the one before or the new one; the next report mends what is missing."""
+    folder = make_workplace_in(tmp_path, 0)
+    assert end_of(COMMANDS["multirun"].start(folder, None)) == 0, (folder / "output.txt").read_text()
+    moments, kills, made = random.Random("report 7"), 0, set[str]()
+    while kills < KILLS or len(made) < 3:
+        code = end_of(REPORT.start(folder, random_moment(moments, REPORT_CHANGES)))
+        assert code in (0, -9), (folder / "output.txt").read_text()
+        kills += code == -9
+        for path in (folder / "figures").glob("[!.]*"):
+            assert path.read_bytes().startswith(PNG_BEGIN) and path.read_bytes().endswith(PNG_END), path
+            made.add(path.name)
+            if code == 0:
+                path.unlink()
+        if (folder / "runs.csv").exists():
+            assert (folder / "runs.csv").read_text().count("\n") == 1 + 2 * NUM_RUNS
+            (folder / "runs.csv").unlink()
+
+
+def random_moment(generator: random.Random, most_changes: int = MOST_CHANGES) -> Moment:
     """Before a change, with a file open and empty, with its text not yet on disk, or some lines later."""
-    return Moment(generator.randint(1, MOST_CHANGES), generator.choice((0, 1, 2, generator.randint(3, 400))))
+    return Moment(generator.randint(1, most_changes), generator.choice((0, 1, 2, generator.randint(3, 400))))
 
 
 def make_workplace_in(parent: Path, number: int) -> Path:

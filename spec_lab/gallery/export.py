@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.errors import UserError
-from spec_lab.record.sinks import replace_text
+from spec_lab.record.sinks import replace_bytes, replace_text
 
 INSTALL = "pip install -c constraints.txt -e '.[notebook]'"
 KERNEL = "python3"
@@ -145,7 +145,7 @@ def write_gallery(folder: Path, shown: Sequence[Shown], command: str, note: str)
     for each in shown:
         for name, picture in each.pictures.items():
             files.append(folder / f"{name}.png")
-            files[-1].write_bytes(picture)
+            replace_bytes(files[-1], picture)
     files.append(folder / "README.md")
     replace_text(files[-1], _page(folder, shown, command, note))
     return files

@@ -107,11 +107,19 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """One process writes a file, so the name is fixed: what a kill left under it is written over by the next write."""
+    """Does what `replace_bytes` does with text."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a kill, finds the old one or the new one, never a part.
+
+    One process writes a file, so the name is fixed: what a kill left under it is written over by the next write.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -36,7 +36,7 @@ from spec_lab.report.knob_table import KnobStudy, format_knob_study, read_knob_s
 from spec_lab.report.markdown_table import format_markdown
 from spec_lab.report.paired_table import Compared, compare, format_compared
 from spec_lab.report.run_table import format_definitions, format_run, format_runs
-from spec_lab.report.saved_plots import Plot, overview_plots_of, plots_of
+from spec_lab.report.saved_plots import Plot, graph_plots_of, knob_plots_of, overview_plots_of, plots_of
 from spec_lab.report.study import Point, format_study, read_studies
 from spec_lab.report.tail import follow, format_ended
 
@@ -102,19 +102,32 @@ def _report(options: argparse.Namespace) -> int:
     if options.base is not None and not 1 <= options.base <= len(runs):
         raise UserError(f"--base={options.base}: there are the runs 1 to {len(runs)}; name one of them")
     if options.markdown:
-        print(format_markdown(runs))
+        print(_markdown(runs, options.anyway))
         return EXIT_CODES["finished"]
     all_runs = numbered(runs)
     sets = [all_runs] if options.anyway else comparable_sets(all_runs)
     found = [_compare(part, options.base) for part in sets]
-    plots = _plots(found, options)
+    knobs = [runs] if options.anyway else [[run.run for run in part] for part in sets_of_standards(all_runs)]
+    studies = [study for part in knobs for study in read_knob_studies(part)]
+    plots = _plots(found, studies, options)
     _say([*refusals(sets), *_left_out(found)])
     _say(plot.problem for plot in plots if plot.problem is not None)
     written = _write_csv(runs, options.csv) if options.csv is not None else []
-    knobs = [runs] if options.anyway else [[run.run for run in part] for part in sets_of_standards(all_runs)]
-    studies = [study for part in knobs for study in read_knob_studies(part)]
     print(_text(runs, found, studies, plots, written))
     return EXIT_CODES["finished"]
+
+
+def _markdown(runs: Sequence[Run], anyway: bool) -> str:
+    """Returns the one table of all runs; whoever reads it in a document cannot see which of them are no match.
+
+    Raises:
+        UserError: some of them are not to be compared, or none has finished.
+    """
+    finished = [run for run in numbered(runs) if run.run.summary["status"] == "finished"]
+    apart = [] if anyway else refusals(comparable_sets(finished))
+    if apart:
+        raise UserError(f"--markdown puts all runs into one table: {'; '.join(apart)}")
+    return format_markdown([run.run for run in finished])
 
 
 def _compare(runs: Sequence[NumberedRun], base: int | None) -> Comparisons:
@@ -139,18 +152,27 @@ def _left_out(found: Sequence[Comparisons]) -> list[str]:
     return [*said, *(f"not compared: {reason}" for reason in others if not any(reason in line for line in said))]
 
 
-def _plots(found: Sequence[Comparisons], options: argparse.Namespace) -> list[Plot]:
-    """Those of studies and drafters in the one folder, or all of them where `--figures` says."""
-    studies = [points for part in found for points in part.studies]
-    drafters = [cells for part in found for cells in part.drafters]
+def _plots(
+    found: Sequence[Comparisons], knobs: Sequence[tuple[KnobStudy, list[Run]]], options: argparse.Namespace
+) -> list[Plot]:
+    """Those of experiments in the one folder, or all of them where `--figures` says."""
     if options.figures is None:
-        return plots_of(studies, drafters, options.folders[0]) if len(options.folders) == 1 else []
+        return _experiment_plots(found, knobs, options.folders[0]) if len(options.folders) == 1 else []
     try:
         options.figures.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--figures={options.figures} cannot be made ({describe_os_error(error)})") from error
     overviews = [(part.compared, part.costs) for part in found]
-    return [*plots_of(studies, drafters, options.figures), *overview_plots_of(overviews, options.figures)]
+    return [*_experiment_plots(found, knobs, options.figures), *overview_plots_of(overviews, options.figures)]
+
+
+def _experiment_plots(
+    found: Sequence[Comparisons], knobs: Sequence[tuple[KnobStudy, list[Run]]], folder: Path
+) -> list[Plot]:
+    rules = [points for part in found for points in part.studies]
+    drafters = [cells for part in found for cells in part.drafters]
+    graphs = [runs for part in found for runs in part.graphs]
+    return [*plots_of(rules, drafters, folder), *knob_plots_of(knobs, folder), *graph_plots_of(graphs, folder)]
 
 
 def _write_csv(runs: Sequence[Run], path: Path) -> list[str]:

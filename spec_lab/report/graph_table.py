@@ -12,6 +12,7 @@ from spec_lab.record.runs import Run
 from spec_lab.record.schema import Ratio, Summary
 from spec_lab.record.wording import ABSENT, number, percent, with_range
 from spec_lab.report.known_options import EAGER, describe_mode, place_of_mode
+from spec_lab.report.lines_plot import PlottedNumber, ends_of
 from spec_lab.report.study import NOT_COMPARED
 from spec_lab.report.table import format_table, paragraph
 
@@ -64,6 +65,18 @@ def time_to_eager(summary: Summary, eager: Summary) -> Ratio | None:
     if not times or not base_times:
         return None
     return Ratio(value=value / base, low=min(times) / max(base_times), high=max(times) / min(base_times), over=EAGER)
+
+
+def plotted_times(runs: Sequence[Run]) -> list[PlottedNumber]:
+    """Returns the time of a round of each run over that of eager at its batch size, a line a batch size."""
+    eager = {_batch_size(run): run.summary for run in runs if describe_mode(run.summary) == EAGER}
+    found = []
+    for run in runs:
+        batch_size, mode = _batch_size(run), describe_mode(run.summary)
+        ratio = 1.0 if mode == EAGER else time_to_eager(run.summary, eager[batch_size])
+        if ratio is not None:
+            found.append(PlottedNumber(mode, f"batch {batch_size}", *ends_of(ratio)))
+    return found
 
 
 def _cells(summary: Summary, eager: Summary) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from spec_lab.record.averages import ratio
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import Summary
+from spec_lab.record.schema import Ratio, Summary
 from spec_lab.record.wording import ABSENT, number
 from spec_lab.report.cells import ratio_cell
 from spec_lab.report.study import NOT_COMPARED
@@ -22,6 +22,23 @@ from spec_lab.report.table import format_table
 
 Columns = Mapping[str, Callable[[Summary], str]]
 WORDS = ("prune", "prefill", "method", "drafts", "drafter", "drafting", "graph", "tree")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Says what the figure of a study shows.
+
+    Attributes:
+        knob: the key along which it goes, by what heads its column; the other keys make the lines.
+        quantity: names the number.
+        number: of a run; None where it has none.
+        even: the number at which neither of two is faster, which gets a line across.
+    """
+
+    knob: str
+    quantity: str
+    number: Callable[[Summary], float | Ratio | None]
+    even: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +56,7 @@ class KnobStudy:
     question: str
     keys: Mapping[str, str]
     columns: Columns
+    drawn: Drawn
     more_keys: Mapping[str, str] = field(default_factory=dict)
     follows: Sequence[str] = ()
     shown: Columns = field(default_factory=dict)
@@ -105,6 +123,11 @@ def _drafting(summary: Summary) -> str:
     return "fixed" if stop == "none" else f"stop {drafter['stop_threshold']}"
 
 
+def _over_plain(summary: Summary) -> Ratio | None:
+    return summary["speedup"]
+
+
+OVER_PLAIN = ("decode rate over plain decoding's", _over_plain, 1.0)
 STUDIES = (
     KnobStudy(
         "pruning",
@@ -114,6 +137,7 @@ STUDIES = (
             "length": _length, "rows": _rows("catchup_computed"), "catchup": _stage("catchup"), "round": _round,
             "prompt": _prompt_pass, "over unpruned": _pruning_speedup,
         },
+        Drawn("prune", "decode rate over an unpruned run's", lambda summary: summary["pruning_speedup"], 1.0),
         {"tokens": "workload.prompt_tokens", "batch": "batch_size"},
         ("workload.num_requests",),
     ),
@@ -125,6 +149,7 @@ STUDIES = (
             "rows": _rows("prefill_hidden"), "rows to logits": _rows("prefill_logits"),
             "prompt pass": _prompt_pass, "unpruned beside it": _unpruned_prompt_pass,
         },
+        Drawn("prompt tokens", "prompt pass, ms a request", lambda summary: summary["prefill_ms_per_request"]),
         {"drafter": "drafter", "chunk": "cache.prefill_chunk"},
     ),
     KnobStudy(
@@ -132,6 +157,7 @@ STUDIES = (
         "How sampling is verified: acceptance by temperature, drafts and rule (@1: percent of first drafts accepted)",
         {"temperature": "sampling.temperature", "method": "acceptance.method", "drafts": "drafter.draft_sampling"},
         {"length": _length, "@1": _first_rate, "tok/s": _rate, "speedup": _speedup},
+        Drawn("temperature", "acceptance length, tokens a round", lambda summary: summary["acceptance_length"]),
     ),
     KnobStudy(
         "batch_scaling",
@@ -142,6 +168,7 @@ STUDIES = (
             "break-even": lambda summary: number(summary["break_even_acceptance_length"]),
             "verify": _stage("verify"), "round": _round, "tok/s": _rate, "speedup": _speedup,
         },
+        Drawn("batch", *OVER_PLAIN),
         {"tokens": "workload.prompt_tokens"},
         ("workload.num_requests",),
     ),
@@ -156,6 +183,7 @@ STUDIES = (
             "length": _length, "drafted": _per_round("drafted"), "offered": _per_round("offered"),
             "rows": _per_round("verified"), "tok/s": _rate, "speedup": _speedup,
         },
+        Drawn("batch", *OVER_PLAIN),
         shown={"drafting": _drafting},
     ),
     KnobStudy(
@@ -167,6 +195,7 @@ STUDIES = (
         {
             "rows": _per_round("verified"), "length": _length, "round": _round, "tok/s": _rate, "speedup": _speedup,
         },
+        Drawn("batch", *OVER_PLAIN),
     ),
 )  # fmt: skip
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import io
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from spec_lab.errors import describe_error
+from spec_lab.record.runs import Run
 from spec_lab.record.schema import Summary
+from spec_lab.record.sinks import replace_bytes
 from spec_lab.report.cost_table import Cost
 from spec_lab.report.drafter_table import Cell
+from spec_lab.report.graph_table import plotted_times
+from spec_lab.report.knob_plot import knob_figure, plotted_numbers
+from spec_lab.report.knob_table import KnobStudy
 from spec_lab.report.known_options import BOUNDS
+from spec_lab.report.lines_plot import number_over_knob
 from spec_lab.report.paired_table import Compared
 from spec_lab.report.study import Point
 
@@ -23,6 +31,7 @@ ACCEPTANCE_PLOT = "acceptance_against_draft_tokens.png"
 SPEEDUP_PLOT = "predicted_against_measured.png"
 LENGTHS_PLOT = "acceptance_lengths.png"
 COST_PLOT = "cost_model.png"
+GRAPHS_PLOT = "graph_modes.png"
 
 
 class Plot(NamedTuple):
@@ -35,6 +44,29 @@ class Plot(NamedTuple):
 def plots_of(studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]], folder: Path) -> list[Plot]:
     """Saves the plots of every study and comparison in `folder`."""
     return [_save(draw, folder / _numbered(number, name)) for number, name, draw in _drawings(studies, comparisons)]
+
+
+def knob_plots_of(studies: Sequence[tuple[KnobStudy, list[Run]]], folder: Path) -> list[Plot]:
+    """Saves the plot of every study of knobs in `folder`, under the name of its experiment."""
+    saved: list[Plot] = []
+    drawn: Counter[str] = Counter()
+    for study, runs in studies:
+        numbers = plotted_numbers(study, runs)
+        if numbers:
+            drawn[study.experiment] += 1
+            name = _numbered(drawn[study.experiment], f"{study.experiment}.png")
+            saved.append(_save(partial(knob_figure, study, numbers), folder / name))
+    return saved
+
+
+def graph_plots_of(comparisons: Sequence[list[Run]], folder: Path) -> list[Plot]:
+    """Saves the plot of every comparison of graph modes in `folder`."""
+    saved = []
+    for number, runs in enumerate(comparisons, start=1):
+        words = ("What a graph mode saves", "graph mode", "time of a round over eager's")
+        draw = partial(number_over_knob, plotted_times(runs), *words, even=1.0)
+        saved.append(_save(draw, folder / _numbered(number, GRAPHS_PLOT)))
+    return saved
 
 
 def run_plots_of(summary: Summary, folder: Path) -> list[Plot]:
@@ -81,8 +113,10 @@ def _numbered(number: int, name: str) -> str:
 
 
 def _save(draw: Callable[[], Figure], path: Path) -> Plot:
+    picture = io.BytesIO()
     try:
-        draw().savefig(path, dpi=160)
+        draw().savefig(picture, format="png", dpi=160)
+        replace_bytes(path, picture.getvalue())
     except OSError as error:
         return Plot(path, f"plot not saved: {path} ({error.strerror or describe_error(error)})")
     except (ValueError, ArithmeticError) as error:  # what matplotlib raises for figures no axis can show

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from spec_lab.errors import UserError
 from spec_lab.record.layout import misfit, parse_json
+from spec_lab.record.sinks import replace_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,10 +71,11 @@ def num_bytes_per_round(num_draft_tokens: int, topk: int) -> int:
 
 
 def save_verify_rows(folder: Path, rows: VerifyRows) -> None:
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     arrays = {name: getattr(rows, name) for name in ARRAYS}
-    save_file(arrays, folder / VERIFY_ROWS_FILE, metadata={"origin": json.dumps(asdict(rows.origin))})
+    content = save(arrays, metadata={"origin": json.dumps(asdict(rows.origin))})
+    replace_bytes(folder / VERIFY_ROWS_FILE, content)
 
 
 def load_verify_rows(folder: Path) -> VerifyRows:

@@ -1,0 +1,101 @@
+"""The figure of a table of knobs: one number over one knob, a line for each value of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from spec_lab.record.schema import Ratio
+from spec_lab.report.plots import PALETTE, open_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
+SPREAD = 0.04
+"""Lines stand this far from one another at a place, so that their bars can be told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlottedNumber:
+    """What one run has for the number of a figure.
+
+    Attributes:
+        place: where it stands on the axis of the knob, as it is written there.
+        line: what its line is called; empty where there is one line.
+        value: the number, between `low` and `high`.
+        low: the lower end of its range over repeats; equal to `value` where there is none.
+        high: the upper end.
+    """
+
+    place: str
+    line: str
+    value: float
+    low: float
+    high: float
+
+
+def ends_of(number: float | Ratio) -> tuple[float, float, float]:
+    """Returns value, lowest and highest, which are one where the number has no range."""
+    if isinstance(number, (int, float)):
+        return number, number, number
+    return number["value"], number["low"], number["high"]
+
+
+def number_over_knob(
+    numbers: Sequence[PlottedNumber], title: str, knob: str, quantity: str, even: float | None
+) -> Figure:
+    """Draws a point for each number with a bar from its lowest to its highest repeat, and joins those of a line.
+
+    Places stand at equal distances: numbers by value, words in the order given.
+
+    Args:
+        knob: names the axis of places.
+        quantity: names the axis of numbers.
+        even: a number to draw a line across at.
+    """
+    import pandas as pd
+    import seaborn as sns
+
+    # The median of a value and the two ends of its range is the value, and their whole spread the range.
+    rows = [(each.place, each.line, end) for each in numbers for end in (each.low, each.value, each.high)]
+    frame = pd.DataFrame(rows, columns=["place", "line", "number"])
+    lines = list(dict.fromkeys(each.line for each in numbers))
+    with open_figure(height=4.6, width=8.4) as (figure, axes):
+        sns.pointplot(
+            frame,
+            x="place",
+            y="number",
+            hue="line",
+            order=_in_order([each.place for each in numbers]),
+            estimator="median",
+            errorbar=("pi", 100),
+            palette=sns.color_palette(PALETTE, len(lines)),
+            markers=[marker for marker, _ in zip(cycle(MARKERS), lines, strict=False)],
+            dodge=SPREAD * (len(lines) - 1),
+            linewidth=1.4,
+            markersize=6,
+            err_kws={"linewidth": 1.2, "alpha": 0.6},
+            ax=axes,
+        )
+        if even is not None:
+            axes.axhline(even, color="0.35", linewidth=1, linestyle="--", zorder=0)
+        axes.set(xlabel=knob, ylabel=quantity)
+        axes.set_title(title, loc="left")
+        handles, labels = axes.get_legend_handles_labels()
+        legend = axes.get_legend()
+        if legend is not None:
+            legend.remove()
+        if any(labels):
+            figure.legend(handles, labels, loc="outside right upper", frameon=False)
+    return figure
+
+
+def _in_order(places: Sequence[str]) -> list[str]:
+    distinct = list(dict.fromkeys(places))
+    try:
+        return sorted(distinct, key=float)
+    except ValueError:  # words
+        return distinct
