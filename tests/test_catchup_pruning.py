@@ -303,7 +303,7 @@ def test_rows_past_the_kv_write(models: Models, monkeypatch: pytest.MonkeyPatch)
         attended: list[int] = []
         mlp_rows: list[int] = []
         monkeypatch.setattr(backend, "attend", counting(backend.attend, attended))
-        monkeypatch.setattr(head, "mlp", counting(head.mlp, mlp_rows))
+        monkeypatch.setattr(head.body, "mlp", counting(head.body.mlp, mlp_rows))
         tokens, features = random_round(2, 4)
         with torch.inference_mode():
             state = lane.drafter.catch_up(lane.verified(tokens, features, [2, 3]))

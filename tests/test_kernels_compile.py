@@ -21,8 +21,10 @@ POINTERS = (
     | dict.fromkeys(("active", "is_top"), "*i1")
     | dict.fromkeys(("mixed", "log_decay", "strength", "conv_weight", "rate", "time_bias", "outputs"), "*fp32")
     | dict.fromkeys(("committed",), "*i64")
+    | dict.fromkeys(("arrivals",), "*i32")
+    | {"token_map": "*i64"}
 )
-SCALARS = {"scale": "fp32", "scaling": "fp32", "temperature": "fp32", "eps": "fp32"}
+SCALARS = dict.fromkeys(("scale", "scaling", "temperature", "eps", "embedding_eps", "hidden_eps"), "fp32")
 
 
 def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, **constants: int | bool) -> str:
@@ -188,6 +190,30 @@ def compile_delta_net() -> None:
     compile_kernel(gated_norm._gated_norm, "bf16", NUM_HEADS=32, HEAD_DIM=128, PAIR_TILE=4, CHANNEL_TILE=128)
 
 
+def compile_product(dtype: str, rows: int, columns: int, splits: int, **constants: int | bool) -> str:
+    from spec_kernels import product
+
+    options = dict.fromkeys(("TURNED", "NORMED", "GATED", "HAS_BIAS", "HAS_RESIDUAL"), False) | constants
+    sizes = {"IN_FEATURES": 4096, "SPLITS": splits, "ROW_TILE": rows, "COLUMN_TILE": columns, "DEPTH": 128}
+    return compile_kernel(product._product, dtype, STAGES=3, WHOLE_TILES=True, **sizes, **options)
+
+
+def compile_products() -> None:
+    from spec_kernels import draft_input, likeliest, norms
+
+    gated = compile_product("bf16", 16, 32, 1, NORMED=True, GATED=True)
+    assert "mma.sync" in gated and "cp.async.cg" in gated
+    assert "atom" not in gated, "one split asks nobody"
+    assert "wgmma" in compile_product("bf16", 16, 64, 2, TURNED=True, HAS_RESIDUAL=True), "weights from shared memory"
+    assert "mma" not in compile_product("fp32", 16, 16, 2, HAS_BIAS=True), "no TF32"
+    compile_product("fp16", 64, 64, 4, NORMED=True)
+    tiles = {"IN_FEATURES": 4096, "ROW_TILE": 16, "COLUMN_TILE": 32, "DEPTH": 128, "STAGES": 3, "MERGE_TILE": 128}
+    modes = {"TURNED": False, "WHOLE_TILES": True, "NORMED": True, "MAPPED": True}
+    compile_kernel(likeliest._likeliest, "bf16", **tiles, **modes)
+    compile_kernel(draft_input._draft_input, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
+    compile_kernel(norms._rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
+
+
 def main() -> None:
     from spec_kernels import attention, metadata, rope_write
 
@@ -199,7 +225,9 @@ def main() -> None:
     heads = {"HEAD_DIM": 128, "CHANNEL_TILE": 128}
     compile_kernel(attention._merge_splits, "bf16", NUM_HEADS=32, SPLIT_KEYS=64, SPLIT_TILE=16, **heads)
     compile_kernel(rope_write._write_kv, "bf16", NUM_KV_HEADS=8, PAIR_TILE=16, **heads)
-    compile_kernel(rope_write._rope_write, "bf16", NUM_HEADS=32, NUM_KV_HEADS=8, HALF=64, HALF_TILE=64, PAIR_TILE=16)
+    for normed in (False, True):
+        sizes = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "HALF_TILE": 64, "PAIR_TILE": 16}
+        compile_kernel(rope_write._rope_write, "bf16", NORMED=normed, **sizes)
     compile_kernel(metadata._advance, "i64", PAGE_SIZE=16, REQUEST_TILE=128)
     compile_vocabulary()
     compile_draft_kernels()
@@ -207,6 +235,7 @@ def main() -> None:
     compile_experts()
     compile_latent_attention()
     compile_delta_net()
+    compile_products()
 
 
 @pytest.mark.slow

@@ -209,19 +209,24 @@ def test_what_this_machine_cannot_run_is_refused_by_both_knobs(
         makers[knob](torch.device(device), dtype)
 
 
-@pytest.mark.parametrize(("family", "is_fused"), [("llama", True), ("qwen2", True), ("qwen3", False)])
-def test_heads_that_are_normed_first_keep_torch(tmp_path: Path, family: Family, is_fused: bool) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_heads_that_are_rotated_whole_have_one_kernel(tmp_path: Path, family: Family) -> None:
     target, _ = make_pair(tmp_path, family)
     config = make_config((target, target), "none", device=DEVICE.type, dtype="float32", kernels="triton")
     model = load_models(config, 32).target
     strategies = {type(layer.attention.rope_and_write) for layer in model.layers}
-    assert strategies == {FusedRopeAndWrite if is_fused else RopeThenWrite}
+    assert strategies == {FusedRopeAndWrite}
 
 
 @pytest.mark.parametrize(
-    "change", [{"attention_gate": True}, {"rope": RopeConfig(300.0, "none", partial_rotary_factor=0.5)}]
+    "change",
+    [
+        {"attention_gate": True},
+        {"rope": RopeConfig(300.0, "none", partial_rotary_factor=0.5)},
+        {"qk_norm": True, "float32_norms": True},
+    ],
 )
-def test_gates_and_partial_rotation_keep_torch(change: dict[str, Any], folders: dict[str, Path]) -> None:
+def test_gates_partial_rotation_and_float32_norms_keep_torch(change: dict[str, Any], folders: dict[str, Path]) -> None:
     config = read_model_config(folders["target"])
     plan = replace(config.layers[0], **change)
     config = replace(config, layers=(plan,))

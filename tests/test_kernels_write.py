@@ -44,10 +44,12 @@ def test_rows_that_share_the_scratch_slot_leave_one_of_them() -> None:
     assert any(torch.equal(kv[7, 0], keys[row]) for row in (0, 2))
 
 
-Fused = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+Fused = Callable[..., None]
 
 
-def run_fused(fused: Fused, qkv: torch.Tensor, num_heads: int, num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+def run_fused(
+    fused: Fused, qkv: torch.Tensor, num_heads: int, num_kv_heads: int, norm_weight: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the fused kernel; return roped queries and the cache, both NaN before. The rotary rows are views of one
     table, as `RotaryTable` gives them.
     """
@@ -58,21 +60,24 @@ def run_fused(fused: Fused, qkv: torch.Tensor, num_heads: int, num_kv_heads: int
     table = torch.stack((angles.cos(), angles.sin() * signs), dim=1).to(qkv.dtype)
     queries = poisoned(num_rows, num_heads, head_dim, dtype=qkv.dtype)
     kv = poisoned(NUM_SLOTS, 2, num_kv_heads, head_dim, dtype=qkv.dtype)
-    fused(queries, kv, qkv, table[:, 0], table[:, 1], slots(num_rows))
+    fused(queries, kv, qkv, table[:, 0], table[:, 1], slots(num_rows), norm_weight, 1e-5)
     return queries, kv
 
 
+@pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("num_rows", "num_heads", "num_kv_heads", "head_dim"),
     [(1, 4, 2, 16), (5, 7, 1, 64), (33, 6, 3, 24), (4, 8, 2, 128)],
 )
 def test_the_fused_kernel_equals_rotation_and_write(
-    dtype: torch.dtype, num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int
+    dtype: torch.dtype, num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, normed: bool
 ) -> None:
+    """Each head has a norm of its own, where it has one."""
     qkv = randn(num_rows, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
-    queries, kv = run_fused(rope_write, qkv, num_heads, num_kv_heads)
-    expected_queries, expected_kv = run_fused(rope_write_reference, qkv, num_heads, num_kv_heads)
+    norm = randn(num_heads + num_kv_heads, head_dim, seed=7, dtype=dtype) if normed else None
+    queries, kv = run_fused(rope_write, qkv, num_heads, num_kv_heads, norm)
+    expected_queries, expected_kv = run_fused(rope_write_reference, qkv, num_heads, num_kv_heads, norm)
     assert_near(queries, expected_queries)
     assert torch.equal(kv.isnan(), expected_kv.isnan())
     assert_near(kv.nan_to_num(9.0), expected_kv.nan_to_num(9.0))

@@ -223,9 +223,9 @@ def test_which_rows_enter_which_products(models: Models) -> None:
     rows: dict[str, dict[str, int]] = {}
     for knob in KNOB:
         lane = make_lane(models, knob, [5, 9])
-        head: Any = lane.drafter.head
+        body: Any = lane.drafter.head.body
         rows[knob] = seen = {}
-        for owner, name in ((head.attention, "row"), (head.attention, "query"), (head.attention, "o"), (head, "mlp")):
+        for owner, name in ((body.attention, "row"), (body.attention, "query"), (body.attention, "o"), (body, "mlp")):
             product = getattr(owner, name)
 
             setattr(owner, name, first_counted(product, name, seen))

@@ -80,6 +80,13 @@ def write_kv_reference(kv: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
     kv.index_copy_(0, slot_mapping, torch.stack((keys, values), dim=1))
 
 
+@triton.jit
+def _weighted(normed: tl.tensor, weight: tl.tensor, like: tl.tensor) -> tl.tensor:
+    """Round before and after the weight, as the models' norms do."""
+    rounded = normed.to(like.dtype).to(tl.float32)
+    return (rounded * weight.to(tl.float32)).to(like.dtype).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _rope_write(
     queries_ptr: tl.tensor,
@@ -88,19 +95,22 @@ def _rope_write(
     cos_ptr: tl.tensor,
     signed_sin_ptr: tl.tensor,
     slot_mapping_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
     num_rows: tl.tensor,
     qkv_row_stride: tl.tensor,
     cos_row_stride: tl.tensor,
     sin_row_stride: tl.tensor,
     slot_stride: tl.tensor,
+    eps: tl.tensor,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     PAIR_TILE: tl.constexpr,
     HALF_TILE: tl.constexpr,
+    NORMED: tl.constexpr,
 ) -> None:
-    """Rotates and writes PAIR_TILE (row, head) pairs. Key heads come before value heads: in `qkv` and in a cache slot
-    alike."""
+    """Norms, rotates and writes PAIR_TILE (row, head) pairs. Key heads come before value heads: in `qkv` and in a
+    cache slot alike."""
     NUM_QKV_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     pairs = tl.program_id(0) * PAIR_TILE + tl.arange(0, PAIR_TILE)
     channels = tl.arange(0, HALF_TILE)[None, :]
@@ -121,6 +131,12 @@ def _rope_write(
     left_sin = tl.load(sin_ptrs, mask=is_entry, other=0.0).to(tl.float32)
     right_sin = tl.load(sin_ptrs + HALF, mask=is_entry, other=0.0).to(tl.float32)
     left, right = left_in.to(tl.float32), right_in.to(tl.float32)
+    if NORMED:
+        scale = tl.rsqrt(tl.sum(left * left + right * right, 1) / (2 * HALF) + eps)[:, None]
+        norm_ptrs = norm_ptr + (head * (2 * HALF))[:, None] + channels
+        is_normed = is_entry & (~is_value)
+        left = _weighted(left * scale, tl.load(norm_ptrs, mask=is_normed, other=0.0), left_in)
+        right = _weighted(right * scale, tl.load(norm_ptrs + HALF, mask=is_normed, other=0.0), right_in)
     left_out = (left * left_cos + right * left_sin).to(left_in.dtype)
     right_out = (right * right_cos + left * right_sin).to(right_in.dtype)
     left_out = tl.where(is_value, left_in, left_out)
@@ -143,6 +159,8 @@ def rope_write(
     cos: torch.Tensor,
     signed_sin: torch.Tensor,
     slot_mapping: torch.Tensor,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     """Rotate queries and keys (rotate-half layout, in float32, rounded once), write K and V to `slot_mapping`.
 
@@ -153,6 +171,7 @@ def rope_write(
         cos: [rows, head_dim] of each row's position.
         signed_sin: [rows, head_dim], the sine negated in its first half.
         slot_mapping: [rows] int64.
+        norm_weight: [num_heads + num_kv_heads, head_dim] of an RMSNorm of each head before its rotation, with `eps`.
     """
     num_rows, num_heads, head_dim = queries.shape
     num_kv_heads = kv.shape[2]
@@ -163,16 +182,20 @@ def rope_write(
     assert_rows_of(signed_sin, num_rows, head_dim)
     assert_rows_of(slot_mapping, num_rows)
     assert queries.is_contiguous() and kv.is_contiguous() and qkv.stride(1) == head_dim
+    if norm_weight is not None:
+        assert_rows_of(norm_weight, num_heads + num_kv_heads, head_dim)
+        assert norm_weight.is_contiguous()
     assert queries.dtype == qkv.dtype == kv.dtype and head_dim % 2 == 0
     with launch_on(kv):
         _rope_write[(triton.cdiv(num_rows * num_qkv_heads, _PAIR_TILE),)](
-            *(queries, kv, qkv, cos, signed_sin, slot_mapping, num_rows),
-            *(qkv.stride(0), cos.stride(0), signed_sin.stride(0), kv.stride(0)),
+            *(queries, kv, qkv, cos, signed_sin, slot_mapping, queries if norm_weight is None else norm_weight),
+            *(num_rows, qkv.stride(0), cos.stride(0), signed_sin.stride(0), kv.stride(0), eps),
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
             HALF=head_dim // 2,
             PAIR_TILE=_PAIR_TILE,
             HALF_TILE=triton.next_power_of_2(head_dim // 2),
+            NORMED=norm_weight is not None,
         )
 
 
@@ -183,10 +206,15 @@ def rope_write_reference(
     cos: torch.Tensor,
     signed_sin: torch.Tensor,
     slot_mapping: torch.Tensor,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     """Do what `rope_write` does."""
     num_heads, num_kv_heads, head_dim = queries.shape[1], kv.shape[2], kv.shape[3]
-    heads, values = qkv[:, :-num_kv_heads].float(), qkv[:, -num_kv_heads:]
+    heads, values = qkv[:, :-num_kv_heads], qkv[:, -num_kv_heads:]
+    if norm_weight is not None:
+        heads = torch.nn.functional.rms_norm(heads, (head_dim,), None, eps) * norm_weight
+    heads = heads.float()
     swapped = heads.roll(head_dim // 2, -1)
     roped = (heads * cos.float().unsqueeze(1) + swapped * signed_sin.float().unsqueeze(1)).to(qkv.dtype)
     queries.copy_(roped[:, :num_heads])

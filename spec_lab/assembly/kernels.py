@@ -21,6 +21,7 @@ from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
 from spec_lab.engine.stops import GoingOn
 from spec_lab.models.experts import ExpertsMaker, grouped_experts
+from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.routers import RouterMaker, torch_router
 
 
@@ -40,6 +41,7 @@ class Kernels:
         rope_write: of attention layers whose heads it fits; None is rotation, then the backend's write.
         router: makes the router of a layer's experts.
         experts: makes the experts from their weights.
+        products: gives what few rows of a target or draft head go through.
     """
 
     strict: Callable[[], DeterministicRule]
@@ -52,6 +54,7 @@ class Kernels:
     rope_write: RopeWrite | None
     router: RouterMaker
     experts: ExpertsMaker
+    products: Products
 
 
 def _torch_rejection(method: str, sampling: SamplingParams, seeds: SlotSeeds, lossless: bool) -> AcceptanceRule:
@@ -69,6 +72,7 @@ TORCH = Kernels(
     rope_write=None,
     router=torch_router,
     experts=grouped_experts,
+    products=PLAIN,
 )
 
 
@@ -97,7 +101,17 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         rope_write=rope_write,
         router=triton_router,
         experts=TritonExperts,
+        products=_triton_products(dtype),
     )
+
+
+def _triton_products(dtype: torch.dtype) -> Products:
+    """Leave float32 to the library: exact products are slow on tensor cores, and TF32 would not be exact."""
+    if dtype is torch.float32:
+        return PLAIN
+    from spec_lab.models.triton_products import TritonProducts
+
+    return TritonProducts()
 
 
 KERNELS: Mapping[str, Callable[[torch.device, torch.dtype], Kernels]] = {"torch": _torch, "triton": _triton}

@@ -220,6 +220,8 @@ def load_models(
     checkpoint = None if config.target.weights == Weights.random else folder
     source = WeightSource(checkpoint, dtype, device, partition, config.seed)
     target = load_target(model_config, source, backend, max_positions)
+    if partition is WHOLE:
+        target.use(kernels.products)
     models = Models(target, backend, kernels, device, dtype, ExpertsRead(device, config.batch_size), markers)
     models.adopt(target.expert_parts)
     return models

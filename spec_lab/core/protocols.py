@@ -32,8 +32,20 @@ class MetadataMover(Protocol):
         ...
 
 
-RopeWrite = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Rotates queries and keys and writes K and V in one kernel: `spec_kernels.rope_write`, whose arguments it has."""
+class RopeWrite(Protocol):
+    """Norms heads, rotates queries and keys and writes K and V in one kernel: `spec_kernels.rope_write`."""
+
+    def __call__(
+        self,
+        queries: torch.Tensor,
+        kv: torch.Tensor,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        signed_sin: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        norm_weight: torch.Tensor | None = None,
+        eps: float = 0.0,
+    ) -> None: ...
 
 
 class AttentionBackend(MetadataMover, Protocol):

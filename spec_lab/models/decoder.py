@@ -17,6 +17,7 @@ from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layers import expert_parts, make_norm
 from spec_lab.models.partition import WHOLE, Partition
+from spec_lab.models.products import Products
 from spec_lab.models.rope import rotary_table
 from spec_lab.pruning.selection import AllRows
 
@@ -65,6 +66,10 @@ class Decoder(ABC):
     ) -> TargetOutput:
         """Run rows through all layers (`Target.forward`)."""
 
+    def use(self, products: Products) -> None:
+        """Replace the parts that few rows go through, in a decoder that one process has whole."""
+        self._head = products.linear(self._head)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)
 
@@ -92,6 +97,11 @@ class DecoderTarget(Decoder):
             build_layer(plan, config.rms_norm_eps, tensors, f"model.layers.{index}.", backend, partition)
             for index, plan in enumerate(self.layer_plans)
         ]
+
+    def use(self, products: Products) -> None:
+        super().use(products)
+        self._norm = products.norm(self._norm, self.layer_plans[-1])
+        self.layers = [products.layer(*pair) for pair in zip(self.layers, self.layer_plans, strict=True)]
 
     def forward(
         self,

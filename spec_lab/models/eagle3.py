@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, RowSelection
@@ -19,7 +18,8 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.eagle3_checkpoint import NUM_TAPS, Eagle3Config
 from spec_lab.models.layer_builder import build_attention, build_mlp
 from spec_lab.models.layers import RMSNorm
-from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.linear import make_linear
+from spec_lab.models.products import PLAIN, DraftInput, LayerBody, LikeliestToken, Products
 from spec_lab.models.rope import rotary_table
 
 
@@ -35,25 +35,35 @@ class Eagle3Head:
         backend: AttentionBackend,
         max_positions: int,
         window: int | None = None,
+        products: Products = PLAIN,
     ) -> None:
         """`embedding` and `target_head` [vocab, hidden_size] are the target's, used where the checkpoint has none.
 
         Args:
             window: newest keys a row sees, itself included; None is all of them.
+            products: gives the parts that few rows go through.
         """
         plan, eps = replace(config.layer.only_layer, window=window), config.layer.rms_norm_eps
         self.config = config
-        self._embedding = tensors.get("embed_tokens.weight", embedding)
         self._tap_norm = tap_norm(config, tensors)
-        self._fc = make_linear(tensors["fc.weight"])
-        self._embedding_norm = RMSNorm(tensors["midlayer.input_layernorm.weight"], eps)
-        self._hidden_norm = RMSNorm(tensors["midlayer.hidden_norm.weight"], eps)
-        self.attention = build_attention(plan, eps, tensors, "midlayer.self_attn.", backend)
-        self.mlp = build_mlp(plan, tensors, "midlayer.mlp.")
-        self._mlp_norm = RMSNorm(tensors["midlayer.post_attention_layernorm.weight"], eps)
-        self._norm = RMSNorm(tensors["norm.weight"], eps)
-        self._head: Linear = make_linear(tensors.get("lm_head.weight", target_head))
+        self._fc = products.linear(make_linear(tensors["fc.weight"]))
+        draft_input = DraftInput(
+            tensors.get("embed_tokens.weight", embedding),
+            RMSNorm(tensors["midlayer.input_layernorm.weight"], eps),
+            RMSNorm(tensors["midlayer.hidden_norm.weight"], eps),
+        )
+        self._draft_input = products.draft_input(draft_input, plan)
+        body = LayerBody(
+            build_attention(plan, eps, tensors, "midlayer.self_attn.", backend),
+            build_mlp(plan, tensors, "midlayer.mlp."),
+            RMSNorm(tensors["midlayer.post_attention_layernorm.weight"], eps),
+        )
+        self.body = products.body(body, plan)
+        norm, head = RMSNorm(tensors["norm.weight"], eps), make_linear(tensors.get("lm_head.weight", target_head))
+        self._norm, self._head = products.norm(norm, plan), products.linear(head)
         self._draft_to_target = draft_to_target_ids(tensors.get("d2t"))
+        likeliest = LikeliestToken(None if config.norm_output else norm, head, self._draft_to_target)
+        self._likeliest = products.likeliest(likeliest, plan)
         self.rotary = rotary_table(plan.rope, plan.head_dim, max_positions, embedding.dtype, embedding.device)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
@@ -69,15 +79,13 @@ class Eagle3Head:
         selection: RowSelection,
     ) -> torch.Tensor:
         """Turn [rows] tokens and [rows, hidden_size] features into the live rows' output [live rows, hidden_size]."""
-        normed = self._hidden_norm(hidden)
-        residual = normed if self.config.norm_before_residual else hidden
-        rows = torch.cat((self._embedding_norm(F.embedding(token_ids, self._embedding)), normed), dim=-1)
+        rows, normed = self._draft_input(token_ids, hidden)
         rotary = self.rotary.rows(attention.positions)
         if selection.is_empty:
-            self.attention.write(rows, rotary, cache, attention)
+            self.body.write(rows, rotary, cache, attention)
             return hidden[:0]
-        stream = selection.residual(residual) + self.attention(rows, rotary, cache, attention, selection)
-        out = selection.live(stream + self.mlp(self._mlp_norm(stream)))
+        residual = selection.residual(normed if self.config.norm_before_residual else hidden)
+        out = selection.live(self.body(rows, residual, rotary, cache, attention, selection))
         return self._norm(out) if self.config.norm_output else out
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -86,8 +94,7 @@ class Eagle3Head:
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the [rows] likeliest tokens, in target ids."""
-        draft_ids = self.draft_logits(hidden).argmax(dim=-1)
-        return draft_ids if self._draft_to_target is None else self._draft_to_target[draft_ids]
+        return self._likeliest(hidden)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab] in target ids, -inf outside the draft vocabulary."""

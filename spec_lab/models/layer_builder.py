@@ -22,6 +22,7 @@ from spec_lab.models.layers import (
     RopeThenWrite,
     RowsPart,
     fused_linear,
+    head_weights,
     make_norm,
     per_head_norm,
 )
@@ -85,15 +86,17 @@ def build_attention(
 def _rope_and_write(
     plan: LayerPlan, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
 ) -> RopeAndWrite:
-    """Take the backend's kernel, unless heads are normed first, rotated in part, or have gates behind them."""
+    """Take the backend's kernel, unless heads are normed in float32, rotated in part, or have gates behind them."""
     num_heads, num_kv_heads = plan.num_heads, plan.num_kv_heads
+    weight = None
     if plan.qk_norm:
-        weights = tensors[f"{prefix}q_norm.weight"], tensors[f"{prefix}k_norm.weight"]
-        norm = per_head_norm(*weights, num_heads, num_kv_heads, eps, plan.float32_norms)
+        q_weight, k_weight = tensors[f"{prefix}q_norm.weight"], tensors[f"{prefix}k_norm.weight"]
+        weight = head_weights(q_weight, k_weight, num_heads, num_kv_heads)
+    is_whole = not plan.attention_gate and plan.rope.partial_rotary_factor == 1
+    if backend.rope_write is None or not is_whole or (plan.qk_norm and plan.float32_norms):
+        norm = None if weight is None else per_head_norm(weight, eps, plan.float32_norms)
         return RopeThenWrite(num_heads, num_kv_heads, backend, norm)
-    if backend.rope_write is None or plan.attention_gate or plan.rope.partial_rotary_factor != 1:
-        return RopeThenWrite(num_heads, num_kv_heads, backend)
-    return FusedRopeAndWrite(num_heads, backend.rope_write)
+    return FusedRopeAndWrite(num_heads, backend.rope_write, weight, eps)
 
 
 def _attention_inputs(

@@ -102,17 +102,20 @@ class RopeThenWrite:
 
 @dataclass(frozen=True, slots=True)
 class FusedRopeAndWrite:
-    """Runs one kernel, for heads that are rotated whole and as they come from the projection."""
+    """Runs one kernel, for heads that are rotated whole, normed one by one or as they come from the projection."""
 
     num_heads: int
     rope_write: RopeWrite
+    norm_weight: torch.Tensor | None = None
+    eps: float = 0.0
 
     def __call__(
         self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
         queries = heads.new_empty(heads.shape[0], self.num_heads, heads.shape[2])
         cos, signed_sin = rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1)
-        self.rope_write(queries, cache.kv, heads, cos, signed_sin, metadata.slot_mapping)
+        slots = metadata.slot_mapping
+        self.rope_write(queries, cache.kv, heads, cos, signed_sin, slots, self.norm_weight, self.eps)
         return queries
 
 
@@ -157,17 +160,34 @@ class Attention:
         selection: RowSelection,
     ) -> torch.Tensor:
         """Write the KV of all rows, and attend: [kept rows, hidden_size]. At least one row has to go on."""
-        heads = self.qkv(rows).unflatten(-1, (-1, self.head_dim))
+        return self.o(self.attended(self.qkv(rows), rotary, cache, metadata, selection))
+
+    def attended(
+        self,
+        projected: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        """Do what lies between the products: from what `qkv` gave to what `o` takes."""
+        heads = projected.unflatten(-1, (-1, self.head_dim))
         queries = self.rope_and_write(heads, rotary, cache, metadata)
         queries, metadata = selection.queries(queries, metadata)
         out = selection.attended(attend(self.backend, queries, cache, metadata, self.window, self.scale))
         if self.gated:
             out = out * torch.sigmoid(selection.residual(heads[:, -self.num_heads :].flatten(1)))
-        return self.o(out)
+        return out
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         """Write the KV of all rows, and nothing else: for a layer whose output nobody reads."""
-        self.rope_and_write(self.qkv(rows).unflatten(-1, (-1, self.head_dim)), rotary, cache, metadata)
+        self.write_projected(self.qkv(rows), rotary, cache, metadata)
+
+    def write_projected(
+        self, projected: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
+    ) -> None:
+        """Write the KV of what `qkv` gave."""
+        self.rope_and_write(projected.unflatten(-1, (-1, self.head_dim)), rotary, cache, metadata)
 
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -271,9 +291,11 @@ def make_norm(weight: torch.Tensor, eps: float, in_float32: bool) -> RowsPart:
     return Float32Norm(weight, eps) if in_float32 else RMSNorm(weight, eps)
 
 
-def per_head_norm(
-    q_weight: torch.Tensor, k_weight: torch.Tensor, num_heads: int, num_kv_heads: int, eps: float, in_float32: bool
-) -> RowsPart:
-    """Make one RMSNorm over query and key heads together: weight [num_heads + num_kv_heads, head_dim]."""
-    weight = torch.cat((q_weight.expand(num_heads, -1), k_weight.expand(num_kv_heads, -1)))
+def head_weights(q_weight: torch.Tensor, k_weight: torch.Tensor, num_heads: int, num_kv_heads: int) -> torch.Tensor:
+    """Return the weights of the norms of query and key heads together: [num_heads + num_kv_heads, head_dim]."""
+    return torch.cat((q_weight.expand(num_heads, -1), k_weight.expand(num_kv_heads, -1)))
+
+
+def per_head_norm(weight: torch.Tensor, eps: float, in_float32: bool) -> RowsPart:
+    """Make one RMSNorm over all heads, of which each has a row of `weight`."""
     return Float32HeadNorm(weight, eps) if in_float32 else RMSNorm(weight, eps)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, RowSelection
@@ -20,6 +19,7 @@ from spec_lab.models.layers import RotaryTable, expert_parts, make_norm
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.mtp_checkpoint import MtpConfig
 from spec_lab.models.mtp_layouts import EMBEDDING_NORM, FINAL_NORM, HIDDEN_NORM, PROJECTION
+from spec_lab.models.products import PLAIN, DraftInput, LikeliestToken, Products
 
 
 class MtpModule:
@@ -33,19 +33,22 @@ class MtpModule:
         head: Linear,
         rotary: RotaryTable,
         backend: AttentionBackend,
+        products: Products = PLAIN,
     ) -> None:
-        """`tensors` as `load_mtp` gives them; `embedding` [vocab, hidden_size] and `head` are the target's."""
+        """`tensors` as `load_mtp` gives them; `embedding` [vocab, hidden_size] and `head` are the target's, and
+        `products` gives the parts that few rows go through."""
         plan, eps = config.layer.only_layer, config.layer.rms_norm_eps
         self.config = config
-        self._embedding = embedding
-        self._head = head
         self.rotary = rotary
-        self._embedding_norm, self._hidden_norm, self._norm = (
+        embedding_norm, hidden_norm, norm = (
             make_norm(tensors[name], eps, plan.float32_norms) for name in (EMBEDDING_NORM, HIDDEN_NORM, FINAL_NORM)
         )
-        self._projection = make_linear(tensors[PROJECTION])
-        self.layer = build_layer(plan, eps, tensors, "", backend)
+        self._draft_input = products.draft_input(DraftInput(embedding, embedding_norm, hidden_norm), plan)
+        self._projection = products.linear(make_linear(tensors[PROJECTION]))
+        self.layer = products.layer(build_layer(plan, eps, tensors, "", backend), plan)
+        self._norm, self._head = products.norm(norm, plan), products.linear(head)
         self._recycles_normed = config.recycled_hidden is NormSide.POST_NORM
+        self._likeliest = products.likeliest(LikeliestToken(None if self._recycles_normed else norm, head), plan)
 
     @property
     def expert_parts(self) -> tuple[ExpertMLP, ...]:
@@ -66,8 +69,7 @@ class MtpModule:
         """Turn [rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] into the live rows' output, as it is
         recycled: [live rows, hidden_size].
         """
-        embedded = self._embedding_norm(F.embedding(token_ids, self._embedding))
-        stream = self._projection(torch.cat((embedded, self._hidden_norm(hidden)), dim=-1))
+        stream = self._projection(self._draft_input(token_ids, hidden)[0])
         rotary = self.rotary.rows(attention.positions)
         live = selection.live(self.layer(stream, rotary, cache, attention, selection))
         return self._norm(live) if self._recycles_normed else live
@@ -78,7 +80,7 @@ class MtpModule:
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the [rows] likeliest tokens."""
-        return self.draft_logits(hidden).argmax(dim=-1)
+        return self._likeliest(hidden)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab]; the draft vocabulary is the target's."""

@@ -92,5 +92,6 @@ def _head(
         models.backend,
         target.num_positions,
         options.window,
+        models.kernels.products,
     )
     return head, FeatureSpec(layer_inputs=taps)

@@ -89,7 +89,8 @@ def build_mtp_modules(mtp: MtpConfig, tensors: Sequence[Mapping[str, torch.Tenso
     head = make_linear(target.head_weight)
     plan = mtp.layer.only_layer
     rotary = rotary_table(plan.rope, plan.head_dim, target.num_positions, models.dtype, models.device)
-    modules = [MtpModule(mtp, of_module, target.embedding, head, rotary, models.backend) for of_module in tensors]
+    shared = target.embedding, head, rotary, models.backend, models.kernels.products
+    modules = [MtpModule(mtp, of_module, *shared) for of_module in tensors]
     for module in modules:
         models.adopt(module.expert_parts)
     return modules

@@ -1,0 +1,159 @@
+"""The likeliest token of a few rows, straight from the head: norm, product, argmax and token map in one kernel."""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.product import load_rows, load_weight, multiply, weighted
+from spec_kernels.product_tiles import choose_tiles, row_tile
+from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.vocabulary import NO_TOKEN, lowest_top, nan_as_largest
+
+_MERGE_TILE = 128
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
+def _likeliest(
+    tokens_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    token_map_ptr: tl.tensor,
+    tops_ptr: tl.tensor,
+    top_ids_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_tokens: tl.tensor,
+    rows_stride: tl.tensor,
+    eps: tl.tensor,
+    IN_FEATURES: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    COLUMN_TILE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    TURNED: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
+    NORMED: tl.constexpr,
+    MAPPED: tl.constexpr,
+    MERGE_TILE: tl.constexpr,
+) -> None:
+    """Finds the top of each row in one tile of tokens; the program that ends last compares those of all tiles."""
+    tile = tl.program_id(0)
+    num_tiles = tl.num_programs(0)
+    row = tl.arange(0, ROW_TILE)
+    token = tile * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
+    is_row = row < num_rows
+    sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
+    squares = tl.zeros((ROW_TILE, DEPTH), tl.float32)
+    for start in tl.range(0, IN_FEATURES, DEPTH, num_stages=STAGES):
+        inputs = start + tl.arange(0, DEPTH)
+        rows = load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
+        if NORMED:
+            wide = rows.to(tl.float32)
+            squares += wide * wide
+            rows = weighted(wide, norm_ptr, inputs, IN_FEATURES, WHOLE_TILES).to(rows.dtype)
+        weight = load_weight(weight_ptr, token, inputs, num_tokens, IN_FEATURES, WHOLE_TILES)
+        sums = multiply(rows, weight, sums, TURNED)
+    if TURNED:
+        sums = tl.trans(sums)
+    if NORMED:
+        sums = sums * tl.rsqrt(tl.sum(squares, 1) / IN_FEATURES + eps)[:, None]
+
+    # Logits are compared as the dtype rounds them, so that ties are those of the head and an argmax behind it.
+    logits = nan_as_largest(sums.to(weight_ptr.dtype.element_ty).to(tl.float32))
+    ids = tl.broadcast_to(token[None, :], (ROW_TILE, COLUMN_TILE))
+    top, top_id = lowest_top(tl.where((token < num_tokens)[None, :], logits, float("-inf")), ids, 1)
+    tl.store(tops_ptr + row * num_tiles + tile, top, mask=is_row)
+    tl.store(top_ids_ptr + row * num_tiles + tile, top_id, mask=is_row)
+    tl.debug_barrier()  # all threads have stored before one of them says so
+    if tl.atomic_add(arrivals_ptr, 1, sem="acq_rel") == num_tiles - 1:
+        best = tl.full((ROW_TILE, MERGE_TILE), float("-inf"), tl.float32)
+        best_id = tl.full((ROW_TILE, MERGE_TILE), NO_TOKEN, tl.int32)
+        for first in range(0, num_tiles, MERGE_TILE):
+            tiles = first + tl.arange(0, MERGE_TILE)[None, :]
+            at = row[:, None] * num_tiles + tiles
+            is_part = is_row[:, None] & (tiles < num_tiles)
+            tops = tl.load(tops_ptr + at, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+            top_ids = tl.load(top_ids_ptr + at, mask=is_part, other=NO_TOKEN, cache_modifier=".cg")
+            is_better = (tops > best) | ((tops == best) & (top_ids < best_id))
+            best = tl.where(is_better, tops, best)
+            best_id = tl.where(is_better, top_ids, best_id)
+        _, token_id = lowest_top(best, best_id, 1)
+        found = token_id.to(tl.int64)
+        if MAPPED:
+            found = tl.load(token_map_ptr + found, mask=is_row & (found < num_tokens), other=0)
+        tl.store(tokens_ptr + row, found, mask=is_row)
+        tl.store(arrivals_ptr, 0)
+
+
+@torch.library.custom_op("spec_kernels::likeliest", mutates_args=("tokens", "arrivals"))
+def likeliest(
+    tokens: torch.Tensor,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    arrivals: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    token_map: torch.Tensor | None,
+) -> None:
+    """Find the argmax of each row's logits, lowest id on ties, of up to 64 rows.
+
+    Args:
+        tokens: [rows] int64, contiguous, written.
+        rows: [rows, in_features].
+        weight: [vocab, in_features], contiguous: a head.
+        arrivals: [1 or more] int32 zeros, which it leaves zero: of this head alone, or of one stream.
+        norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`.
+        token_map: [vocab] int64, what to write in place of an id of the head.
+    """
+    num_rows, in_features = rows.shape
+    num_tokens = weight.shape[0]
+    assert_rows_of(tokens, num_rows)
+    assert_rows_of(weight, num_tokens, in_features)
+    assert_rows_of(rows, num_rows, in_features)
+    assert tokens.is_contiguous() and weight.is_contiguous() and rows.dtype == weight.dtype
+    tile_rows = row_tile(num_rows)
+    tiles = choose_tiles(tile_rows, num_tokens, in_features, False)
+    num_tiles = triton.cdiv(num_tokens, tiles.columns)
+    tops = torch.empty((num_rows, num_tiles), dtype=torch.float32, device=rows.device)
+    top_ids = torch.empty_like(tops, dtype=torch.int32)
+    with launch_on(rows):
+        _likeliest[(num_tiles,)](
+            *(tokens, rows, weight, tops if norm_weight is None else norm_weight),
+            *(tokens if token_map is None else token_map, tops, top_ids, arrivals),
+            *(num_rows, num_tokens, rows.stride(0), eps),
+            IN_FEATURES=in_features,
+            ROW_TILE=tile_rows,
+            COLUMN_TILE=tiles.columns,
+            DEPTH=tiles.depth,
+            STAGES=tiles.stages,
+            TURNED=tiles.turned,
+            WHOLE_TILES=num_tokens % tiles.columns == 0 and in_features % tiles.depth == 0,
+            NORMED=norm_weight is not None,
+            MAPPED=token_map is not None,
+            MERGE_TILE=_MERGE_TILE,
+            num_warps=tiles.num_warps,
+        )
+
+
+def likeliest_reference(
+    tokens: torch.Tensor,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    arrivals: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    token_map: torch.Tensor | None,
+) -> None:
+    """Do what `likeliest` does."""
+    wide = rows.float()
+    if norm_weight is not None:
+        scale = torch.rsqrt(wide.square().mean(1, keepdim=True) + eps)
+        sums = (wide * norm_weight).to(rows.dtype).float() @ weight.float().T * scale
+    else:
+        sums = wide @ weight.float().T
+    ids = sums.to(weight.dtype).argmax(dim=1)
+    tokens.copy_(ids if token_map is None else token_map[ids])

@@ -1,0 +1,264 @@
+"""Products of up to 64 rows with weights fixed for a whole run, and what fuses with them.
+
+A decode round multiplies a handful of rows with every weight of a model: it takes as long as the weights take to be
+read. What else stands between two such products (norm, activation, residual) would be a launch each, which costs more
+than its work, so it is done inside them.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from spec_kernels.product_tiles import choose_tiles, row_tile
+from spec_kernels.utils import assert_rows_of, launch_on
+
+
+@triton.jit
+def load_weight(
+    weight_ptr: tl.tensor,
+    columns: tl.tensor,
+    inputs: tl.tensor,
+    out_features: tl.tensor,
+    IN_FEATURES: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
+) -> tl.tensor:
+    """Load a tile of a weight [columns, inputs], which is read once: it need not stay in L2."""
+    at = weight_ptr + columns.to(tl.int64)[:, None] * IN_FEATURES + inputs[None, :]
+    if WHOLE_TILES:
+        weight = tl.load(at, eviction_policy="evict_first")
+    else:
+        inside = (columns < out_features)[:, None] & (inputs < IN_FEATURES)[None, :]
+        weight = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
+    return weight
+
+
+@triton.jit
+def load_rows(
+    rows_ptr: tl.tensor,
+    row: tl.tensor,
+    inputs: tl.tensor,
+    num_rows: tl.tensor,
+    rows_stride: tl.tensor,
+    IN_FEATURES: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
+) -> tl.tensor:
+    """Load a tile of the rows [row, inputs], zeros past the last one."""
+    at = rows_ptr + row[:, None] * rows_stride + inputs[None, :]
+    if WHOLE_TILES:
+        rows = tl.load(at, mask=(row < num_rows)[:, None], other=0.0)
+    else:
+        rows = tl.load(at, mask=(row < num_rows)[:, None] & (inputs < IN_FEATURES)[None, :], other=0.0)
+    return rows
+
+
+@triton.jit
+def weighted(
+    wide: tl.tensor, norm_ptr: tl.tensor, inputs: tl.tensor, IN_FEATURES: tl.constexpr, WHOLE_TILES: tl.constexpr
+) -> tl.tensor:
+    """Multiply by a norm's weight; what it divides by is known when all inputs have been seen."""
+    if WHOLE_TILES:
+        norm = tl.load(norm_ptr + inputs)
+    else:
+        norm = tl.load(norm_ptr + inputs, mask=inputs < IN_FEATURES, other=0.0)
+    return wide * norm[None, :]
+
+
+@triton.jit
+def multiply(rows: tl.tensor, weight: tl.tensor, sums: tl.tensor, TURNED: tl.constexpr) -> tl.tensor:
+    """Add the product of two tiles to float32 sums [rows, columns], or turned ones. float32 is exact (no TF32)."""
+    if TURNED:
+        sums = tl.dot(weight, tl.trans(rows), sums, input_precision="ieee")
+    else:
+        sums = tl.dot(rows, tl.trans(weight), sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit(do_not_specialize=["num_rows", "out_features"])
+def _product(
+    out_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    out_features: tl.tensor,
+    rows_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    eps: tl.tensor,
+    IN_FEATURES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    COLUMN_TILE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    TURNED: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
+    NORMED: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+) -> None:
+    """Computes one split of one tile of outputs; the split that ends last adds all of them up, in their order."""
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    row = tl.arange(0, ROW_TILE)
+    column = tile * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
+    is_row = row < num_rows
+    is_entry = is_row[:, None] & (column < out_features)[None, :]
+    SPLIT_DEPTH: tl.constexpr = IN_FEATURES // SPLITS
+    HALVES: tl.constexpr = 2 if GATED else 1
+    TILE_SIZE: tl.constexpr = ROW_TILE * COLUMN_TILE
+
+    sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
+    up_sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
+    squares = tl.zeros((ROW_TILE, DEPTH), tl.float32)
+    for start in tl.range(0, SPLIT_DEPTH, DEPTH, num_stages=STAGES):
+        inputs = split * SPLIT_DEPTH + start + tl.arange(0, DEPTH)
+        rows = load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
+        if NORMED:
+            wide = rows.to(tl.float32)
+            squares += wide * wide
+            rows = weighted(wide, norm_ptr, inputs, IN_FEATURES, WHOLE_TILES).to(rows.dtype)
+        weight = load_weight(weight_ptr, column, inputs, out_features, IN_FEATURES, WHOLE_TILES)
+        sums = multiply(rows, weight, sums, TURNED)
+        if GATED:
+            up_ptr = weight_ptr + out_features.to(tl.int64) * IN_FEATURES
+            up = load_weight(up_ptr, column, inputs, out_features, IN_FEATURES, WHOLE_TILES)
+            up_sums = multiply(rows, up, up_sums, TURNED)
+    if TURNED:
+        sums = tl.trans(sums)
+        up_sums = tl.trans(up_sums)
+    square_sum = tl.sum(squares, 1)
+
+    is_last = True
+    if SPLITS > 1:
+        PART_SIZE: tl.constexpr = HALVES * TILE_SIZE + ROW_TILE
+        entry = row[:, None] * COLUMN_TILE + tl.arange(0, COLUMN_TILE)[None, :]
+        part_ptr = partial_ptr + (tile * SPLITS + split) * PART_SIZE
+        tl.store(part_ptr + entry, sums, mask=is_entry)
+        if GATED:
+            tl.store(part_ptr + TILE_SIZE + entry, up_sums, mask=is_entry)
+        if NORMED:
+            tl.store(part_ptr + HALVES * TILE_SIZE + row, square_sum, mask=is_row)
+        tl.debug_barrier()  # all threads have stored before one of them says so
+        is_last = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
+        if is_last:
+            sums = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
+            up_sums = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
+            square_sum = tl.zeros((ROW_TILE,), tl.float32)
+            for other in tl.static_range(SPLITS):
+                other_ptr = partial_ptr + (tile * SPLITS + other) * PART_SIZE
+                sums += tl.load(other_ptr + entry, mask=is_entry, other=0.0, cache_modifier=".cg")
+                if GATED:
+                    up_ptrs = other_ptr + TILE_SIZE + entry
+                    up_sums += tl.load(up_ptrs, mask=is_entry, other=0.0, cache_modifier=".cg")
+                if NORMED:
+                    square_ptrs = other_ptr + HALVES * TILE_SIZE + row
+                    square_sum += tl.load(square_ptrs, mask=is_row, other=0.0, cache_modifier=".cg")
+            tl.store(arrivals_ptr + tile, 0)
+    if is_last:
+        if NORMED:
+            scale = tl.rsqrt(square_sum / IN_FEATURES + eps)[:, None]
+            sums = sums * scale
+            up_sums = up_sums * scale
+        if HAS_BIAS:
+            sums += tl.load(bias_ptr + column, mask=column < out_features, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            sums = sums * tl.sigmoid(sums) * up_sums
+        if HAS_RESIDUAL:
+            residual_ptrs = residual_ptr + row[:, None] * residual_stride + column[None, :]
+            sums += tl.load(residual_ptrs, mask=is_entry, other=0.0).to(tl.float32)
+        out_ptrs = out_ptr + row[:, None] * out_features + column[None, :]
+        tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=is_entry)
+
+
+@torch.library.custom_op("spec_kernels::product", mutates_args=("out", "arrivals"))
+def product(
+    out: torch.Tensor,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    arrivals: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    residual: torch.Tensor | None,
+    gated: bool,
+) -> None:
+    """Multiply up to 64 rows by a weight, normed before, with bias, activation and residual after, rounded once.
+
+    Args:
+        out: [rows, out_features], contiguous, written; not one of the inputs.
+        rows: [rows, in_features].
+        weight: [out_features, in_features], contiguous; [2 * out_features, in_features] where gated, gates first.
+        arrivals: [tiles or more] int32 zeros, which it leaves zero: of this product alone, or of one stream.
+        bias: [out_features], not where gated.
+        norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`.
+        residual: [rows, out_features], added to the outcome.
+        gated: the outcome is silu(gate) * up.
+    """
+    num_rows, in_features = rows.shape
+    out_features = out.shape[1]
+    assert_rows_of(out, num_rows, out_features)
+    assert_rows_of(rows, num_rows, in_features)
+    assert_rows_of(weight, out_features * (2 if gated else 1), in_features)
+    assert out.is_contiguous() and weight.is_contiguous() and rows.dtype == weight.dtype
+    assert not (gated and bias is not None)
+    tile_rows = row_tile(num_rows)
+    tiles = choose_tiles(tile_rows, out_features, in_features, gated)
+    num_tiles = triton.cdiv(out_features, tiles.columns)
+    assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
+    part_size = tile_rows * (tiles.columns * (2 if gated else 1) + 1)
+    partial = out.new_empty(num_tiles * tiles.splits * part_size if tiles.splits > 1 else 1, dtype=torch.float32)
+    with launch_on(rows):
+        _product[(num_tiles, tiles.splits)](
+            *(out, rows, weight, out if bias is None else bias, out if norm_weight is None else norm_weight),
+            *(out if residual is None else residual, partial, arrivals),
+            *(num_rows, out_features, rows.stride(0), 0 if residual is None else residual.stride(0), eps),
+            IN_FEATURES=in_features,
+            SPLITS=tiles.splits,
+            ROW_TILE=tile_rows,
+            COLUMN_TILE=tiles.columns,
+            DEPTH=tiles.depth,
+            STAGES=tiles.stages,
+            TURNED=tiles.turned,
+            WHOLE_TILES=out_features % tiles.columns == 0 and in_features % (tiles.splits * tiles.depth) == 0,
+            NORMED=norm_weight is not None,
+            GATED=gated,
+            HAS_BIAS=bias is not None,
+            HAS_RESIDUAL=residual is not None,
+            num_warps=tiles.num_warps,
+        )
+
+
+def product_reference(
+    out: torch.Tensor,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    arrivals: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    residual: torch.Tensor | None,
+    gated: bool,
+) -> None:
+    """Do what `product` does."""
+    wide = rows.float()
+    scale = torch.rsqrt(wide.square().mean(1, keepdim=True) + eps)
+    if norm_weight is not None:
+        wide = (wide * norm_weight).to(rows.dtype).float()
+    sums = wide @ weight.float().T
+    if norm_weight is not None:
+        sums = sums * scale
+    if bias is not None:
+        sums = sums + bias.float()
+    if gated:
+        gate, up = sums.chunk(2, dim=1)
+        sums = F.silu(gate) * up
+    out.copy_(sums if residual is None else sums + residual.float())

@@ -1,0 +1,74 @@
+"""Shapes of the tiles of a product with few rows, tuned on an H200 (docs/performance.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+MAX_ROWS = 64
+"""Beyond these a product is bound by arithmetic, and the library's own is ahead."""
+
+INVARIANT_ROWS = 16
+"""Up to these all row counts have one tile, so that a row's result does not depend on the rows beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyTiles:
+    """Says how the programs of a launch share a product [rows, in_features] x [out_features, in_features].
+
+    Attributes:
+        columns: outputs of a program.
+        depth: inputs of a step of its loop.
+        splits: programs that share the inputs of a tile of outputs.
+        stages: steps whose loads are in flight, of which one is being computed.
+        turned: the weight is the left operand, which Hopper's tensor cores read from shared memory.
+    """
+
+    columns: int
+    depth: int
+    splits: int = 1
+    stages: int = 4
+    num_warps: int = 4
+    turned: bool = False
+
+
+TUNED = {
+    (6144, 8192): SkinnyTiles(32, 128, splits=2),
+    (6144, 4096): SkinnyTiles(64, 128, splits=4, stages=3, turned=True),
+}
+"""Holds the weights [out_features, in_features] for which, with up to 16 rows, other tiles were faster."""
+
+ENOUGH_PROGRAMS = 192
+"""Keeps the 132 multiprocessors reading; further splits only add up more partial sums."""
+
+
+def row_tile(num_rows: int) -> int:
+    """Return the number of rows that a program computes, of which `num_rows` are kept."""
+    assert 0 < num_rows <= MAX_ROWS
+    return next(tile for tile in (16, 32, 64) if num_rows <= tile)
+
+
+@cache
+def choose_tiles(rows: int, out_features: int, in_features: int, gated: bool) -> SkinnyTiles:
+    """Return the tiles of a product whose row tile is `rows`: a function of the weight's shape alone for up to 16 rows.
+
+    A gated product has two weights of [out_features, in_features], and so two tiles a step.
+    """
+    if rows == INVARIANT_ROWS and not gated and (out_features, in_features) in TUNED:
+        return TUNED[out_features, in_features]
+    depth, columns = min(128, _power_of_two(in_features)), 64
+    num_tiles = -(-out_features // columns)
+    splits = 1
+    while num_tiles * splits < ENOUGH_PROGRAMS and splits < 4 and in_features % (2 * splits * depth) == 0:
+        splits *= 2
+    return SkinnyTiles(columns, depth, splits, stages=3 if gated or rows > 16 else 4, turned=True)
+
+
+def num_arrivals(out_features: int) -> int:
+    """Return the number of counters that a product needs, whatever its number of rows."""
+    return -(-out_features // 16)
+
+
+def _power_of_two(size: int) -> int:
+    """Return the least power of two that is at least `size`, and at least 16, as a tensor core wants it."""
+    return max(16, 1 << (size - 1).bit_length())

@@ -1,0 +1,154 @@
+"""Parts of a model that a few rows go through in one kernel where an option chooses it, and who replaces them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.protocols import RowSelection
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.layers import AttentionPart, DecoderLayer, RotaryRows, RowsPart
+from spec_lab.models.linear import Linear
+from spec_lab.models.plan import LayerPlan
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInput:
+    """Norms a token's embedding and a hidden state, and puts them side by side."""
+
+    embedding: torch.Tensor
+    embedding_norm: RowsPart
+    hidden_norm: RowsPart
+
+    def __call__(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return [rows, 2 * hidden_size], and the normed hidden states alone."""
+        normed = self.hidden_norm(hidden)
+        embedded = self.embedding_norm(F.embedding(token_ids, self.embedding))
+        return torch.cat((embedded, normed), dim=-1), normed
+
+
+@dataclass(slots=True)
+class LayerBody:
+    """Is a decoder layer behind its first norm."""
+
+    attention: AttentionPart[LayerCache]
+    mlp: RowsPart
+    mlp_norm: RowsPart
+
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        residual: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        """Turn normed rows, and the residual of those that `selection` keeps, into [kept rows, hidden_size]."""
+        stream = residual + self.attention(rows, rotary, cache, metadata, selection)
+        return stream + self.mlp(self.mlp_norm(stream))
+
+    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+        """Write the KV of normed rows, and nothing else."""
+        self.attention.write(rows, rotary, cache, metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class LikeliestToken:
+    """Finds the token that a head thinks likeliest.
+
+    Attributes:
+        norm: in front of the head; None where the rows have been normed.
+        token_map: [draft vocabulary] ids of the target; None where they are the head's.
+    """
+
+    norm: RowsPart | None
+    head: Linear
+    token_map: torch.Tensor | None = None
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Turn [rows, hidden_size] into [rows] token ids."""
+        ids = self.head(hidden if self.norm is None else self.norm(hidden)).argmax(dim=-1)
+        return ids if self.token_map is None else self.token_map[ids]
+
+
+class Layer(Protocol):
+    """Is a decoder layer as a target calls it: `DecoderLayer.__call__`."""
+
+    def __call__(
+        self,
+        stream: torch.Tensor,
+        rotary: RotaryRows,
+        cache: Any,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor: ...
+
+
+class Body(Protocol):
+    """Is a layer behind its first norm: `LayerBody`, whose words are these."""
+
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        residual: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor: ...
+
+    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None: ...
+
+
+DraftInputs = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Likeliest = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Products(Protocol):
+    """Gives a faster part for one of a model, or the same where it has none.
+
+    `plan` is that of the layer the part belongs to: it says what kind the part is of.
+    """
+
+    def norm(self, norm: RowsPart, plan: LayerPlan) -> RowsPart: ...
+
+    def linear(self, linear: Linear) -> Linear: ...
+
+    def layer(self, layer: DecoderLayer, plan: LayerPlan) -> Layer: ...
+
+    def body(self, body: LayerBody, plan: LayerPlan) -> Body: ...
+
+    def draft_input(self, part: DraftInput, plan: LayerPlan) -> DraftInputs: ...
+
+    def likeliest(self, part: LikeliestToken, plan: LayerPlan) -> Likeliest: ...
+
+
+class PlainProducts:
+    """Leaves every part as it is."""
+
+    def norm(self, norm: RowsPart, plan: LayerPlan) -> RowsPart:
+        return norm
+
+    def linear(self, linear: Linear) -> Linear:
+        return linear
+
+    def layer(self, layer: DecoderLayer, plan: LayerPlan) -> Layer:
+        return layer
+
+    def body(self, body: LayerBody, plan: LayerPlan) -> Body:
+        return body
+
+    def draft_input(self, part: DraftInput, plan: LayerPlan) -> DraftInputs:
+        return part
+
+    def likeliest(self, part: LikeliestToken, plan: LayerPlan) -> Likeliest:
+        return part
+
+
+PLAIN = PlainProducts()

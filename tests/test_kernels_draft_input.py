@@ -1,0 +1,68 @@
+"""The kernels around a draft layer, and the norm, against their references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spec_kernels.draft_input import draft_input, draft_input_reference
+from spec_kernels.likeliest import likeliest, likeliest_reference
+from spec_kernels.norms import rms_norm, rms_norm_reference
+from spec_kernels.product_tiles import SkinnyTiles
+from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
+
+EPS = 1e-5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 64), (5, 40), (3, 1100)])
+def test_a_norm_equals_its_reference(dtype: torch.dtype, num_rows: int, size: int) -> None:
+    rows, weight = 3 * randn(num_rows, size + 4, dtype=dtype)[:, :size], randn(size, seed=1, dtype=dtype)
+    got, expected = (torch.full((num_rows, size), float("nan"), dtype=dtype, device=DEVICE) for _ in range(2))
+    rms_norm(got, rows, weight, EPS)
+    rms_norm_reference(expected, rows, weight, EPS)
+    assert_near(got, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_draft_input_equals_its_reference(dtype: torch.dtype) -> None:
+    """The two norms differ in weight and eps, and the hidden states are a view of wider rows."""
+    size, tokens = 40, torch.tensor([6, 0, 6], device=DEVICE)
+    embedding, hidden = randn(7, size, dtype=dtype), randn(3, 2 * size, seed=1, dtype=dtype)[:, size:]
+    norms = randn(size, seed=2, dtype=dtype), randn(size, seed=3, dtype=dtype)
+    got, expected = (torch.full((3, 2 * size), float("nan"), dtype=dtype, device=DEVICE) for _ in range(2))
+    draft_input(got, tokens, embedding, norms[0], EPS, hidden, norms[1], 0.5)
+    draft_input_reference(expected, tokens, embedding, norms[0], EPS, hidden, norms[1], 0.5)
+    assert_near(got, expected)
+
+
+def top_of(function: object, rows: torch.Tensor, head: torch.Tensor, **parts: torch.Tensor) -> torch.Tensor:
+    tokens = torch.full((rows.shape[0],), -7, device=DEVICE)
+    arrivals = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    function(tokens, rows, head, arrivals, parts.get("norm_weight"), EPS, parts.get("token_map"))  # type: ignore[operator]
+    assert not arrivals.any(), "the last program leaves zeros"
+    return tokens
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("parts", [(), ("norm_weight",), ("norm_weight", "token_map")])
+def test_the_likeliest_token_is_the_argmax(
+    monkeypatch: pytest.MonkeyPatch, parts: tuple[str, ...], turned: bool
+) -> None:
+    """Five tiles of tokens, of which the last is not whole, and merged three at a time, but for the rest."""
+    monkeypatch.setattr("spec_kernels.likeliest.choose_tiles", lambda *_: SkinnyTiles(16, 16, turned=turned))
+    monkeypatch.setattr("spec_kernels.likeliest._MERGE_TILE", 2)
+    rows, head = randn(17, 40), randn(70, 40, seed=1)
+    offered = {"norm_weight": randn(40, seed=2), "token_map": torch.randperm(200, device=DEVICE)[:70]}
+    chosen = {name: offered[name] for name in parts}
+    assert torch.equal(top_of(likeliest, rows, head, **chosen), top_of(likeliest_reference, rows, head, **chosen))
+
+
+def test_ties_go_to_the_lowest_token_and_nan_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token 3 of the first tile has a copy in the third; a row of NaN gives token 0, as torch.argmax does."""
+    monkeypatch.setattr("spec_kernels.likeliest.choose_tiles", lambda *_: SkinnyTiles(16, 16))
+    head = torch.zeros(48, 16, device=DEVICE)
+    head[3] = head[40] = 1.0
+    rows = torch.ones(2, 16, device=DEVICE)
+    rows[1] = float("nan")
+    assert top_of(likeliest, rows, head).tolist() == [3, 0]

@@ -1,0 +1,100 @@
+"""Products of a few rows against their reference, with everything that fuses with them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spec_kernels import product_tiles
+from spec_kernels.product import product, product_reference
+from spec_kernels.product_tiles import INVARIANT_ROWS, SkinnyTiles, choose_tiles
+from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
+
+EPS = 1e-5
+
+
+def run(
+    function: object,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    gated: bool = False,
+    arrivals: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Run the kernel or its reference; the output is NaN before."""
+    out_features = weight.shape[0] // (2 if gated else 1)
+    out = torch.full((rows.shape[0], out_features), float("nan"), dtype=rows.dtype, device=DEVICE)
+    if arrivals is None:
+        arrivals = torch.zeros(out_features, dtype=torch.int32, device=DEVICE)
+    function(out, rows, weight, arrivals, bias, norm_weight, EPS, residual, gated)  # type: ignore[operator]
+    assert not arrivals.any(), "the last split leaves zeros"
+    return out
+
+
+def weights(out_features: int, in_features: int, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
+    return (randn(out_features, in_features, seed=seed) * in_features**-0.5).to(dtype)
+
+
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Choose the tiles by hand, so that small sizes have several of them."""
+
+    def use(*chosen: int, turned: bool = False) -> None:
+        columns, depth, splits = chosen
+        monkeypatch.setattr(
+            "spec_kernels.product.choose_tiles",
+            lambda *_: SkinnyTiles(columns, depth, splits, stages=2, turned=turned),
+        )
+
+    return use
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_rows", "out_features", "in_features"), [(1, 48, 64), (5, 40, 48), (16, 64, 32), (33, 24, 40)]
+)
+def test_a_product_equals_its_reference(dtype: torch.dtype, num_rows: int, out_features: int, in_features: int) -> None:
+    """Sizes that tiles do not divide, and rows that are a view of wider ones."""
+    rows = randn(num_rows, in_features + 8, dtype=dtype)[:, :in_features]
+    weight = weights(out_features, in_features, dtype)
+    assert_near(run(product, rows, weight), run(product_reference, rows, weight))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("fused", ["norm", "gated", "bias", "residual"])
+def test_what_fuses_equals_its_reference(tiles: object, fused: str, splits: int, turned: bool) -> None:
+    tiles(16, 16, splits, turned=turned)  # type: ignore[operator]
+    rows, gated = 3 * randn(3, 64), fused == "gated"
+    weight = weights(64 if gated else 32, 64, torch.float32)
+    parts = {
+        "norm": {"norm_weight": randn(64, seed=2)},
+        "gated": {"gated": True, "norm_weight": randn(64, seed=2)},
+        "bias": {"bias": randn(32, seed=2), "norm_weight": randn(64, seed=2)},
+        "residual": {"residual": randn(3, 40, seed=2)[:, :32]},
+    }[fused]
+    assert_near(run(product, rows, weight, **parts), run(product_reference, rows, weight, **parts))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("out_features", "in_features", "splits"), [(48, 256, 2), (32, 128, 1)])
+def test_a_row_does_not_depend_on_the_rows_beside_it(
+    tiles: object, dtype: torch.dtype, out_features: int, in_features: int, splits: int
+) -> None:
+    tiles(16, 64, splits)  # type: ignore[operator]
+    rows, weight = randn(INVARIANT_ROWS, in_features, dtype=dtype), weights(out_features, in_features, dtype)
+    norm_weight = randn(in_features, seed=4)
+    whole = run(product, rows, weight, norm_weight=norm_weight)
+    for num_rows in (1, 2, 5, 15):
+        assert torch.equal(run(product, rows[:num_rows], weight, norm_weight=norm_weight), whole[:num_rows])
+
+
+def test_tiles_follow_from_the_weight_alone_up_to_sixteen_rows() -> None:
+    assert {product_tiles.row_tile(rows) for rows in range(1, 17)} == {16}
+    for sizes in ((6144, 4096), (4096, 14336), (256, 256), (40, 24)):
+        tiles = choose_tiles(16, *sizes, False)
+        assert sizes[1] % tiles.splits == 0
+        assert tiles.splits == 1 or sizes[1] // tiles.splits % tiles.depth == 0, "a split is whole steps"

@@ -1,0 +1,201 @@
+"""Models whose few rows go through the fused kernels, against the same models without, in 16 bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from spec_kernels.rope_write import rope_write
+from spec_lab.assembly.kernels import KERNELS
+from spec_lab.assembly.models import cache_row
+from spec_lab.attention.triton_backend import TritonAttention
+from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.protocols import RowSelection
+from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
+from spec_lab.engine.pages import PageTable
+from spec_lab.models.config import ModelConfig
+from spec_lab.models.decoder import DecoderTarget
+from spec_lab.models.eagle3 import Eagle3Head
+from spec_lab.models.families.plain import Family
+from spec_lab.models.families.table import read_model_config
+from spec_lab.models.linear import make_linear
+from spec_lab.models.mtp import MtpModule
+from spec_lab.models.plan import LayerPlan
+from spec_lab.models.products import PLAIN, Products
+from spec_lab.models.random_weights import random_eagle3, random_mtp, random_tensors
+from spec_lab.models.rope import rotary_table
+from spec_lab.models.tensor_shapes import decoder_tensor_shapes
+from spec_lab.models.triton_products import FusedLayer, TritonProducts
+from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from tests.kernel_lab import DEVICE, randn
+from tests.lab import make_pair
+
+DTYPE = torch.float16
+PAGE_SIZE, MAX_POSITIONS = 4, 64
+FEATURES = FeatureSpec(layer_inputs=(0, 1))
+
+
+@dataclass
+class Lane:
+    """A paged cache of three slots for layers of these plans, and the backend that reads it."""
+
+    backend: TritonAttention
+    cache: PagedKVCache
+    table: PageTable
+
+    @classmethod
+    def of(cls, plans: tuple[LayerPlan, ...]) -> Lane:
+        table = PageTable(3, 40, PAGE_SIZE, DEVICE)
+        for slot in range(3):
+            table.assign(slot, list(range(2 + slot, 32, 3)))
+        cache = PagedKVCache([cache_row(plan) for plan in plans], 32, PAGE_SIZE, DTYPE, DEVICE)
+        return cls(TritonAttention(PAGE_SIZE, MAX_POSITIONS, rope_write), cache, table)
+
+    def metadata(self, starts: list[int], num_queries: int) -> AttentionMetadata:
+        first = torch.tensor(starts, device=DEVICE)
+        positions = first.unsqueeze(1) + torch.arange(num_queries, device=DEVICE)
+        return self.backend.build(
+            positions, first + num_queries, self.table.pages[: len(starts)], max(starts) + num_queries
+        )
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen3"])
+def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    family: Family = request.param
+    return read_model_config(make_pair(tmp_path_factory.mktemp(family), family)[0])
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return read_model_config(make_pair(tmp_path_factory.mktemp("llama"), "llama")[0])
+
+
+def make_target(config: ModelConfig, lane: Lane, products: Products) -> DecoderTarget:
+    tensors = random_tensors(decoder_tensor_shapes(config), DTYPE, DEVICE, 3)
+    target = DecoderTarget(config, tensors, lane.backend, MAX_POSITIONS)
+    target.use(products)
+    return target
+
+
+def prompt(num_requests: int, num_rows: int) -> torch.Tensor:
+    return torch.randint(20, (num_requests, num_rows), generator=torch.Generator().manual_seed(5)).to(DEVICE)
+
+
+def assert_alike(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Compare what was rounded to 16 bits at different places."""
+    assert got.shape == expected.shape and got.isfinite().all()
+    assert (got.float() - expected.float()).norm() <= 0.01 * expected.float().norm()
+
+
+def selections(lane: Lane) -> dict[str, RowSelection]:
+    live = torch.tensor([1, 5], device=DEVICE)
+    return {
+        "all": AllRows(),
+        "live": AllRows(live),
+        "after": AfterAttention(live),
+        "before": BeforeAttention(live, lane.metadata([7, 8], 1)),
+    }
+
+
+@pytest.mark.slow
+def test_a_target_gives_what_it_gives_without(config: ModelConfig) -> None:
+    """Prompt rows first, whose last layer writes KV alone, then a round of two requests."""
+    outputs, caches = [], []
+    for products in (PLAIN, TritonProducts()):
+        lane = Lane.of(config.layers)
+        target = make_target(config, lane, products)
+        lane.cache.kv.zero_()
+        target.forward(prompt(2, 6).flatten(), lane.cache, lane.metadata([0, 0], 6), NoRows(), FEATURES)
+        round_ = target.forward(prompt(2, 4).flatten(), lane.cache, lane.metadata([6, 4], 4), AllRows(), FEATURES)
+        assert round_.features is not None
+        outputs.append([target.logits(round_.hidden), round_.features])
+        caches.append(lane.cache.kv)
+    for got, expected in zip(outputs[1], outputs[0], strict=True):
+        assert_alike(got, expected)
+    assert_alike(caches[1], caches[0])
+
+
+@pytest.mark.slow
+def test_many_rows_go_to_the_library(llama: ModelConfig) -> None:
+    lane = Lane.of(llama.layers)
+    rows, metadata = prompt(2, 33).flatten(), lane.metadata([0, 0], 33)
+    outputs = [
+        make_target(llama, lane, products).forward(rows, lane.cache, metadata, AfterAttention(last), FEATURES).hidden
+        for last in [torch.tensor([32, 65], device=DEVICE)]
+        for products in (PLAIN, TritonProducts())
+    ]
+    assert_alike(outputs[1], outputs[0])
+
+
+@pytest.mark.slow
+def test_a_row_of_a_round_is_the_row_of_plain_decoding(config: ModelConfig) -> None:
+    """Four rows of each of three requests, at once, and one by one: bit-equal, with the logits."""
+    lane = Lane.of(config.layers)
+    target, starts, tokens = make_target(config, lane, TritonProducts()), [9, 3, 1], prompt(3, 13)
+    for slot, start in enumerate(starts):
+        metadata = lane.backend.build(
+            torch.arange(start, device=DEVICE).unsqueeze(0),
+            torch.tensor([start], device=DEVICE),
+            lane.table.pages[slot : slot + 1],
+            start,
+        )
+        target.forward(tokens[slot, :start], lane.cache, metadata, NoRows(), FeatureSpec())
+    rows = torch.stack([tokens[slot, start : start + 4] for slot, start in enumerate(starts)])
+    verified = target.forward(rows.flatten(), lane.cache, lane.metadata(starts, 4), AllRows(), FeatureSpec())
+    together = target.logits(verified.hidden).view(3, 4, -1)
+    for column in range(4):
+        metadata = lane.metadata([start + column for start in starts[:1]], 1)
+        alone = target.forward(rows[0, column : column + 1], lane.cache, metadata, AllRows(), FeatureSpec())
+        assert torch.equal(target.logits(alone.hidden)[0], together[0, column])
+
+
+def run_head(head: Eagle3Head | MtpModule, lane: Lane, name: str) -> list[torch.Tensor]:
+    """Write a prompt, run a round of two requests, and pick a token of each row that is left."""
+    lane.cache.kv.zero_()
+    hidden = randn(2, 6, 32, seed=2, dtype=DTYPE)
+    layer = lane.cache.layers[0]
+    head.forward(prompt(2, 6).flatten(), hidden.flatten(0, 1), layer, lane.metadata([0, 0], 6), NoRows())
+    rows = prompt(2, 4).flatten(), hidden[:, :4].flatten(0, 1)
+    out = head.forward(*rows, layer, lane.metadata([6, 4], 4), selections(lane)[name])
+    return [out, head.draft_logits(out), lane.cache.kv, head.greedy(out).to(DTYPE)]
+
+
+@pytest.mark.parametrize("selection", ["all", "live", "after", "before"])
+def test_an_eagle3_head_gives_what_it_gives_without(llama: ModelConfig, selection: str) -> None:
+    results = []
+    for products in (PLAIN, TritonProducts()):
+        head_config, tensors = random_eagle3(llama, 16, DTYPE, DEVICE, 1)
+        lane = Lane.of(head_config.layer.layers)
+        weights = random_tensors(decoder_tensor_shapes(llama), DTYPE, DEVICE, 3)
+        shared = weights["model.embed_tokens.weight"], weights["lm_head.weight"], lane.backend, MAX_POSITIONS
+        results.append(run_head(Eagle3Head(head_config, tensors, *shared, None, products), lane, selection))
+    for got, expected in zip(*reversed(results), strict=True):
+        assert_alike(got, expected)
+
+
+@pytest.mark.parametrize("side", list(NormSide))
+def test_an_mtp_module_gives_what_it_gives_without(llama: ModelConfig, side: NormSide) -> None:
+    from dataclasses import replace
+
+    results = []
+    for products in (PLAIN, TritonProducts()):
+        mtp, (tensors,) = random_mtp(llama, 1, DTYPE, DEVICE, 1)
+        mtp = replace(mtp, recycled_hidden=side)
+        plan = mtp.layer.only_layer
+        lane = Lane.of((plan,))
+        weights = random_tensors(decoder_tensor_shapes(llama), DTYPE, DEVICE, 3)
+        rotary = rotary_table(plan.rope, plan.head_dim, MAX_POSITIONS, DTYPE, DEVICE)
+        head = make_linear(weights["lm_head.weight"])
+        shared = weights["model.embed_tokens.weight"], head, rotary, lane.backend, products
+        results.append(run_head(MtpModule(mtp, tensors, *shared), lane, "after"))
+    for got, expected in zip(*reversed(results), strict=True):
+        assert_alike(got, expected)
+
+
+def test_float32_keeps_the_librarys_products(llama: ModelConfig) -> None:
+    assert KERNELS["triton"](DEVICE, torch.float32).products is PLAIN
+    lane = Lane.of(llama.layers)
+    target = make_target(llama, lane, KERNELS["triton"](DEVICE, torch.float16).products)
+    assert all(type(layer) is FusedLayer for layer in target.layers)
