@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spec_lab.assembly.drafters.trained import TrainedDrafterConfig
-from spec_lab.config import RecurrentConfig, Rollback, RunConfig
+from spec_lab.config import AttentionConfig, Dtype, KernelSet, RecurrentConfig, Rollback, RunConfig
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.engine import Engine
 from tests.engine_state import find_tensors
@@ -65,7 +65,7 @@ def live_state(engine: Engine) -> dict[str, torch.Tensor]:
     return found
 
 
-def check_packed_alike(config: RunConfig, budget: int | None = 2048) -> None:
+def check_packed_alike(config: RunConfig, budget: int | None = 2048, tolerance: float = 1e-5) -> None:
     """Compare with one request at a time: the tokens and drafts in the slots, and all that later rounds read."""
     config.batch_size = len(LENGTHS)
     requests = requests_of()
@@ -78,8 +78,8 @@ def check_packed_alike(config: RunConfig, budget: int | None = 2048) -> None:
     expected, found = (live_state(engine) for engine in engines)
     assert expected.keys() == found.keys() and any(path.startswith("cache") for path in found)
     for path, tensor in expected.items():
-        tolerance = 1e-5 if tensor.is_floating_point() else 0
-        torch.testing.assert_close(found[path], tensor, rtol=0, atol=tolerance, msg=lambda text, p=path: f"{p}: {text}")
+        atol = tolerance if tensor.is_floating_point() else 0
+        torch.testing.assert_close(found[path], tensor, rtol=0, atol=atol, msg=lambda text, p=path: f"{p}: {text}")
 
 
 class Weights:
@@ -112,6 +112,16 @@ def test_a_pack_leaves_what_one_prompt_at_a_time_leaves(weights: Weights, drafte
 @pytest.mark.parametrize("drafter", TRAINED)
 def test_small_packs_too(weights: Weights, drafter: str, budget: int) -> None:
     check_packed_alike(weights.config(drafter, "prefill"), budget)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("attention", ["torch", "triton"])
+@pytest.mark.parametrize("drafter", TRAINED)
+def test_a_pack_on_a_gpu(weights: Weights, drafter: str, attention: str) -> None:
+    """Products of more rows round otherwise there, in float32 too."""
+    parts = {"attention": AttentionConfig(name=attention), "kernels": KernelSet(attention)}
+    config = replace(weights.config(drafter, "catchup"), device="cuda", dtype=Dtype.float32, **parts)
+    check_packed_alike(config, tolerance=2e-4)
 
 
 @pytest.mark.slow
