@@ -84,7 +84,8 @@ class Lane:
 
     def run(self, rows: torch.Tensor, num_queries: int, recurrent: Any, selection: Any = None) -> torch.Tensor:
         nothing = torch.zeros(0, dtype=torch.int64)
-        metadata = AttentionMetadata(nothing, nothing, nothing, nothing, num_queries, 0, recurrent=recurrent)
+        positions, seq_lens = rows[:, 0], recurrent.slot_ids  # as many as there are rows, and requests
+        metadata = AttentionMetadata(positions, nothing, seq_lens, nothing, num_queries, 0, recurrent=recurrent)
         return self.layer(rows, RotaryRows(nothing, nothing), self.cache, metadata, selection or AllRows())
 
     def accept(self, slots: list[int], num_emitted: list[int]) -> None:
@@ -211,7 +212,7 @@ def test_rows_that_are_dropped_still_reach_the_state() -> None:
     expected = whole.prompt(0, rows)
     found = picked.run(rows, 6, picked.states.of_prompts(torch.tensor([0])), AfterAttention(torch.tensor([5])))
     nothing, slots = torch.zeros(0, dtype=torch.int64), written.states.of_prompts(torch.tensor([0]))
-    metadata = AttentionMetadata(nothing, nothing, nothing, nothing, 6, 0, recurrent=slots)
+    metadata = AttentionMetadata(rows[:, 0], nothing, slots.slot_ids, nothing, 6, 0, recurrent=slots)
     ours.write(rows, RotaryRows(nothing, nothing), written.cache, metadata)
     torch.testing.assert_close(found, expected[5:], rtol=0, atol=1e-6)
     for lane in (picked, written):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from spec_lab.assembly.kernels import TORCH
 from spec_lab.assembly.models import build_cache, load_models
 from spec_lab.assembly.targets import SHAPES
 from spec_lab.assembly.trees import StaticTreeConfig
@@ -195,7 +196,7 @@ def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.Monk
     from spec_lab.assembly import memory
     from spec_lab.assembly.models import Limits
 
-    models: Any = type("M", (), {"dtype": torch.float32, "device": CPU})
+    models: Any = type("M", (), {"dtype": torch.float32, "device": CPU, "kernels": TORCH})
     limits = Limits(64, 32, 8, 16, 200, 32, num_rows=4)
     state_bytes = 65 * 3 * 4 * 32 * 128 * 128 * 4
     monkeypatch.setattr(memory, "memory_of", lambda device: state_bytes)

@@ -20,6 +20,7 @@ from spec_lab.core.protocols import AcceptanceRule, RopeWrite
 from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
 from spec_lab.engine.stops import GoingOn
+from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
 from spec_lab.models.experts import ExpertsMaker, grouped_experts
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.routers import RouterMaker, torch_router
@@ -42,6 +43,7 @@ class Kernels:
         router: makes the router of a layer's experts.
         experts: makes the experts from their weights.
         products: gives what few rows of a target or draft head go through.
+        delta: of layers with a gated delta net: what they compute between their products, and how states are kept.
     """
 
     strict: Callable[[], DeterministicRule]
@@ -55,6 +57,7 @@ class Kernels:
     router: RouterMaker
     experts: ExpertsMaker
     products: Products
+    delta: DeltaParts
 
 
 def _torch_rejection(method: str, sampling: SamplingParams, seeds: SlotSeeds, lossless: bool) -> AcceptanceRule:
@@ -73,6 +76,7 @@ TORCH = Kernels(
     router=torch_router,
     experts=grouped_experts,
     products=PLAIN,
+    delta=TORCH_DELTA,
 )
 
 
@@ -88,6 +92,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
     from spec_lab.acceptance.triton_sampling import triton_sample_and_keep
     from spec_lab.drafters.triton_window import TritonMtpWindow
     from spec_lab.engine.graphs.triton_carry import triton_carry
+    from spec_lab.models.triton_delta import TRITON_DELTA
     from spec_lab.models.triton_experts import TritonExperts, triton_router
 
     return Kernels(
@@ -102,6 +107,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         router=triton_router,
         experts=TritonExperts,
         products=_triton_products(dtype),
+        delta=TRITON_DELTA,
     )
 
 

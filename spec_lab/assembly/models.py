@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder
-from spec_lab.models.delta_caches import DeltaCache, ReplayedUpdates, StateCheckpoints
+from spec_lab.models.delta_caches import DeltaCache
 from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.families.table import read_model_config
@@ -224,6 +225,8 @@ def load_models(
         target.use(kernels.products)
     models = Models(target, backend, kernels, device, dtype, ExpertsRead(device, config.batch_size), markers)
     models.adopt(target.expert_parts)
+    for net in target.delta_nets:
+        net.use(kernels.delta.steps)
     return models
 
 
@@ -266,6 +269,7 @@ def _slot_bytes(net: DeltaNetSizes, limits: Limits, item_size: int) -> int:
     return (net.checkpoint_bytes if checkpoints else net.replay_bytes)(limits.num_rows, item_size)
 
 
-def _delta_cache(net: DeltaNetSizes, limits: Limits, models: Models) -> DeltaCache:
-    kind = StateCheckpoints if limits.rollback == Rollback.checkpoints else ReplayedUpdates
-    return kind(net, limits.num_slots, limits.num_rows, models.dtype, models.device)
+def _delta_cache(net: DeltaNetSizes, limits: Limits, models: Models) -> DeltaCache[Any]:
+    delta = models.kernels.delta
+    make = delta.checkpoints if limits.rollback == Rollback.checkpoints else delta.replay
+    return make(net, limits.num_slots, limits.num_rows, models.dtype, models.device)

@@ -13,6 +13,7 @@ from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.models.config import ModelConfig
+from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layers import expert_parts, make_norm
@@ -72,6 +73,12 @@ class Decoder(ABC):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)
+
+    @property
+    def delta_nets(self) -> tuple[GatedDeltaNet, ...]:
+        """The gated delta nets of all layers that have one in the place of attention."""
+        plans = zip(self.layers, self.layer_plans, strict=True)
+        return tuple(layer.attention for layer, plan in plans if plan.delta_net is not None)
 
     @property
     def expert_parts(self) -> tuple[ExpertMLP, ...]:

@@ -4,30 +4,35 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentCache, RecurrentRows
 from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_row
 from spec_lab.models.delta_sizes import DeltaNetSizes
+from spec_lab.models.delta_steps import DeltaNetWeights, DeltaSteps, TorchDeltaSteps
+
+Rows = TypeVar("Rows", contravariant=True)
 
 
-class DeltaCache(RecurrentCache, Protocol):
-    """The states of one layer."""
+class DeltaCache(RecurrentCache, Protocol[Rows]):
+    """The states of one layer, which reads rows in the form that its `DeltaSteps` make."""
 
-    def prompt(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
+    def prompt(self, rows: Rows, slots: RecurrentRows) -> torch.Tensor:
         """Run rows that all stay: their outputs [batch, num_rows, num_value_heads, value_head_dim]."""
         ...
 
-    def verify(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
+    def verify(self, rows: Rows, slots: RecurrentRows) -> torch.Tensor:
         """Run rows of which the first ones will stay, so many as the next round's `committed` says: their outputs."""
         ...
 
 
-class StateCheckpoints:
-    """rollback=checkpoints: a state behind each verify row, of which the next round begins with the committed one
-    (vLLM's `MambaSpec.num_speculative_blocks`). Nothing is copied.
+class StateEachRowSlots:
+    """Holds a state behind each verify row, of which the next round begins with the committed one (vLLM's
+    `MambaSpec.num_speculative_blocks`).
 
     Attributes:
         states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32. That of the committed row is
@@ -43,6 +48,14 @@ class StateCheckpoints:
         num_columns = sizes.history + num_rows - 1
         self.windows = ConvWindows.zeros(num_slots, num_columns, sizes.conv_size, dtype, device)
 
+    def clear(self, slot: int) -> None:
+        self.states[slot, 0].zero_()
+        self.windows.inputs[slot].zero_()
+
+
+class StateCheckpoints(StateEachRowSlots):
+    """rollback=checkpoints: nothing is copied."""
+
     def prompt(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
         outputs, states = delta_in_chunks(rows, self._committed(slots))
         self._write(slots, 0, states)
@@ -55,10 +68,6 @@ class StateCheckpoints:
             outputs.append(output)
         return torch.stack(outputs, dim=1)
 
-    def clear(self, slot: int) -> None:
-        self.states[slot, 0].zero_()
-        self.windows.inputs[slot].zero_()
-
     def _committed(self, slots: RecurrentRows) -> torch.Tensor:
         """Return the states that a forward begins with, a copy."""
         num_rows = self.states.shape[1]
@@ -68,13 +77,13 @@ class StateCheckpoints:
         self.states[:, row].index_copy_(0, slots.slot_ids, states)
 
 
-class ReplayedUpdates:
-    """rollback=replay: one state, from before the last round, and what that round's rows did to it; the next round does
-    as much of it again as was accepted. A slot takes little more than a state, and a round computes up to N rows more.
+class OneStateSlots:
+    """Holds one state, from before the last round, and what that round's rows did to it; the next round does as much of
+    it again as was accepted.
 
     Attributes:
         states: [num_slots + 1, num_value_heads, key_head_dim, value_head_dim] float32.
-        keys: [num_slots + 1, N, num_value_heads, key_head_dim]; this and the next three as in `DeltaRows`.
+        keys: [num_slots + 1, N, num_key_heads, key_head_dim]; this and the next three as in `DeltaRows`.
     """
 
     def __init__(
@@ -87,11 +96,20 @@ class ReplayedUpdates:
 
         heads = (num_rows, sizes.num_value_heads)
         self.states = zeros(*sizes.state_shape)
-        self.keys = zeros(*heads, sizes.key_head_dim)
+        self.keys = zeros(num_rows, sizes.num_key_heads, sizes.key_head_dim)
         self.values = zeros(*heads, sizes.value_head_dim)
         self.log_decay, self.strength = zeros(*heads), zeros(*heads)
         num_columns = sizes.history + num_rows - 1
         self.windows = ConvWindows.zeros(num_slots, num_columns, sizes.conv_size, dtype, device)
+
+    def clear(self, slot: int) -> None:
+        """Begin anew; the first round behind the prompt then finds rows that change nothing."""
+        for part in (self.states, self.keys, self.values, self.log_decay, self.strength, self.windows.inputs):
+            part[slot].zero_()
+
+
+class ReplayedUpdates(OneStateSlots):
+    """rollback=replay: a slot takes little more than a state, and a round computes up to N rows more."""
 
     def prompt(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
         outputs, states = delta_in_chunks(rows, self.states.index_select(0, slots.slot_ids))
@@ -111,11 +129,6 @@ class ReplayedUpdates:
         outputs, _ = delta_in_chunks(rows, states)
         return outputs
 
-    def clear(self, slot: int) -> None:
-        """Begin anew; the first round behind the prompt then finds rows that change nothing."""
-        for part in (self.states, self.keys, self.values, self.log_decay, self.strength, self.windows.inputs):
-            part[slot].zero_()
-
     def _accepted(self, slots: RecurrentRows) -> DeltaRows:
         """Return the last round's rows up to the committed one, and behind it rows that change nothing."""
         stays = torch.arange(self.keys.shape[1], device=self.keys.device) <= slots.committed.unsqueeze(1)
@@ -126,3 +139,23 @@ class ReplayedUpdates:
 
         keys = read(self.keys)
         return DeltaRows(keys, keys, read(self.values), read(self.log_decay), read(self.strength))
+
+
+CacheMaker = Callable[[DeltaNetSizes, int, int, torch.dtype, torch.device], DeltaCache[Any]]
+"""Makes the cache of a layer, with as many slots and verify rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaParts:
+    """Puts the steps of nets beside the caches that read what they make.
+
+    Attributes:
+        checkpoints, replay: the caches by the value of `recurrent.rollback`.
+    """
+
+    steps: Callable[[DeltaNetWeights], DeltaSteps]
+    checkpoints: CacheMaker
+    replay: CacheMaker
+
+
+TORCH_DELTA = DeltaParts(TorchDeltaSteps, StateCheckpoints, ReplayedUpdates)

@@ -20,10 +20,10 @@ CHUNK_SIZE = 64
 
 @dataclass(slots=True)
 class DeltaRows:
-    """Holds what the rule reads of some rows; queries and keys are of the key head that serves each value head.
+    """Holds what the rule reads of some rows. A key head serves several value heads that follow each other.
 
     Attributes:
-        queries, keys: [batch, num_rows, num_value_heads, key_head_dim].
+        queries, keys: [batch, num_rows, num_key_heads, key_head_dim].
         values: [batch, num_rows, num_value_heads, value_head_dim].
         log_decay: [batch, num_rows, num_value_heads], never above 0.
         strength: [batch, num_rows, num_value_heads], from 0 to 1.
@@ -39,6 +39,10 @@ class DeltaRows:
     def num_rows(self) -> int:
         return self.keys.shape[1]
 
+    def for_value_heads(self, heads: torch.Tensor) -> torch.Tensor:
+        """Repeat queries or keys, or some rows of them, for each value head."""
+        return heads.repeat_interleave(self.values.shape[2] // heads.shape[2], dim=2)
+
 
 def delta_row_by_row(rows: DeltaRows, states: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield of each row its output [batch, num_value_heads, value_head_dim] and the states behind it.
@@ -47,8 +51,9 @@ def delta_row_by_row(rows: DeltaRows, states: torch.Tensor) -> Iterator[tuple[to
         states: [batch, num_value_heads, key_head_dim, value_head_dim] before the first row; it stays as it is.
     """
     decay = rows.log_decay.exp()[..., None, None]
+    keys, queries = rows.for_value_heads(rows.keys), rows.for_value_heads(rows.queries)
     for row in range(rows.num_rows):
-        key, query = rows.keys[:, row].unsqueeze(-2), rows.queries[:, row].unsqueeze(-2)
+        key, query = keys[:, row].unsqueeze(-2), queries[:, row].unsqueeze(-2)
         states = states * decay[:, row]
         error = rows.values[:, row].unsqueeze(-2) - key @ states
         states = torch.addcmul(states, key.transpose(-1, -2), rows.strength[:, row, :, None, None] * error)
@@ -75,7 +80,8 @@ def _chunk(rows: DeltaRows, part: slice, states: torch.Tensor) -> tuple[torch.Te
     D_i / D_j * key_j x u_j. There u_i = strength_i * (value_i - what the faded state before it answers to key_i) needs
     the u_j before it: a triangular system (the UT transform of Yang et al. 2024, arXiv 2406.06484).
     """
-    queries, keys, values = (part_of[:, part].transpose(1, 2) for part_of in (rows.queries, rows.keys, rows.values))
+    queries, keys = (rows.for_value_heads(heads[:, part]).transpose(1, 2) for heads in (rows.queries, rows.keys))
+    values = rows.values[:, part].transpose(1, 2)
     strength = rows.strength[:, part].transpose(1, 2).unsqueeze(-1)
     log_decay = rows.log_decay[:, part].transpose(1, 2).cumsum(-1)  # from the chunk's start: [batch, heads, rows]
     later = torch.ones(log_decay.shape[-1], log_decay.shape[-1], dtype=torch.bool, device=keys.device).triu(1)

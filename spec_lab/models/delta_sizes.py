@@ -40,6 +40,11 @@ class DeltaNetSizes:
         return 2 * self.key_size + self.value_size
 
     @property
+    def projected_sizes(self) -> tuple[int, int, int, int]:
+        """Channels that one product makes of a row: for the convolution, the gate, strengths and time steps."""
+        return self.conv_size, self.value_size, self.num_value_heads, self.num_value_heads
+
+    @property
     def history(self) -> int:
         """Rows before its own that the convolution sees."""
         return self.kernel_size - 1
@@ -55,7 +60,7 @@ class DeltaNetSizes:
 
     def replay_bytes(self, num_rows: int, item_size: int) -> int:
         """Bytes that it takes with one state, and what `num_rows` verify rows did to it."""
-        of_row = self.num_value_heads * (self.key_head_dim + self.value_head_dim + 2)
+        of_row = self.key_size + self.num_value_heads * (self.value_head_dim + 2)
         numbers = prod(self.state_shape) + num_rows * of_row
         return numbers * STATE_ITEM_SIZE + self._window_bytes(num_rows, item_size)
 

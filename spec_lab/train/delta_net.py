@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spec_lab.models.delta_net import L2_EPS
 from spec_lab.models.delta_sizes import DeltaNetSizes
+from spec_lab.models.delta_steps import L2_EPS
 from spec_lab.train.layers import TrainableRMSNorm
 
 CHUNK_SIZE = 32

@@ -1,0 +1,109 @@
+"""Gated delta nets on Triton's kernels (`spec_kernels.delta_*`): of few launches, and in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from spec_kernels.delta_inputs import delta_inputs
+from spec_kernels.delta_kept import keep_delta_rows
+from spec_kernels.delta_rule import delta_replay, delta_rule
+from spec_kernels.gated_norm import gated_norm
+from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
+from spec_lab.models.delta_caches import DeltaParts, OneStateSlots, StateEachRowSlots
+from spec_lab.models.delta_sizes import DeltaNetSizes
+from spec_lab.models.delta_steps import DeltaNetWeights
+
+
+@dataclass(frozen=True, slots=True)
+class MixedRows:
+    """Holds what the rule's kernels read of some rows, in float32.
+
+    Attributes:
+        mixed: [batch, num_rows, conv_size] queries and keys of unit length, and values.
+        log_decay, strength: [batch, num_rows, num_value_heads].
+    """
+
+    sizes: DeltaNetSizes
+    mixed: torch.Tensor
+    log_decay: torch.Tensor
+    strength: torch.Tensor
+
+    def new_outputs(self) -> torch.Tensor:
+        """Make room for the rule's outputs."""
+        shape = (*self.log_decay.shape, self.sizes.value_head_dim)
+        return torch.empty(shape, dtype=torch.float32, device=self.mixed.device)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonDeltaSteps:
+    """Keeps the protocol `DeltaSteps`."""
+
+    weights: DeltaNetWeights
+
+    def inputs(self, projected: torch.Tensor, windows: ConvWindows, slots: RecurrentRows) -> MixedRows:
+        weights, sizes = self.weights, self.weights.sizes
+        shape = projected.shape[:2]
+
+        def empty(width: int) -> torch.Tensor:
+            return torch.empty((*shape, width), dtype=torch.float32, device=projected.device)
+
+        rows = MixedRows(sizes, empty(sizes.conv_size), empty(sizes.num_value_heads), empty(sizes.num_value_heads))
+        delta_inputs(
+            rows.mixed,
+            rows.log_decay,
+            rows.strength,
+            windows.inputs,
+            projected,
+            weights.conv_weight,
+            weights.rate,
+            weights.time_bias,
+            slots.slot_ids,
+            slots.committed,
+            sizes.num_key_heads,
+            sizes.key_head_dim,
+            slots.is_prompt,
+        )
+        return rows
+
+    def gated(self, outputs: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        normed = torch.empty(outputs.shape, dtype=gate.dtype, device=gate.device)
+        gated_norm(normed, outputs, gate, self.weights.norm_weight, self.weights.eps)
+        return normed
+
+
+class TritonStateCheckpoints(StateEachRowSlots):
+    """Keeps the protocol `DeltaCache`, as `StateCheckpoints` does."""
+
+    def prompt(self, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
+        return _run(self.states, rows, slots)
+
+    def verify(self, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
+        return _run(self.states, rows, slots)
+
+
+class TritonReplayedUpdates(OneStateSlots):
+    """Keeps the protocol `DeltaCache`, as `ReplayedUpdates` does."""
+
+    def prompt(self, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
+        return _run(self.states.unsqueeze(1), rows, slots)
+
+    def verify(self, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
+        given = (rows.mixed, rows.log_decay, rows.strength, slots.slot_ids)
+        kept = (self.keys, self.values, self.log_decay, self.strength)
+        outputs = rows.new_outputs()
+        delta_replay(outputs, self.states, *given, slots.committed, *kept)
+        keep_delta_rows(*kept, *given)
+        return outputs
+
+
+def _run(states: torch.Tensor, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
+    """Run rows over `states` [num_slots + 1, N, ...], and leave there one state or N, as `slots` says."""
+    outputs, heads = rows.new_outputs(), rows.sizes.num_key_heads
+    given = (rows.mixed, rows.log_decay, rows.strength, slots.slot_ids, slots.committed)
+    delta_rule(outputs, states, *given, heads, slots.is_prompt)
+    return outputs
+
+
+TRITON_DELTA = DeltaParts(TritonDeltaSteps, TritonStateCheckpoints, TritonReplayedUpdates)

@@ -1,0 +1,127 @@
+"""Gated delta nets on Triton's kernels against those in torch: layers over rounds, and whole engines in graph modes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_kernels.utils import INTERPRETED
+from spec_lab.config import RecurrentConfig, Rollback, RunConfig
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.engine.states import RecurrentStates
+from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
+from spec_lab.models.delta_net import build_delta_net
+from spec_lab.models.delta_net_checkpoint import delta_net_tensor_shapes
+from spec_lab.models.delta_sizes import DeltaNetSizes
+from spec_lab.models.layers import RotaryRows
+from spec_lab.models.triton_delta import TRITON_DELTA
+from spec_lab.pruning.selection import AllRows
+from tests.graph_lab import MODES
+from tests.kept_states import spoil_unread
+from tests.kernel_lab import DEVICE, randn
+from tests.lab import make_config, random_requests
+from tests.test_kernels_wiring import LaunchedKernels, make_engine, outcome
+from tests.tiny_hybrid import VOCAB, make_tiny_nextn
+
+HIDDEN, NUM_SLOTS, MOST_ROWS = 24, 3, 4
+SIZES = DeltaNetSizes(1, 2, 8, 12, 4)
+NOTHING = torch.zeros(0, dtype=torch.int64)
+OF_ROLLBACK = {
+    Rollback.checkpoints: {"delta_inputs", "delta_rule", "gated_norm"},
+    Rollback.replay: {"delta_inputs", "delta_rule", "delta_replay", "keep_delta_rows", "gated_norm"},
+}
+"""The kernels that a prompt and rounds launch."""
+EVERYWHERE = [("eager", Rollback.checkpoints), ("round", Rollback.replay)]
+IN_GRAPHS = EVERYWHERE if INTERPRETED else [(mode, rollback) for mode in ("eager", *MODES) for rollback in Rollback]
+"""The interpreter takes ten seconds for each."""
+
+
+class Lane:
+    """A layer of given weights on some parts, with a cache of its own."""
+
+    def __init__(self, parts: DeltaParts, rollback: Rollback, dtype: torch.dtype) -> None:
+        shapes = delta_net_tensor_shapes(SIZES, HIDDEN)
+        tensors = {name: 0.5 * randn(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
+        kept = {name: tensor if name in ("A_log", "dt_bias") else tensor.to(dtype) for name, tensor in tensors.items()}
+        self.layer = build_delta_net(SIZES, kept, "", 1e-6)
+        self.layer.use(parts.steps)
+        make: Any = getattr(parts, rollback)
+        self.cache = make(SIZES, NUM_SLOTS, MOST_ROWS, dtype, DEVICE)
+        self.states = RecurrentStates([self.cache])
+
+    def run(self, rows: torch.Tensor, num_queries: int, recurrent: Any) -> torch.Tensor:
+        metadata = AttentionMetadata(
+            rows[:, 0], NOTHING, recurrent.slot_ids, NOTHING, num_queries, 0, recurrent=recurrent
+        )
+        return self.layer(rows, RotaryRows(NOTHING, NOTHING), self.cache, metadata, AllRows())
+
+    def text(self, dtype: torch.dtype, num_rounds: int) -> list[torch.Tensor]:
+        """Run prompts in chunks, and rounds of every number of rows; what a round may not read is spoilt before."""
+        draw, outputs = torch.Generator().manual_seed(0), []
+        slots = torch.tensor([2, 0, NUM_SLOTS], device=DEVICE)
+        for slot, chunks in ((2, (4, 1)), (0, (1,))):
+            self.states.clear(slot)
+            for seed, length in enumerate(chunks):
+                rows = randn(length, HIDDEN, seed=seed, dtype=dtype)
+                outputs.append(self.run(rows, length, self.states.of_prompts(torch.tensor([slot], device=DEVICE))))
+        for index in range(num_rounds):
+            num_rows = int(torch.randint(1, MOST_ROWS + 1, (), generator=draw))
+            rows = randn(3 * num_rows, HIDDEN, seed=10 + index, dtype=dtype)
+            found = self.run(rows, num_rows, self.states.of_round(slots)).unflatten(0, (3, num_rows))
+            outputs.append(found[:2])
+            last = torch.randint(0, num_rows, (3,), generator=draw)
+            last[2] = 0
+            self.states.commit(slots, last.to(DEVICE))
+            for slot in (2, 0):
+                spoil_unread(self.cache, slot, int(self.states.committed[slot]), SIZES.history)
+        return outputs
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+@pytest.mark.parametrize("rollback", Rollback)
+def test_a_layer_equals_torch_over_rounds(rollback: Rollback) -> None:
+    """Outputs of prompts and of rounds after which any number of rows stays, beside a padded row."""
+    expected = Lane(TORCH_DELTA, rollback, torch.float32).text(torch.float32, 4)
+    found = Lane(TRITON_DELTA, rollback, torch.float32).text(torch.float32, 4)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hybrid")
+    make_tiny_nextn(folder)
+    return folder
+
+
+def config_of(folder: Path, kernels: str, rollback: Rollback, mode: str) -> RunConfig:
+    config = make_config(
+        (folder, folder),
+        "mtp_eagle",
+        3,
+        "catchup",
+        batch_size=2,
+        device=DEVICE.type,
+        dtype="float32",
+        kernels=kernels,
+        cache={"page_size": 4, "prefill_chunk": 5},
+        recurrent=RecurrentConfig(rollback),
+    )
+    return config if mode == "eager" else replace(config, graph=MODES[mode])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "rollback"), IN_GRAPHS)
+def test_an_engine_gives_the_tokens_of_torch(folder: Path, mode: str, rollback: Rollback) -> None:
+    requests = random_requests(2, 5, vocab_size=VOCAB, lengths=(1, 7))
+    expected = make_engine(config_of(folder, "torch", rollback, "eager"), requests).generate(requests)
+    engine = make_engine(config_of(folder, "triton", rollback, mode), requests)
+    with LaunchedKernels() as launched:
+        result = engine.generate(requests)
+    assert outcome(result) == outcome(expected)
+    assert launched.names >= OF_ROLLBACK[rollback] and "strict_accept" in launched.names
