@@ -19,7 +19,7 @@ from tests.test_train_pipeline import composed_config, composed_pipeline
 
 REFUSED = [
     ("drafter=eagel3", "did you mean eagle3?"),
-    ("drafter=foo", "it takes one of eagle3, draft_model, frozen_kv, mtp_eagle, mtp_vanilla, none"),
+    ("drafter=foo", "it takes one of eagle3, assistant, draft_model, frozen_kv, mtp_eagle, mtp_vanilla, nextn, none"),
     ("drafter=ngram", "drafter has no option ngram"),
     ("drafer=eagle3", "did you mean drafter?"),
     ("+drafer=eagle3", "did you mean drafter?"),

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 READ_FOR = {"tokenizer": "target", "corpus": "target", "generations": "drafter"}
 """Sets of keys that are read only where this group's part is trained."""
+READ_FOR_POCKET = ("tokenizer", "generations")
+"""Those that targets of other families do not read: their vocabulary is the shipped one, their drafters learn on the
+corpus."""
 
 INTRODUCTION = """\
 spec_lab.train: trains a drafter for the shipped target, or a new target and a drafter for it, and writes their cards.
@@ -143,6 +146,8 @@ def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
     for override in overrides:
         key = override.partition("=")[0]
         group = READ_FOR.get(key.partition(".")[0])
+        if key.partition(".")[0] in READ_FOR_POCKET and not config.target.writes_texts:
+            raise UserError(f"{key} is not read by the target chosen; leave it out or choose target=pocket")
         if group is not None and not is_trained[group]:
             options = "|".join(trained_by(group))
             raise UserError(f"{key} is not read by the options chosen; leave it out or choose {group}={options}")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.evaluate import format_table
 from spec_lab.train.stages import RunFolder
+from spec_lab.train.target import TargetDescription
 
 MAX_CURVE_ROWS = 10
 
@@ -21,7 +22,9 @@ REPRODUCIBILITY = """The same seed gives the same examples in the same order, no
 its kernels, and the natural text on the Python version."""
 
 
-def target_card(folder: RunFolder, measured: Path, kind: str | None, command: str) -> str:
+def target_card(
+    folder: RunFolder, description: TargetDescription, measured: Path, kind: str | None, command: str
+) -> str:
     """Writes the README.md of a target trained here.
 
     `measured`: the drafter whose drafts its evaluation counts, of the given kind; the target itself without one.
@@ -29,12 +32,12 @@ def target_card(folder: RunFolder, measured: Path, kind: str | None, command: st
     """
     corpus, training = _record(folder, folder.corpus), _record(folder, folder.target)
     recipe = training["recipe"]
-    card = f"""{_target_description(folder.target, corpus)}
+    card = f"""{_target_description(folder.target, description, corpus)}
 
 {_target_data(training, corpus)}
 
 ## Training
-{_optimisation(recipe["optimisation"])} {recipe["natural_fraction"]:.0%} of each batch is natural text. Loss on every
+{_optimisation(training)} {recipe["natural_fraction"]:.0%} of each batch is natural text. Loss on every
 token. Seed {recipe["seed"]}. {_where(training)}.
 
     {command}
@@ -49,20 +52,19 @@ token. Seed {recipe["seed"]}. {_where(training)}.
     return _reflow(card)
 
 
-def _target_description(output: Path, corpus: dict[str, Any]) -> str:
+def _target_description(output: Path, description: TargetDescription, corpus: dict[str, Any]) -> str:
     """Says what the model in `output` is, and what it is for."""
     config = json.loads((output / "config.json").read_text())
     return f"""# {output.name}: the target
 
-A Qwen3-architecture language model of {_num_parameters(output) / 1e6:.2f} M parameters in bf16
+A {description.architecture}-architecture language model of {_num_parameters(output) / 1e6:.2f} M parameters in bf16
 ({_megabytes(output):.1f} MB), trained by this project so that speculative decoding can be studied where no model can
 be downloaded. It answers small puzzles of seven kinds, thinking between `<think>` and `</think>` first, and continues
 Python code and prose. It is good for nothing else.
 
-{config["num_hidden_layers"]} layers, hidden {config["hidden_size"]}, feed-forward {config["intermediate_size"]},
-{config["num_attention_heads"]} query and {config["num_key_value_heads"]} key-value heads of {config["head_dim"]}, tied
-embeddings, a byte-level BPE of {config["vocab_size"]} with single digits, {config["max_position_embeddings"]} positions
-of which training used {corpus["recipe"]["row_length"]}. `AutoModelForCausalLM` and `AutoTokenizer` load it; a turn ends
+{config["num_hidden_layers"]} layers, hidden {config["hidden_size"]}, {description.layers}; tied embeddings, a
+byte-level BPE of {config["vocab_size"]} with single digits, {config["max_position_embeddings"]} positions of which
+training used {corpus["recipe"]["row_length"]}. `AutoModelForCausalLM` and `AutoTokenizer` load it; a turn ends
 with `<|end|>`."""
 
 
@@ -80,7 +82,7 @@ def _target_data(training: dict[str, Any], corpus: dict[str, Any]) -> str:
 
 def drafter_card(folder: RunFolder, output: Path, description: DrafterDescription, command: str) -> str:
     """Writes the README.md of the drafter in `output`; `command` is what trained it."""
-    training, texts = _record(folder, output), _record(folder, folder.generations)
+    training = _record(folder, output)
     recipe = training["recipe"]
     kind = description.kind[0].upper() + description.kind[1:]
     share = _num_parameters(output) / _num_parameters(folder.target)
@@ -90,11 +92,8 @@ def drafter_card(folder: RunFolder, output: Path, description: DrafterDescriptio
 target's. {description.reading}
 
 ## Training
-On {texts["num_texts"]:,} texts that the target wrote after prompts of the training split of all nine categories,
-{texts["recipe"]["sampled_fraction"]:.0%} of them sampled at temperature {texts["recipe"]["temperature"]:g}, the others
-greedy; loss on what the target wrote, against the target's own probabilities, {description.loss}.
-{_optimisation(recipe["optimisation"])} Seed {recipe["seed"]}. {_where(training)}, and {texts["seconds"]:.0f} s for the
-texts. Licences of the data: as the target's.
+{_drafter_data(folder)} against the target's own probabilities, {description.loss}.
+{_optimisation(training)} Seed {recipe["seed"]}. {_where(training)}. Licences of the data: as the target's.
 
     {command}
 
@@ -106,6 +105,17 @@ texts. Licences of the data: as the target's.
 
 {LIMITS}"""
     return _reflow(card)
+
+
+def _drafter_data(folder: RunFolder) -> str:
+    """Says what a drafter learned on, up to what its loss compares."""
+    if not folder.record(folder.generations).exists():
+        return "On the rows that the target learned from, other windows of its natural text; loss on every token,"
+    texts = _record(folder, folder.generations)
+    recipe = texts["recipe"]
+    return f"""On {texts["num_texts"]:,} texts that the target wrote after prompts of the training split of all nine
+categories ({texts["seconds"]:.0f} s), {recipe["sampled_fraction"]:.0%} of them sampled at temperature
+{recipe["temperature"]:g}, the others greedy; loss on what the target wrote,"""
 
 
 LIMITS = """## What these figures do not say about large models
@@ -145,17 +155,27 @@ def _drafts(report: dict[str, Any], kind: str) -> str:
 replaying the rounds over the plain greedy text (`spec_lab/train/rounds.py`), not by running them."""
 
 
+def _num_steps(training: dict[str, Any]) -> int:
+    """The steps that were taken: fewer than the knob says where the clock ended them."""
+    knobs = training["recipe"]["optimisation"]
+    last: int = training["curve"][-1]["step"]
+    return int(knobs["num_steps"]) if knobs.get("max_seconds") is None else last
+
+
 def _passes_over_natural_text(training: dict[str, Any], corpus: dict[str, Any]) -> float:
     optimisation = training["recipe"]["optimisation"]
     rows_a_step = round(optimisation["batch_size"] * training["recipe"]["natural_fraction"])
-    tokens = optimisation["num_steps"] * rows_a_step * corpus["recipe"]["row_length"]
+    tokens = _num_steps(training) * rows_a_step * corpus["recipe"]["row_length"]
     return float(tokens / corpus["num_natural_tokens"])
 
 
-def _optimisation(knobs: dict[str, Any]) -> str:
+def _optimisation(training: dict[str, Any]) -> str:
+    knobs = training["recipe"]["optimisation"]
+    seconds = knobs.get("max_seconds")
+    falling = "linearly to zero" if seconds is None else f"linearly to zero by step or clock, at most {seconds:g} s"
     return (
-        f"{knobs['num_steps']:,} steps of {knobs['batch_size']} rows, AdamW, learning rate "
-        f"{knobs['peak_learning_rate']:g} after {knobs['num_warmup_steps']} steps of warm-up, then linearly to zero,\n"
+        f"{_num_steps(training):,} steps of {knobs['batch_size']} rows, AdamW, learning rate "
+        f"{knobs['peak_learning_rate']:g} after {knobs['num_warmup_steps']} steps of warm-up, then {falling},\n"
         f"weight decay {knobs['weight_decay']:g}, bf16 autocast."
     )
 

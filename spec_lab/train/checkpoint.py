@@ -20,6 +20,10 @@ def save_drafter(tensors: Mapping[str, Tensor], config: dict[str, Any], folder: 
         for name, tensor in tensors.items()
     }
     save_file(saved, folder / "model.safetensors", metadata={"format": "pt"})
+    save_config(config, folder)
+
+
+def save_config(config: dict[str, Any], folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

@@ -16,8 +16,8 @@ from spec_lab.bounds import out_of_bounds
 from spec_lab.compatibility.names import refuse_output_dir
 from spec_lab.errors import UserError
 from spec_lab.train.config import OptimisationConfig, TrainConfig
-from spec_lab.train.fitting import Fitting, TargetSizes, heads_fit
-from spec_lab.train.options import drafter_option
+from spec_lab.train.fitting import Fitting, TargetSizes
+from spec_lab.train.options import TARGETS, drafter_option, target_option
 
 SHIPPED_TARGET = ZOO / "pocket"
 
@@ -72,8 +72,22 @@ def prompts(config: TrainConfig) -> str | None:
     return None
 
 
-def target_heads(config: TrainConfig) -> str | None:
-    return None if config.trained_target is None else heads_fit("target", config.trained_target)
+def target_fits(config: TrainConfig) -> str | None:
+    """The target's row knows which of its sizes fit one another."""
+    found = (refusal(config.target) for refusal in target_option(config.target).refusals)
+    return next((message for message in found if message is not None), None)
+
+
+def drafter_of_target(config: TrainConfig) -> str | None:
+    """Says which drafters are trained for a target."""
+    option, name = target_option(config.target), config.drafter.name
+    if name == "none" or name in option.drafters:
+        return None
+    others = ", ".join(f"target={other.name}" for other in TARGETS if name in other.drafters)
+    return (
+        f"drafter={name} is not trained for target={option.name} but for {others}; "
+        f"use drafter={option.drafters[0]}, or drafter=none"
+    )
 
 
 def drafter_fits(config: TrainConfig) -> str | None:
@@ -88,7 +102,8 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
     output_folder,
     device,
     schedule,
-    target_heads,
+    target_fits,
+    drafter_of_target,
     prompts,
     drafter_fits,
 )
@@ -96,10 +111,11 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
 
 def _target(config: TrainConfig) -> TargetSizes:
     """Returns the sizes of the target that is to be trained, or of the shipped one."""
+    shipped: dict[str, Any] = json.loads((SHIPPED_TARGET / "config.json").read_text(encoding="utf-8"))
     target = config.trained_target
     if target is not None:
-        return TargetSizes(target.hidden_size, target.num_layers, target.num_kv_heads, config.tokenizer.vocab_size)
-    shipped: dict[str, Any] = json.loads((SHIPPED_TARGET / "config.json").read_text(encoding="utf-8"))
+        vocab_size = config.tokenizer.vocab_size if config.target.own_vocabulary else shipped["vocab_size"]
+        return TargetSizes(target.hidden_size, target.num_layers, target.key_value_heads(), vocab_size)
     return TargetSizes(
         shipped["hidden_size"], shipped["num_hidden_layers"], shipped["num_key_value_heads"], shipped["vocab_size"]
     )

@@ -8,7 +8,7 @@ changes. What may be combined with what stands in `spec_lab.train.checks`, and w
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
@@ -66,12 +66,31 @@ class OptimisationConfig:
     checkpoint_every: int = knob(1000, "steps after which an interrupted training goes on", least=1)
     log_every: int = knob(500, "steps that a point of the loss curve is the mean of", least=1)
 
+    def most_seconds(self) -> float | None:
+        """The clock that ends the training too; None where steps alone do."""
+        return None
+
+
+@dataclass
+class TimedOptimisationConfig(OptimisationConfig):
+    """The same, ended by the clock too: the rate falls with whichever is further on, steps or seconds."""
+
+    max_seconds: float | None = knob(None, "the clock that ends the training too; null: steps alone do", above=0)
+
+    def most_seconds(self) -> float | None:
+        return self.max_seconds
+
 
 @dataclass
 class TargetChoice:
     """The keys that every option of `target` has: none."""
 
-    def to_train(self) -> PocketTrainingConfig | None:
+    writes_texts: ClassVar[bool] = True
+    """Drafters learn on texts that the target writes; else on the corpus that it learnt on."""
+    own_vocabulary: ClassVar[bool] = True
+    """A new target has a vocabulary of its own; else the shipped one's."""
+
+    def to_train(self) -> NewTargetConfig | None:
         """The target as it is trained; None where it is taken as it lies."""
         return None
 
@@ -82,18 +101,90 @@ class ShippedTarget(TargetChoice):
 
 
 @dataclass
-class PocketTrainingConfig(LayerConfig, TargetChoice):
-    """target=pocket: a new target of the Qwen3 architecture."""
+class NewTargetConfig(TargetChoice):
+    """The keys that every target has that is trained here."""
 
-    hidden_size: int = width_of_layers(256)
+    option: ClassVar[str]
+    """The name of the option, and of the folder that the target is saved to."""
+
+    hidden_size: int = width_of_layers(192)
     num_layers: int = depth(8)
     natural_fraction: float = knob(
         0.08, "share of code and prose in a batch; the rest are generated examples", least=0, most=1
     )
     optimisation: OptimisationConfig = field(default_factory=OptimisationConfig, metadata={"help": "how it is trained"})
 
-    def to_train(self) -> PocketTrainingConfig:
+    def to_train(self) -> NewTargetConfig:
         return self
+
+    def key_value_heads(self) -> int:
+        """Heads that have keys and values of their own."""
+        return int(getattr(self, "num_kv_heads", 1))
+
+
+@dataclass
+class PocketTrainingConfig(LayerConfig, NewTargetConfig):
+    """target=pocket: a new target of the Qwen3 architecture."""
+
+    option: ClassVar[str] = "pocket"
+
+    hidden_size: int = width_of_layers(256)
+
+
+@dataclass
+class DecoderTrainingConfig(NewTargetConfig):
+    """The keys of targets of other families. Their drafters learn on the corpus, not on texts that the target wrote."""
+
+    writes_texts: ClassVar[bool] = False
+    own_vocabulary: ClassVar[bool] = False
+
+    drafter_natural_fraction: float = knob(0.4, "share of code and prose in a batch of the drafter's", least=0, most=1)
+    optimisation: TimedOptimisationConfig = field(
+        default_factory=TimedOptimisationConfig, metadata={"help": "how it is trained"}
+    )
+
+
+@dataclass
+class PocketHybridTrainingConfig(LayerConfig, DecoderTrainingConfig):
+    """target=pocket_hybrid: a new target of the Qwen3.5 architecture, mostly gated delta nets."""
+
+    option: ClassVar[str] = "pocket_hybrid"
+
+    full_attention_every: int = knob(4, "of so many layers the last has attention, the others delta nets", least=1)
+    num_key_heads: int = knob(2, "heads of a delta net's queries and keys", least=1, most=1024)
+    num_value_heads: int = knob(4, "heads of its values, a multiple of num_key_heads", least=1, most=1024)
+    key_head_dim: int = knob(32, "width of such a head of keys", least=1, most=1024)
+    value_head_dim: int = knob(64, "width of such a head of values", least=1, most=1024)
+
+
+@dataclass
+class PocketGemmaTrainingConfig(LayerConfig, DecoderTrainingConfig):
+    """target=pocket_gemma: a new target of the Gemma 4 architecture, of the kind of E2B."""
+
+    option: ClassVar[str] = "pocket_gemma"
+
+    full_attention_every: int = knob(4, "of so many layers the last sees all, the others a window", least=1)
+    full_head_dim: int = knob(64, "width of a head in the layers that see all, an even number", least=2, most=1024)
+    window: int = knob(64, "keys that the other layers see", least=1, most=MAX_LENGTH)
+    num_shared_layers: int = knob(4, "layers, the last ones, that read the KV of earlier ones", least=0, most=1023)
+    per_layer_width: int = knob(16, "width of the embedding that each layer has of its own", least=1, most=2**16)
+
+
+@dataclass
+class PocketMoeTrainingConfig(DecoderTrainingConfig):
+    """target=pocket_moe: a new target of the DeepSeek-V3 architecture, with experts and latent attention."""
+
+    option: ClassVar[str] = "pocket_moe"
+
+    intermediate_size: int = knob(384, "width of the first layer's feed-forward network", least=1, most=2**18)
+    num_heads: int = knob(4, "heads of a layer", least=1, most=1024)
+    kv_lora_rank: int = knob(64, "latent numbers that are cached of a token", least=1, most=2**14)
+    qk_nope_head_dim: int = knob(32, "channels of a query that meet the latent numbers", least=1, most=1024)
+    qk_rope_head_dim: int = knob(16, "channels of a query that turn, an even number", least=2, most=1024)
+    v_head_dim: int = knob(32, "width of a head's values", least=1, most=1024)
+    num_experts: int = knob(16, "experts of a layer behind the first", least=2, most=1024)
+    num_chosen: int = knob(2, "of which a token goes through so many", least=1, most=1024)
+    expert_size: int = knob(40, "width of an expert, and of the one that all tokens go through", least=1, most=2**16)
 
 
 @dataclass
@@ -105,6 +196,11 @@ class DrafterChoice:
     def to_train(self) -> DrafterTrainingConfig | None:
         """The drafter as it is trained; None where there is none."""
         return None
+
+    @property
+    def drafts_as(self) -> str:
+        """The option of a run that takes its weights; their folder is named after it."""
+        return self.name
 
 
 @dataclass
@@ -175,6 +271,39 @@ class FrozenKvTrainingConfig(UnrolledTrainingConfig):
     intermediate_size: int = width_of_feed_forward(256)
     num_heads: int = query_heads(4)
     kv_source_layers: list[int] = knob([3, 5, 7], "layers of the target whose KV is read, one a drafter layer", least=0)
+
+
+@dataclass
+class NextnTrainingConfig(UnrolledTrainingConfig):
+    """drafter=nextn: an MTP module whose layer is of its target's own kind, as Qwen3.5 and DeepSeek-V3 have them."""
+
+    name: str = "nextn"
+    intermediate_size: int = knob(384, "width of a dense feed-forward network; experts are the target's", least=1)
+    optimisation: TimedOptimisationConfig = field(
+        default_factory=TimedOptimisationConfig, metadata={"help": "how it is trained"}
+    )
+
+    @property
+    def drafts_as(self) -> str:
+        return "mtp_eagle"
+
+
+@dataclass
+class AssistantTrainingConfig(UnrolledTrainingConfig):
+    """drafter=assistant: a Gemma 4 assistant over the last layers of each kind that own their KV."""
+
+    name: str = "assistant"
+    hidden_size: int = width_of_layers(96)
+    intermediate_size: int = width_of_feed_forward(192)
+    num_heads: int = query_heads(4)
+    num_sliding_layers: int = knob(2, "layers with a window; one that sees all follows", least=0, most=64)
+    optimisation: TimedOptimisationConfig = field(
+        default_factory=TimedOptimisationConfig, metadata={"help": "how it is trained"}
+    )
+
+    @property
+    def drafts_as(self) -> str:
+        return "frozen_kv"
 
 
 @dataclass
@@ -272,6 +401,6 @@ class TrainConfig:
         return self.drafter.to_train()
 
     @property
-    def trained_target(self) -> PocketTrainingConfig | None:
+    def trained_target(self) -> NewTargetConfig | None:
         """The target, None where the shipped one is taken as it lies."""
         return self.target.to_train()

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -157,6 +157,9 @@ class TrainingTokens:
         """Loads `rows.npy` and `natural.npy`. Tokens are kept as int16: ids stay under 32768."""
         rows, natural = (_load_tokens(folder / name).to(device) for name in ("rows.npy", "natural.npy"))
         return cls(rows, natural, natural_fraction, end_of_text_id)
+
+    def to(self, device: torch.device) -> TrainingTokens:
+        return replace(self, rows=self.rows.to(device), natural=self.natural.to(device))
 
     def batch(self, step: int, batch_size: int, seed: int) -> Tensor:
         """Token rows `[batch_size, row_length]` (int64) that depend on seed and step alone."""

@@ -164,6 +164,12 @@ class TrainableDecoder(nn.Module):
         return F.linear(hidden, self.model.embed_tokens.weight)
 
 
+def compile_on_gpu(target: TrainableDecoder, device: torch.device) -> None:
+    """Compiles the forward of a target that a drafter is trained beside; its batches are all of one shape."""
+    if device.type == "cuda":
+        target.compile()
+
+
 def initialise(module: nn.Module) -> None:
     """First weights of plain matrices; norms, convolutions, experts and what a module sets itself stay."""
     if isinstance(module, (nn.Linear, nn.Embedding)):

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from spec_lab.models.checkpoint import run_dtype
+
 
 def as_saved(tensors: Mapping[str, Tensor], zero_centred: bool) -> dict[str, Tensor]:
     """Tensors of a `TrainableDecoder`, or of a module of its layers, in the form of checkpoints.
@@ -25,6 +27,11 @@ def as_saved(tensors: Mapping[str, Tensor], zero_centred: bool) -> dict[str, Ten
         else:
             saved[name] = tensor
     return saved
+
+
+def in_saved_dtype(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors in bf16, but for those that the runtime keeps in float32 whatever a run's dtype."""
+    return {name: tensor.to(run_dtype(name, torch.bfloat16)).contiguous().cpu() for name, tensor in tensors.items()}
 
 
 def from_saved(saved: Mapping[str, Tensor], zero_centred: bool) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.delta_steps import L2_EPS
 from spec_lab.train.layers import TrainableRMSNorm
 
-CHUNK_SIZE = 32
+CHUNK_SIZE = 64
 SHORTEST_STEP, LONGEST_STEP = 1e-3, 1e-1
 """Time steps that heads begin with, as in Mamba-2: some states fade within tens of tokens, some within thousands."""
 
@@ -84,8 +84,9 @@ def gated_delta_rule(
         q, k, v, g, beta = (
             F.pad(part, padding).unflatten(1, (-1, chunk_size)).permute(0, 3, 1, 2, 4).contiguous() for part in parts
         )
-        decay = g.cumsum(-2)  # log D_i
-        later = torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=q.device).triu(1)
+        earlier = torch.ones(chunk_size, chunk_size, device=q.device).tril()
+        decay = earlier @ g  # log D_i
+        later = earlier == 0
         between = (decay - decay.transpose(-1, -2)).masked_fill(later, float("-inf")).exp()
         inverse = inverse_of_unit_lower(beta * between * (k @ k.transpose(-1, -2)))
         new_values = inverse @ (beta * v)
@@ -99,7 +100,7 @@ def gated_delta_rule(
             updates = new_values[:, :, chunk] - answered[:, :, chunk] @ state
             outputs.append(q_from_start[:, :, chunk] @ state + within[:, :, chunk] @ updates)
             state = state * fades[:, :, chunk] + k_to_end[:, :, chunk].transpose(-1, -2) @ updates
-        return torch.cat(outputs, dim=2).transpose(1, 2)[:, :num_rows]
+        return torch.cat(outputs, dim=2).transpose(1, 2)[:, :num_rows].contiguous()
 
 
 def inverse_of_unit_lower(matrix: Tensor) -> Tensor:

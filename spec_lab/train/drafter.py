@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spec_lab.train.config import DrafterTrainingConfig
-from spec_lab.train.generations import Generations
+from spec_lab.train.generations import DrafterTexts
 from spec_lab.train.loop import CurvePoint
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class TrainingTask:
     """
 
     model: Qwen3ForCausalLM
-    generations: Generations
+    generations: DrafterTexts
     always_drafted: list[int]
     checkpoint: Path
     seed: int

@@ -14,7 +14,7 @@ from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.config import Eagle3TrainingConfig
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.eagle3 import RMS_NORM_EPS, ROPE_THETA, Eagle3Shape, TrainableEagle3Head
-from spec_lab.train.generations import Generations
+from spec_lab.train.generations import DrafterTexts
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
 
@@ -73,7 +73,7 @@ raw `fc` output (`norm_before_residual` false); what the layer leaves, before th
 
 
 def most_frequent_tokens(
-    generations: Generations, vocab_size: int, draft_vocab_size: int, always_drafted: list[int]
+    generations: DrafterTexts, vocab_size: int, draft_vocab_size: int, always_drafted: list[int]
 ) -> Tensor:
     """`[draft_vocab_size]`: the ids the target writes most, `always_drafted` among them, ascending."""
     if not len(always_drafted) <= draft_vocab_size <= vocab_size:

@@ -5,10 +5,10 @@ Everything is computed in float32 from the bf16 weights, as the runtime does on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -115,9 +115,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecipe:
-    """Measures a target, and how well a drafter would have drafted its texts."""
+    """Measures a target, and how well a drafter would have drafted its texts.
+
+    `write` lets a target continue prompts greedily: the model, the prompts, the most new tokens, prompts together.
+    """
 
     config: EvaluationConfig
+    write: Callable[[Any, list[list[int]], int, int], list[Continuation]] = generate
 
     def run(
         self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, match: DraftMatcher | None
@@ -128,7 +132,7 @@ class EvaluationRecipe:
     def continuations(self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> list[Continuation]:
         """Lets the target continue the prompts, greedily."""
         prompt_ids = tokenizer(_texts(load_prompts(self.config.limit_per_category)))["input_ids"]
-        return generate(model, prompt_ids, self.config.max_new_tokens, self.config.batch_size)
+        return self.write(model, prompt_ids, self.config.max_new_tokens, self.config.batch_size)
 
     def measure(
         self,

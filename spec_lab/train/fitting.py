@@ -9,7 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from spec_lab.train.config import LayerConfig, TrainConfig
+from spec_lab.train.config import (
+    LayerConfig,
+    PocketGemmaTrainingConfig,
+    PocketHybridTrainingConfig,
+    PocketMoeTrainingConfig,
+    TrainConfig,
+)
 
 MIN_TAPPED_LAYERS = 7
 """Layers 2, L // 2 and L - 3 all differ from here on."""
@@ -43,6 +49,49 @@ def heads_fit(prefix: str, part: LayerConfig) -> str | None:
         )
     if part.head_dim % 2:
         return f"{prefix}.head_dim={part.head_dim} must be even; use {prefix}.head_dim={part.head_dim + 1}"
+    return None
+
+
+def target_heads(target: Any) -> str | None:
+    """Does what `heads_fit` does, for a target."""
+    return heads_fit("target", target)
+
+
+def delta_heads(target: PocketHybridTrainingConfig) -> str | None:
+    num_values, num_keys = target.num_value_heads, target.num_key_heads
+    if num_values % num_keys == 0:
+        return None
+    return (
+        f"target.num_value_heads={num_values} must be a multiple of target.num_key_heads={num_keys}; "
+        f"use target.num_value_heads={next_multiple(num_values, num_keys)}"
+    )
+
+
+def owned_layers(target: PocketGemmaTrainingConfig) -> str | None:
+    """Each kind of layer has one with keys and values of its own, which the last layers and the assistant read."""
+    num_own, every = target.num_layers - target.num_shared_layers, target.full_attention_every
+    if every < 2:
+        return f"target.full_attention_every={every} leaves no layer a window; use target.full_attention_every=2"
+    if num_own < every:
+        return (
+            f"target.num_shared_layers={target.num_shared_layers} leaves no layer that sees all with keys of its own; "
+            f"use target.num_shared_layers={max(target.num_layers - every, 0)} and target.num_layers={every} or more"
+        )
+    if target.full_head_dim % 2:
+        size = target.full_head_dim
+        return f"target.full_head_dim={size} must be even; use target.full_head_dim={size + 1}"
+    return None
+
+
+def chosen_experts(target: PocketMoeTrainingConfig) -> str | None:
+    if target.num_chosen > target.num_experts:
+        return (
+            f"target.num_chosen={target.num_chosen} is more than target.num_experts={target.num_experts}; "
+            f"use target.num_chosen={target.num_experts}"
+        )
+    if target.qk_rope_head_dim % 2:
+        size = target.qk_rope_head_dim
+        return f"target.qk_rope_head_dim={size} must be even; use target.qk_rope_head_dim={size + 1}"
     return None
 
 
@@ -104,6 +153,17 @@ def width(fitting: Fitting) -> str | None:
         None
         if hidden_size <= most
         else f"drafter.hidden_size={hidden_size} is wider than the target's {most}; use drafter.hidden_size={most}"
+    )
+
+
+def assistant_heads(fitting: Fitting) -> str | None:
+    """Query heads of an assistant share the key-value heads of its target."""
+    num_heads, num_kv_heads = fitting.drafter.num_heads, fitting.target.num_kv_heads
+    if num_heads % num_kv_heads == 0:
+        return None
+    return (
+        f"drafter.num_heads={num_heads} must be a multiple of the target's {num_kv_heads} key-value heads; "
+        f"use drafter.num_heads={next_multiple(num_heads, num_kv_heads)}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,7 +13,7 @@ from torch import Tensor
 from spec_lab.corpus.example import render_prompt
 from spec_lab.errors import UserError
 from spec_lab.train.config import GenerationsConfig
-from spec_lab.train.data import generate_examples, map_in_processes, step_generator
+from spec_lab.train.data import TrainingTokens, generate_examples, map_in_processes, step_generator
 from spec_lab.train.generate import Continuation, generate
 from spec_lab.train.reading import reading
 
@@ -74,6 +74,39 @@ class Generations:
         column = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         is_written = (column >= self.prompt_lengths[:, None]) & (column < self.lengths[:, None])
         return torch.bincount(self.tokens[is_written].long(), minlength=vocab_size)
+
+
+class DrafterTexts(Protocol):
+    """The texts that a drafter learns on, a batch of them a step."""
+
+    def to(self, device: torch.device) -> DrafterTexts:
+        """The same on a device."""
+
+    def batch(self, step: int, batch_size: int, seed: int) -> Generations:
+        """Rows that depend on seed and step alone."""
+
+    def count_written_tokens(self, vocab_size: int) -> Tensor:
+        """`[vocab_size]`: how often each token stands where the target writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusTexts:
+    """Rows that the target itself learnt on, in place of texts that it wrote. A whole row counts, prompts and all."""
+
+    tokens: TrainingTokens
+
+    def to(self, device: torch.device) -> CorpusTexts:
+        return CorpusTexts(self.tokens.to(device))
+
+    def batch(self, step: int, batch_size: int, seed: int) -> Generations:
+        """Rows that depend on seed and step alone."""
+        rows = self.tokens.batch(step, batch_size, seed)
+        ones = torch.ones(batch_size, dtype=torch.int32, device=rows.device)
+        return Generations(rows, ones, rows.shape[1] * ones)
+
+    def count_written_tokens(self, vocab_size: int) -> Tensor:
+        """`[vocab_size]`: how often each token stands in the examples."""
+        return torch.bincount(self.tokens.rows.flatten().long(), minlength=vocab_size)
 
 
 @dataclass(frozen=True, slots=True)

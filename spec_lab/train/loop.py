@@ -34,10 +34,16 @@ class CurvePoint:
     loss: float
 
 
-def learning_rate(optimisation: OptimisationConfig, step: int) -> float:
-    """The rate of update `step`, counted from 0."""
+def learning_rate(optimisation: OptimisationConfig, step: int, elapsed: float = 0.0) -> float:
+    """The rate of update `step`, counted from 0, `elapsed` seconds after the first.
+
+    Where the clock may end the training, the rate falls with whichever is further on, steps or seconds.
+    """
+    done = float(step)
+    if (seconds := optimisation.most_seconds()) is not None:
+        done = max(done, min(elapsed / seconds, 1.0) * optimisation.num_steps)
     rising = (step + 1) / optimisation.num_warmup_steps
-    falling = (optimisation.num_steps - step) / (optimisation.num_steps - optimisation.num_warmup_steps)
+    falling = (optimisation.num_steps - done) / (optimisation.num_steps - optimisation.num_warmup_steps)
     return optimisation.peak_learning_rate * min(rising, falling, 1.0)
 
 
@@ -58,14 +64,20 @@ def train(
     """
     loss_module.to(device).train()
     optimiser = _adamw(loss_module, optimisation, device)
-    first_step, curve = _resume(checkpoint, loss_module, optimiser, device)
+    first_step, curve, seconds_before = _resume(checkpoint, loss_module, optimiser, device)
     compute_loss = torch.compile(loss_module) if device.type == "cuda" else loss_module
     losses = LossReader(device)
-    started = time.perf_counter()
+    started = time.perf_counter() - seconds_before
+    done, seconds = first_step, optimisation.most_seconds()
     for step in range(first_step, optimisation.num_steps):
+        elapsed = time.perf_counter() - started
+        if seconds is not None and elapsed >= seconds and losses.num_summed:
+            log.info("%.0f s are over at step %d", elapsed, step)
+            curve.append(CurvePoint(step, losses.mean()))
+            break
         batch = batch_of(step)
         for group in optimiser.param_groups:
-            group["lr"] = learning_rate(optimisation, step)
+            group["lr"] = learning_rate(optimisation, step, elapsed)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             loss = compute_loss(*batch)
         optimiser.zero_grad(set_to_none=True)
@@ -80,9 +92,9 @@ def train(
         if done % optimisation.checkpoint_every == 0:
             losses.refuse_unless_finite()
             _refuse_unless_finite(loss_module, done)
-            _save(checkpoint, loss_module, optimiser, done, curve)
+            _save(checkpoint, loss_module, optimiser, done, curve, time.perf_counter() - started)
     losses.refuse_unless_finite()
-    _refuse_unless_finite(loss_module, optimisation.num_steps)
+    _refuse_unless_finite(loss_module, done)
     return curve
 
 
@@ -94,13 +106,13 @@ class LossReader:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._sum, self._num_summed = torch.zeros((), device=device), 0
+        self._sum, self.num_summed = torch.zeros((), device=device), 0
         self._unread: list[tuple[int, Tensor]] = []
         self._steps_between_reads = 1 if device.type == "cpu" else STEPS_BETWEEN_READS
 
     def add(self, step: int, loss: Tensor) -> None:
         """Takes the loss of `step`, a scalar without its graph."""
-        self._sum, self._num_summed = self._sum + loss, self._num_summed + 1
+        self._sum, self.num_summed = self._sum + loss, self.num_summed + 1
         self._unread.append((step, loss))
         if len(self._unread) >= self._steps_between_reads:
             self.refuse_unless_finite()
@@ -108,8 +120,8 @@ class LossReader:
     def mean(self) -> float:
         """Returns the mean of the losses since the call before."""
         self.refuse_unless_finite()
-        mean = self._sum.item() / self._num_summed
-        self._sum, self._num_summed = torch.zeros_like(self._sum), 0
+        mean = self._sum.item() / self.num_summed
+        self._sum, self.num_summed = torch.zeros_like(self._sum), 0
         return mean
 
     def refuse_unless_finite(self) -> None:
@@ -141,7 +153,12 @@ def _adamw(module: nn.Module, optimisation: OptimisationConfig, device: torch.de
 
 
 def _save(
-    checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer, step: int, curve: list[CurvePoint]
+    checkpoint: Path,
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    step: int,
+    curve: list[CurvePoint],
+    seconds: float,
 ) -> None:
     """Written beside and renamed, so that a kill while writing leaves the previous checkpoint."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
@@ -150,6 +167,7 @@ def _save(
         "optimiser": optimiser.state_dict(),
         "step": step,
         "curve": [(point.step, point.loss) for point in curve],
+        "seconds": seconds,
     }
     unfinished = checkpoint.with_suffix(".tmp")
     torch.save(state, unfinished)
@@ -158,13 +176,14 @@ def _save(
 
 def _resume(
     checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
-) -> tuple[int, list[CurvePoint]]:
+) -> tuple[int, list[CurvePoint], float]:
     if not checkpoint.exists():
-        return 0, []
+        return 0, [], 0.0
     with reading(checkpoint):
         state = torch.load(checkpoint, map_location=device, weights_only=True)
         module.load_state_dict(state["module"])
         optimiser.load_state_dict(state["optimiser"])
         first_step, curve = int(state["step"]), [CurvePoint(step, loss) for step, loss in state["curve"]]
+        seconds = float(state["seconds"])
     log.info("resumed from %s at step %d", checkpoint, first_step)
-    return first_step, curve
+    return first_step, curve, seconds

@@ -7,28 +7,41 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from spec_lab.corpus.categories import CHECKABLE_CATEGORIES
-from spec_lab.corpus.example import SPECIAL_TOKENS, render_example
+from spec_lab.corpus.example import END_OF_TEXT, SPECIAL_TOKENS, render_example
 from spec_lab.corpus.natural import natural_text
 from spec_lab.errors import UserError
 from spec_lab.train.card import drafter_card, target_card
 from spec_lab.train.checks import SHIPPED_TARGET
-from spec_lab.train.config import TrainConfig
-from spec_lab.train.data import Shard, build_shard, generate_examples, map_in_processes, tokenise_natural_text
+from spec_lab.train.config import DecoderTrainingConfig, TrainConfig
+from spec_lab.train.data import (
+    Shard,
+    TrainingTokens,
+    build_shard,
+    generate_examples,
+    map_in_processes,
+    tokenise_natural_text,
+)
 from spec_lab.train.drafter import DrafterRecipe, TrainingTask
 from spec_lab.train.evaluate import EvaluationRecipe, format_table
-from spec_lab.train.generations import Generations, GenerationsRecipe
+from spec_lab.train.generate import generate
+from spec_lab.train.generations import CorpusTexts, DrafterTexts, Generations, GenerationsRecipe
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.output import output_folder
 from spec_lab.train.sharing import stage_settings
 from spec_lab.train.stages import RunFolder, run_stage, write_json
-from spec_lab.train.target import TargetRecipe, load_target, without_progress_bars
+from spec_lab.train.target import NewTarget, load_target, without_progress_bars
 from spec_lab.train.tokenizer import train_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +53,7 @@ class Pipeline:
     """
 
     config: TrainConfig
-    target: TargetRecipe | None
+    target: NewTarget | None
     drafter: DrafterRecipe | None
 
     def run(self) -> RunFolder:
@@ -55,25 +68,34 @@ class Pipeline:
             return self._run()
 
     def _run(self) -> RunFolder:
-        folder = RunFolder(Path(self.config.output_dir), shipped_target=SHIPPED_TARGET if self.target is None else None)
+        folder = self._folder()
         if self.target is not None:
             self._stage(folder, folder.tokenizer, self._train_tokenizer)
             self._stage(folder, folder.corpus, self._build_corpus)
             self._stage(folder, folder.target, self._train_target)
         if self.drafter is not None:
             made_for = {"target": _digest(folder.target / "model.safetensors")}
-            self._stage(folder, folder.generations, self._generate, made_for)
-            self._stage(folder, folder.drafter(self.drafter.config.name), self._train_drafter, made_for)
+            if self.config.target.writes_texts:
+                self._stage(folder, folder.generations, self._generate, made_for)
+            self._stage(folder, folder.drafter(self.drafter.config.drafts_as), self._train_drafter, made_for)
         self._evaluate(folder)
         self._write_cards(folder)
         print(folder.root)
         return folder
+
+    def _folder(self) -> RunFolder:
+        root, target = Path(self.config.output_dir), self.config.trained_target
+        return RunFolder(root, SHIPPED_TARGET) if target is None else RunFolder(root, target_name=target.option)
 
     def _stage(self, folder: RunFolder, output: Path, build: Any, made_for: dict[str, str] | None = None) -> None:
         settings = {**(made_for or {}), **stage_settings(self.config)[output.name]}
         run_stage(folder, output, settings, self._device(), lambda unfinished: build(folder, unfinished))
 
     def _train_tokenizer(self, folder: RunFolder, output: Path) -> dict[str, Any]:
+        if not self.config.target.own_vocabulary:
+            for name in TOKENIZER_FILES:
+                shutil.copy(SHIPPED_TARGET / name, output)
+            return {}
         texts = [
             render_example(example)
             for category in CHECKABLE_CATEGORIES
@@ -130,20 +152,36 @@ class Pipeline:
 
     def _train_drafter(self, folder: RunFolder, output: Path) -> dict[str, Any]:
         assert self.drafter is not None
-        model, tokenizer = load_target(folder.target, self._device())
-        generations = Generations.load(folder.generations / "generations.safetensors")
+        model, tokenizer = self._load(folder)
+        texts = self._texts(folder, tokenizer)
         markers = tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))
-        checkpoint = folder.checkpoint(folder.drafter(self.drafter.config.name))
-        task = TrainingTask(model, generations, markers, checkpoint, self.config.seed, self._device())
+        checkpoint = folder.checkpoint(folder.drafter(self.drafter.config.drafts_as))
+        task = TrainingTask(model, texts, markers, checkpoint, self.config.seed, self._device())
         return {"curve": _plain(self.drafter.train(task, output))}
+
+    def _load(self, folder: RunFolder) -> tuple[Any, PreTrainedTokenizerFast]:
+        """The target that is trained here, or the shipped one, and its tokenizer."""
+        return (load_target if self.target is None else self.target.load)(folder.target, self._device())
+
+    def _texts(self, folder: RunFolder, tokenizer: PreTrainedTokenizerFast) -> DrafterTexts:
+        """The texts that the drafter learns on."""
+        if self.config.target.writes_texts:
+            return Generations.load(folder.generations / "generations.safetensors")
+        target = self.config.trained_target
+        assert isinstance(target, DecoderTrainingConfig)
+        end_of_text_id = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+        return CorpusTexts(
+            TrainingTokens.load(folder.corpus, target.drafter_natural_fraction, end_of_text_id, self._device())
+        )
 
     def _evaluate(self, folder: RunFolder) -> None:
         """Always runs anew: it is short, and no later stage depends on it."""
-        model, tokenizer = load_target(folder.target, self._device())
+        model, tokenizer = self._load(folder)
         match = None
         if self.drafter is not None:
-            match = self.drafter.matcher(folder.drafter(self.drafter.config.name), model, self._device())
-        report, samples = EvaluationRecipe(self.config.evaluation).run(model, tokenizer, match)
+            match = self.drafter.matcher(folder.drafter(self.drafter.config.drafts_as), model, self._device())
+        write = generate if self.target is None else self.target.write
+        report, samples = EvaluationRecipe(self.config.evaluation, write).run(model, tokenizer, match)
         write_json(folder.config(self._measured(folder)), asdict(self.config))
         write_json(folder.evaluation(self._measured(folder)), report)
         write_json(folder.samples(self._measured(folder)), [asdict(sample) for sample in samples])
@@ -151,7 +189,7 @@ class Pipeline:
 
     def _measured(self, folder: RunFolder) -> Path:
         """Names what the evaluation is of: the drafter beside its target, or the target alone."""
-        return folder.target if self.drafter is None else folder.drafter(self.drafter.config.name)
+        return folder.target if self.drafter is None else folder.drafter(self.drafter.config.drafts_as)
 
     def _write_cards(self, folder: RunFolder) -> None:
         measured, kind = self._measured(folder), None
@@ -161,12 +199,13 @@ class Pipeline:
             card = drafter_card(folder, measured, description, self.command())
             (measured / "README.md").write_text(card, encoding="utf-8")
         if self.target is not None:
-            card = target_card(folder, measured, kind, self.command())
+            card = target_card(folder, self.target.describe(folder.target), measured, kind, self.command())
             (folder.target / "README.md").write_text(card, encoding="utf-8")
 
     def command(self) -> str:
         """The command that trains this target and drafter, as their cards give it."""
-        target = "" if self.target is None else " target=pocket"
+        trained = self.config.trained_target
+        target = "" if trained is None else f" target={trained.option}"
         return (
             f"python -m spec_lab.train{target} drafter={'none' if self.drafter is None else self.drafter.config.name}"
         )

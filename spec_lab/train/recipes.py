@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from spec_lab.train.checks import refuse
 from spec_lab.train.config import TrainConfig
-from spec_lab.train.options import drafter_option
+from spec_lab.train.options import drafter_option, target_option
 from spec_lab.train.pipeline import Pipeline
-from spec_lab.train.target import TargetRecipe
 
 
 def build_pipeline(config: TrainConfig) -> Pipeline:
@@ -16,9 +15,9 @@ def build_pipeline(config: TrainConfig) -> Pipeline:
         UserError: see `spec_lab.train.checks`.
     """
     refuse(config)
-    target, recipe = config.trained_target, drafter_option(config.drafter).recipe
+    target, recipe = target_option(config.target).recipe, drafter_option(config.drafter).recipe
     return Pipeline(
         config,
-        target=None if target is None else TargetRecipe(target),
+        target=None if target is None else target(config.target),
         drafter=None if recipe is None else recipe(config.drafter),
     )

@@ -14,8 +14,8 @@ from typing import Any
 from spec_lab.errors import UserError
 from spec_lab.train.config import TrainConfig
 
-KEYS_OF = {"tokenizer": "tokenizer", "corpus": "corpus", "pocket": "target", "generations": "generations"}
-"""The set of keys that a stage is made by, by the name of its folder; all others are drafters."""
+KEYS_OF = {"tokenizer": "tokenizer", "corpus": "corpus", "generations": "generations"}
+"""The set of keys that a stage is made by, by the name of its folder; all others are targets, or drafters by a dash."""
 
 
 def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
@@ -23,9 +23,12 @@ def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
     target, drafter = config.trained_target, config.trained_drafter
     parts: dict[str, Any] = {}
     if target is not None:
-        parts |= {"tokenizer": config.tokenizer, "corpus": config.corpus, "pocket": target}
+        parts |= {"tokenizer": config.tokenizer, "corpus": config.corpus, target.option: target}
     if drafter is not None:
-        parts |= {"generations": config.generations, f"pocket-{drafter.name}": drafter}
+        name = "pocket" if target is None else target.option
+        if config.target.writes_texts:
+            parts["generations"] = config.generations
+        parts[f"{name}-{drafter.drafts_as}"] = drafter
     return {folder: {"seed": config.seed, **asdict(part)} for folder, part in parts.items()}
 
 
@@ -35,7 +38,7 @@ def refuse_to_share(configs: Iterable[TrainConfig]) -> None:
     for config in configs:
         for folder, settings in stage_settings(config).items():
             before = made.setdefault(Path(config.output_dir).absolute() / folder, settings)
-            keys = KEYS_OF.get(folder, "drafter")
+            keys = KEYS_OF.get(folder, "drafter" if "-" in folder else "target")
             for key, first, second in _differences(before, settings):
                 knob = key if key == "seed" else f"{keys}.{key}"
                 raise UserError(

@@ -30,11 +30,13 @@ FAILURE = "failure"
 class RunFolder:
     """The paths of a run's outputs; several runs that train drafters for one target may share it, even at once.
 
-    `shipped_target`: a target that is used as it lies, None where the run trains its own.
+    `shipped_target`: a target that is used as it lies, None where the run trains its own. `target_name`: what folders
+    of the target and of its drafters are named after.
     """
 
     root: Path
     shipped_target: Path | None = None
+    target_name: str = "pocket"
 
     @property
     def tokenizer(self) -> Path:
@@ -47,7 +49,7 @@ class RunFolder:
 
     @property
     def target(self) -> Path:
-        return self.shipped_target or self.root / "pocket"
+        return self.shipped_target or self.root / self.target_name
 
     @property
     def generations(self) -> Path:
@@ -59,7 +61,7 @@ class RunFolder:
         return self.root / "records"
 
     def drafter(self, name: str) -> Path:
-        return self.root / f"pocket-{name}"
+        return self.root / f"{self.target_name}-{name}"
 
     def record(self, output: Path) -> Path:
         return self.records / f"{output.name}.json"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +16,44 @@ from spec_lab.corpus.example import END_OF_TEXT, END_OF_TURN
 from spec_lab.errors import UserError
 from spec_lab.train.config import MAX_LENGTH, PocketTrainingConfig
 from spec_lab.train.data import IGNORED_LABEL, TrainingTokens, next_token_labels
+from spec_lab.train.generate import Continuation, generate
 from spec_lab.train.loop import CurvePoint, train
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class TargetDescription:
+    """A target's part of its card: whose architecture it has, as in "A ...-architecture language model", and what its
+    layers are, to stand behind their number."""
+
+    architecture: str
+    layers: str
+
+
+class NewTarget(Protocol):
+    """Size and training of one kind of target: an option of the `target` group."""
+
+    def train(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        corpus: Path,
+        folder: Path,
+        checkpoint: Path,
+        seed: int,
+        device: torch.device,
+    ) -> list[CurvePoint]:
+        """Trains on the token files in `corpus` and saves the model to `folder`; returns the loss curve."""
+
+    def load(self, folder: Path, device: torch.device) -> tuple[Any, PreTrainedTokenizerFast]:
+        """The saved target, its weights held in float32, and its tokenizer; frozen."""
+
+    def write(self, model: Any, prompts: list[list[int]], max_new_tokens: int, batch_size: int) -> list[Continuation]:
+        """Continues prompts greedily."""
+
+    def describe(self, folder: Path) -> TargetDescription:
+        """Returns what the card says of the saved model; all share data, curve, evaluation and limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +105,25 @@ class TargetRecipe:
         curve = train(NextTokenLoss(model), batch_of, self.config.optimisation, checkpoint, device)
         save_target(model, tokenizer, folder)
         return curve
+
+    def load(self, folder: Path, device: torch.device) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+        """The saved target and its tokenizer, as `load_target` returns them."""
+        return load_target(folder, device)
+
+    def write(
+        self, model: Qwen3ForCausalLM, prompts: list[list[int]], max_new_tokens: int, batch_size: int
+    ) -> list[Continuation]:
+        """Continues prompts greedily, with a cache."""
+        return generate(model, prompts, max_new_tokens, batch_size)
+
+    def describe(self, folder: Path) -> TargetDescription:
+        """Says for the card what `NewTarget` asks."""
+        config = self.config
+        return TargetDescription(
+            "Qwen3",
+            f"feed-forward {config.intermediate_size}, {config.num_heads} query and {config.num_kv_heads} key-value "
+            f"heads of {config.head_dim}",
+        )
 
 
 class NextTokenLoss(nn.Module):

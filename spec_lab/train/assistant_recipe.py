@@ -1,0 +1,155 @@
+"""`drafter=assistant`: a Gemma 4 assistant for a Gemma 4 target, over its last layers that own their KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from spec_lab.models.config import ModelConfig
+from spec_lab.train.checkpoint import load_drafter, save_drafter
+from spec_lab.train.config import AssistantTrainingConfig
+from spec_lab.train.decoder import TrainableDecoder, compile_on_gpu
+from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
+from spec_lab.train.embedding_init import leading_directions
+from spec_lab.train.frozen_kv import FrozenKVLayer, FrozenKVShape, KVSource, TrainableFrozenKVDrafter
+from spec_lab.train.frozen_kv_recipe import FIRST_BRANCH_SCALE
+from spec_lab.train.loop import CurvePoint
+from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
+
+SHARED_KEYS = (
+    "num_key_value_heads",
+    "head_dim",
+    "global_head_dim",
+    "attention_k_eq_v",
+    "sliding_window",
+    "rope_parameters",
+    "rms_norm_eps",
+    "hidden_activation",
+    "vocab_size",
+    "max_position_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
+"""The keys of the assistant's layers that are its target's."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantRecipe:
+    """Trains queries over the target's keys and values, sliding layers first and one that sees all behind them."""
+
+    config: AssistantTrainingConfig
+
+    def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
+        """Trains the assistant and saves it, as `DrafterRecipe` says."""
+        torch.manual_seed(task.seed)
+        target: TrainableDecoder = task.model
+        compile_on_gpu(target, task.device)
+        drafter = TrainableFrozenKVDrafter(self._shape(target.config.model))
+        start_from_decoder(drafter, target)
+        curve = train_unrolled(drafter, self.config, task)
+        save_drafter(drafter.state_dict(), self._keys(target.config.keys), folder)
+        return curve
+
+    def matcher(self, folder: Path, model: Any, device: torch.device) -> DraftMatcher:
+        """Puts the saved assistant beside its target, as `DrafterRecipe` says. It computes in float32."""
+        tensors, _ = load_drafter(folder)
+        drafter = TrainableFrozenKVDrafter(self._shape(model.config.model))
+        drafter.load_state_dict(tensors)
+        return unrolled_matcher(drafter.to(device).eval(), model)
+
+    def describe(self, folder: Path) -> DrafterDescription:
+        """Says for the card what `DrafterRecipe` asks."""
+        _, config = load_drafter(folder)
+        text = config["text_config"]
+        return DrafterDescription(
+            kind="a Gemma 4 assistant",
+            reading=f"""Its architecture and checkpoint are those of the Gemma 4 assistant
+(`Gemma4AssistantForCausalLM`): {text["num_hidden_layers"]} layers of width {text["hidden_size"]} and feed-forward
+{text["intermediate_size"]} with {text["num_attention_heads"]} query heads and no keys or values of their own. Each
+reads those of the target's last layer of its kind that owns some. The head is the assistant's own embedding of all
+{text["vocab_size"]} tokens.
+
+Every step stands at the last committed position. It takes the target's embedding of the last token, scaled as the
+target scales it, beside the target's hidden state after its final norm; later steps take, in place of that,
+`post_projection` of what the assistant left.""",
+            loss=unrolled_loss_words(self.config),
+        )
+
+    def _shape(self, target: ModelConfig) -> FrozenKVShape:
+        sliding, full = last_owners(target)
+        return FrozenKVShape(
+            backbone_hidden_size=target.hidden_size,
+            hidden_size=self.config.hidden_size,
+            intermediate_size=self.config.intermediate_size,
+            num_heads=self.config.num_heads,
+            vocab_size=target.vocab_size,
+            sources=tuple(kv_source(target, layer) for layer in (*[sliding] * self.config.num_sliding_layers, full)),
+        )
+
+    def _keys(self, target: dict[str, Any]) -> dict[str, Any]:
+        """config.json: what differs from transformers' defaults."""
+        num_layers = self.config.num_sliding_layers + 1
+        return {
+            "architectures": ["Gemma4AssistantForCausalLM"],
+            "model_type": "gemma4_assistant",
+            "backbone_hidden_size": target["hidden_size"],
+            "use_ordered_embeddings": False,
+            "tie_word_embeddings": True,
+            "dtype": "bfloat16",
+            "text_config": {
+                "model_type": "gemma4_text",
+                "hidden_size": self.config.hidden_size,
+                "intermediate_size": self.config.intermediate_size,
+                "num_hidden_layers": num_layers,
+                "num_kv_shared_layers": num_layers,
+                "num_attention_heads": self.config.num_heads,
+                "layer_types": ["sliding_attention"] * self.config.num_sliding_layers + ["full_attention"],
+                "tie_word_embeddings": True,
+                "hidden_size_per_layer_input": 0,
+                "vocab_size_per_layer_input": 0,
+                "enable_moe_block": False,
+                "use_double_wide_mlp": False,
+                "dtype": "bfloat16",
+                **{key: target[key] for key in SHARED_KEYS},
+            },
+        }
+
+
+def last_owners(target: ModelConfig) -> tuple[int, int]:
+    """The last layer with a window and the last one without that have keys and values of their own."""
+    owners = {plan.window is None: index for index, plan in enumerate(target.layers) if plan.kv_owner is None}
+    return owners[False], owners[True]
+
+
+def kv_source(target: ModelConfig, layer: int) -> KVSource:
+    plan = target.layers[layer]
+    turning = plan.rope.partial_rotary_factor if plan.rope.scaling == "proportional" else 1.0
+    return KVSource(layer, plan.num_kv_heads, plan.head_dim, plan.rope.theta, turning, plan.window)
+
+
+@torch.no_grad()
+def start_from_decoder(drafter: TrainableFrozenKVDrafter, target: TrainableDecoder) -> None:
+    """First weights on the scales of what the assistant reads and leaves, as `start_from_target` has them for Qwen3.
+
+    The embedding enters scaled here, so that it weighs as much as the hidden state without more ado.
+    """
+    embedding, final_norm = target.model.embed_tokens.weight.cpu(), target.model.norm.weight.cpu()
+    directions = leading_directions(embedding, drafter.shape.hidden_size)
+    hidden_scale = final_norm.square().mean().sqrt()
+    scale = target.model.embed_tokens.scale
+    drafter.model.embed_tokens.weight.copy_(embedding @ directions)
+    drafter.post_projection.weight.copy_(directions * hidden_scale)
+    nn.init.normal_(drafter.pre_projection.weight, std=drafter.pre_projection.in_features**-0.5)
+    for_embedding, for_hidden = drafter.pre_projection.weight.chunk(2, dim=1)
+    for_embedding /= scale * embedding.square().mean().sqrt()
+    for_hidden /= hidden_scale
+    for layer, source in zip(drafter.model.layers, drafter.shape.sources, strict=True):
+        assert isinstance(layer, FrozenKVLayer)
+        layer.self_attn.q_norm.weight.copy_(target.model.layers[source.layer].self_attn.q_norm.weight.cpu())
+        layer.post_attention_layernorm.weight.fill_(FIRST_BRANCH_SCALE)
+        layer.post_feedforward_layernorm.weight.fill_(FIRST_BRANCH_SCALE)
