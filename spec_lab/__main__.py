@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from spec_lab.cli.ending import guarded
+from spec_lab.cli.ending import guarded, leave
 from spec_lab.cli.follower import Adapt, on_this_rank
 
 
@@ -17,6 +18,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Do what `arguments` (default: those of the process) say and return the exit code."""
     typed = sys.argv[1:] if arguments is None else arguments
     return on_this_rank(lambda adapt: guarded(lambda: _run(typed, adapt)))
+
+
+def command() -> NoReturn:
+    """Do what was typed, and end the process."""
+    leave(main())
 
 
 def _run(arguments: Sequence[str], adapt: Adapt) -> int:
@@ -41,4 +47,4 @@ def _run(arguments: Sequence[str], adapt: Adapt) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from typing import Any, cast
 import pytest
 
 from spec_lab.__main__ import main
+from spec_lab.cli.ending import leave
 from spec_lab.cli.interrupts import Interrupts
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -23,6 +26,8 @@ from spec_lab.measure import profiling
 from spec_lab.measure.profiling import ProfiledRounds
 from spec_lab.measure.runner import run
 from spec_lab.measure.watched_rounds import WatchedRounds, watch_rounds
+from spec_lab.record.progress import Progress
+from spec_lab.record.reading import read_request_rows, read_summary
 from spec_lab.record.sinks import SUMMARY_FILE
 from spec_lab.record.trace import TRACE_FILE
 from tests.fake_runner import FakeRunner, summaries
@@ -175,6 +180,67 @@ def test_a_trace_that_cannot_be_finished_is_not_left_behind(error: BaseException
     with pytest.raises(type(error)):
         profiling._keep_trace(cast(Any, Profiler()), tmp_path / TRACE_FILE)
     assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_in_the_first_repeat_leaves_the_requests_that_had_finished(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", [*PROMPTS, PROMPTS[0] | {"id": "2", "answer": "7"}])
+    config = make_run_config(pair, prompts, references=["plain"])
+    advance, num_left = Progress.advance, [2]
+
+    def press_after_two(progress: Progress) -> None:
+        advance(progress)
+        num_left[0] -= 1
+        if num_left[0] == 0:
+            raise KeyboardInterrupt
+
+    run(config, CHOICES, tmp_path / "whole")
+    monkeypatch.setattr(Progress, "advance", press_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, CHOICES, tmp_path / "run")
+    assert read_summary(tmp_path / "run")["status"] == "interrupted"
+    untimed = [
+        [{key: value for key, value in row.items() if not key.endswith("_at")} for row in read_request_rows(folder)]
+        for folder in (tmp_path / "run", tmp_path / "whole")
+    ]
+    assert untimed[0] == untimed[1][:2], "as they stand after a whole run"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_process_at_once(empty_folder: Path) -> None:
+    """In plain decoding's first repeat, with all that a run imports in memory; five seconds are for a busy machine."""
+    command = [sys.executable, "-m", "spec_lab", "workload.limit=18", "max_new_tokens=16", "references=[plain]"]
+    command += ["warmup_requests=0", "num_threads=1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "plain, repeat 1" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    pressed = time.monotonic()
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - pressed < 5
+    assert (process.returncode, errors.splitlines()[-1]) == (130, "interrupted")
+    [folder] = [path.parent for path in empty_folder.rglob("summary.json")]
+    assert read_summary(folder)["status"] == "interrupted"
+    assert len(read_request_rows(folder)) == 18
+
+
+def test_after_ctrl_c_the_interpreter_is_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: done.append("exit functions"))
+    monkeypatch.setattr(os, "_exit", done.append)
+    with pytest.raises(SystemExit):  # where the process would have ended
+        leave(130)
+    assert done == ["exit functions", 130]
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_other_endings_take_the_interpreter_apart(code: int) -> None:
+    with pytest.raises(SystemExit) as ended:
+        leave(code)
+    assert ended.value.code == code
 
 
 @pytest.mark.slow

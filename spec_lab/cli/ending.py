@@ -13,10 +13,12 @@ A program that goes on after an error, such as a sweep, uses `print_trouble`, an
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from spec_lab.cli.console import patient_console
 from spec_lab.errors import Trouble, UserError, behind, is_interruption, is_of_composing, one_line, trouble_of
@@ -49,6 +51,23 @@ def guarded(run: Callable[[], int], menu: Menu | None = None, interrupted: str =
         if status == "interrupted":
             print(interrupted, file=sys.stderr)
         return EXIT_CODES[status]
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with the exit code of `guarded`, after Ctrl-C without taking the interpreter apart.
+
+    That takes seconds once torch and the models are in it, and nothing is left to wait for: records and W&B's run were
+    closed on the way here, and the exit functions are called. Workers of a launcher are ended in the usual way.
+    """
+    from multiprocessing import active_children
+
+    if code == EXIT_CODES["interrupted"] and not active_children():
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def print_trouble(error: BaseException, menu: Menu | None = None) -> Status:

@@ -12,7 +12,7 @@ from hydra.types import RunMode
 
 from spec_lab.assembly import registry
 from spec_lab.cli.compose import compose_run, compose_with_hydra
-from spec_lab.cli.ending import guarded
+from spec_lab.cli.ending import guarded, leave
 from spec_lab.cli.flags import split_flags
 from spec_lab.cli.help import help_text, version_text
 from spec_lab.cli.overrides import extensions_in
@@ -89,4 +89,4 @@ def _examine(config: RunConfig) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

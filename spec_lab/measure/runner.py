@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from spec_lab.assembly.models import engine_limits
 from spec_lab.assembly.option import LoggerOption
 from spec_lab.config import RunConfig
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
+from spec_lab.errors import is_interruption
 from spec_lab.measure.audit import audit
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
@@ -69,11 +71,13 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
     correct: dict[str, dict[str, bool | None]] = {}
     thinking: dict[str, dict[str, int] | None] = {}
     divergences: list[Divergence] | None = None
-    with Progress(config.repeats * len(lab.engines) * len(lab.requests), "request") as progress:
+    num_requests = config.repeats * len(lab.engines) * len(lab.requests)
+    with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
         _warm_up(lab, progress)
         for repeat in range(config.repeats):
             for name in _rotated(list(lab.engines), repeat):
-                passes[name].append(_timed_pass(lab, name, repeat, progress))
+                kept = finished if (repeat, name) == (0, MAIN) else []
+                passes[name].append(_timed_pass(lab, name, repeat, progress, kept))
             recorder.rounds(repeat, passes[MAIN][-1].rounds)
             if repeat == 0:
                 correct = {name: _check(lab, name, results[0].requests) for name, results in passes.items()}
@@ -81,8 +85,9 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
                 for record in passes[MAIN][0].requests:
                     lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
                 divergences = _audit(lab, passes)
-                main = Measured(passes[MAIN], correct[MAIN], thinking[MAIN])
-                _record_requests(lab, recorder, main, divergences or [])
+                finished.clear()
+                records = passes[MAIN][0].requests
+                _record_requests(lab, recorder, records, correct[MAIN], thinking[MAIN], divergences or [])
         profile = _profile(lab, recorder.folder, progress)
         _keep_verify_rows(lab, passes[MAIN][0].requests, recorder.folder, progress)
     measured = {name: Measured(results, correct[name], thinking[name]) for name, results in passes.items()}
@@ -146,12 +151,20 @@ def _rotated(names: list[str], by: int) -> list[str]:
     return names[shift:] + names[:shift]
 
 
-def _timed_pass(lab: Lab, name: str, repeat: int, progress: Progress) -> GenerationResult:
+def _timed_pass(
+    lab: Lab, name: str, repeat: int, progress: Progress, finished: list[RequestRecord]
+) -> GenerationResult:
+    """Decode all requests with one engine, each of which goes into `finished` when it ends."""
+
+    def end(record: RequestRecord) -> None:
+        finished.append(record)
+        progress.advance()
+
     progress.stage(f"{name}, repeat {repeat + 1} of {lab.config.repeats}")
     gc.collect()
     engine = lab.engines[name]
     before = dataclasses.replace(engine.graph.counts)
-    result = engine.generate(lab.requests, on_finish=lambda _: progress.advance())
+    result = engine.generate(lab.requests, on_finish=end)
     check_replayed(before, result, must_replay=name == MAIN and registry.of(lab.config).graph(lab.config).captures)
     lab.world.require_agreement(result)
     return result
@@ -209,13 +222,32 @@ def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:
     return {record.request_id: record.output_ids for record in records}
 
 
-def _record_requests(lab: Lab, recorder: Recorder, main: Measured, divergences: Iterable[Divergence]) -> None:
+@contextmanager
+def _kept_if_interrupted(lab: Lab, recorder: Recorder) -> Iterator[list[RequestRecord]]:
+    """Gives a list of requests; if Ctrl-C ends the block, they are recorded, without the audit still to come."""
+    finished: list[RequestRecord] = []
+    try:
+        yield finished
+    except BaseException as error:
+        if is_interruption(error):
+            correct, thinking = _check(lab, MAIN, finished), _count_thinking(lab, finished)
+            _record_requests(lab, recorder, finished, correct, thinking, [])
+        raise
+
+
+def _record_requests(
+    lab: Lab,
+    recorder: Recorder,
+    records: Iterable[RequestRecord],
+    correct: Mapping[str, bool | None],
+    thinking: Mapping[str, int] | None,
+    divergences: Iterable[Divergence],
+) -> None:
     by_request = {divergence.request_id: divergence for divergence in divergences}
-    thinking = main.num_thinking_tokens or {}
-    for record in main.requests:
+    for record in records:
         request_id = record.request_id
         text = lab.tokenizer.decode(record.output_ids)
-        found = (main.correct[request_id], by_request.get(request_id), thinking.get(request_id))
+        found = (correct[request_id], by_request.get(request_id), (thinking or {}).get(request_id))
         recorder.request(record, text, *found, text_ends(lab.tokenizer, record.output_ids, text))
 
 

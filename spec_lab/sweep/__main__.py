@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_lab.cli.arguments import LineParser
-from spec_lab.cli.ending import guarded
+from spec_lab.cli.ending import guarded, leave
 
 if TYPE_CHECKING:
     from spec_lab.sweep.session import Sweep
@@ -78,4 +78,4 @@ def _seed(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING
 
-from spec_lab.cli.ending import guarded, print_trouble
+from spec_lab.cli.ending import guarded, leave, print_trouble
 from spec_lab.train.menu import train_folder, train_menu, trained_by
 
 if TYPE_CHECKING:
@@ -154,4 +154,4 @@ def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
