@@ -134,7 +134,9 @@ def engine_that_enters_rounds(num_rounds: int) -> Engine:
                 pass
 
     prompt_pass = SimpleNamespace(chunk_size=8)
-    return cast(Engine, SimpleNamespace(parts=parts, generate=generate, prompt_pass=prompt_pass, num_draft_tokens=1))
+    graph = SimpleNamespace(rounds_per_replay=1)
+    engine = SimpleNamespace(parts=parts, generate=generate, prompt_pass=prompt_pass, num_draft_tokens=1, graph=graph)
+    return cast(Engine, engine)
 
 
 def test_ctrl_c_in_the_middle_of_a_start_is_what_is_raised() -> None:
