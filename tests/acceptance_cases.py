@@ -33,13 +33,18 @@ class Rule(Protocol):
 
     def admit(self, slot: int, request: Request) -> None: ...
 
-    def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor: ...
+    def first_tokens(self, logits: torch.Tensor, slot_ids: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor: ...
 
     def accept(self, inputs: AcceptanceInputs) -> Verification: ...
 
 
 def request(prompt_ids: Sequence[int] = (0,), request_id: str = "r") -> Request:
     return Request(request_id, "test", tuple(prompt_ids), max_new_tokens=8)
+
+
+def first_token(rule: Rule, logits: torch.Tensor, slot: int, kv_len: int) -> torch.Tensor:
+    """The token [1] that a rule puts behind one prompt, from logits [1, vocab]."""
+    return rule.first_tokens(logits, torch.tensor([slot]), torch.tensor([kv_len]))
 
 
 def logits_of(rows: Sequence[Row], vocab_size: int = 8) -> torch.Tensor:

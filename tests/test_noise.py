@@ -118,7 +118,7 @@ def test_slot_seeds_follow_the_request() -> None:
     seeds.admit(0, request(request_id="b"))
     assert seeds.of(torch.tensor([2, 0, 3])).tolist() == [request_seed(9, "a"), request_seed(9, "b"), 0]
     seeds.admit(2, request(request_id="c"))
-    assert seeds.of_slot(2).tolist() == [request_seed(9, "c")]
+    assert seeds.of(torch.tensor([2])).tolist() == [request_seed(9, "c")]
 
 
 @pytest.mark.gpu

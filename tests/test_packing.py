@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from spec_lab.assembly.drafters.trained import TrainedDrafterConfig
-from spec_lab.config import AttentionConfig, Dtype, KernelSet, RecurrentConfig, Rollback, RunConfig
+from spec_lab.assembly.rules import RejectionConfig
+from spec_lab.config import AttentionConfig, Dtype, KernelSet, RecurrentConfig, Rollback, RunConfig, SamplingConfig
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.engine import Engine
 from tests.engine_state import find_tensors
@@ -105,6 +106,13 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 def test_a_pack_leaves_what_one_prompt_at_a_time_leaves(weights: Weights, drafter: str, prune: str) -> None:
     """Drafts, windows and KV of target and drafter, for prompts of all lengths in one pack."""
     check_packed_alike(weights.config(drafter, prune))
+
+
+def test_sampled_first_tokens_are_those_of_their_requests(weights: Weights) -> None:
+    """The noise of a first token is of its request and its prompt's length, whatever stands beside it."""
+    config = weights.config("ngram", "none")
+    config.acceptance, config.sampling = RejectionConfig(method="one_hot"), SamplingConfig(temperature=0.8)
+    check_packed_alike(config)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from spec_lab.acceptance.noise import NoiseKey, SlotSeeds
 from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance, RejectionMethod, offered_proposal
 from spec_lab.acceptance.tokenwise import clipped_ratio, residual, residual_after
 from spec_lab.core.types import AcceptanceInputs
-from tests.acceptance_cases import CPU, SAMPLING, TRUNCATED, make_inputs, rejection_rule, request
+from tests.acceptance_cases import CPU, SAMPLING, TRUNCATED, first_token, make_inputs, rejection_rule, request
 
 PLAIN = SamplingParams(temperature=1.0)
 
@@ -364,7 +364,7 @@ def test_first_token_is_plain_sampling() -> None:
     tokens = []
     for index in range(count):
         rule.admit(0, request(request_id=str(index)))
-        tokens.append(rule.first_token(logits, 0, 9))
+        tokens.append(first_token(rule, logits, 0, 9))
     joint = probabilities(logits.double(), sampling)[0]
     assert total_variation(torch.stack(tokens), joint, 5) < variation_bound(joint, count)
 
@@ -377,7 +377,7 @@ def test_first_token_and_first_round_draw_apart() -> None:
     same = 0
     for index in range(count):
         rule.admit(0, request(request_id=str(index)))
-        first = rule.first_token(logits, 0, 9)
+        first = first_token(rule, logits, 0, 9)
         rejected = rule.accept(make_inputs(logits.view(1, 1, 8), [[]], kv_lens=torch.tensor([9])))
         same += int(first.item() == rejected.tokens[0, 0].item())
     assert abs(same / count - 1 / 8) < 5 * math.sqrt(1 / 8 * 7 / 8 / count)

@@ -18,6 +18,7 @@ from tests.acceptance_cases import (
     Row,
     Rule,
     emitted,
+    first_token,
     logits_of,
     make_inputs,
     peaked,
@@ -125,7 +126,7 @@ def test_prompt_cases_of_tensorrt_llm(rule_name: str, case: str) -> None:
     rule: Rule = DETERMINISTIC[rule_name]()
     for slot, token in enumerate(PROMPTS_OF_TENSORRT_LLM[case]):
         rule.admit(slot, request())
-        assert rule.first_token(peaked([token]), slot, 1).tolist() == [token]
+        assert first_token(rule, peaked([token]), slot, 1).tolist() == [token]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_phase_starts_from_the_prompt(prompt: tuple[int, ...], by_token: bool, b
     for phase, expected in (("token", by_token), ("round", by_round)):
         rule = relaxed_rule(phase=phase, prefill_chunk=4)
         rule.admit(1, request(prompt))
-        rule.first_token(peaked([3]), 1, len(prompt))
+        first_token(rule, peaked([3]), 1, len(prompt))
         assert relaxes(rule, 1) is expected, phase
 
 
@@ -155,7 +156,7 @@ def test_phase_starts_from_the_prompt(prompt: tuple[int, ...], by_token: bool, b
 def test_first_token_can_be_a_marker(phase: str, prompt: tuple[int, ...], token: int, expected: bool) -> None:
     rule = relaxed_rule(phase=phase)
     rule.admit(0, request(prompt))
-    assert rule.first_token(peaked([token]), 0, len(prompt)).tolist() == [token]
+    assert first_token(rule, peaked([token]), 0, len(prompt)).tolist() == [token]
     assert relaxes(rule, 0) is expected
 
 
@@ -282,7 +283,7 @@ def test_thinking_tokens_add_up_over_rounds(phase: str) -> None:
     outputs: list[list[int]] = []
     for slot, prompt in enumerate(prompts):
         rule.admit(slot, request(prompt))
-        outputs.append(rule.first_token(torch.randn(1, 8, generator=generator), slot, 4).tolist())
+        outputs.append(first_token(rule, torch.randn(1, 8, generator=generator), slot, 4).tolist())
     counted = [sum(thinking_mask(p, o, MARKERS)) for p, o in zip(prompts, outputs, strict=True)]
     for _ in range(12):
         logits = torch.randn(num_slots, num_drafts + 1, 8, generator=generator)

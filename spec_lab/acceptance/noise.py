@@ -31,7 +31,3 @@ class SlotSeeds:
 
     def of(self, slot_ids: torch.Tensor) -> torch.Tensor:
         return self.values.index_select(0, slot_ids)
-
-    def of_slot(self, slot: int) -> torch.Tensor:
-        """Return the seed of one slot, [1]."""
-        return self.values[slot : slot + 1]

@@ -75,11 +75,6 @@ class PhaseState:
         after = self.before(slot_ids, tokens).gather(1, num_emitted.unsqueeze(1)).squeeze(1)
         self._inside.index_copy_(0, slot_ids, after)
 
-    def advance_one(self, slot: int, token: torch.Tensor) -> None:
-        """Take the prompt pass's token [1]."""
-        slot_ids = torch.full_like(token, slot)
-        self.advance(slot_ids, token.unsqueeze(1), torch.ones_like(token))
-
     def count(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> torch.Tensor:
         """Count [batch] how many of the first `num_emitted` tokens lie inside thinking, without the markers. Call it
         before `advance`."""
@@ -94,8 +89,6 @@ class RelaxationPhase(Protocol):
     thinking: PhaseState
 
     def admit(self, slot: int, prompt_ids: Sequence[int]) -> None: ...
-
-    def first_token(self, slot: int, token: torch.Tensor) -> None: ...
 
     def least(
         self, slot_ids: torch.Tensor, draft_tokens: torch.Tensor, top: torch.Tensor, relaxed: torch.Tensor
@@ -133,9 +126,6 @@ class TokenPhase:
     def admit(self, slot: int, prompt_ids: Sequence[int]) -> None:
         self.thinking.set(slot, self._markers.leave_open(prompt_ids))
 
-    def first_token(self, slot: int, token: torch.Tensor) -> None:
-        self.thinking.advance_one(slot, token)
-
     def least(
         self, slot_ids: torch.Tensor, draft_tokens: torch.Tensor, top: torch.Tensor, relaxed: torch.Tensor
     ) -> torch.Tensor:
@@ -166,10 +156,6 @@ class RoundPhase:
         self.thinking.set(slot, self._markers.leave_open(prompt_ids))
         last_chunk = prompt_ids[(len(prompt_ids) - 1) // self._prefill_chunk * self._prefill_chunk :]
         self._relaxing.set(slot, self._markers.begin in last_chunk)
-
-    def first_token(self, slot: int, token: torch.Tensor) -> None:
-        self.thinking.advance_one(slot, token)
-        self._relaxing.advance_one(slot, token)
 
     def least(
         self, slot_ids: torch.Tensor, draft_tokens: torch.Tensor, top: torch.Tensor, relaxed: torch.Tensor

@@ -93,9 +93,8 @@ class RejectionAcceptance:
     def admit(self, slot: int, request: Request) -> None:
         self._seeds.admit(slot, request)
 
-    def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor:
-        seeds = self._seeds.of_slot(slot)
-        keys = self._key(seeds, torch.full_like(seeds, position), 0, Use.PROMPT)
+    def first_tokens(self, logits: torch.Tensor, slot_ids: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
+        keys = self._key(self._seeds.of(slot_ids), kv_lens, 0, Use.PROMPT)
         return race(probabilities(logits, self._sampling), keys)
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:

@@ -70,10 +70,10 @@ class RelaxedThinkingAcceptance:
     def admit(self, slot: int, request: Request) -> None:
         self._phase.admit(slot, request.prompt_ids)
 
-    def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor:
-        token = logits.argmax(dim=-1)
-        self._phase.first_token(slot, token)
-        return token
+    def first_tokens(self, logits: torch.Tensor, slot_ids: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
+        tokens = logits.argmax(dim=-1)
+        self._phase.advance(slot_ids, tokens.unsqueeze(1), torch.ones_like(tokens))
+        return tokens
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:
         slot_ids, drafts = inputs.slot_ids, inputs.draft_tokens

@@ -22,7 +22,7 @@ class StrictAcceptance:
     def admit(self, slot: int, request: Request) -> None:
         """The rule has no state to clear."""
 
-    def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor:
+    def first_tokens(self, logits: torch.Tensor, slot_ids: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
         return logits.argmax(dim=-1)
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:

@@ -36,7 +36,7 @@ class SyntheticAcceptance:
     def admit(self, slot: int, request: Request) -> None:
         self._seeds.admit(slot, request)
 
-    def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor:
+    def first_tokens(self, logits: torch.Tensor, slot_ids: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
         return logits.argmax(dim=-1)
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:

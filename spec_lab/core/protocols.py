@@ -248,8 +248,8 @@ class AcceptanceRule(Protocol):
         """Set the slot's state from the whole prompt, over what an earlier request left."""
         ...
 
-    def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor:
-        """Choose the prompt pass's token [1] at `position`, from its logits [1, vocab]."""
+    def first_tokens(self, logits: torch.Tensor, slot_ids: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
+        """Choose the token [batch] behind each prompt of `kv_lens` [batch] tokens, from logits [batch, vocab]."""
         ...
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:

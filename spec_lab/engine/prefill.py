@@ -134,12 +134,11 @@ class PromptPass:
     def _sample(self, spans: tuple[PromptSpan, ...], live: LiveRows, logits: torch.Tensor) -> PromptEnds:
         """Let the rule choose the token behind each prompt that ends, from its row of `logits` [ended, vocab]."""
         ended = [span for span in spans if span.is_last]
-        first_token = self._parts.rule.first_token
-        sampled = [first_token(logits[row : row + 1], span.slot, span.end) for row, span in enumerate(ended)]
         slot_ids, lengths = torch.tensor(
             [[span.slot for span in ended], [span.end for span in ended]], device=logits.device
         ).unbind(0)
-        return PromptEnds(slot_ids, lengths, torch.cat(sampled), live, _longest_end(spans))
+        tokens = self._parts.rule.first_tokens(logits, slot_ids, lengths)
+        return PromptEnds(slot_ids, lengths, tokens, live, _longest_end(spans))
 
 
 def _longest_end(spans: Iterable[PromptSpan]) -> int:

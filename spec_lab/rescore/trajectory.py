@@ -35,10 +35,11 @@ class RowKeeper:
         self._rule.admit(slot, request)
         self._in_slot[slot] = request.request_id
 
-    def first_token(self, logits: torch.Tensor, slot: int, position: int) -> torch.Tensor:
-        token = self._rule.first_token(logits, slot, position)
-        self.first_ids[self._in_slot[slot]] = int(token)
-        return token
+    def first_tokens(self, logits: torch.Tensor, slot_ids: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
+        tokens = self._rule.first_tokens(logits, slot_ids, kv_lens)
+        for slot, token in zip(slot_ids.tolist(), tokens.tolist(), strict=True):
+            self.first_ids[self._in_slot[slot]] = token
+        return tokens
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:
         verification = self._rule.accept(inputs)
