@@ -199,7 +199,7 @@ def compile_product(dtype: str, rows: int, columns: int, splits: int, **constant
 
 
 def compile_products() -> None:
-    from spec_kernels import draft_input, likeliest, norms
+    from spec_kernels import draft_input, gate, likeliest, norms
 
     gated = compile_product("bf16", 16, 32, 1, NORMED=True, GATED=True)
     assert "mma.sync" in gated and "cp.async.cg" in gated
@@ -212,6 +212,8 @@ def compile_products() -> None:
     compile_kernel(likeliest._likeliest, "bf16", **tiles, **modes)
     compile_kernel(draft_input._draft_input, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms._rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
+    compile_kernel(norms._add_rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
+    compile_kernel(gate._silu_gate, "bf16", TILE=1024)
 
 
 def main() -> None:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from spec_kernels.draft_input import draft_input, draft_input_reference
+from spec_kernels.gate import silu_gate, silu_gate_reference
 from spec_kernels.likeliest import likeliest, likeliest_reference
-from spec_kernels.norms import rms_norm, rms_norm_reference
+from spec_kernels.norms import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from spec_kernels.product_tiles import SkinnyTiles
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 
@@ -21,6 +22,29 @@ def test_a_norm_equals_its_reference(dtype: torch.dtype, num_rows: int, size: in
     got, expected = (torch.full((num_rows, size), float("nan"), dtype=dtype, device=DEVICE) for _ in range(2))
     rms_norm(got, rows, weight, EPS)
     rms_norm_reference(expected, rows, weight, EPS)
+    assert_near(got, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sum_and_its_norm_equal_their_reference(dtype: torch.dtype) -> None:
+    """The two summands are views of wider rows, of different widths."""
+    rows, added = randn(3, 44, dtype=dtype)[:, :40], randn(3, 48, seed=1, dtype=dtype)[:, :40]
+    weight, results = randn(40, seed=2, dtype=dtype), []
+    for function in (add_rms_norm, add_rms_norm_reference):
+        out, stream = (torch.full((3, 40), float("nan"), dtype=dtype, device=DEVICE) for _ in range(2))
+        function(out, stream, rows, added, weight, EPS)
+        results.append((out, stream))
+    assert torch.equal(results[0][1], results[1][1])
+    assert_near(results[0][0], results[1][0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 40), (3, 1030)])
+def test_a_gate_equals_its_reference(dtype: torch.dtype, num_rows: int, size: int) -> None:
+    halves = 3 * randn(num_rows, 2 * size + 4, dtype=dtype)[:, : 2 * size]
+    got, expected = (torch.full((num_rows, size), float("nan"), dtype=dtype, device=DEVICE) for _ in range(2))
+    silu_gate(got, halves)
+    silu_gate_reference(expected, halves)
     assert_near(got, expected)
 
 

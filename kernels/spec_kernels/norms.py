@@ -1,4 +1,4 @@
-"""RMSNorm in one launch, where torch takes one for the norm and one for its weight."""
+"""RMSNorm in one launch, where torch takes one for the norm and one for its weight, and a residual's sum before it."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -14,8 +14,15 @@ from spec_kernels.utils import assert_rows_of, launch_on
 def normed_row(
     source: tl.tensor, weight: tl.tensor, is_channel: tl.tensor, eps: tl.tensor, SIZE: tl.constexpr
 ) -> tl.tensor:
-    """Norm one row at these addresses in float32, and round before and after the weight, as the models do."""
-    row = tl.load(source, mask=is_channel, other=0.0)
+    """Norm one row at these addresses."""
+    return normed_channels(tl.load(source, mask=is_channel, other=0.0), weight, is_channel, eps, SIZE)
+
+
+@triton.jit
+def normed_channels(
+    row: tl.tensor, weight: tl.tensor, is_channel: tl.tensor, eps: tl.tensor, SIZE: tl.constexpr
+) -> tl.tensor:
+    """Norm one row in float32, and round before and after the weight, as the models do."""
     wide = row.to(tl.float32)
     scaled = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)).to(row.dtype)
     return (scaled.to(tl.float32) * tl.load(weight, mask=is_channel, other=0.0).to(tl.float32)).to(row.dtype)
@@ -64,3 +71,60 @@ def rms_norm(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: f
 def rms_norm_reference(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """Do what `rms_norm` does."""
     out.copy_(torch.nn.functional.rms_norm(rows, (rows.shape[1],), None, eps) * weight)
+
+
+@triton.jit
+def _add_rms_norm(
+    out_ptr: tl.tensor,
+    stream_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    added_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    row_stride: tl.tensor,
+    added_stride: tl.tensor,
+    eps: tl.tensor,
+    SIZE: tl.constexpr,
+    SIZE_TILE: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    channels = tl.arange(0, SIZE_TILE)
+    is_channel = channels < SIZE
+    first = tl.load(rows_ptr + row * row_stride + channels, mask=is_channel, other=0.0)
+    second = tl.load(added_ptr + row * added_stride + channels, mask=is_channel, other=0.0)
+    stream = (first.to(tl.float32) + second.to(tl.float32)).to(first.dtype)
+    tl.store(stream_ptr + row * SIZE + channels, stream, mask=is_channel)
+    out = normed_channels(stream, weight_ptr + channels, is_channel, eps, SIZE)
+    tl.store(out_ptr + row * SIZE + channels, out, mask=is_channel)
+
+
+@torch.library.custom_op("spec_kernels::add_rms_norm", mutates_args=("out", "stream"))
+def add_rms_norm(
+    out: torch.Tensor, stream: torch.Tensor, rows: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
+) -> None:
+    """Write rows + added to `stream`, and its norm to `out`.
+
+    Args:
+        out: [rows, size], contiguous, written; `stream` likewise.
+        rows: [rows, size]; `added` likewise.
+        weight: [size].
+    """
+    num_rows, size = rows.shape
+    for tensor in (out, stream, rows, added):
+        assert_rows_of(tensor, num_rows, size)
+    assert_rows_of(weight, size)
+    assert out.is_contiguous() and stream.is_contiguous()
+    with launch_on(rows):
+        _add_rms_norm[(num_rows,)](
+            *(out, stream, rows, added, weight, rows.stride(0), added.stride(0), eps),
+            SIZE=size,
+            SIZE_TILE=triton.next_power_of_2(size),
+            num_warps=8 if size > 1024 else 4,
+        )
+
+
+def add_rms_norm_reference(
+    out: torch.Tensor, stream: torch.Tensor, rows: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
+) -> None:
+    """Do what `add_rms_norm` does."""
+    stream.copy_(rows + added)
+    rms_norm_reference(out, stream, weight, eps)

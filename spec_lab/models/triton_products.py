@@ -13,15 +13,16 @@ from typing import Any, cast
 import torch
 
 from spec_kernels.draft_input import draft_input
+from spec_kernels.gate import silu_gate
 from spec_kernels.likeliest import likeliest
-from spec_kernels.norms import rms_norm
+from spec_kernels.norms import add_rms_norm, rms_norm
 from spec_kernels.product import product
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS, num_arrivals
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.layers import Attention, DecoderLayer, GatedMLP, RMSNorm, RotaryRows, RowsPart
+from spec_lab.models.layers import Attention, AttentionPart, DecoderLayer, GatedMLP, RMSNorm, RotaryRows, RowsPart
 from spec_lab.models.linear import DenseLinear, Linear
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import Body, DraftInput, DraftInputs, Layer, LayerBody, Likeliest, LikeliestToken
@@ -111,24 +112,64 @@ class ResidualPart:
         return stream + self._part(self._norm(stream))
 
 
+@dataclass(slots=True)
+class TritonGatedMLP:
+    """Is a gated MLP with SiLU, of many rows: products of the library, and one kernel between them."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        halves = self.gate_up(rows)
+        inner = halves.new_empty(halves.shape[0], halves.shape[1] // 2)
+        silu_gate(inner, halves)
+        return self.down(inner)
+
+
+@dataclass(slots=True)
+class ManyRowsBody:
+    """Is a `LayerBody` of many rows: products of the library, and kernels between them."""
+
+    attention: AttentionPart[LayerCache]
+    mlp: RowsPart
+    mlp_norm: RMSNorm
+
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        residual: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        added = self.attention(rows, rotary, cache, metadata, selection)
+        stream, normed = torch.empty_like(added), torch.empty_like(added)
+        add_rms_norm(normed, stream, residual, added, self.mlp_norm.weight, self.mlp_norm.eps)
+        return stream + self.mlp(normed)
+
+    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+        self.attention.write(rows, rotary, cache, metadata)
+
+
 class FusedBody:
     """Is a `LayerBody`; with `norm` it is a whole layer, whose first norm is inside the first product."""
 
-    __slots__ = ("_attention", "_o", "_plain", "_qkv", "_rows_part")
+    __slots__ = ("_attention", "_many", "_o", "_qkv", "_rows_part")
 
     def __init__(
         self,
         attention: Attention,
         rows_part: Callable[[torch.Tensor], torch.Tensor],
         norm: RMSNorm | None,
-        plain: LayerBody,
+        many: ManyRowsBody,
     ) -> None:
-        """`plain` is for many rows, of which some may be few after they attended."""
+        """`many` takes rows that have been normed."""
         self._attention = attention
         self._qkv = SkinnyProduct(dense(attention.qkv), norm)
         self._o = SkinnyProduct(dense(attention.o))
         self._rows_part = rows_part
-        self._plain = plain
+        self._many = many
 
     def __call__(
         self,
@@ -140,23 +181,26 @@ class FusedBody:
         selection: RowSelection,
     ) -> torch.Tensor:
         if rows.shape[0] > MAX_ROWS:
-            return self._plain(rows, residual, rotary, cache, metadata, selection)
+            return self._many(rows, residual, rotary, cache, metadata, selection)
         attended = self._attention.attended(self._qkv(rows), rotary, cache, metadata, selection)
         return self._rows_part(self._o(attended, residual))
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         if rows.shape[0] > MAX_ROWS:
-            self._plain.write(rows, rotary, cache, metadata)
+            self._many.write(rows, rotary, cache, metadata)
         else:
             self._attention.write_projected(self._qkv(rows), rotary, cache, metadata)
 
 
 class FusedLayer:
-    """Is a `DecoderLayer` whose forwards of few rows are fused."""
+    """Is a `DecoderLayer`, for which two bodies stand ready: `few` norms in its first product, `many` takes normed
+    rows."""
 
-    __slots__ = ("_few", "_many")
+    __slots__ = ("_few", "_many", "_norm", "_plain")
 
-    def __init__(self, few: FusedBody, many: DecoderLayer) -> None:
+    def __init__(self, plain: DecoderLayer, norm: RowsPart, few: FusedBody, many: ManyRowsBody) -> None:
+        self._plain = plain
+        self._norm = norm
         self._few = few
         self._many = many
 
@@ -168,20 +212,22 @@ class FusedLayer:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
+        body: Body = self._few
+        rows = stream
         if stream.shape[0] > MAX_ROWS:
-            return self._many(stream, rotary, cache, metadata, selection)
+            body, rows = self._many, self._norm(stream)
         if selection.is_empty:
-            self._few.write(stream, rotary, cache, metadata)
+            body.write(rows, rotary, cache, metadata)
             return stream[:0]
-        return self._few(stream, selection.residual(stream), rotary, cache, metadata, selection)
+        return body(rows, selection.residual(stream), rotary, cache, metadata, selection)
 
     @property
     def attention(self) -> object:
-        return self._many.attention
+        return self._plain.attention
 
     @property
     def expert_parts(self) -> tuple[ExpertMLP, ...]:
-        return self._many.expert_parts
+        return self._plain.expert_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,20 +283,28 @@ class TritonProducts:
     def layer(self, layer: DecoderLayer, plan: LayerPlan) -> Layer:
         if not fits(plan):
             return layer
-        first, second = cast(RMSNorm, layer.attention_norm), cast(RMSNorm, layer.mlp_norm)
-        many = DecoderLayer(layer.attention, layer.mlp, self.norm(first, plan), self.norm(second, plan))
-        plain = LayerBody(layer.attention, layer.mlp, second)
-        return FusedLayer(FusedBody(cast(Attention, layer.attention), self._rows_part(plain, plan), first, plain), many)
+        norm = cast(RMSNorm, layer.attention_norm)
+        body = LayerBody(layer.attention, layer.mlp, layer.mlp_norm)
+        many = self._many_rows(body, plan)
+        return FusedLayer(layer, self.norm(norm, plan), self._few_rows(body, plan, norm, many), many)
 
     def body(self, body: LayerBody, plan: LayerPlan) -> Body:
-        if not fits(plan):
-            return body
-        return FusedBody(cast(Attention, body.attention), self._rows_part(body, plan), None, body)
+        return self._few_rows(body, plan, None, self._many_rows(body, plan)) if fits(plan) else body
 
-    def _rows_part(self, body: LayerBody, plan: LayerPlan) -> Callable[[torch.Tensor], torch.Tensor]:
-        if plan.experts is not None or plan.mlp_bias:
-            return ResidualPart(body.mlp, self.norm(body.mlp_norm, plan))
-        return FusedMLP(cast(GatedMLP, body.mlp), cast(RMSNorm, body.mlp_norm))
+    def _few_rows(self, body: LayerBody, plan: LayerPlan, norm: RMSNorm | None, many: ManyRowsBody) -> FusedBody:
+        rows_part: Callable[[torch.Tensor], torch.Tensor]
+        if has_dense_mlp(plan):
+            rows_part = FusedMLP(cast(GatedMLP, body.mlp), cast(RMSNorm, body.mlp_norm))
+        else:
+            rows_part = ResidualPart(body.mlp, self.norm(body.mlp_norm, plan))
+        return FusedBody(cast(Attention, body.attention), rows_part, norm, many)
+
+    def _many_rows(self, body: LayerBody, plan: LayerPlan) -> ManyRowsBody:
+        mlp = body.mlp
+        if has_dense_mlp(plan):
+            dense_mlp = cast(GatedMLP, mlp)
+            mlp = TritonGatedMLP(dense_mlp.gate_up, dense_mlp.down)
+        return ManyRowsBody(body.attention, mlp, cast(RMSNorm, body.mlp_norm))
 
     def draft_input(self, part: DraftInput, plan: LayerPlan) -> DraftInputs:
         if plan.float32_norms:
@@ -267,6 +321,11 @@ def fits(plan: LayerPlan) -> bool:
     """Tell whether a layer has grouped-query attention between two plain norms, and no gate behind it."""
     is_other = plan.delta_net is not None or plan.latent is not None
     return not (is_other or plan.attention_gate or plan.float32_norms)
+
+
+def has_dense_mlp(plan: LayerPlan) -> bool:
+    """Tell whether a layer ends in an MLP of two products without biases."""
+    return plan.experts is None and not plan.mlp_bias
 
 
 def dense(linear: Linear) -> DenseLinear:
