@@ -147,7 +147,7 @@ def compile_experts() -> None:
 
 def compile_latent_attention() -> None:
     """Compile it at the sizes of GLM-4.7-Flash and DeepSeek-V3, and at those of few heads."""
-    from spec_kernels import latent_attention
+    from spec_kernels import latent_attention, latent_rows
     from spec_kernels.attention_tiles import choose_latent_tiles
 
     for num_heads, dtype, is_whole in ((20, "bf16", False), (128, "bf16", True), (8, "bf16", False)):
@@ -168,6 +168,9 @@ def compile_latent_attention() -> None:
             IS_WHOLE=is_whole,
         )
         assert ("wgmma" if tiles.rows == 64 else "mma.sync") in ptx and "cp.async.cg" in ptx
+    halves = {"HALF": 32, "HALF_TILE": 32}
+    compile_kernel(latent_rows._write_rows, "bf16", RANK=512, RANK_TILE=512, **halves)
+    compile_kernel(latent_rows._turn_queries, "bf16", NUM_HEADS=20, HEAD_TILE=16, **halves)
 
 
 def compile_delta_net() -> None:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.latent_protocols import LatentKernels
 from spec_lab.core.types import AttentionMetadata
 
 
@@ -27,6 +28,7 @@ class TorchLatentAttention:
     """Keeps the protocol `LatentAttentionBackend`. Keys past a sequence's end are read from the null page."""
 
     def __init__(self, keys: KeyReader) -> None:
+        self.kernels: LatentKernels | None = None
         self._keys = keys
 
     def write(self, cache: LayerCache, metadata: AttentionMetadata, rows: torch.Tensor) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from spec_kernels.latent_attention import latent_attention
+from spec_kernels.latent_rows import turn_queries, write_latents
 from spec_lab.attention.torch_latent import TorchLatentAttention
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.latent_protocols import LatentKernels
 from spec_lab.core.types import AttentionMetadata
 
 
@@ -15,6 +17,7 @@ class TritonLatentAttention:
 
     def __init__(self, reference: TorchLatentAttention, page_size: int, split_keys: int) -> None:
         """`reference` writes rows, and attends where they are unfolded."""
+        self.kernels: LatentKernels | None = LatentKernels(write_latents, turn_queries)
         self._page_size = page_size
         self._split_keys = split_keys
         self.write = reference.write

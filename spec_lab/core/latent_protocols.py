@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -10,8 +12,27 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.types import AttentionMetadata
 
 
+@dataclass(frozen=True, slots=True)
+class LatentKernels:
+    """The kernels of what stands around latent attention (`spec_kernels.latent_rows`, whose arguments they have).
+
+    Attributes:
+        write: norms and rotates the rows of a forward, and writes them to the cache.
+        turn: rotates the last channels of query heads into absorbed queries.
+    """
+
+    write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], None]
+    turn: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
 class LatentAttentionBackend(Protocol):
-    """Attends over a paged cache of one row a token, which all heads share: kv [slots, row_width]."""
+    """Attends over a paged cache of one row a token, which all heads share: kv [slots, row_width].
+
+    Attributes:
+        kernels: what a layer norms, rotates and writes with; None to do that in torch, and `write` then.
+    """
+
+    kernels: LatentKernels | None
 
     def write(self, cache: LayerCache, metadata: AttentionMetadata, rows: torch.Tensor) -> None:
         """Write [rows, row_width] to `metadata.slot_mapping`."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.latent_protocols import LatentAttentionBackend
+from spec_lab.core.latent_protocols import LatentAttentionBackend, LatentKernels
 from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.ragged import in_even_batches
 from spec_lab.core.types import AttentionMetadata
@@ -85,12 +87,12 @@ class LatentAttention:
         self.write(rows, rotary, cache, metadata)
         attending, live_metadata = selection.queries(rows, metadata)
         turns = RotaryRows(*(selection.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
-        plain, turned = self._queries(attending, turns)
+        heads = self.query(attending).unflatten(-1, (-1, self.sizes.query_width))
         if self.sizes.unfolding_is_cheaper(live_metadata.num_queries, live_metadata.max_seq_len):
-            values = selection.attended(self._attend_unfolded(plain, turned, cache, live_metadata))
+            values = selection.attended(self._attend_unfolded(heads, turns, cache, live_metadata))
         else:
-            latents = self._attend_absorbed(plain, turned, cache, live_metadata)
-            values = each_head(selection.attended(latents), self.value_map)
+            latents = self._attend_absorbed(self.absorb(heads, turns), cache, live_metadata)
+            values = self.values(selection.attended(latents))
         return self.o(values.flatten(1))
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
@@ -99,10 +101,20 @@ class LatentAttention:
         turned = rotary(key.unsqueeze(1)).squeeze(1)
         self.backend.write(cache, metadata, torch.cat((self.norm(latent), turned), dim=-1))
 
+    def absorb(self, heads: torch.Tensor, rotary: RotaryRows) -> torch.Tensor:
+        """Turn [rows, num_heads, query_width] heads into queries of latent rows: [rows, num_heads, row_width]."""
+        plain, turning = self._parts(heads)
+        return torch.cat((each_head(plain, self.key_map), rotary(turning)), dim=-1)
+
+    def values(self, latents: torch.Tensor) -> torch.Tensor:
+        """Turn attended latent numbers [rows, num_heads, kv_lora_rank] into values [rows, num_heads, v_head_dim]."""
+        return each_head(latents, self.value_map)
+
     def _attend_unfolded(
-        self, plain: torch.Tensor, turned: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata
+        self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        queries, scale = torch.cat((plain, turned), dim=-1), self.sizes.scale
+        plain, turning = self._parts(heads)
+        queries, scale = torch.cat((plain, rotary(turning)), dim=-1), self.sizes.scale
         maps = (self.key_map, self.value_map)
         return in_even_batches(
             lambda batch: self.backend.attend_unfolded(
@@ -111,10 +123,7 @@ class LatentAttention:
             metadata,
         )
 
-    def _attend_absorbed(
-        self, plain: torch.Tensor, turned: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        queries = torch.cat((each_head(plain, self.key_map), turned), dim=-1)
+    def _attend_absorbed(self, queries: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata) -> torch.Tensor:
         sizes = self.sizes
         return in_even_batches(
             lambda batch: self.backend.attend(
@@ -123,12 +132,39 @@ class LatentAttention:
             metadata,
         )
 
-    def _queries(self, rows: torch.Tensor, rotary: RotaryRows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the unrotated and the rotated part of the queries, each [rows, num_heads, its width]."""
+    def _parts(self, heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the channels of query heads that stay, and those that turn."""
+        plain, turning = heads.split((self.sizes.qk_nope_head_dim, self.sizes.qk_rope_head_dim), dim=-1)
+        return plain, turning
+
+
+class FusedLatentAttention(LatentAttention):
+    """The same with kernels for what is neither a product nor attention, and products into place."""
+
+    __slots__ = ("kernels",)
+
+    def __init__(self, kernels: LatentKernels, *parts: Any) -> None:
+        """Take the kernels, and what `LatentAttention` takes."""
+        super().__init__(*parts)
+        self.kernels = kernels
+
+    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+        turns = (rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1))
+        projected, norm = self.row(rows), self.norm
+        self.kernels.write(cache.kv, projected, norm.weight, *turns, metadata.slot_mapping, norm.eps)
+
+    def absorb(self, heads: torch.Tensor, rotary: RotaryRows) -> torch.Tensor:
         sizes = self.sizes
-        heads = self.query(rows).unflatten(-1, (-1, sizes.query_width))
-        plain, turning = heads.split((sizes.qk_nope_head_dim, sizes.qk_rope_head_dim), dim=-1)
-        return plain, rotary(turning)
+        queries = heads.new_empty((*heads.shape[:2], sizes.row_width))
+        plain, latents = heads[..., : sizes.qk_nope_head_dim], queries[..., : sizes.kv_lora_rank]
+        torch.bmm(plain.transpose(0, 1), self.key_map, out=latents.transpose(0, 1))
+        self.kernels.turn(queries, heads, rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1))
+        return queries
+
+    def values(self, latents: torch.Tensor) -> torch.Tensor:
+        values = latents.new_empty((*latents.shape[:2], self.sizes.v_head_dim))
+        torch.bmm(latents.transpose(0, 1), self.value_map, out=values.transpose(0, 1))
+        return values
 
 
 def build_latent_attention(
@@ -157,19 +193,21 @@ def build_latent_attention(
     row_bias = tensors.get(f"{prefix}kv_a_proj_with_mqa.bias")
     unfold = tensors[f"{prefix}kv_b_proj.weight"].unflatten(0, (num_heads, -1))
     key_map, value_map = unfold.split((sizes.qk_nope_head_dim, sizes.v_head_dim), dim=1)
-    return LatentAttention(
-        query=_query(sizes, num_heads, eps, tensors, prefix),
-        row=make_linear(
+    kernels = backend.latent.kernels
+    make = LatentAttention if kernels is None else partial(FusedLatentAttention, kernels)
+    return make(
+        _query(sizes, num_heads, eps, tensors, prefix),
+        make_linear(
             tensors[f"{prefix}kv_a_proj_with_mqa.weight"][row_order],
             None if row_bias is None else row_bias[row_order],
         ),
-        norm=RMSNorm(tensors[f"{prefix}kv_a_layernorm.weight"], eps),
-        key_map=key_map.contiguous(),
-        value_map=value_map.transpose(1, 2).contiguous(),
-        o=partition.output(tensors[f"{prefix}o_proj.weight"], tensors.get(f"{prefix}o_proj.bias")),
-        sizes=sizes,
-        backend=backend.latent,
-        window=window,
+        RMSNorm(tensors[f"{prefix}kv_a_layernorm.weight"], eps),
+        key_map.contiguous(),
+        value_map.transpose(1, 2).contiguous(),
+        partition.output(tensors[f"{prefix}o_proj.weight"], tensors.get(f"{prefix}o_proj.bias")),
+        sizes,
+        backend.latent,
+        window,
     )
 
 
