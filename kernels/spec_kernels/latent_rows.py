@@ -103,7 +103,7 @@ def write_latents(
     slot_mapping: torch.Tensor,
     eps: float,
 ) -> None:
-    """Row i of `projected` to cache slot `slot_mapping[i]`: its latent numbers normed, its key rotated.
+    """Write row i of `projected` to cache slot `slot_mapping[i]`, its latent numbers normed, its key rotated.
 
     Rows that share a slot leave any one of them there.
 
@@ -134,7 +134,7 @@ def write_latents(
 
 @torch.library.custom_op("spec_kernels::turn_queries", mutates_args=("queries",))
 def turn_queries(queries: torch.Tensor, heads: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> None:
-    """The last channels of `heads`, rotated, to the last channels of `queries`; the others are left alone.
+    """Write the last channels of `heads`, rotated, to the last channels of `queries`; the others are left alone.
 
     Args:
         queries: [rows, num_heads, row_width], written in part.
