@@ -1,4 +1,4 @@
-"""What stands around latent attention (MLA): norm, rotation and write of cache rows, and the rotation of queries.
+"""This module norms, rotates and writes the rows of latent attention (MLA), and rotates its queries.
 
 Sources: the fused RoPE and cache write of `rope_write.py`, for a row that all heads share.
 """
