@@ -85,9 +85,7 @@ FORBIDDEN = [
         "acceptance.method=one_hot",
     ),
     ([*TREE, "tree.branches=approximate"], "tree.branches=approximate changes nothing", "drafter=eagle3"),
-    ([*STATIC, "attention=triton"], "attention=triton masks no rows", "attention=torch"),
     ([*TREE, "graph=step_replay"], "graph=step_replay", "graph=full_loop"),
-    ([*TREE, "kernels=triton"], "kernels=triton has no kernels for tree", "kernels=torch"),
     ([*TREE, "record.topk=4"], "record.topk=4", "record.topk=0"),
     ([*TREE, "graph=full_loop", "graph.metadata=stale"], "graph.metadata=stale", "graph.metadata=in_place"),
     (
@@ -277,6 +275,7 @@ FORBIDDEN = [
 ]
 
 ALLOWED = [
+    [*TREE, "attention=triton", "kernels=triton", "device=cuda"],
     ["target=llama3_8b", "target.weights=random", "drafter.weights=random", "drafter.draft_vocab_size=32000"],
     ["target=llama3_8b", "target.weights=random", "drafter=mtp_eagle", "drafter.weights=random"],
     ["target=llama3_8b", "target.weights=random", "drafter=mtp_vanilla", "drafter.weights=random"],

@@ -18,11 +18,12 @@ POINTERS = (
     | dict.fromkeys(("routing_weights", "terms"), "*fp32")
     | dict.fromkeys(("probability", "top_probability", "kept_logits", "draft_logits"), "*fp32")
     | dict.fromkeys(("scores", "ratios"), "*fp64")
-    | dict.fromkeys(("active", "is_top"), "*i1")
+    | dict.fromkeys(("active", "is_top", "visible"), "*i1")
     | dict.fromkeys(("mixed", "log_decay", "strength", "conv_weight", "rate", "time_bias", "outputs"), "*fp32")
     | dict.fromkeys(("committed",), "*i64")
     | dict.fromkeys(("arrivals",), "*i32")
     | {"token_map": "*i64"}
+    | dict.fromkeys(("depths", "key_depths"), "*i64")
 )
 SCALARS = dict.fromkeys(("scale", "scaling", "temperature", "eps", "embedding_eps", "hidden_eps"), "fp32")
 
@@ -39,8 +40,7 @@ def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, **constants: 
     signature = {}
     for name in names:
         stem = name.removesuffix("_ptr")
-        is_partial = stem == "out" and not constants.get("IS_WHOLE", True)
-        pointer = POINTERS.get(stem, "*fp32" if is_partial else f"*{dtype}")
+        pointer = POINTERS.get(stem, f"*{dtype}")
         scalar = "constexpr" if name in constants else SCALARS.get(name, "i32")
         signature[name] = pointer if name.endswith("_ptr") else scalar
     aligned = [(i,) for i, name in enumerate(names) if name.endswith(("_ptr", "_stride", "vocab_size"))]
@@ -55,13 +55,15 @@ def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, **constants: 
     return ptx
 
 
-def compile_attention(dtype: str, num_queries: int, head_dim: int, group: int, is_whole: bool) -> str:
-    from spec_kernels import attention
-    from spec_kernels.attention_tiles import choose_tiles
+def compile_attention(
+    dtype: str, num_queries: int, head_dim: int, group: int, is_whole: bool, is_tree: bool = False
+) -> str:
+    from spec_kernels import attention_decode
+    from spec_kernels.attention_tiles import decode_tiles
 
-    tiles = choose_tiles(num_queries, head_dim, 4 if dtype == "fp32" else 2)
+    tiles = decode_tiles(num_queries * group, head_dim, 4 if dtype == "fp32" else 2)
     return compile_kernel(
-        attention._attend_split,
+        attention_decode.attend_split,
         dtype,
         tiles.num_warps,
         GROUP=group,
@@ -69,10 +71,32 @@ def compile_attention(dtype: str, num_queries: int, head_dim: int, group: int, i
         HEAD_DIM=head_dim,
         CHANNEL_TILE=head_dim,
         PAGE_SIZE=16,
-        SPLIT_KEYS=64,
         ROW_TILE=tiles.rows,
         KEY_TILE=tiles.keys,
+        STAGES=tiles.num_stages,
+        IS_TREE=is_tree,
         IS_WHOLE=is_whole,
+    )
+
+
+def compile_chunk(dtype: str, head_dim: int, is_windowed: bool) -> str:
+    from spec_kernels import attention_prompt
+    from spec_kernels.attention_tiles import prompt_tiles
+
+    tiles = prompt_tiles(head_dim, 4 if dtype == "fp32" else 2)
+    return compile_kernel(
+        attention_prompt.attend_chunk,
+        dtype,
+        tiles.num_warps,
+        GROUP=4,
+        NUM_KV_HEADS=8,
+        HEAD_DIM=head_dim,
+        CHANNEL_TILE=head_dim,
+        PAGE_SIZE=16,
+        ROW_TILE=tiles.rows,
+        KEY_TILE=tiles.keys,
+        STAGES=tiles.num_stages,
+        IS_WINDOWED=is_windowed,
     )
 
 
@@ -220,15 +244,21 @@ def compile_products() -> None:
 
 
 def main() -> None:
-    from spec_kernels import attention, metadata, rope_write
+    from spec_kernels import metadata, rope_write, split_merge
 
     decode = compile_attention("bf16", 4, 128, 4, is_whole=False)
-    assert "mma.sync" in decode and "cp.async.cg" in decode, "tensor cores, and loads of 16 bytes"
-    assert "mma.sync" not in compile_attention("fp32", 4, 128, 4, is_whole=False), "no TF32"
+    assert "wgmma.mma_async" in decode and "cp.async.cg" in decode, "tensor cores, and loads of 16 bytes"
+    float32 = compile_attention("fp32", 4, 128, 4, is_whole=False)
+    assert "mma" not in float32, "no TF32"
     compile_attention("fp16", 1, 64, 7, is_whole=True)
-    compile_attention("bf16", 512, 128, 4, is_whole=True)
+    compile_attention("bf16", 16, 128, 4, is_whole=False, is_tree=True)
+    compile_attention("bf16", 4, 512, 8, is_whole=True)
+    merge = {"NUM_HEADS": 32, "HEAD_DIM": 128, "HEAD_TILE": 4, "CHANNEL_TILE": 128}
+    compile_kernel(split_merge.merge_splits, "bf16", AT_ONCE=16, IS_TREE=False, **merge)
+    chunk = compile_chunk("bf16", 128, is_windowed=False)
+    assert "wgmma.mma_async" in chunk and "cp.async.cg" in chunk, "Hopper's tensor core products"
+    compile_chunk("bf16", 512, is_windowed=True)
     heads = {"HEAD_DIM": 128, "CHANNEL_TILE": 128}
-    compile_kernel(attention._merge_splits, "bf16", NUM_HEADS=32, SPLIT_KEYS=64, SPLIT_TILE=16, **heads)
     compile_kernel(rope_write._write_kv, "bf16", NUM_KV_HEADS=8, PAIR_TILE=16, **heads)
     for normed in (False, True):
         sizes = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "HALF_TILE": 64, "PAIR_TILE": 16}

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from spec_kernels.attention import paged_attention, paged_attention_reference
-from spec_kernels.attention_tiles import MAX_DECODE_QUERIES, choose_split_keys, choose_tiles
+from spec_kernels.attention import paged_attention
+from spec_kernels.attention_reference import paged_attention_reference
+from spec_kernels.attention_tiles import MAX_DECODE_QUERIES, choose_split_keys
+from spec_lab.core.draft_tree import TreeRows
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.tiers import checkerboard
 
@@ -60,19 +62,31 @@ def fill(
 
 
 def attend(
-    paged: Paged, queries: torch.Tensor, window: int | None = None, max_seq_len: int | None = None, split: int = SPLIT
+    paged: Paged,
+    queries: torch.Tensor,
+    window: int | None = None,
+    max_seq_len: int | None = None,
+    split: int = SPLIT,
+    tree: TreeRows | None = None,
 ) -> torch.Tensor:
     """Run the kernel, into an output that is NaN before."""
     out = torch.full((queries.shape[0], queries[0].numel()), float("nan"), dtype=queries.dtype, device=DEVICE)
     max_seq_len = max_seq_len or paged.longest
-    shape = (paged.page_size, max_seq_len)
-    paged_attention(out, queries, paged.kv, paged.page_table, paged.seq_lens, *shape, split, SCALE, window)
+    tables = (paged.kv, paged.page_table, paged.seq_lens, paged.page_size)
+    paged_attention(out, queries, *tables, max_seq_len, split, SCALE, window, *parts_of(tree))
     return out
 
 
-def reference(paged: Paged, queries: torch.Tensor, window: int | None = None) -> torch.Tensor:
+def reference(
+    paged: Paged, queries: torch.Tensor, window: int | None = None, tree: TreeRows | None = None
+) -> torch.Tensor:
     tables = (paged.kv, paged.page_table, paged.seq_lens)
-    return paged_attention_reference(queries, *tables, paged.page_size, paged.longest, SCALE, window)
+    shape = (paged.page_size, paged.longest, SCALE, window)
+    return paged_attention_reference(queries, *tables, *shape, *parts_of(tree))
+
+
+def parts_of(tree: TreeRows | None) -> tuple[torch.Tensor, ...]:
+    return () if tree is None else (tree.visible, tree.depths, tree.key_depths)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +132,7 @@ def test_any_page_size(page_size: int) -> None:
     assert_near(attend(paged, queries), reference(paged, queries))
 
 
-@pytest.mark.parametrize(("head_dim", "dtype"), checkerboard([8, 24, 64, 128, 256], DTYPES))
+@pytest.mark.parametrize(("head_dim", "dtype"), checkerboard([8, 24, 64, 128, 256, 512], DTYPES))
 def test_any_head_dim_and_dtype(head_dim: int, dtype: torch.dtype) -> None:
     paged = fill([13, 70], head_dim=head_dim, dtype=dtype)
     queries = randn(6, 4, head_dim, seed=1, dtype=dtype)
@@ -132,6 +146,20 @@ def test_many_splits_and_windows_that_skip_some() -> None:
     queries = randn(4, 2, 16, seed=1)
     for window in (None, 100, 1000):
         assert_near(attend(paged, queries, window), reference(paged, queries, window))
+
+
+@pytest.mark.parametrize(("dtype", "shape"), checkerboard(DTYPES, [(64, None), (128, None), (64, 100)]))
+def test_how_many_programs_share_the_splits_changes_no_bit(
+    dtype: torch.dtype, shape: tuple[int, int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are many tiles, one program takes all splits of its own."""
+    split, window = shape
+    paged = fill([9, 300, 128], num_kv_heads=1, head_dim=64, dtype=dtype)
+    queries = randn(6, 2, 64, seed=1, dtype=dtype)
+    shared = attend(paged, queries, window, split=split)
+    assert_near(shared, reference(paged, queries, window))
+    monkeypatch.setattr("spec_kernels.attention.NUM_TILES_TO_FILL", 3)
+    assert torch.equal(attend(paged, queries, window, split=split), shared)
 
 
 def test_a_prompt_chunk_is_tiled_over_its_rows() -> None:
@@ -194,12 +222,15 @@ def test_rows_past_the_table_are_finite_and_leave_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("group", "window"), [(4, None), (7, 30)])
-def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype, group: int, window: int | None) -> None:
-    """It does not, bit for bit: plain decoding asks for one row at a time, verify for up to 16."""
+@pytest.mark.parametrize(("group", "window", "head_dim"), [(4, None, 64), (7, 30, 16)])
+def test_a_row_does_not_depend_on_the_rows_beside_it(
+    dtype: torch.dtype, group: int, window: int | None, head_dim: int
+) -> None:
+    """It does not, bit for bit: plain decoding asks for one row at a time, verify for up to 16, which may have higher
+    tiles."""
     length, num_queries = 84, 16
-    paged = fill([length], num_kv_heads=1, dtype=dtype)
-    queries = randn(num_queries, group, 16, seed=1, dtype=dtype)
+    paged = fill([length], num_kv_heads=1, head_dim=head_dim, dtype=dtype)
+    queries = randn(num_queries, group, head_dim, seed=1, dtype=dtype)
     together = attend(paged, queries, window)
     for first, last in ((0, 1), (15, 16), (3, 7)):
         paged.seq_lens.fill_(length - (num_queries - last))
@@ -219,6 +250,5 @@ def test_a_request_does_not_depend_on_the_batch_or_the_bound(dtype: torch.dtype)
             assert torch.equal(attend(alone, queries[rows], max_seq_len=bound), together[rows]), (request, bound)
 
 
-def test_more_rows_than_a_prompt_chunk_may_have_other_tiles_but_decoding_has_one() -> None:
-    assert len({choose_tiles(rows, 128, 2) for rows in range(1, MAX_DECODE_QUERIES + 1)}) == 1
-    assert choose_split_keys(1) == 64 and choose_split_keys(2048) == 64 and choose_split_keys(40_960) == 2048
+def test_splits_grow_with_the_cache() -> None:
+    assert choose_split_keys(1) == 64 and choose_split_keys(2048) == 64 and choose_split_keys(40_960) == 1280

@@ -5,9 +5,10 @@
 The physics: with few query rows a request, attention reads every key and value once and does next to no arithmetic, so
 its floor is `2 * keys * num_kv_heads * head_dim * bytes` a request over the memory's bandwidth (an H200 streams about
 4.2 TB/s). One request has only `num_kv_heads` independent pieces, far fewer than the GPU has multiprocessors; the keys
-are split so that all of them read. Splits cost a second kernel and their partial results: `splits * rows * num_heads *
+are split so that all of them read. Splits cost a second kernel and their partial results, `splits * rows * num_heads *
 (head_dim + 2)` floats written and read. At short lengths none of this shows: two dependent kernels in a CUDA graph take
-some microseconds however little they read. The partials stay in L2 mostly, so the floor printed leaves them out.
+some microseconds however little they read. The partials stay in L2 mostly, so the floor printed leaves them out. Where
+requests and heads alone fill the GPU, a program takes all splits of its rows.
 
 Times are of one launch inside a CUDA graph of many, which cycles through caches larger together than L2: a layer's keys
 are never there from the layer before. SDPA gets keys and values that are contiguous already, so that what it is spared,
@@ -100,11 +101,8 @@ def kernel_time(shape: Shape, split_keys: int) -> float:
     seq_lens = torch.full((shape.batch,), shape.keys, device="cuda")
 
     def launch(index: int) -> None:
-        cache = caches[index % len(caches)]
-        bound, scale = shape.keys, shape.head_dim**-0.5
-        paged_attention(
-            out, queries, cache, page_table, seq_lens, shape.page_size, bound, split_keys, scale, shape.window
-        )
+        tables = (caches[index % len(caches)], page_table, seq_lens, shape.page_size)
+        paged_attention(out, queries, *tables, shape.keys, split_keys, shape.head_dim**-0.5, shape.window)
 
     return microseconds(launch)
 

@@ -1,6 +1,7 @@
 """Cuts the work of attention into programs: how many rows and keys each takes, and how many keys a split has.
 
-Neither depends on what stands beside a row, so that no bit of its result does.
+Neither depends on what stands beside a row, so that no bit of its result does. How many programs share a row's splits
+may: the splits are merged one after the other in any case.
 """
 
 from __future__ import annotations
@@ -9,16 +10,24 @@ from dataclasses import dataclass
 
 import triton
 
-MAX_DECODE_QUERIES = 16
+MAX_DECODE_QUERIES = 32
 """Up to here a row does not depend on the number of query rows; above, tiles are those of a prompt chunk."""
 
+NUM_TILES_TO_FILL = 128
+"""So many row tiles, of all requests and KV heads, keep a GPU busy without splits."""
+
 _MAX_SPLITS = 32
-_MIN_SPLIT_KEYS = 64
+_SPLIT_UNIT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """One program's work: `rows` (query row, query head) pairs of a KV head, `keys` positions an iteration."""
+    """Says how much a program takes on.
+
+    Attributes:
+        rows: (query row, query head) pairs of a KV head; of a prompt chunk query rows of one head.
+        keys: key positions an iteration.
+    """
 
     rows: int
     keys: int
@@ -26,24 +35,40 @@ class Tiles:
     num_stages: int
 
 
-def choose_tiles(num_queries: int, channel_tile: int, element_size: int) -> Tiles:
-    """Returns tiles that fit shared memory. Up to MAX_DECODE_QUERIES they do not depend on `num_queries`.
+def decode_tiles(num_rows: int, channel_tile: int, element_size: int) -> Tiles:
+    """Returns tiles for `num_rows` pairs of a KV head, of keys that fit shared memory.
 
-    A prompt chunk's tiles are higher, so that its many rows share the reading of a key; not for the widest heads in
-    float32, which have no tensor core product: the unrolled one takes long to compile.
+    How high a tile is depends on the number of rows only where keys and channels are whole operands of a tensor core:
+    they are added up in the same order whatever stands beside them, so that no bit of a row depends on it. Two tiles of
+    keys in flight, whose addresses wait for the page table, take five stages.
     """
     row_bytes = channel_tile * element_size
-    keys = 32 if row_bytes > 256 else 64
-    is_high = num_queries > MAX_DECODE_QUERIES and row_bytes <= 512
-    return Tiles(rows=64 if is_high else 16, keys=keys, num_warps=4, num_stages=2)
+    if element_size == 4 or channel_tile < 64:
+        return Tiles(16, keys=32 if row_bytes > 256 else 64, num_warps=4, num_stages=5 if row_bytes <= 1024 else 3)
+    if channel_tile > 128:
+        return Tiles(16, keys=64 if channel_tile == 256 else 32, num_warps=8, num_stages=5)
+    return Tiles(rows=16 if num_rows <= 16 else 32, keys=64, num_warps=4, num_stages=5)
+
+
+def prompt_tiles(channel_tile: int, element_size: int) -> Tiles:
+    """Returns tiles as high as registers allow, so that many rows share the reading of a key.
+
+    Not for the widest heads in float32, which have no tensor core product: the unrolled one takes long to compile.
+    """
+    row_bytes = channel_tile * element_size
+    if element_size == 4:
+        return Tiles(rows=64 if row_bytes <= 512 else 16, keys=32, num_warps=4, num_stages=2)
+    if row_bytes <= 256:
+        return Tiles(rows=128, keys=64, num_warps=8, num_stages=5)
+    return Tiles(rows=64, keys=32, num_warps=8, num_stages=3)
 
 
 def choose_split_keys(max_positions: int) -> int:
-    """Returns the keys of a split, a power of two, for a cache of `max_positions`.
+    """Returns the keys of a split for a cache of `max_positions`.
 
     It is one value a run, so that rows can be compared.
     """
-    return max(_MIN_SPLIT_KEYS, triton.next_power_of_2(triton.cdiv(max_positions, _MAX_SPLITS)))
+    return _SPLIT_UNIT * triton.cdiv(max_positions, _SPLIT_UNIT * _MAX_SPLITS)
 
 
 def choose_latent_tiles(num_heads: int, row_width: int, element_size: int) -> Tiles:

@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.attention import _MERGED_AT_ONCE, _merge_splits
 from spec_kernels.attention_tiles import choose_latent_tiles
+from spec_kernels.split_merge import empty_partials, merge_partials
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _EVERY_KEY = 1 << 30
@@ -157,18 +157,16 @@ def latent_attention(
     num_queries = num_rows // batch
     num_readable = min(max_seq_len, (num_columns - 1) * page_size)
     num_splits = max(1, triton.cdiv(num_readable, split_keys))
-    window = _EVERY_KEY if window is None else window
-    split_stride = num_rows * num_heads
+    reach = (num_readable, _EVERY_KEY if window is None else window)
     rank_tile = max(16, triton.next_power_of_2(rank))
-    partial, sums, maxima = out, out, out
-    if num_splits > 1:
-        partial = torch.empty((num_splits, split_stride, rank), dtype=torch.float32, device=out.device)
-        sums, maxima = torch.empty((2, num_splits, split_stride), dtype=torch.float32, device=out.device).unbind()
+    is_whole = num_splits == 1
+    partials = empty_partials(0 if is_whole else num_splits, num_rows, num_heads, rank, out.device)
 
     with launch_on(out):
         _attend_latents[(batch * triton.cdiv(num_queries * num_heads, tiles.rows), num_splits)](
-            *(partial, sums, maxima, queries, cache, page_table, seq_lens, num_queries, num_readable, window),
-            *(scale * _LOG2_E, queries.stride(0), queries.stride(1), page_table.stride(0), split_stride),
+            *(out if is_whole else partials.acc, partials.sums, partials.maxima),
+            *(queries, cache, page_table, seq_lens, num_queries, *reach),
+            *(scale * _LOG2_E, queries.stride(0), queries.stride(1), page_table.stride(0), num_rows * num_heads),
             NUM_HEADS=num_heads,
             RANK=rank,
             ROW_WIDTH=row_width,
@@ -178,19 +176,12 @@ def latent_attention(
             SPLIT_KEYS=split_keys,
             ROW_TILE=tiles.rows,
             KEY_TILE=tiles.keys,
-            IS_WHOLE=num_splits == 1,
+            IS_WHOLE=is_whole,
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,
         )
-        if num_splits > 1:
-            _merge_splits[(num_rows, num_heads)](
-                *(out, partial, sums, maxima, seq_lens, num_queries, num_readable, window, split_stride),
-                NUM_HEADS=num_heads,
-                HEAD_DIM=rank,
-                CHANNEL_TILE=rank_tile,
-                SPLIT_KEYS=split_keys,
-                SPLIT_TILE=_MERGED_AT_ONCE,
-            )
+        if not is_whole:
+            merge_partials(out, partials, seq_lens, reach, split_keys)
 
 
 def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, cache: torch.Tensor, page_table: torch.Tensor) -> None:

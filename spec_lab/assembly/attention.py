@@ -13,5 +13,10 @@ OPTIONS = (
         make=Deferred(LOADER, "torch_attention"),
         make_for_trees=Deferred(LOADER, "torch_tree_attention"),
     ),
-    AttentionOption(name="triton", make=Deferred(LOADER, "triton_attention"), needs_triton=True),
+    AttentionOption(
+        name="triton",
+        make=Deferred(LOADER, "triton_attention"),
+        make_for_trees=Deferred(LOADER, "triton_tree_attention"),
+        needs_triton=True,
+    ),
 )

@@ -39,3 +39,11 @@ def triton_attention(context: BackendContext) -> AttentionBackend:
     from spec_lab.attention.triton_backend import TritonAttention
 
     return TritonAttention(context.page_size, context.max_positions, context.rope_write)
+
+
+def triton_tree_attention(context: BackendContext) -> AttentionBackend:
+    """Paged kernels, with masks for the rows of trees."""
+    require_triton("attention", context.device, context.dtype)
+    from spec_lab.attention.triton_backend import TritonTreeAttention
+
+    return TritonTreeAttention(context.page_size, context.max_positions, context.rope_write)

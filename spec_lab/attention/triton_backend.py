@@ -8,9 +8,10 @@ from spec_kernels.attention import paged_attention
 from spec_kernels.attention_tiles import choose_split_keys
 from spec_kernels.metadata import advance_metadata
 from spec_kernels.rope_write import write_kv
-from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.torch_latent import TorchLatentAttention
+from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.attention.triton_latent import TritonLatentAttention
+from spec_lab.core.draft_tree import TreeRows
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend
 from spec_lab.core.protocols import RopeWrite
@@ -30,7 +31,7 @@ class TritonAttention:
         self._max_positions = max_positions
         self._split_keys = choose_split_keys(max_positions)
         # Metadata is built by the reference, so that both agree on every position and slot.
-        self._reference = TorchAttention(page_size, max_positions)
+        self._reference = TorchTreeAttention(page_size, max_positions)
         self.latent: LatentAttentionBackend | None = TritonLatentAttention(
             TorchLatentAttention(self._reference), page_size, choose_split_keys(max_positions)
         )
@@ -63,6 +64,7 @@ class TritonAttention:
         scale: float,
     ) -> torch.Tensor:
         out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
+        tree = metadata.tree
         paged_attention(
             out,
             queries,
@@ -74,5 +76,16 @@ class TritonAttention:
             self._split_keys,
             scale,
             window,
+            *(() if tree is None else (tree.visible, tree.depths, tree.key_depths)),
         )
         return out
+
+
+class TritonTreeAttention(TritonAttention):
+    """Keeps the protocol `TreeAttentionBackend`. Rows of a tree that is a chain give the chain's bits."""
+
+    def build_tree(
+        self, rows: TreeRows, prefix_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
+    ) -> AttentionMetadata:
+        whole = TreeRows(rows.visible.contiguous(), rows.depths.contiguous(), rows.key_depths.contiguous())
+        return self._reference.build_tree(whole, prefix_lens, page_table, max_seq_len)

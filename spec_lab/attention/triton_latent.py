@@ -1,4 +1,5 @@
-"""Latent attention of attention=triton: a paged kernel for a few rows, torch for the unfolded rows of a prompt."""
+"""Latent attention of attention=triton: a paged kernel for a few rows, torch for those of a tree, and for the unfolded
+rows of a prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class TritonLatentAttention:
     """Keeps the protocol `LatentAttentionBackend`. A row's output does not depend on what is computed beside it."""
 
     def __init__(self, reference: TorchLatentAttention, page_size: int, split_keys: int) -> None:
-        """`reference` writes rows, and attends where they are unfolded."""
+        """`reference` writes rows, and attends where they are unfolded or those of a tree."""
+        self._reference = reference
         self.kernels: LatentKernels | None = LatentKernels(write_latents, turn_queries)
         self._page_size = page_size
         self._split_keys = split_keys
@@ -32,6 +34,8 @@ class TritonLatentAttention:
         value_width: int,
         scale: float,
     ) -> torch.Tensor:
+        if metadata.tree is not None:
+            return self._reference.attend(queries, cache, metadata, window, value_width, scale)
         out = queries.new_empty((*queries.shape[:2], value_width))
         latent_attention(
             out,

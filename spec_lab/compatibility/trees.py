@@ -8,7 +8,7 @@ from spec_lab.assembly import registry
 from spec_lab.assembly.drafters.trained import DraftSampling
 from spec_lab.assembly.graphs import DraftMetadata
 from spec_lab.assembly.run_tree import tree_sizes
-from spec_lab.config import KernelSet, RunConfig
+from spec_lab.config import RunConfig
 
 Check = Callable[[RunConfig], str | None]
 
@@ -56,13 +56,6 @@ def graph_runs_trees(config: RunConfig) -> str | None:
     return f"graph={graph.name} runs no draft steps of tree={config.tree.name}; use tree=none or graph=full_loop"
 
 
-def kernels_know_trees(config: RunConfig) -> str | None:
-    """The small kernels are those of a chain."""
-    if config.kernels != KernelSet.triton:
-        return None
-    return f"kernels=triton has no kernels for tree={config.tree.name}; use tree=none or kernels=torch"
-
-
 def branches_are_not_drawn(config: RunConfig) -> str | None:
     """The branches of a tree are the likeliest tokens: to rank drawn ones by their probability would bias them."""
     sampling = getattr(config.drafter, "draft_sampling", DraftSampling.greedy)
@@ -106,7 +99,6 @@ TREE_CHECKS: tuple[Check, ...] = tuple(
             branches_are_judged,
             branches_are_masked,
             graph_runs_trees,
-            kernels_know_trees,
             recorded_rows_are_a_chain,
             metadata_is_not_moved,
         ),

@@ -1,0 +1,131 @@
+"""Attention of a prompt chunk: row tiles as high as the tensor cores like them, over the paged keys in place.
+
+Source: FlashAttention-2 (Dao 2023). A tile goes over the keys that all of its rows see without a mask, then over those
+that only some of them do.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from spec_kernels.online_softmax import divisor, key_slots
+from spec_kernels.vocabulary import finite_or_zero
+
+
+@triton.jit
+def _attend_span(
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    acc: tl.tensor,
+    queries: tl.tensor,
+    kv_ptr: tl.tensor,
+    pages_ptr: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    scale: tl.tensor,
+    slot_stride: tl.tensor,
+    VALUE_OFFSET: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    CHANNEL_TILE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Carries the rows on over the keys [low, high); unless IS_MASKED, all rows see all of these whole tiles."""
+    channels = tl.arange(0, CHANNEL_TILE)
+    is_channel = (channels < HEAD_DIM)[None, :]
+    for first_key in tl.range(low // KEY_TILE * KEY_TILE, high, KEY_TILE, num_stages=STAGES):
+        keys = first_key + tl.arange(0, KEY_TILE)
+        slots = key_slots(pages_ptr, keys, low, high, PAGE_SIZE)
+        is_key = (keys >= low) & (keys < high)
+        is_entry = is_channel
+        if IS_MASKED:
+            is_entry = is_key[:, None] & is_channel
+        key_ptrs = kv_ptr + (slots * slot_stride)[:, None] + channels[None, :]
+        key_rows = tl.load(key_ptrs, mask=is_entry, other=0.0)
+        value_rows = tl.load(key_ptrs + VALUE_OFFSET, mask=is_entry, other=0.0)
+        scores = tl.dot(queries, tl.trans(key_rows), input_precision="ieee") * scale
+        if IS_MASKED:
+            is_visible = (keys[None, :] >= start[:, None]) & (keys[None, :] < end[:, None])
+            scores = tl.where(is_visible & is_key[None, :], scores, float("-inf"))
+        new_maxima = tl.maximum(maxima, tl.max(scores, 1))
+        shift = finite_or_zero(new_maxima)
+        weights = tl.exp2(scores - shift[:, None])
+        decay = tl.exp2(maxima - shift)
+        sums = sums * decay + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(value_rows.dtype), value_rows, acc * decay[:, None], input_precision="ieee")
+        maxima = new_maxima
+    return maxima, sums, acc
+
+
+@triton.jit(do_not_specialize=["num_queries", "num_readable", "window"])
+def attend_chunk(
+    out_ptr: tl.tensor,
+    queries_ptr: tl.tensor,
+    kv_ptr: tl.tensor,
+    page_table_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    num_queries: tl.tensor,
+    num_readable: tl.tensor,
+    window: tl.tensor,
+    scale: tl.tensor,
+    query_row_stride: tl.tensor,
+    query_head_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    page_table_stride: tl.tensor,
+    GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    CHANNEL_TILE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    IS_WINDOWED: tl.constexpr,
+) -> None:
+    """Attends ROW_TILE query rows of one head over all keys that they see."""
+    # The tiles that see the most keys start first.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+    request = tl.program_id(2)
+    query = tile * ROW_TILE + tl.arange(0, ROW_TILE)
+    is_row = query < num_queries
+    channels = tl.arange(0, CHANNEL_TILE)
+    is_channel = (channels < HEAD_DIM)[None, :]
+    out_row = (request * num_queries + query).to(tl.int64)
+    query_ptrs = queries_ptr + (out_row * query_row_stride + head * query_head_stride)[:, None] + channels[None, :]
+    queries = tl.load(query_ptrs, mask=is_row[:, None] & is_channel, other=0.0)
+
+    # What the tile's first query sees starts first, what the last one sees ends last.
+    first_end = tl.load(seq_lens_ptr + request).to(tl.int32) - (num_queries - 1)
+    last_query = tl.minimum(tile * ROW_TILE + ROW_TILE, num_queries) - 1
+    end = first_end + query
+    start = end - window
+    low = tl.maximum(first_end + tile * ROW_TILE - window, 0)
+    high = tl.minimum(first_end + last_query, num_readable)
+
+    maxima = tl.full((ROW_TILE,), float("-inf"), tl.float32)
+    sums = tl.zeros((ROW_TILE,), tl.float32)
+    acc = tl.zeros((ROW_TILE, CHANNEL_TILE), tl.float32)
+    kv_ptr += head // GROUP * HEAD_DIM
+    pages_ptr = page_table_ptr + request * page_table_stride
+    masked_from = low
+    if not IS_WINDOWED:
+        # Every row of the tile sees every key before what the first one sees last.
+        masked_from = tl.maximum(tl.minimum(first_end + tile * ROW_TILE, num_readable), 0) // KEY_TILE * KEY_TILE
+        maxima, sums, acc = _attend_span(
+            *(maxima, sums, acc, queries, kv_ptr, pages_ptr, 0, masked_from, start, end, scale, slot_stride),
+            *(NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, CHANNEL_TILE, PAGE_SIZE, KEY_TILE, STAGES, False),
+        )
+    maxima, sums, acc = _attend_span(
+        *(maxima, sums, acc, queries, kv_ptr, pages_ptr, masked_from, high, start, end, scale, slot_stride),
+        *(NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, CHANNEL_TILE, PAGE_SIZE, KEY_TILE, STAGES, True),
+    )
+    out_ptrs = out_ptr + (out_row * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + channels[None, :]
+    out = (acc / divisor(sums)[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptrs, out, mask=is_row[:, None] & is_channel)

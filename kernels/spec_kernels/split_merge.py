@@ -1,0 +1,123 @@
+"""Merges what the splits of a row's keys left: one after another, in ascending order, so that it is the same bits
+whoever does it."""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.online_softmax import divisor, merge_across
+
+_MERGED_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """Holds what each split leaves of each head of each row: sums of weighted values and of weights, the largest score.
+
+    Attributes:
+        acc: [splits, rows, heads, width] float32, junk where a split holds no key that the row's tile sees.
+        sums: [splits, rows, heads].
+        maxima: [splits, rows, heads].
+    """
+
+    acc: torch.Tensor
+    sums: torch.Tensor
+    maxima: torch.Tensor
+
+
+def empty_partials(num_splits: int, num_rows: int, num_heads: int, width: int, device: torch.device) -> Partials:
+    """Makes room for them."""
+    acc = torch.empty((num_splits, num_rows, num_heads, width), dtype=torch.float32, device=device)
+    return Partials(acc, *acc.new_empty((2, num_splits, num_rows, num_heads)).unbind())
+
+
+@triton.jit(do_not_specialize=["num_queries", "num_tail", "num_readable", "window", "split_stride", "split_keys"])
+def merge_splits(
+    out_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    maxima_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    depths_ptr: tl.tensor,
+    num_queries: tl.tensor,
+    num_tail: tl.tensor,
+    num_readable: tl.tensor,
+    window: tl.tensor,
+    split_stride: tl.tensor,
+    split_keys: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_TILE: tl.constexpr,
+    CHANNEL_TILE: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    IS_TREE: tl.constexpr,
+) -> None:
+    """Merges for HEAD_TILE heads of a query row the splits it sees keys in, one after another; AT_ONCE are read
+    together."""
+    row = tl.program_id(0)
+    heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
+    is_head = heads < NUM_HEADS
+    out_head = row.to(tl.int64) * NUM_HEADS + heads
+    channels = tl.arange(0, CHANNEL_TILE)
+    is_entry = (channels < HEAD_DIM)[:, None] & is_head[None, :]
+    seq_len = tl.load(seq_lens_ptr + row // num_queries).to(tl.int32)
+    if IS_TREE:
+        end = seq_len
+        start = seq_len - num_tail + tl.load(depths_ptr + row).to(tl.int32) + 1 - window
+    else:
+        end = seq_len - (num_queries - 1 - row % num_queries)
+        start = end - window
+    first_split = tl.maximum(start, 0) // split_keys
+    last_split = tl.cdiv(tl.maximum(tl.minimum(end, num_readable), 0), split_keys)
+
+    maxima = tl.full((HEAD_TILE,), float("-inf"), tl.float32)
+    sums = tl.zeros((HEAD_TILE,), tl.float32)
+    acc = tl.zeros((CHANNEL_TILE, HEAD_TILE), tl.float32)
+    for first in range(first_split, last_split, AT_ONCE):
+        for number in tl.static_range(AT_ONCE):
+            is_split = first + number < last_split
+            entries = (first + number) * split_stride.to(tl.int64) + out_head
+            next_maxima = tl.load(maxima_ptr + entries, mask=is_split & is_head, other=float("-inf"))
+            next_sums = tl.load(sums_ptr + entries, mask=is_split & is_head, other=0.0)
+            partial_ptrs = partial_ptr + (entries * HEAD_DIM)[None, :] + channels[:, None]
+            next_acc = tl.load(partial_ptrs, mask=is_split & is_entry, other=0.0)
+            maxima, sums, acc = merge_across(maxima, sums, acc, next_maxima, next_sums, next_acc)
+    out = acc / divisor(sums)[None, :]
+    out_ptrs = out_ptr + (out_head * HEAD_DIM)[None, :] + channels[:, None]
+    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=is_entry)
+
+
+def merge_partials(
+    out: torch.Tensor,
+    partials: Partials,
+    seq_lens: torch.Tensor,
+    reach: tuple[int, int],
+    split_keys: int,
+    depths: torch.Tensor | None = None,
+    num_tail: int = 0,
+) -> None:
+    """Write the merged rows of a launch to `out` [rows, heads, width] or of that size.
+
+    Args:
+        reach: positions that could be read, and the window.
+        depths: [batch, num_queries] of the rows of a tree with `num_tail` newest keys.
+    """
+    num_splits, num_rows, num_heads, width = partials.acc.shape
+    channel_tile = max(16, triton.next_power_of_2(width))
+    head_tile = min(4, triton.next_power_of_2(num_heads))
+    merge_splits[num_rows, triton.cdiv(num_heads, head_tile)](
+        *(out, partials.acc, partials.sums, partials.maxima, seq_lens, seq_lens if depths is None else depths),
+        *(num_rows // seq_lens.shape[0], num_tail, *reach, num_rows * num_heads, split_keys),
+        NUM_HEADS=num_heads,
+        HEAD_DIM=width,
+        HEAD_TILE=head_tile,
+        CHANNEL_TILE=channel_tile,
+        AT_ONCE=min(_MERGED_AT_ONCE, triton.next_power_of_2(num_splits)),
+        IS_TREE=depths is not None,
+        num_warps=4 if channel_tile <= 128 else 8,
+    )

@@ -1,0 +1,117 @@
+"""Attention from the rows of a tree: the mask over the newest keys, and the chain's bits where the tree is a chain."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from spec_lab.assembly.trees import DynamicTreeConfig
+from spec_lab.attention.triton_backend import TritonTreeAttention
+from spec_lab.config import AttentionConfig, CacheConfig, KernelSet
+from spec_lab.core.draft_tree import TreeRows, ancestors_and_self
+from spec_lab.core.kv_cache import LayerCache
+from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
+from tests.lab import Reference, generate, make_config, make_pair, random_requests
+from tests.test_triton_attention import attend, fill, reference
+from tests.tiers import checkerboard
+
+
+def tree_rows(parents: list[list[int]], depth: int, num_before: int = 0) -> TreeRows:
+    """Make the rows of trees by their parents; the first `num_before` only write, as branches of earlier levels."""
+    visible = ancestors_and_self(torch.tensor(parents, device=DEVICE), depth)
+    depths = visible.sum(2) - 1
+    return TreeRows(visible[:, num_before:].contiguous(), depths[:, num_before:].contiguous(), depths)
+
+
+def random_parents(num_rows: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [0] + [draw.randrange(row) for row in range(1, num_rows)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), checkerboard([(4, 7, 30), (16, 2, None), (4, 4, None), (32, 1, 66)], DTYPES)
+)
+def test_a_tree_that_is_a_chain_gives_the_bits_of_the_chain(
+    shape: tuple[int, int, int | None], dtype: torch.dtype
+) -> None:
+    """Cells that nobody sees are NaN."""
+    num_rows, group, window = shape
+    paged = fill([num_rows + 1, 64 + num_rows // 2, 150], num_kv_heads=1, head_dim=64, dtype=dtype)
+    queries = randn(3 * num_rows, group, 64, seed=1, dtype=dtype)
+    chain = [max(0, row - 1) for row in range(num_rows)]
+    tree = tree_rows([chain] * 3, num_rows)
+    assert torch.equal(attend(paged, queries, window, tree=tree), attend(paged, queries, window))
+
+
+@pytest.mark.parametrize(("num_rows", "window"), checkerboard([5, 40], [None, 3, 70]))
+def test_a_tree_equals_the_reference(num_rows: int, window: int | None) -> None:
+    """Trees differ between requests, end on and beside split borders, and one has no keys before it."""
+    paged = fill([num_rows, 64 + num_rows // 2, 128])
+    tree = tree_rows([random_parents(num_rows, seed) for seed in range(3)], num_rows)
+    queries = randn(3 * num_rows, 4, 16, seed=1)
+    assert_near(attend(paged, queries, window, tree=tree), reference(paged, queries, window, tree))
+
+
+def test_rows_of_a_new_level_see_earlier_rows_of_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft's newest branches are fewer than the newest keys; and one program may take all splits of a tile."""
+    paged = fill([70, 20])
+    tree = tree_rows([random_parents(9, 1), random_parents(9, 2)], 9, num_before=6)
+    queries = randn(2 * 3, 4, 16, seed=1)
+    for window in (None, 3):
+        shared = attend(paged, queries, window, tree=tree)
+        assert_near(shared, reference(paged, queries, window, tree))
+        with monkeypatch.context() as many_tiles:
+            many_tiles.setattr("spec_kernels.attention.NUM_TILES_TO_FILL", 0)
+            assert torch.equal(attend(paged, queries, window, tree=tree), shared)
+
+
+def test_a_row_does_not_see_a_strangers_key() -> None:
+    """Row 2 and row 3 are siblings: what row 2 wrote changes no bit of row 3, nor the other way round."""
+    paged = fill([40])
+    tree = tree_rows([[0, 0, 1, 1]], 3)
+    queries = randn(4, 4, 16, seed=1)
+    expected = attend(paged, queries, tree=tree)
+    for row, sibling in ((2, 3), (3, 2)):
+        other = fill([40])
+        position = 40 - 4 + row
+        other.kv[other.page_table[0, position // 16] * 16 + position % 16] = 7.0
+        out = attend(other, queries, tree=tree)
+        assert torch.equal(out[sibling], expected[sibling]) and torch.equal(out[:2], expected[:2])
+        assert not torch.equal(out[row], expected[row])
+
+
+def test_the_backend_makes_what_the_kernel_reads() -> None:
+    """Depths of branches come as a view without memory of its own; the kernel asks for rows one after another."""
+    paged = fill([36, 5], page_size=4)
+    backend = TritonTreeAttention(4, 64)
+    tree = tree_rows([[0, 0, 1, 1]] * 2, 3)
+    depths = tree.depths[:1].expand(2, -1)
+    rows = TreeRows(tree.visible.transpose(1, 2).contiguous().transpose(1, 2), depths, depths)
+    metadata = backend.build_tree(rows, paged.seq_lens - 4, paged.page_table, 36)
+    assert metadata.positions.tolist() == [32, 33, 34, 34, 1, 2, 3, 3]
+    assert torch.equal(metadata.seq_lens, paged.seq_lens)
+    queries = randn(8, 4, 16, seed=1)
+    out = backend.attend(queries, LayerCache(paged.kv), metadata, None, 0.25)
+    assert_near(out, reference(paged, queries, tree=tree))
+
+
+@pytest.mark.slow
+def test_an_engine_with_a_tree_gives_the_tokens_of_the_torch_backend(tmp_path: Path) -> None:
+    """EAGLE-3 writes keys for its branches, over several levels; the target has a window in half of its layers."""
+    window = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 4}
+    pair = make_pair(tmp_path, "qwen2", vocab_size=24, **window)
+    requests = random_requests(2, max_new_tokens=6, vocab_size=24, lengths=(1, 12))
+    config = replace(
+        make_config(pair, tree=DynamicTreeConfig(topk=2, depth=3, num_rows=6), batch_size=2),
+        cache=CacheConfig(page_size=4),
+        device=DEVICE.type,
+        dtype="float32",
+    )
+    expected = generate(config, requests)
+    outputs = generate(replace(config, attention=AttentionConfig(name="triton"), kernels=KernelSet.triton), requests)
+    Reference(pair[0]).assert_lossless(requests, outputs, expected)
+    assert sum(len(tokens) for tokens in expected.values()) >= 8
