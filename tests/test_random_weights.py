@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,23 @@ import pytest
 import torch
 
 from spec_lab.__main__ import main
+from spec_lab.assembly.drafters.frozen_kv import ASSISTANT_SHAPES
 from spec_lab.assembly.targets import SHAPES
 from spec_lab.errors import UserError
 from spec_lab.models.families.table import read_model_config
-from spec_lab.models.random_weights import random_mtp
+from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
+from spec_lab.models.gemma4_assistant_config import (
+    AssistantConfig,
+    AssistantLayerConfig,
+    AssistantTarget,
+    CentroidHeadConfig,
+    read_assistant_config,
+)
+from spec_lab.models.gemma4_text import LayerRope
+from spec_lab.models.random_weights import random_assistant, random_mtp
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.record.runs import read_summary
+from tests import tiny_gemma4
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_target
 from tests.tiny_experts import QWEN, make_tiny_experts
 from tests.tiny_hybrid import make_tiny_hybrid
@@ -101,6 +113,49 @@ def test_any_target_gets_random_mtp_modules(drafter: str, kind: str, tmp_path: P
 def test_random_mtp_modules_of_a_gemma_are_refused_in_a_line() -> None:
     with pytest.raises(UserError, match="use drafter=frozen_kv"):
         random_mtp(read_model_config(SHAPES / "gemma4_e4b"), 1, torch.float32, torch.device("cpu"), 0)
+
+
+ASSISTANT = {
+    "architectures": ["Gemma4AssistantForCausalLM"],
+    "backbone_hidden_size": 32,
+    "use_ordered_embeddings": True,
+    "num_centroids": 16,
+    "centroid_intermediate_top_k": 3,
+    "text_config": tiny_gemma4.TEXT
+    | {"hidden_size": 24, "num_hidden_layers": 3, "layer_types": tiny_gemma4.KINDS["e4b"]["layer_types"][:3]},
+}
+
+
+@pytest.mark.slow
+def test_an_assistant_of_random_weights_has_the_sizes_of_a_config_json(tmp_path: Path) -> None:
+    """It drafts from its target's keys, and changes no token of it; nothing but config.json lies in its folder."""
+    target = tiny_gemma4.TEXT | tiny_gemma4.KINDS["e4b"] | {"architectures": ["Gemma4ForCausalLM"]}
+    for name, config in (("target", target), ("assistant", ASSISTANT)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    paths = [f"target.path={tmp_path / 'target'}", f"drafter.path={tmp_path / 'assistant'}"]
+    out = f"output_dir={tmp_path / 'out'}"
+    assert main(["target=hf", "drafter=frozen_kv", *paths, *RANDOM, *IDS, *CHEAP, "graph=full_loop", out]) == 0
+    [summary] = [read_summary(file.parent) for file in (tmp_path / "out").rglob("summary.json")]
+    assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "millions", "sources"), [("gemma4_31b", 469.5, (58, 59)), ("gemma4_e4b", 78.5, (22, 23))]
+)
+def test_the_assistant_of_a_shape_has_the_released_sizes(name: str, millions: float, sources: tuple[int, int]) -> None:
+    target = AssistantTarget.from_model_config(read_model_config(SHAPES / name))
+    config = read_assistant_config(ASSISTANT_SHAPES[name], target)
+    assert sum(map(prod, assistant_tensor_shapes(config).values())) / 1e6 == pytest.approx(millions, abs=0.1)
+    assert [layer.kv_source for layer in config.layers] == [*[sources[0]] * 3, sources[1]]
+
+
+def test_random_clusters_name_every_token_once() -> None:
+    layers = (AssistantLayerConfig(8, None, LayerRope(1e4), 0),)
+    target = AssistantTarget(16, 12, 4.0, ())
+    config = AssistantConfig(target, 8, 8, 1, 1e-6, layers, CentroidHeadConfig(3, 2))
+    tensors = random_assistant(config, torch.float32, torch.device("cpu"), 0)
+    assert tensors[TOKEN_ORDERING].tolist() == [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
 
 
 def test_a_workload_of_text_is_refused_in_a_line(shape: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,8 @@ from spec_lab.errors import UserError
 from spec_lab.models.checkpoint import run_dtype
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.eagle3_checkpoint import Eagle3Config, eagle3_tensor_shapes
+from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
+from spec_lab.models.gemma4_assistant_config import AssistantConfig
 from spec_lab.models.mtp_checkpoint import MtpConfig, mtp_tensor_shapes
 from spec_lab.models.partition import WHOLE, Partition, kept_part
 
@@ -99,3 +101,14 @@ def random_mtp(
     mtp = MtpConfig(layer, num_modules, NormSide.POST_NORM, NormSide.POST_NORM)
     shapes = mtp_tensor_shapes(layer)
     return mtp, [random_tensors(shapes, dtype, device, seed + module) for module in range(num_modules)]
+
+
+def random_assistant(
+    config: AssistantConfig, dtype: torch.dtype, device: torch.device, seed: int
+) -> dict[str, torch.Tensor]:
+    """Make an assistant of random weights; where its head has clusters, each has every so-and-so-manyth token."""
+    tensors = random_tensors(assistant_tensor_shapes(config), dtype, device, seed)
+    if config.centroids is not None:
+        tokens = torch.arange(config.target.vocab_size, device=device)
+        tensors[TOKEN_ORDERING] = tokens.view(-1, config.centroids.num_centroids).t().flatten()
+    return tensors

@@ -11,26 +11,25 @@ from spec_lab.assembly.drafters.frozen_kv import FrozenKvDrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models
 from spec_lab.assembly.trees_loader import build_tree_shape
-from spec_lab.config import RunConfig
+from spec_lab.config import RunConfig, Weights
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import Drafter
 from spec_lab.drafters.frozen_kv import ANCHORS, Anchor, FrozenKVDrafter
 from spec_lab.drafters.frozen_kv_tree import FrozenKVTreeDrafter
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
 from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
-from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantTarget
+from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantTarget, read_assistant_config
+from spec_lab.models.random_weights import random_assistant
 
 
 def load_frozen_kv_drafter(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:
-    assistant_target = AssistantTarget.from_model_config(models.target.config)
-    assistant, tensors = load_assistant(weights_folder(config, options), assistant_target, models.dtype, models.device)
+    assistant, tensors = read_assistant(config, options, models)
     return frozen_kv_factory(config, options, models, assistant, tensors)
 
 
 def load_frozen_kv_tree_drafter(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:
     """The same head, which drafts the branches of a tree."""
-    assistant_target = AssistantTarget.from_model_config(models.target.config)
-    assistant, tensors = load_assistant(weights_folder(config, options), assistant_target, models.dtype, models.device)
+    assistant, tensors = read_assistant(config, options, models)
     anchor = ANCHORS[options.position]
     head = _head(models, assistant, tensors, anchor)
     shape = build_tree_shape(config, models.device)
@@ -39,6 +38,17 @@ def load_frozen_kv_tree_drafter(config: RunConfig, options: FrozenKvDrafterConfi
         return FrozenKVTreeDrafter(shape, head, _caches(assistant, resources), models.backend, anchor)
 
     return make
+
+
+def read_assistant(
+    config: RunConfig, options: FrozenKvDrafterConfig, models: Models
+) -> tuple[AssistantConfig, dict[str, torch.Tensor]]:
+    """Read the assistant of the drafter's folder, or make one of random weights with its sizes."""
+    folder, target = weights_folder(config, options), AssistantTarget.from_model_config(models.target.config)
+    if options.weights == Weights.random:
+        assistant = read_assistant_config(folder, target)
+        return assistant, random_assistant(assistant, models.dtype, models.device, config.seed + 1)
+    return load_assistant(folder, target, models.dtype, models.device)
 
 
 def frozen_kv_factory(
