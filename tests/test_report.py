@@ -249,6 +249,23 @@ def test_imposed_acceptance_is_marked() -> None:
     assert "imposed, not measured" in summary["verdict"]
 
 
+def test_answers_that_were_all_cut_have_no_accuracy() -> None:
+    """Requests of the fake engine end at 24 tokens, which is known from counts that old records have too."""
+    main, plain = (replace(each, correct=dict.fromkeys(each.correct, False)) for each in map(measure, (MAIN, PLAIN)))
+    config = make_info().config
+    cut = make_summary(info=make_info(config | {"max_new_tokens": 24}), main=main, references={"plain": plain})
+    run, categories = (format_run(cut), format_categories(cut))
+    assert (run.count(" cut"), categories.count(" cut"), run.count("0.0% (")) == (2 + 3, 3, 0), "not of prose"
+    assert "  cut  " in format_runs([Run(Path("run"), cut)])
+    cut["schema_version"] = 1
+    assert " cut" in format_run(cut)
+    longer = make_summary(info=make_info(config | {"max_new_tokens": 25}), main=main)
+    assert " cut" not in format_run(longer) and "0.0% (" in format_run(longer)
+    one_right = replace(main, correct={**main.correct, "r0": True})
+    right = make_summary(info=make_info(config | {"max_new_tokens": 24}), main=one_right)
+    assert "12.5% (" in format_run(right), "an answer may come before the limit"
+
+
 def test_run_shows_its_references_and_categories() -> None:
     text = format_run(make_summary())
     speed, stages, categories, verdict = text.split("\n\n")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from spec_lab.record.acceptance_metrics import num_output_tokens
 from spec_lab.record.averages import mean, ratio
-from spec_lab.record.schema import Accuracy, AccuracyChange, Thinking
+from spec_lab.record.schema import Accuracy, AccuracyChange, Outcome, Summary, Thinking
 
 if TYPE_CHECKING:
     from spec_lab.core.results import RequestRecord
@@ -24,6 +24,29 @@ def accuracy(correct: Iterable[bool | None]) -> Accuracy:
         return Accuracy(value=None, low=None, high=None, n=0)
     low, high = wilson_interval(sum(checked), len(checked))
     return Accuracy(value=sum(checked) / len(checked), low=low, high=high, n=len(checked))
+
+
+def answers_cut(part: Outcome, summary: Summary) -> bool:
+    """Stands in tables for an accuracy of 0 where all outputs that a program could check ran into max_new_tokens.
+
+    That they did follows from the counts of tokens, which old records have too. An accuracy above 0 stands: an answer
+    may come long before a limit, where the end of sequence is ignored.
+
+    Args:
+        part: the run of `summary`, one of its categories or one of its references.
+    """
+    most = summary["config"].get("max_new_tokens")
+    if most is None or part["accuracy"]["value"] != 0:
+        return False
+    if part is summary:
+        checkable = [outcome for outcome in summary["by_category"].values() if outcome["accuracy"]["n"]]
+        return all(_is_cut(outcome, most) for outcome in checkable or [part])
+    same_texts = part["output_tokens"] == summary["output_tokens"] and part["accuracy"] == summary["accuracy"]
+    return _is_cut(part, most) or (same_texts and answers_cut(summary, summary))
+
+
+def _is_cut(part: Outcome, most: int) -> bool:
+    return part["output_tokens"] == part["num_requests"] * most
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from spec_lab.record.acceptance_metrics import (
     relaxed_hits,
     rows,
 )
-from spec_lab.record.answer_metrics import accuracy, accuracy_change, equal_share, thinking
+from spec_lab.record.answer_metrics import accuracy, accuracy_change, answers_cut, equal_share, thinking
 from spec_lab.record.time_metrics import (
     break_even_acceptance_length,
     decode_tokens_per_second,
@@ -137,6 +137,7 @@ DEFINITIONS: dict[str, str] = {
     "gpu_idle_share": _first_paragraph(gpu_idle_share),
     "kernels": "Calls and device time of each kernel a round, profiled outside the timed part.",
     "accuracy": _first_paragraph(accuracy),
+    "accuracy.cut": _first_paragraph(answers_cut),
     "accuracy_change": _first_paragraph(accuracy_change),
     "relaxed": _first_paragraph(relaxed_hits),
     "relaxed.per_1000_tokens": "Of the tokens emitted in rounds.",

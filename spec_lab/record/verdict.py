@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spec_lab.record.answer_metrics import answers_cut
 from spec_lab.record.schema import Accuracy, Ratio, Rows, Summary
 from spec_lab.record.wording import number, percent, with_range
 
@@ -107,6 +108,8 @@ def _price(summary: Summary) -> str:
     text = f"acceptance={rule} is lossy: {_equal(summary)}"
     if summary["accuracy"]["value"] is None:
         return f"{text}, and no answer could be checked"
+    if answers_cut(summary, summary):
+        return f"{text}, and all outputs were cut before an answer; raise max_new_tokens"
     return f"{text}, accuracy {_accuracy(summary['accuracy'])} {_beside_plain(summary)}"
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
+from spec_lab.record.answer_metrics import answers_cut
 from spec_lab.record.definitions import DEFINITIONS
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import READING_STAGES, THIS_RUN, Accuracy, Outcome, Ratio, Speed, Summary
+from spec_lab.record.schema import READING_STAGES, THIS_RUN, Outcome, Ratio, Speed, Summary
 from spec_lab.record.time_metrics import STAGES, paired_ratio
 from spec_lab.record.versions import old_definition
 from spec_lab.record.wording import ABSENT, number, percent
@@ -15,6 +16,8 @@ from spec_lab.report.cells import accuracy_cell, ratio_cell
 from spec_lab.report.known_options import describe_rule
 from spec_lab.report.table import format_table, text_width
 
+CUT = "cut"
+"""Stands for an accuracy of outputs that ended before their answers; the definitions say so."""
 IMPOSED = "* the acceptance was imposed, not measured"
 
 
@@ -66,7 +69,7 @@ def format_categories(summary: Summary) -> str:
             f"{outcome['rounds']:,}",
             number(outcome["acceptance_length"]) + mark,
             *[percent(rate) for rate in outcome["acceptance_rate_by_position"]["unconditional"]],
-            _accuracy(outcome["accuracy"], summary["acceptance_imposed"]),
+            _accuracy(outcome, summary, summary["acceptance_imposed"]),
             *[show(outcome) for show in lossy.values()],
         ]
         for category, outcome in [*outcomes, ("all", summary)]
@@ -107,16 +110,15 @@ def _speed_table(summary: Summary) -> str:
 def speed_cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
     """The header and the cells of the table of speeds: a row for the run, and one for each of its references."""
     header = ["", "acceptance length", "decode tok/s", "end-to-end tok/s", "speedup over plain", "accuracy"]
-    accuracies = {name: reference["accuracy"] for name, reference in summary["references"].items()}
-    lengths = {name: reference["acceptance_length"] for name, reference in summary["references"].items()}
+    parts: dict[str, Outcome] = {THIS_RUN: summary, **summary["references"]}
     body = [
         [
             name,
-            number(lengths.get(name, summary["acceptance_length"])) + ("*" if _is_imposed(name, summary) else ""),
+            number(parts[name]["acceptance_length"]) + ("*" if _is_imposed(name, summary) else ""),
             number(speed["decode_tokens_per_second"], 1),
             number(speed["end_to_end_tokens_per_second"], 1),
             ratio_cell(_over_plain(name, summary)),
-            _accuracy(accuracies.get(name, summary["accuracy"]), _is_imposed(name, summary)),
+            _accuracy(parts[name], summary, _is_imposed(name, summary)),
         ]
         for name, speed in _configurations(summary).items()
     ]
@@ -173,11 +175,13 @@ def _run_cells(run: Run) -> list[str]:
         number(summary["acceptance_length"]) + ("*" if summary["acceptance_imposed"] else ""),
         number(summary["decode_tokens_per_second"], 1),
         ratio_cell(summary["speedup"]),
-        _accuracy(summary["accuracy"], summary["acceptance_imposed"]),
+        _accuracy(summary, summary, summary["acceptance_imposed"]),
         summary["status"],
         str(run.folder),
     ]
 
 
-def _accuracy(accuracy: Accuracy, is_imposed: bool) -> str:
-    return "imposed" if is_imposed else accuracy_cell(accuracy)
+def _accuracy(part: Outcome, summary: Summary, is_imposed: bool) -> str:
+    if is_imposed:
+        return "imposed"
+    return CUT if answers_cut(part, summary) else accuracy_cell(part["accuracy"])

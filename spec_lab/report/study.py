@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spec_lab.errors import UserError
-from spec_lab.record.answer_metrics import accuracy_change
+from spec_lab.record.answer_metrics import accuracy_change, answers_cut
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.runs import Run
@@ -29,6 +29,8 @@ NOTE = """\
 points to strict at the same K paired by prompt (answers lost and gained); equal to strict token by token."""
 NOT_COMPARED = (*BESIDE_THE_RUN, "num_threads")
 """Acceptance and answers do not depend on threads."""
+UNKNOWN = Accuracy(value=None, low=None, high=None, n=0)
+"""Stands for that of outputs that were cut before their answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ def _point(run: Run, rows: Sequence[RequestRow], strict_rows: Sequence[RequestRo
     rule, family, threshold = describe_rule(summary)
     strict = {row["id"]: row for row in strict_rows}
     correct, strict_correct = ({row["id"]: row["correct"] for row in part} for part in (rows, strict_rows))
-    thinking, relaxed = summary["thinking"], summary["relaxed"]
+    thinking, relaxed, is_cut = summary["thinking"], summary["relaxed"], answers_cut(summary, summary)
     num_equal = sum(row["output_ids"] == strict[row["id"]]["output_ids"] for row in rows)
     return Point(
         rule=rule,
@@ -158,8 +160,8 @@ def _point(run: Run, rows: Sequence[RequestRow], strict_rows: Sequence[RequestRo
         threshold=threshold,
         num_draft_tokens=summary["num_draft_tokens"] or 0,
         acceptance_length=bootstrap_acceptance_length(rows, summary["num_draft_tokens"] or 0),
-        accuracy=summary["accuracy"],
-        change=None if family == STRICT else accuracy_change(correct, strict_correct, over=STRICT),
+        accuracy=UNKNOWN if is_cut else summary["accuracy"],
+        change=None if family == STRICT or is_cut else accuracy_change(correct, strict_correct, over=STRICT),
         equal_to_strict=num_equal / len(rows),
         thinking_tokens=None if thinking is None else thinking["mean_tokens"],
         hits_per_1000_tokens=None if relaxed is None else relaxed["per_1000_tokens"],
