@@ -98,7 +98,9 @@ class TargetConfig:
     """target=pocket (shipped), target=hf target.path=DIR, or the shape of a known model."""
 
     name: str = MISSING
-    path: str | None = knob(None, "folder of a Hugging Face checkpoint (Llama, Qwen2 or Qwen3 family); target=hf only")
+    path: str | None = knob(
+        None, "folder of a Hugging Face checkpoint of a family in docs/families.md; target=hf, or a shape"
+    )
     weights: Weights = knob(Weights.checkpoint, "where the weights come from")
     tensor_parallel: int = knob(1, "processes that the layers are split over, as torchrun starts them", least=1)
 

@@ -249,6 +249,23 @@ def test_imposed_acceptance_is_marked() -> None:
     assert "imposed, not measured" in summary["verdict"]
 
 
+def test_knobs_of_no_group_have_a_column_where_runs_differ_in_them() -> None:
+    config = make_info().config
+    usual = config | {"verify": {"budget": None}, "recurrent": {"rollback": "checkpoints"}}
+    runs = [
+        Run(Path(f"run{number}"), make_summary(info=make_info(usual | changes)))
+        for number, changes in enumerate([{}, {"verify": {"budget": 24}}, {"recurrent": {"rollback": "replay"}}])
+    ]
+    header = format_runs(runs).splitlines()[0].split()
+    lines = [line.split() for line in format_runs(runs).splitlines()[2:5]]
+    assert [[line[header.index(name)] for name in ("budget", "rollback")] for line in lines] == [
+        ["-", "checkpoints"],
+        ["24", "checkpoints"],
+        ["-", "replay"],
+    ]
+    assert not {"budget", "rollback"} & set(format_runs(runs[:1]).splitlines()[0].split())
+
+
 def test_answers_that_were_all_cut_have_no_accuracy() -> None:
     """Requests of the fake engine end at 24 tokens, which is known from counts that old records have too."""
     main, plain = (replace(each, correct=dict.fromkeys(each.correct, False)) for each in map(measure, (MAIN, PLAIN)))

@@ -131,7 +131,8 @@ def test_offline_run_says_the_same_as_the_files(recorded: tuple[Path, Summary]) 
     assert run.host == "not recorded"
     assert (run.project, run.run_group, run.job_type) == ("a_project", "a_sweep", "bench")
     assert run.display_name == "run eagle3 catchup"
-    assert set(run.tags) == {f"{group}={name}" for group, name in summary["choices"].items()}
+    of_no_group = {"drafter.num_draft_tokens=3", "batch_size=1"}
+    assert set(run.tags) == {f"{group}={name}" for group, name in summary["choices"].items()} | of_no_group
     assert [record.exit.exit_code for record in records if record.HasField("exit")] == [0]
 
 

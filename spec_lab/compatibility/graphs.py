@@ -42,9 +42,12 @@ def something_is_captured(config: RunConfig) -> str | None:
     num_launched = registry.of(config).graph(config).num_launched
     if num_launched is None or getattr(graph, "verify", True) or fewest > num_launched:
         return None
+    knob = f"drafter.num_draft_tokens={fewest}"
+    if config.drafter.k_schedule is not None:
+        knob = f"a K of {fewest} in drafter.k_schedule"
     return (
-        f"graph={graph.name} graph.verify=false captures nothing with drafter={config.drafter.name} "
-        f"drafter.num_draft_tokens={fewest}; use graph.verify=true or graph=eager"
+        f"graph={graph.name} graph.verify=false captures nothing with drafter={config.drafter.name} {knob}; "
+        "use graph.verify=true or graph=eager"
     )
 
 

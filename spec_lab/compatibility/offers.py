@@ -76,14 +76,14 @@ def confidence_is_noted(config: RunConfig) -> str | None:
     )
 
 
-def every_request_has_a_row(config: RunConfig) -> str | None:
-    """Verification runs a row for the pending token of each request, whatever the budget."""
+def a_row_is_left_for_drafts(config: RunConfig) -> str | None:
+    """Verification runs a row for the pending token of each request, whatever the budget; the rest is for drafts."""
     budget = config.verify.budget
-    if budget is None or budget >= config.batch_size:
+    if budget is None or budget > config.batch_size:
         return None
     return (
-        f"verify.budget={budget} is less than a row for each of batch_size={config.batch_size} requests; use "
-        f"verify.budget={2 * config.batch_size}, or verify.budget=null for all rows"
+        f"verify.budget={budget} leaves no row for a draft beside one for each of batch_size={config.batch_size} "
+        f"requests; use verify.budget={2 * config.batch_size}, or verify.budget=null for all rows"
     )
 
 
@@ -135,7 +135,7 @@ def _where_fewer_are_offered(check: Check) -> Check:
 OFFER_CHECKS: tuple[Check, ...] = (
     schedule_can_be_read,
     threshold_is_read,
-    every_request_has_a_row,
+    a_row_is_left_for_drafts,
     *map(
         _where_fewer_are_offered,
         (

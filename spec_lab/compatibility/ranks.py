@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from spec_lab.assembly import registry
+from spec_lab.assembly.option import TargetOption
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
+from spec_lab.models.divided import problem_of_split
+from spec_lab.models.families.table import read_model_config
 from spec_lab.ranks import ranks
 
 
@@ -35,6 +39,19 @@ def ranks_choose_their_device(config: RunConfig) -> str | None:
     )
 
 
+def target_can_be_split(config: RunConfig) -> str | None:
+    """Every layer must have parts, as its config.json says; one that cannot be read is refused where it is needed."""
+    size = config.target.tensor_parallel
+    option = registry.of(config).find(TargetOption, config.target.name)
+    if size < 2 or any(refusal(config) for refusal in option.refusals):
+        return None
+    try:
+        model = read_model_config(option.folder(config.target))
+    except UserError:
+        return None
+    return next((problem for plan in model.layers if (problem := problem_of_split(plan, size))), None)
+
+
 def refuse_split(config: RunConfig, program: str) -> None:
     """Raise UserError where `program`, which works in one process, is to split its target."""
     if config.target.tensor_parallel != 1:
@@ -44,4 +61,8 @@ def refuse_split(config: RunConfig, program: str) -> None:
         )
 
 
-RANK_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (ranks_choose_their_device, as_many_ranks)
+RANK_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (
+    ranks_choose_their_device,
+    target_can_be_split,
+    as_many_ranks,
+)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.errors import UserError
+from spec_lab.models.divided import problem_of_split
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.partition import Part
 from spec_lab.models.plan import LayerPlan
@@ -85,31 +86,9 @@ class TensorParallel:
             UserError: the heads or the inner channels do not divide, or the layer has experts, latent attention or a
                 state.
         """
-        if plan.delta_net is not None:
-            raise UserError(
-                f"target.tensor_parallel={self.size} splits no layers that keep a state (gated delta net); use "
-                "target.tensor_parallel=1"
-            )
-        if plan.latent is not None:
-            raise UserError(
-                f"target.tensor_parallel={self.size} cannot split latent attention (MLA); use target.tensor_parallel=1"
-            )
-        if plan.experts is not None:
-            raise UserError(
-                f"target.tensor_parallel={self.size} splits no layers of experts yet; use target.tensor_parallel=1"
-            )
-        divided = {
-            "num_key_value_heads": plan.num_kv_heads,
-            "num_attention_heads": plan.num_heads,
-            "intermediate_size": plan.intermediate_size,
-        }
-        for name, value in divided.items():
-            if value % self.size:
-                smaller = (n for n in range(self.size - 1, 0, -1) if not any(each % n for each in divided.values()))
-                raise UserError(
-                    f"target.tensor_parallel={self.size} does not divide the target's {name}, {value}; use "
-                    f"target.tensor_parallel={next(smaller)}, and as many processes"
-                )
+        problem = problem_of_split(plan, self.size)
+        if problem is not None:
+            raise UserError(problem)
         num_heads, num_kv_heads = plan.num_heads // self.size, plan.num_kv_heads // self.size
         inner = plan.intermediate_size // self.size
         return replace(plan, num_heads=num_heads, num_kv_heads=num_kv_heads, intermediate_size=inner)

@@ -18,6 +18,8 @@ from spec_lab.record.sinks import CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SUMMA
 ENVIRONMENT_FILE = "environment.json"
 LONGEST_TAG = 64
 NOT_FACTORS = ("logger", "size", "debug")
+UNNAMED = ("drafter.num_draft_tokens", "batch_size", "kernels", "verify.budget", "recurrent.rollback")
+"""Knobs that a study or a sweep may turn, and that no group is called by."""
 NOT_RESULTS = ("config", "versions", "choices", "definitions")
 """Keys of a record that are no figures: they stand in W&B's config and in the files."""
 REQUEST_COLUMNS = (
@@ -27,9 +29,20 @@ REQUEST_COLUMNS = (
 KERNEL_COLUMNS = ("name", "calls_per_round", "us_per_round")
 
 
-def tags_of(choices: Mapping[str, str]) -> list[str]:
-    """A tag a factor, such as `drafter=eagle3`, so that W&B can filter and group by each."""
-    return [f"{group}={name}"[:LONGEST_TAG] for group, name in choices.items() if group not in NOT_FACTORS]
+def tags_of(summary: Summary) -> list[str]:
+    """A tag a factor, such as `drafter=eagle3` or `batch_size=8`, so that W&B can filter and group by each.
+
+    A group's tag holds those of its knobs that are not as usual; what is in `UNNAMED` belongs to no group's name.
+    """
+    factors = {group: name for group, name in summary["choices"].items() if group not in NOT_FACTORS}
+    for key in UNNAMED:
+        *groups, leaf = key.split(".")
+        part: Any = summary["config"]
+        for group in groups:
+            part = part.get(group, {})
+        if part.get(leaf) is not None:
+            factors[key] = str(part[leaf])
+    return [f"{name}={value}"[:LONGEST_TAG] for name, value in factors.items()]
 
 
 def results_of(summary: Summary) -> dict[str, Any]:

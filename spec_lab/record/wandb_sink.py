@@ -151,7 +151,7 @@ class WandbSink:
             name=" ".join([summary["name"], *(choices[group] for group in ("drafter", "prune") if group in choices)]),
             group=self._group,
             job_type="bench",
-            tags=tags_of(choices),
+            tags=tags_of(summary),
             config=wandb_config(summary),
             settings=_private_settings(),
         )

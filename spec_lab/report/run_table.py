@@ -18,6 +18,8 @@ from spec_lab.report.table import format_table, text_width
 
 CUT = "cut"
 """Stands for an accuracy of outputs that ended before their answers; the definitions say so."""
+SOMETIMES = {"budget": ("verify", "budget"), "rollback": ("recurrent", "rollback")}
+"""Columns of runs that differ in them, since no group is named by them."""
 IMPOSED = "* the acceptance was imposed, not measured"
 
 
@@ -33,12 +35,13 @@ def format_run(summary: Summary) -> str:
 
 def format_runs(runs: Sequence[Run]) -> str:
     """A line a run, then the stages of several, then why some did not finish."""
+    varied = [name for name in SOMETIMES if len({_sometimes(name, run.summary) for run in runs}) > 1]
     header = [
-        "#", "drafter", "prune", "K", "batch", "rule", "acceptance length", "decode tok/s", "speedup over plain",
-        "accuracy", "status", "folder",
+        "#", "drafter", "prune", "K", "batch", *varied, "rule", "acceptance length", "decode tok/s",
+        "speedup over plain", "accuracy", "status", "folder",
     ]  # fmt: skip
-    body = [[f"#{index}", *_run_cells(run)] for index, run in enumerate(runs, start=1)]
-    parts = [format_table(header, body, left=("drafter", "prune", "rule", "status", "folder"))]
+    body = [[f"#{index}", *_run_cells(run, varied)] for index, run in enumerate(runs, start=1)]
+    parts = [format_table(header, body, left=("drafter", "prune", "rollback", "rule", "status", "folder"))]
     if any(run.summary["acceptance_imposed"] for run in runs):
         parts.append(IMPOSED)
     parts.append(old_definition([run.summary for run in runs]))
@@ -164,13 +167,14 @@ def _experts_table(speeds: Mapping[str, Speed]) -> str:
     return format_table(["experts read a round", *READING_STAGES], body, left=("experts read a round",))
 
 
-def _run_cells(run: Run) -> list[str]:
+def _run_cells(run: Run, varied: Sequence[str]) -> list[str]:
     summary = run.summary
     return [
         summary["choices"].get("drafter", ABSENT),
         summary["choices"].get("prune", ABSENT),
         str(summary["config"].get("drafter", {}).get("num_draft_tokens", ABSENT)),
         str(summary["config"].get("batch_size", ABSENT)),
+        *(_sometimes(name, summary) for name in varied),
         describe_rule(summary).rule,
         number(summary["acceptance_length"]) + ("*" if summary["acceptance_imposed"] else ""),
         number(summary["decode_tokens_per_second"], 1),
@@ -179,6 +183,12 @@ def _run_cells(run: Run) -> list[str]:
         summary["status"],
         str(run.folder),
     ]
+
+
+def _sometimes(name: str, summary: Summary) -> str:
+    group, key = SOMETIMES[name]
+    value = summary["config"].get(group, {}).get(key)
+    return ABSENT if value is None else str(value)
 
 
 def _accuracy(part: Outcome, summary: Summary, is_imposed: bool) -> str:
