@@ -43,7 +43,7 @@ def test_a_cpu_has_the_reference_of_everything() -> None:
         ([], ("triton", "triton", "round")),
         (["drafter=none"], ("triton", "triton", "round")),
         (["drafter=ngram"], ("triton", "triton", "eager")),
-        (["drafter=frozen_kv", "tree=dynamic"], ("torch", "torch", "round")),
+        (["drafter=frozen_kv", "tree=dynamic"], ("triton", "triton", "round")),
         ([*SAMPLED, "acceptance.method=block"], ("triton", "torch", "round")),
         ([*SAMPLED, "acceptance.method=standard"], ("triton", "triton", "round")),
         (["drafter.stop=confidence"], ("triton", "torch", "round")),
@@ -63,7 +63,7 @@ def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: 
     [
         ([*SAMPLED, "acceptance.method=block", "kernels=triton"], "acceptance.method=block has no kernel"),
         (["drafter=ngram", "graph=round"], "so graph=round would capture no draft loop"),
-        (["drafter=frozen_kv", "tree=dynamic", "attention=triton"], "attention=triton masks no rows"),
+        (["drafter.stop=confidence", "kernels=triton"], "all of which kernels=triton judges"),
     ],
 )
 def test_what_is_named_is_refused_as_ever(overrides: list[str], refusal: str) -> None:
