@@ -17,7 +17,7 @@ POINTERS = (
     | dict.fromkeys(("sums", "maxima", "partial", "tops", "draft_tops", "draft_sums", "reached"), "*fp32")
     | dict.fromkeys(("routing_weights", "terms"), "*fp32")
     | dict.fromkeys(("probability", "top_probability", "kept_logits", "draft_logits"), "*fp32")
-    | dict.fromkeys(("scores", "ratios"), "*fp64")
+    | dict.fromkeys(("scores", "ratios", "rates"), "*fp64")
     | dict.fromkeys(("active", "is_top", "visible"), "*i1")
     | dict.fromkeys(("mixed", "log_decay", "strength", "conv_weight", "rate", "time_bias", "outputs"), "*fp32")
     | dict.fromkeys(("committed",), "*i64")
@@ -102,7 +102,7 @@ def compile_chunk(dtype: str, head_dim: int, is_windowed: bool) -> str:
 
 def compile_vocabulary() -> None:
     """Compile the kernels over a vocabulary of 152k tokens, for N = 4."""
-    from spec_kernels import gumbel, rejection, relaxed, softmax, strict
+    from spec_kernels import gumbel, rejection, relaxed, softmax, strict, synthetic
 
     merge = {"ROW_TILE": 4, "TILE_TILE": 64}
     for dtype in ("bf16", "fp32"):
@@ -116,6 +116,8 @@ def compile_vocabulary() -> None:
             compile_kernel(rejection._walk_drafts, dtype, IS_SAMPLED=is_sampled, **merge)
             compile_kernel(rejection._race_in_tiles, dtype, IS_SAMPLED=is_sampled, RACE_TILE=1024)
     compile_kernel(strict._count_matches, "i64", **merge)
+    for offered in (False, True):
+        compile_kernel(synthetic._accept_at_rates, "i64", ALL_OFFERED=offered, **merge)
     compile_kernel(gumbel._finish_race, "i64", TILE_TILE=256)
     compile_kernel(rejection._put_last, "i64", TILE_TILE=256)
 
@@ -264,6 +266,7 @@ def main() -> None:
         sizes = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "HALF_TILE": 64, "PAIR_TILE": 16}
         compile_kernel(rope_write._rope_write, "bf16", NORMED=normed, **sizes)
     compile_kernel(metadata._advance, "i64", PAGE_SIZE=16, REQUEST_TILE=128)
+    compile_kernel(metadata._build, "i64", PAGE_SIZE=16, ROW_TILE=128)
     compile_vocabulary()
     compile_draft_kernels()
     compile_stops()

@@ -1,5 +1,5 @@
-"""Attention metadata of one query row a request, moved to the next position in place: what lies between two draft
-steps when both are in one CUDA graph (vLLM #46849, SGLang #25539)."""
+"""Attention metadata: where rows stand; and one query row a request moved to the next position in place, which is what
+lies between two draft steps when both are in one CUDA graph (vLLM #46849, SGLang #25539)."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -11,6 +11,93 @@ import triton.language as tl
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _REQUEST_TILE = 128
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_queries"])
+def _build(
+    row_positions_ptr: tl.tensor,
+    slot_mapping_ptr: tl.tensor,
+    lens_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    page_table_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_queries: tl.tensor,
+    last_column: tl.tensor,
+    last_position: tl.tensor,
+    page_table_stride: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+) -> None:
+    row = tl.program_id(0) * ROW_TILE + tl.arange(0, ROW_TILE)
+    is_row = row < num_rows
+    request = row // num_queries
+    position = tl.load(positions_ptr + row, mask=is_row, other=0)
+    # Positions are floored as torch does it, and a negative one goes where those past the end do.
+    column = tl.where(position < 0, last_column, tl.minimum(position // PAGE_SIZE, last_column))
+    page = tl.load(page_table_ptr + request * page_table_stride + column, mask=is_row, other=0)
+    offset = (position % PAGE_SIZE + PAGE_SIZE) % PAGE_SIZE
+    tl.store(slot_mapping_ptr + row, page * PAGE_SIZE + offset, mask=is_row)
+    tl.store(row_positions_ptr + row, tl.minimum(tl.maximum(position, 0), last_position), mask=is_row)
+    seq_len = tl.load(seq_lens_ptr + request, mask=is_row, other=1)
+    tl.store(lens_ptr + request, tl.maximum(seq_len, 1), mask=is_row & (row % num_queries == 0))
+
+
+@torch.library.custom_op("spec_kernels::build_metadata", mutates_args=("row_positions", "slot_mapping", "lens"))
+def build_metadata(
+    row_positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    lens: torch.Tensor,
+    positions: torch.Tensor,
+    seq_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    page_size: int,
+    max_positions: int,
+) -> None:
+    """Find where the rows of a forward stand.
+
+    Args:
+        row_positions: [batch * num_queries] int64, written: the positions, in 0 to `max_positions - 1`.
+        slot_mapping: [batch * num_queries] int64, written: the cache slots; past the table's end, and before its
+            beginning, slots of the last column's page, which is the scratch page.
+        lens: [batch] int64, written: `seq_lens`, at least 1.
+        positions: [batch, num_queries] int64, contiguous.
+        seq_lens: [batch] int64.
+        page_table: [batch, num_pages + 1] int64.
+    """
+    batch, num_queries = positions.shape
+    num_rows = batch * num_queries
+    for tensor in (row_positions, slot_mapping):
+        assert_rows_of(tensor, num_rows)
+    for tensor in (lens, seq_lens):
+        assert_rows_of(tensor, batch)
+    assert positions.is_contiguous() and page_table.shape[0] == batch
+    with launch_on(seq_lens):
+        _build[(triton.cdiv(num_rows, _REQUEST_TILE),)](
+            *(row_positions, slot_mapping, lens, positions, seq_lens, page_table, num_rows, num_queries),
+            *(page_table.shape[1] - 1, max_positions - 1, page_table.stride(0)),
+            PAGE_SIZE=page_size,
+            ROW_TILE=_REQUEST_TILE,
+        )
+
+
+def build_metadata_reference(
+    row_positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    lens: torch.Tensor,
+    positions: torch.Tensor,
+    seq_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    page_size: int,
+    max_positions: int,
+) -> None:
+    """Does what `build_metadata` does, in torch."""
+    last_column = page_table.shape[1] - 1
+    columns = positions.div(page_size, rounding_mode="floor").clamp(max=last_column)
+    columns = torch.where(columns < 0, last_column, columns)
+    slot_mapping.copy_((page_table.gather(1, columns) * page_size + positions.remainder(page_size)).flatten())
+    row_positions.copy_(positions.clamp(0, max_positions - 1).flatten())
+    lens.copy_(seq_lens.clamp(min=1))
 
 
 @triton.jit(do_not_specialize=["batch"])

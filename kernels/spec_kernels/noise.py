@@ -14,6 +14,7 @@ from spec_kernels.noise_reference import GAMMA, MULTIPLIER_1, MULTIPLIER_2, Use
 USE_DRAFT = tl.constexpr(int(Use.DRAFT))
 USE_ACCEPT = tl.constexpr(int(Use.ACCEPT))
 USE_EMIT = tl.constexpr(int(Use.EMIT))
+USE_SYNTHETIC = tl.constexpr(int(Use.SYNTHETIC))
 
 _GAMMA = tl.constexpr(GAMMA)
 _MULTIPLIER_1 = tl.constexpr(MULTIPLIER_1)

@@ -69,6 +69,22 @@ def _count_matches(
     tl.store(num_emitted_ptr + request, tl.where(is_active, num_accepted + 1, 0))
 
 
+def tops_of_tiles(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the top logit of each vocabulary tile of each row [batch * N, num_tiles], and its token id.
+
+    Args:
+        logits: [batch, N, vocab]; the launch is on the current device.
+    """
+    batch, num_rows, vocab_size = logits.shape
+    num_tiles = num_tiles_of(vocab_size, VOCAB_TILE)
+    tops = torch.empty((batch * num_rows, num_tiles), dtype=torch.float32, device=logits.device)
+    top_ids = torch.empty_like(tops, dtype=torch.int32)
+    _tops_of_tiles[(batch * num_rows, num_tiles)](
+        *(tops, top_ids, logits, num_rows, vocab_size, logits.stride(0), logits.stride(1)), VOCAB_TILE=VOCAB_TILE
+    )
+    return tops, top_ids
+
+
 @torch.library.custom_op("spec_kernels::strict_accept", mutates_args=("tokens", "num_emitted"))
 def strict_accept(
     tokens: torch.Tensor,
@@ -87,24 +103,19 @@ def strict_accept(
         draft_tokens: [batch, N - 1] int64, of any row stride.
         active: [batch] bool.
     """
-    batch, num_rows, vocab_size = logits.shape
+    batch, num_rows, _ = logits.shape
     assert_rows_of(tokens, batch, num_rows)
     assert_rows_of(num_emitted, batch)
     assert_rows_of(draft_tokens, batch, num_rows - 1)
     assert_rows_of(active, batch)
     assert tokens.is_contiguous() and logits.stride(2) == 1
-    num_tiles = num_tiles_of(vocab_size, VOCAB_TILE)
-    tops = torch.empty((batch * num_rows, num_tiles), dtype=torch.float32, device=logits.device)
-    top_ids = torch.empty_like(tops, dtype=torch.int32)
     with launch_on(logits):
-        _tops_of_tiles[(batch * num_rows, num_tiles)](
-            *(tops, top_ids, logits, num_rows, vocab_size, logits.stride(0), logits.stride(1)), VOCAB_TILE=VOCAB_TILE
-        )
+        tops, top_ids = tops_of_tiles(logits)
         _count_matches[(batch,)](
             *(tokens, num_emitted, tops, top_ids, draft_tokens, active),
-            *(num_rows, num_tiles, draft_tokens.stride(0)),
+            *(num_rows, tops.shape[1], draft_tokens.stride(0)),
             ROW_TILE=triton.next_power_of_2(num_rows),
-            TILE_TILE=triton.next_power_of_2(num_tiles),
+            TILE_TILE=triton.next_power_of_2(tops.shape[1]),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
 from spec_lab.acceptance.standing import RoundStanding, round_standing
 from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.acceptance.synthetic import SyntheticAcceptance
 from spec_lab.assembly.triton import require_triton
 from spec_lab.core.protocols import AcceptanceRule, RopeWrite
 from spec_lab.drafters.mtp_window import MtpWindow
@@ -32,6 +33,7 @@ class Kernels:
 
     Attributes:
         strict: makes the rule of acceptance=strict.
+        synthetic: makes that of acceptance=synthetic, from its rates, the seeds and the device.
         rejection: makes that of acceptance=rejection, from its method, the sampling, the seeds and whether it is
             lossless.
         standing: how acceptance=relaxed_thinking looks at the drafts.
@@ -47,6 +49,7 @@ class Kernels:
     """
 
     strict: Callable[[], DeterministicRule]
+    synthetic: Callable[[Sequence[float], SlotSeeds, torch.device], AcceptanceRule]
     rejection: Callable[[str, SamplingParams, SlotSeeds, bool], AcceptanceRule]
     standing: RoundStanding
     sample_draft: DraftSampler
@@ -66,6 +69,7 @@ def _torch_rejection(method: str, sampling: SamplingParams, seeds: SlotSeeds, lo
 
 TORCH = Kernels(
     strict=StrictAcceptance,
+    synthetic=SyntheticAcceptance,
     rejection=_torch_rejection,
     standing=round_standing,
     sample_draft=sample_and_keep,
@@ -88,7 +92,12 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
     require_triton("kernels", device, dtype)
     from spec_kernels.rope_write import rope_write
     from spec_kernels.stops import going_on
-    from spec_lab.acceptance.triton_rules import TritonRejectionAcceptance, TritonStrictAcceptance, triton_standing
+    from spec_lab.acceptance.triton_rules import (
+        TritonRejectionAcceptance,
+        TritonStrictAcceptance,
+        TritonSyntheticAcceptance,
+        triton_standing,
+    )
     from spec_lab.acceptance.triton_sampling import triton_sample_and_keep
     from spec_lab.drafters.triton_window import TritonMtpWindow
     from spec_lab.engine.graphs.triton_carry import triton_carry
@@ -97,6 +106,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
 
     return Kernels(
         strict=TritonStrictAcceptance,
+        synthetic=TritonSyntheticAcceptance,
         rejection=TritonRejectionAcceptance,
         standing=triton_standing,
         sample_draft=triton_sample_and_keep,

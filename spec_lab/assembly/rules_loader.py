@@ -13,7 +13,6 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import RelaxationPhase, RoundPhase, ThinkingMarkers, TokenPhase
 from spec_lab.acceptance.rates import expand_mean_length
 from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance
-from spec_lab.acceptance.synthetic import SyntheticAcceptance
 from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance, SyntheticTreeAcceptance
 from spec_lab.assembly import registry
 from spec_lab.assembly.kernels import TORCH, Kernels
@@ -139,7 +138,8 @@ def rejection_rule(config: RunConfig, options: RejectionConfig, resources: RuleR
 
 def synthetic_rule(config: RunConfig, options: SyntheticConfig, resources: RuleResources) -> AcceptanceRule:
     """Makes acceptance=synthetic."""
-    return SyntheticAcceptance(_rates(config, options), resources.seeds, resources.models.device)
+    models = resources.models
+    return models.kernels.synthetic(_rates(config, options), resources.seeds, models.device)
 
 
 def _sampling(config: RunConfig) -> SamplingParams:

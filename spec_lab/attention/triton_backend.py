@@ -6,7 +6,7 @@ import torch
 
 from spec_kernels.attention import paged_attention
 from spec_kernels.attention_tiles import choose_split_keys
-from spec_kernels.metadata import advance_metadata
+from spec_kernels.metadata import advance_metadata, build_metadata
 from spec_kernels.rope_write import write_kv
 from spec_lab.attention.torch_latent import TorchLatentAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
@@ -30,7 +30,6 @@ class TritonAttention:
         self._page_size = page_size
         self._max_positions = max_positions
         self._split_keys = choose_split_keys(max_positions)
-        # Metadata is built by the reference, so that both agree on every position and slot.
         self._reference = TorchTreeAttention(page_size, max_positions)
         self.latent: LatentAttentionBackend | None = TritonLatentAttention(
             TorchLatentAttention(self._reference), page_size, choose_split_keys(max_positions)
@@ -39,7 +38,11 @@ class TritonAttention:
     def build(
         self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
     ) -> AttentionMetadata:
-        return self._reference.build(positions, seq_lens, page_table, max_seq_len)
+        batch, num_queries = positions.shape
+        rows, slots = (positions.new_empty(batch * num_queries) for _ in range(2))
+        lens, sizes = torch.empty_like(seq_lens), (self._page_size, self._max_positions)
+        build_metadata(rows, slots, lens, positions.contiguous(), seq_lens, page_table, *sizes)
+        return AttentionMetadata(rows, slots, lens, page_table, num_queries, max_seq_len)
 
     def advance(self, metadata: AttentionMetadata) -> None:
         assert metadata.num_queries == 1
