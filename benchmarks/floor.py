@@ -2,7 +2,8 @@
 
 Weights are read once a forward, whatever the number of rows, and of experts those that some row chose; the keys and
 values (or latent rows) of every request once a forward. What is written, activations and the many small operators are
-left out, so no implementation reaches it.
+left out, so no implementation reaches it; but for the states that a gated delta net writes, which are most of what it
+moves.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from dataclasses import dataclass
 from math import prod
 
 from spec_lab.models.config import ModelConfig
+from spec_lab.models.delta_sizes import STATE_ITEM_SIZE, DeltaNetSizes
+from spec_lab.models.gemma4_assistant_checkpoint import assistant_tensor_shapes
+from spec_lab.models.gemma4_assistant_config import AssistantConfig
+from spec_lab.models.gemma4_checkpoint import gemma4_tensor_shapes
 from spec_lab.models.mtp_checkpoint import mtp_tensor_shapes
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
@@ -45,14 +50,49 @@ def weights_read(shapes: Mapping[str, tuple[int, ...]], left_out: Collection[str
     return sum(prod(shape) for name, shape in shapes.items() if "embed_tokens" not in name and name not in left_out)
 
 
-def target_work(config: ModelConfig, batch_size: int, num_rows: int, seq_len: float, experts_read: float = 0.0) -> Work:
+def target_work(
+    config: ModelConfig,
+    batch_size: int,
+    num_rows: int,
+    seq_len: float,
+    experts_read: float = 0.0,
+    replays: bool = False,
+) -> Work:
     """Work of verifying `num_rows` rows of each of `batch_size` requests with `seq_len` keys; of experts `experts_read`
-    different ones, added up over the layers."""
-    shapes = decoder_tensor_shapes(config)
+    different ones, added up over the layers. `replays` is of `recurrent.rollback`."""
+    shapes = decoder_tensor_shapes(config) if config.gemma4 is None else gemma4_tensor_shapes(config)
     elements = weights_read(shapes, left_out=expert_names(shapes))
     if config.tie_word_embeddings:
         elements += config.vocab_size * config.hidden_size
-    return _forward_work(config, elements, batch_size, num_rows, seq_len, experts_read)
+    work = _forward_work(config, elements, batch_size, num_rows, seq_len, experts_read)
+    nets = (plan.delta_net for plan in config.layers if plan.delta_net is not None)
+    states = sum(_state_bytes(net, num_rows, replays) for net in nets)
+    gathered = num_rows * config.num_layers * config.gemma4.per_layer_width * ITEM_SIZE if config.gemma4 else 0
+    return Work(work.num_bytes + batch_size * (states + gathered), work.flops)
+
+
+def _state_bytes(net: DeltaNetSizes, num_rows: int, replays: bool) -> int:
+    """Count what a layer reads and writes of one request's state: one and one a row, or one and one beside the rows."""
+    state, row = prod(net.state_shape), net.key_size + net.value_size
+    moved = 2 * state + 2 * num_rows * row if replays else (1 + num_rows) * state
+    return moved * STATE_ITEM_SIZE
+
+
+def assistant_work(config: AssistantConfig, batch_size: int, seq_len: float) -> Work:
+    """Work of one draft step of a Gemma 4 assistant, whose head is its own embedding, or those rows of it that the
+    likeliest clusters have."""
+    elements, rows = weights_read(assistant_tensor_shapes(config)), config.target.vocab_size
+    gathered = 0.0
+    if config.centroids is not None:
+        rows = rows // config.centroids.num_centroids * config.centroids.top_k
+        gathered = batch_size * rows * config.hidden_size
+    else:
+        elements += rows * config.hidden_size
+    kv = sum(
+        2 * config.target.layers[layer.kv_source].num_kv_heads * layer.head_dim * min(seq_len, layer.window or seq_len)
+        for layer in config.layers
+    )
+    return Work(ITEM_SIZE * (elements + gathered + batch_size * kv), 2 * (batch_size * elements + gathered))
 
 
 def module_work(layer: ModelConfig, batch_size: int, num_rows: int, seq_len: float, experts_read: float = 0.0) -> Work:
@@ -74,10 +114,17 @@ def _forward_work(
     read, chosen = experts_read * expert_elements(config), 0
     for plan in config.layers:
         chosen += plan.experts.num_chosen * expert_elements(config) if plan.experts is not None else 0
-    kv = sum(_cached_numbers(plan) for plan in config.layers if plan.kv_owner is None)
-    attended = sum(_attended_numbers(plan) for plan in config.layers)
-    num_bytes = ITEM_SIZE * (elements + read + batch_size * seq_len * kv)
-    return Work(num_bytes, 2 * batch_size * num_rows * (elements + chosen + seq_len * attended))
+    kv = sum(_seen(plan, seq_len) * _cached_numbers(plan) for plan in config.layers if plan.kv_owner is None)
+    attended = sum(_seen(plan, seq_len) * _attended_numbers(plan) for plan in config.layers)
+    num_bytes = ITEM_SIZE * (elements + read + batch_size * kv)
+    return Work(num_bytes, 2 * batch_size * num_rows * (elements + chosen + attended))
+
+
+def _seen(plan: LayerPlan, seq_len: float) -> float:
+    """Count the keys that a row of a layer sees; a delta net has none."""
+    if plan.delta_net is not None:
+        return 0.0
+    return min(seq_len, plan.window or seq_len)
 
 
 def expert_elements(config: ModelConfig) -> int:

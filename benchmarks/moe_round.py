@@ -29,6 +29,7 @@ import torch
 from h200_round import append_row, read_rows
 
 from spec_lab.assembly.drafters.eagle3_loader import eagle3_factory, read_eagle3
+from spec_lab.assembly.drafters.frozen_kv_loader import frozen_kv_factory, read_assistant
 from spec_lab.assembly.drafters.mtp_loader import mtp_eagle_factory, read_mtp_modules
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.heads import DrafterFactory, load_drafter
@@ -183,7 +184,9 @@ def ratio(row: dict[str, str], other: dict[str, str] | None, name: str, of: str)
     return f"{float(row[name]) / float(other[of]):.2f}"
 
 
-def run_cells(cells: Sequence[Cell], table: Path, deadline: float) -> bool:
+def run_cells(
+    cells: Sequence[Cell], table: Path, deadline: float, make_bench: Callable[[Sequence[Cell]], Bench] | None = None
+) -> bool:
     """Run the cells of a model one after another with one set of weights; tell whether any failed."""
     failed = False
     for model in dict.fromkeys(cell.model for cell in cells):
@@ -191,7 +194,7 @@ def run_cells(cells: Sequence[Cell], table: Path, deadline: float) -> bool:
         if perf_counter() > deadline:
             break
         start = perf_counter()
-        bench = Bench(own)
+        bench = (make_bench or Bench)(own)
         print(f"-- {model.name}: weights in {perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
         for cell in own:
             if perf_counter() > deadline:
@@ -234,16 +237,17 @@ class Bench:
         with torch.inference_mode():
             engine.graph.prepare(engine.round.of_batch(cell.batch_size), cell.batch_size)
         result = engine.generate(requests)
-        return self._line(cell, result, engine)
+        return self.line(cell, result, engine)
 
-    def _line(self, cell: Cell, result: GenerationResult, engine: Engine) -> dict[str, str]:
+    def line(self, cell: Cell, result: GenerationResult, engine: Engine) -> dict[str, str]:
+        """Return the line of a cell that was run."""
         rounds = result.rounds[LEFT_OUT:]
         assert all(len(one.request_ids) == cell.batch_size for one in result.rounds), "all requests end together"
         stages = {name: 1e3 * median(one.stage_seconds.get(name, 0.0) for one in rounds) for name in STAGES}
         round_ms = 1e3 * median(one.seconds for one in rounds)
         counts = result.experts_read
         experts = {name: getattr(counts, name) / len(result.rounds) if counts else 0.0 for name in STAGES}
-        floor_ms = 1e3 * sum(work.seconds for work in self._works(cell, experts))
+        floor_ms = 1e3 * sum(work.seconds for work in self.works(cell, experts))
         cells = (
             *(cell.name, f"{round_ms:.3f}", f"{floor_ms:.3f}"),
             *(f"{stages[name]:.3f}" for name in STAGES),
@@ -253,7 +257,7 @@ class Bench:
         )
         return dict(zip(COLUMNS, cells, strict=True))
 
-    def _works(self, cell: Cell, experts: dict[str, float]) -> list[floor.Work]:
+    def works(self, cell: Cell, experts: dict[str, float]) -> list[floor.Work]:
         """Say what the passes of a round have to do, in the middle of the output."""
         target, batch, num_rows = self.models.target.config, cell.batch_size, cell.num_draft_tokens + 1
         seq_len = cell.model.prompt_tokens + cell.num_emitted * NUM_ROUNDS / 2
@@ -286,13 +290,21 @@ class Drafter:
 
 
 def read_drafter(config: RunConfig, models: Models) -> Drafter:
-    """Make the weights of an EAGLE-3 head, or of an MTP module."""
+    """Make the weights of an EAGLE-3 head, of an assistant, or of an MTP module."""
     options: Any = config.drafter
     if options.name == "eagle3":
         head, tensors = read_eagle3(config, options, models)
         return Drafter(
             lambda cell: eagle3_factory(cell, cell.drafter, models, head, tensors),  # type: ignore[arg-type]
             lambda cell, _, seq_len: eagle3_works(head, cell, seq_len),
+        )
+    if options.name == "frozen_kv":
+        assistant, weights = read_assistant(config, options, models)
+        return Drafter(
+            lambda cell: frozen_kv_factory(cell, cell.drafter, models, assistant, weights),  # type: ignore[arg-type]
+            lambda cell, _, seq_len: (
+                [floor.assistant_work(assistant, cell.batch_size, seq_len)] * cell.num_draft_tokens
+            ),
         )
     mtp, modules = read_mtp_modules(config, options, models, 1)
     return Drafter(

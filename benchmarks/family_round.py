@@ -1,0 +1,128 @@
+"""Times rounds of Gemma 4 with its assistant and of Qwen3.5 with its MTP module on one GPU, each beside its floor.
+
+    python benchmarks/family_round.py outputs/family_round                    all cells; those there are not run again
+    python benchmarks/family_round.py outputs/family_round --only "9b" "K=3"  cells whose name has all of these
+    python benchmarks/family_round.py outputs/family_round --seconds 180      begin no cell later than this
+    python benchmarks/family_round.py outputs/family_round --show             the table of what is there
+
+bf16, random weights, prompts of 512 random tokens, one set of weights for all cells of a target, and imposed acceptance
+of equally many drafts in every round, as in `moe_round.py`. The floor counts what rounds of these families move besides
+weights and keys: gathered rows of embeddings for each layer, one state read and N written a request and delta net (with
+`recurrent.rollback=replay` one written, and the rows beside it). What the host needs to launch a round stands beside
+the time it takes, and the nodes of its graphs: where launching is the longer, the GPU waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import floor
+from h200_round import read_rows
+from moe_round import LEFT_OUT, NUM_ROUNDS, STAGES, Bench, Cell, Model, run_cells
+
+from spec_lab.core.results import GenerationResult
+from spec_lab.engine.engine import Engine
+from spec_lab.report.table import format_table
+
+COLUMNS = (
+    *("cell", "round ms", "floor ms", "of floor", "verify ms", "catchup ms", "recur ms", "launch ms"),
+    *("nodes", "prompt ms"),
+)
+ASSISTANT = ("drafter=frozen_kv", "drafter.weights=random")
+GEMMA_31B, GEMMA_E4B = (Model(name, (f"target={name}",), ASSISTANT) for name in ("gemma4_31b", "gemma4_e4b"))
+QWEN_9B, QWEN_35B = (Model(name, (f"target={name}",)) for name in ("qwen3_5_9b", "qwen3_5_35b_a3b"))
+BATCHES = (1, 16, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyCell(Cell):
+    """One line of the table."""
+
+    graph: str = "round"
+    rollback: str = "checkpoints"
+
+    @property
+    def name(self) -> str:
+        drafts = f"K={self.num_draft_tokens}" if self.num_draft_tokens else "no drafter"
+        rollback = ", replay" if self.rollback == "replay" else ""
+        return f"{self.model.name}, batch {self.batch_size}, {drafts}, {self.graph}{rollback}"
+
+    def overrides(self) -> list[str]:
+        """Return what to compose."""
+        kept = [item for item in Cell.overrides(self) if not item.startswith("graph=")]
+        return [f"graph={self.graph}", *kept, f"recurrent.rollback={self.rollback}"]
+
+
+CELLS = (
+    *(FamilyCell(QWEN_9B, batch, 3, rollback=kept) for batch, kept in product(BATCHES, ("checkpoints", "replay"))),
+    *(
+        FamilyCell(QWEN_9B, batch, K, rollback=kept)
+        for K, batch, kept in product((1, 7), BATCHES, ("checkpoints", "replay"))
+    ),
+    *(FamilyCell(QWEN_9B, batch, 0) for batch in BATCHES),
+    *(
+        FamilyCell(GEMMA_E4B, batch, 3, graph=mode)
+        for batch, mode in product(BATCHES, ("round", "split_seed", "full_loop"))
+    ),
+    *(FamilyCell(GEMMA_E4B, batch, 0) for batch in BATCHES),
+    *(FamilyCell(GEMMA_31B, batch, 3) for batch in BATCHES),
+    *(FamilyCell(GEMMA_31B, batch, 3, graph=mode) for batch, mode in product(BATCHES, ("split_seed", "full_loop"))),
+    *(FamilyCell(QWEN_35B, batch, 3, rollback=kept) for kept, batch in product(("checkpoints", "replay"), BATCHES)),
+)
+
+
+def main(arguments: Sequence[str] | None = None, cells: Sequence[Cell] = CELLS) -> int:
+    """Run what is missing, and print the table; 2 where a cell was refused or failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="+", default=[], help="cells whose name has all of these in it")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell later than this")
+    parser.add_argument("--show", action="store_true", help="run nothing")
+    options = parser.parse_args(arguments)
+    table = options.folder / "family_rounds.csv"
+    there = {row["cell"] for row in read_rows(table)}
+    missing = [cell for cell in cells if cell.name not in there and all(part in cell.name for part in options.only)]
+    deadline = perf_counter() + options.seconds
+    failed = False if options.show else run_cells(missing, table, deadline, FamilyBench)
+    print(format_table(COLUMNS, [[row[name] for name in COLUMNS] for row in read_rows(table)], left=("cell",)))
+    return 2 if failed else 0
+
+
+class FamilyBench(Bench):
+    """Writes lines with what the host does, in the place of the experts."""
+
+    def line(self, cell: Cell, result: GenerationResult, engine: Engine) -> dict[str, str]:
+        rounds = result.rounds[LEFT_OUT:]
+        assert all(len(one.request_ids) == cell.batch_size for one in result.rounds), "all requests end together"
+        round_ms = 1e3 * median(one.seconds for one in rounds)
+        counts = result.experts_read
+        experts = {name: getattr(counts, name) / len(result.rounds) if counts else 0.0 for name in STAGES}
+        floor_ms = 1e3 * sum(work.seconds for work in self.works(cell, experts))
+        stages = (1e3 * median(one.stage_seconds.get(name, 0.0) for one in rounds) for name in STAGES)
+        cells = (
+            *(cell.name, f"{round_ms:.3f}", f"{floor_ms:.3f}", f"{round_ms / floor_ms:.2f}"),
+            *(f"{stage:.3f}" for stage in stages),
+            f"{1e3 * median(one.launch_seconds or 0.0 for one in rounds):.3f}",
+            str(sum(count or 0 for count in result.graph.nodes.values())),
+            f"{1e3 * median(one.seconds for one in result.prefills):.1f}",
+        )
+        return dict(zip(COLUMNS, cells, strict=True))
+
+    def works(self, cell: Cell, experts: dict[str, float]) -> list[floor.Work]:
+        first, *drafting = Bench.works(self, cell, experts)
+        if cell.rollback != "replay":  # type: ignore[attr-defined]
+            return [first, *drafting]
+        seq_len = cell.model.prompt_tokens + cell.num_emitted * NUM_ROUNDS / 2
+        verified = (self.models.target.config, cell.batch_size, cell.num_draft_tokens + 1, seq_len)
+        return [floor.target_work(*verified, experts["verify"], replays=True), *drafting]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
