@@ -139,7 +139,7 @@ def test_a_row_that_is_not_finite_stays_alone() -> None:
 
 
 def test_tiles_are_the_same_for_all_rows_that_shall_not_depend_on_their_number() -> None:
-    tiles = {choose_expert_tiles(rows, rows * 8 / 16, 2) for rows in range(1, MAX_INVARIANT_ROWS + 1)}
+    tiles = {choose_expert_tiles(rows, float(rows), 2) for rows in range(1, MAX_INVARIANT_ROWS + 1)}
     assert len(tiles) == 1
     assert choose_expert_tiles(256, 16, 2).pairs == 32 and choose_expert_tiles(256, 100, 2).pairs == 64
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +17,16 @@ from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.config import AttentionConfig
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.models.families.table import read_model_config
+from spec_lab.models.products import PLAIN
+from spec_lab.models.triton_experts import TritonExperts, triton_router
+from spec_lab.models.triton_latent import TritonLayerProducts
+from spec_lab.pruning.selection import AllRows
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import Reference, generate, make_config, random_requests
 from tests.test_expert_mtp import make_nextn
 from tests.test_triton_attention import Paged, fill
-from tests.tiny_latent import make_latent_eagle3
+from tests.test_triton_products import FEATURES, Lane, assert_alike, make_target, prompt
+from tests.tiny_latent import SIZES, make_latent_eagle3
 
 SCALE, SPLIT = 0.25, 64
 RANK, ROTATED = 20, 12
@@ -161,6 +167,33 @@ def test_the_backend_equals_that_of_torch() -> None:
         backend.latent.write(cache, metadata, randn(8, RANK + ROTATED, seed=4))
         outs.append(backend.latent.attend(queries, cache, metadata, 9, RANK, SCALE))
     assert_near(*outs)
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(tmp_path: Path) -> None:
+    """Prompt rows first, more than are few, then a round of two requests; a row of it is bit-equal alone."""
+    (tmp_path / "config.json").write_text(
+        json.dumps(SIZES | {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2})
+    )
+    config = read_model_config(tmp_path)
+    outputs, lanes, targets = [], [], []
+    for products in (PLAIN, TritonLayerProducts()):
+        lane = Lane.of(config.layers)
+        target = make_target(config, lane, products)
+        for part in target.expert_parts:
+            part.router, part.experts = part.router.made_by(triton_router), part.experts.made_by(TritonExperts)
+        lane.cache.kv.zero_()
+        target.forward(prompt(2, 34).flatten(), lane.cache, lane.metadata([0, 0], 34), AllRows(), FEATURES)
+        round_ = target.forward(prompt(2, 4).flatten(), lane.cache, lane.metadata([30, 9], 4), AllRows(), FEATURES)
+        outputs.append(target.logits(round_.hidden))
+        lanes.append(lane)
+        targets.append(target)
+    assert_alike(outputs[1], outputs[0])
+    assert_alike(lanes[1].cache.kv, lanes[0].cache.kv)
+    alone = targets[1].forward(prompt(2, 4)[0, :1], lanes[1].cache, lanes[1].metadata([30], 1), AllRows(), FEATURES)
+    if DEVICE.type == "cpu":  # on a GPU the products of heads are the library's, which may differ
+        assert torch.equal(targets[1].logits(alone.hidden)[0], outputs[1][0])
 
 
 @pytest.mark.slow

@@ -125,9 +125,9 @@ def _triton_products(dtype: torch.dtype) -> Products:
     """Leave float32 to the library: exact products are slow on tensor cores, and TF32 would not be exact."""
     if dtype is torch.float32:
         return PLAIN
-    from spec_lab.models.triton_products import TritonProducts
+    from spec_lab.models.triton_latent import TritonLayerProducts
 
-    return TritonProducts()
+    return TritonLayerProducts()
 
 
 KERNELS: Mapping[str, Callable[[torch.device, torch.dtype], Kernels]] = {"torch": _torch, "triton": _triton}
