@@ -266,6 +266,9 @@ FORBIDDEN = [
     (["graph=round_overlap", "graph.rounds_per_replay=2"], "graph.overlap=true", "use one of the two"),
     (["graph=full_loop", "graph.rounds_per_replay=2"], "graph.rounds_per_replay", "graph=round"),
     (["graph=round", "graph.rounds_per_replay=0"], "graph.rounds_per_replay=0", "graph.rounds_per_replay=1"),
+    (["graph=round", "graph.prompts=true", "drafter=mtp_vanilla"], "drafter=mtp_vanilla", "graph.prompts=false"),
+    (["graph=round", "graph.prompts=true", "drafter=frozen_kv", "tree=dynamic"], "tree=dynamic", "tree=none"),
+    (["graph=round", "graph.prompts=true", "drafter.stop=confidence"], "drafter.stop", "graph.prompts=false"),
     (
         ["graph=round", "graph.rounds_per_replay=2", "drafter.k_schedule=[[1,1,3],[2,64,1]]"],
         "graph.rounds_per_replay=2",

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from spec_lab.assembly.drafters.trained import TrainedDrafterConfig
+from spec_lab.assembly.graphs import EagerGraphConfig, RoundGraphConfig
 from spec_lab.assembly.rules import RejectionConfig
 from spec_lab.config import AttentionConfig, Dtype, KernelSet, RecurrentConfig, Rollback, RunConfig, SamplingConfig
 from spec_lab.core.types import Request, Sequence
@@ -77,6 +78,10 @@ def check_packed_alike(config: RunConfig, budget: int | None = 2048, tolerance: 
     alone, packed = (sequences_of(requests, engine) for engine in engines)
     assert [s.tokens for s in packed] == [s.tokens for s in alone]
     expected, found = (live_state(engine) for engine in engines)
+    compare(expected, found, tolerance)
+
+
+def compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], tolerance: float) -> None:
     assert expected.keys() == found.keys() and any(path.startswith("cache") for path in found)
     for path, tensor in expected.items():
         atol = tolerance if tensor.is_floating_point() else 0
@@ -120,6 +125,56 @@ def test_sampled_first_tokens_are_those_of_their_requests(weights: Weights) -> N
 @pytest.mark.parametrize("drafter", TRAINED)
 def test_small_packs_too(weights: Weights, drafter: str, budget: int) -> None:
     check_packed_alike(weights.config(drafter, "prefill"), budget)
+
+
+CAPTURED = ["eagle3", "mtp_eagle", "frozen_kv", "none"]
+
+
+@pytest.mark.parametrize("prune", [pytest.param("none", marks=pytest.mark.slow), "catchup"])
+@pytest.mark.parametrize("drafter", CAPTURED)
+def test_a_captured_prompt_leaves_what_an_eager_one_leaves(weights: Weights, drafter: str, prune: str) -> None:
+    """In every number of rows that is captured, and for prompts of several chunks, which are not."""
+    check_captured_alike(weights.config(drafter, prune))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("attention", ["torch", "triton"])
+@pytest.mark.parametrize("drafter", CAPTURED)
+def test_a_captured_prompt_on_a_gpu(weights: Weights, drafter: str, attention: str) -> None:
+    parts = {"attention": AttentionConfig(name=attention), "kernels": KernelSet(attention)}
+    config = replace(weights.config(drafter, "catchup"), device="cuda", dtype=Dtype.float32, **parts)
+    check_captured_alike(config, tolerance=2e-4)
+
+
+def check_captured_alike(config: RunConfig, tolerance: float = 1e-5) -> None:
+    """Compare with eager prompts, one at a time: the drafts in the slots, KV, and that scratch has nothing left."""
+    requests = requests_of((1, 3, 16, 17, 5, 24, 25, 60))
+    cache = replace(config.cache, prefill_chunk=24, page_size=PAGE, prefill_tokens=None)
+    config = replace(config, batch_size=len(requests), cache=cache)
+    eager, captured = (
+        make_engine(replace(config, graph=RoundGraphConfig(prompts=prompts)), requests) for prompts in (False, True)
+    )
+    captured.prompt_pass.prepare()
+    forwards: list[int] = []
+    forward = captured.parts.target.forward
+    captured.parts.target.forward = lambda *rows: (forwards.append(len(rows[0])), forward(*rows))[1]  # type: ignore[method-assign]
+    expected, found = (sequences_of(requests, engine) for engine in (eager, captured))
+    assert forwards == [24, 24, 1, 24, 12], "the chunks of two prompts, all others are replayed"
+    assert [s.tokens for s in found] == [s.tokens for s in expected]
+    slots = captured.parts.slots
+    assert not slots.kv_lens[slots.table.scratch_slot] and not slots.input_ids[slots.table.scratch_slot].any()
+    compare(live_state(eager), live_state(captured), tolerance)
+
+
+def test_a_run_with_captured_prompts_has_the_tokens_of_an_eager_one(weights: Weights) -> None:
+    config = replace(weights.config("eagle3", "catchup"), batch_size=2)
+    requests = requests_of((9, 3, 40, 17, 2), max_new_tokens=12)
+    outputs = []
+    for graph in (EagerGraphConfig(), RoundGraphConfig(prompts=True)):
+        engine = make_engine(replace(config, graph=graph), requests)
+        engine.prepare()
+        outputs.append([record.output_ids for record in engine.generate(requests).requests])
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.gpu

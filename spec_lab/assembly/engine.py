@@ -7,7 +7,7 @@ import dataclasses
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.assembly import registry
 from spec_lab.assembly.drafters.lookup import NoDrafterConfig
-from spec_lab.assembly.graphs_loader import build_graph_mode, build_mover
+from spec_lab.assembly.graphs_loader import build_graph_mode, build_mover, prompt_pass_maker
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources
 from spec_lab.assembly.models import Limits, Models, build_cache, overlaps
 from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
@@ -83,6 +83,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
         config.cache.prefill_tokens,
         overlaps(config),
         make_round,
+        prompt_pass_maker(config, models),
     )
 
 

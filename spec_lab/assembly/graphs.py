@@ -68,6 +68,7 @@ class RoundGraphConfig(GraphConfig):
     rounds_per_replay: int = knob(
         1, "rounds in one graph; the device sees requests end, the host reads the tokens of all", least=1, most=64
     )
+    prompts: bool = knob(False, "the pass of a prompt of up to 512 tokens that comes alone is one graph too")
 
 
 OPTIONS = (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from spec_lab.assembly import registry
 from spec_lab.assembly.graphs import (
     DraftMetadata,
@@ -19,8 +22,10 @@ from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
 from spec_lab.engine.graphs.draft_loops import DraftCarry, FullLoop, SplitSeed, StepReplay, carry_every_tensor
 from spec_lab.engine.graphs.eager import EagerGraph
 from spec_lab.engine.graphs.mode import GraphMode
+from spec_lab.engine.graphs.prompts import CapturedPromptPass
 from spec_lab.engine.graphs.several_rounds import SeveralRounds
 from spec_lab.engine.graphs.whole_round import WholeRound
+from spec_lab.engine.prefill import PromptPass
 from spec_lab.engine.stops import StopConditions
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.errors import UserError
@@ -46,6 +51,19 @@ def build_mover(config: RunConfig, models: Models) -> MetadataMover:
     if getattr(config.graph, "metadata", DraftMetadata.in_place) == DraftMetadata.stale:
         return StaleMover(models.backend)
     return models.backend
+
+
+def prompt_pass_maker(config: RunConfig, models: Models) -> Callable[..., PromptPass]:
+    """Returns what makes the prompt pass of a round, a pruning policy and sizes.
+
+    Raises:
+        UserError: prompts are to be captured, and layers of the target keep a state.
+    """
+    if not getattr(config.graph, "prompts", False):
+        return PromptPass
+    if models.target.config.keeps_states:
+        raise UserError("graph.prompts=true captures no prompt of a target that keeps states; use graph.prompts=false")
+    return partial(CapturedPromptPass, _recorder(models))
 
 
 def _carry(config: RunConfig, models: Models) -> DraftCarry:

@@ -81,6 +81,7 @@ class DrafterOption(Option):
         no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None where there is one.
         no_moves: why no metadata moves between draft steps; None where it does.
         load_tree: as `load`, for a drafter that drafts the branches of a tree; None where it drafts chains only.
+        ingests_in_graphs: its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
         notes_confidence: it picks its drafts with `assembly.heads.make_picker`, which notes how sure it is of them.
     """
 
@@ -95,6 +96,7 @@ class DrafterOption(Option):
     no_moves: str | None = None
     load_tree: Callable[..., DrafterFactory] | None = None
     notes_confidence: bool = False
+    ingests_in_graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

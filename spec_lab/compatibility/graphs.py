@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.graphs import DraftMetadata
-from spec_lab.assembly.run_offers import smallest_k
+from spec_lab.assembly.run_offers import may_offer_fewer, named_offers, smallest_k
+from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import RunConfig
 
 
@@ -80,10 +81,24 @@ def rounds_follow_each_other(config: RunConfig) -> str | None:
     return None
 
 
+def captured_prompts(config: RunConfig) -> str | None:
+    """A captured prompt pass has rows of a fixed number, and ends as a chain of K drafts does."""
+    drafter = registry.of(config).drafter(config)
+    if not getattr(config.graph, "prompts", False):
+        return None
+    captures, remedy = "graph.prompts=true captures no prompts of", "use graph.prompts=false"
+    if not drafter.ingests_in_graphs:
+        return f"{captures} drafter={drafter.name}; {remedy} or drafter=eagle3"
+    if tree_sizes(config) is not None:
+        return f"{captures} tree={config.tree.name}; {remedy} or tree=none"
+    return f"{captures} a run with {named_offers(config)}; {remedy}" if may_offer_fewer(config) else None
+
+
 GRAPH_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (
     captured_drafter,
     stale_metadata_shows,
     something_is_captured,
+    captured_prompts,
     recorded_rows_need_eager,
     rounds_follow_each_other,
 )

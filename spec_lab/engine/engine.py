@@ -42,17 +42,18 @@ class Engine:
         prefill_tokens: int | None = None,
         overlap: bool = False,
         make_round: Callable[[Any], DecodeRound] = DecodeRound,
+        make_prompt_pass: Callable[..., PromptPass] = PromptPass,
     ) -> None:
         """`prefill_tokens`: the most rows of several prompts in a forward; None is one prompt at a time. `overlap`: the
         host reads a round's results only after it has launched the next; `make_round` takes `parts` and makes the
-        round, of a chain or of a tree."""
+        round, of a chain or of a tree; `make_prompt_pass` takes what `PromptPass` does."""
         self.parts = parts
         self.graph = graph
         self.prune = prune
         self.scheduler = scheduler
         self.overlap = overlap
         self.round = make_round(parts)
-        self.prompt_pass = PromptPass(self.round, prune, prefill_chunk, prefill_tokens)
+        self.prompt_pass = make_prompt_pass(self.round, prune, prefill_chunk, prefill_tokens)
 
     @property
     def num_draft_tokens(self) -> int:
@@ -63,6 +64,7 @@ class Engine:
         with torch.inference_mode():
             for num_requests in range(1, self.scheduler.num_slots + 1):
                 self.graph.prepare(self.round.of_batch(num_requests), num_requests)
+            self.prompt_pass.prepare()
 
     def generate(
         self, requests: Iterable[Request], on_finish: Callable[[RequestRecord], None] | None = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from itertools import accumulate
 
 import torch
@@ -32,6 +34,9 @@ class PromptPass:
         self.chunk_size = chunk_size
         self.pack_size = pack_size
 
+    def prepare(self) -> None:
+        """Do nothing: there is nothing to capture."""
+
     def packs(self, sequences: Iterable[Sequence]) -> Iterator[list[Sequence]]:
         """Yield `sequences`, in their order, in groups whose next chunks share a forward."""
         pack: list[Sequence] = []
@@ -57,29 +62,57 @@ class PromptPass:
             key=lambda chunk: (chunk[0].start, chunk[0].end),
         )
         spans, ordered = tuple(span for span, _ in chunks), [sequence for _, sequence in chunks]
-        pack, counts = self._run_target(spans, ordered)
-        state = self._parts.drafter.ingest(pack)
+        ends, computed = self.forward(self._rows(spans, ordered))
         for span, sequence in chunks:
             sequence.num_prefilled = sequence.kv_len = span.end
-        if pack.ends is not None:
-            assert state is not None
-            self._round.start(pack.ends, state)
+        if ends is not None:
             ended = [sequence for span, sequence in chunks if span.is_last]
-            for sequence, token in zip(ended, pack.ends.tokens.tolist(), strict=True):
+            for sequence, token in zip(ended, ends.tokens.tolist(), strict=True):
                 sequence.tokens.append(token)
-        return {span.slot: rows for span, rows in zip(spans, counts, strict=True)}
+        return {span.slot: computed.of(span) for span in spans}
+
+    def forward(self, rows: PromptRows) -> tuple[PromptEnds | None, RowsComputed]:
+        """Run target and drafter over `rows`, sample the token behind each prompt that ends in them, and draft.
+
+        What it does to the slots and caches stays on the device.
+        """
+        parts, ended = self._parts, rows.ended
+        live = None if ended is None else ended.live
+        features = parts.drafter.requirements.features
+        selection = self._prune.prompt.target_selection(live, features)
+        output = parts.target.forward(rows.token_ids, parts.cache, rows.attention, selection, features)
+        hidden = self._prune.prompt.logit_rows(output.hidden, live)
+        logits = parts.target.logits(hidden) if hidden.shape[0] else None
+        ends = None
+        if ended is not None:
+            assert logits is not None
+            tokens = parts.rule.first_tokens(ended.live.of(logits), ended.slot_ids, ended.kv_lens)
+            rows.next_token_ids.index_copy_(0, ended.live.rows, tokens)
+            ends = PromptEnds(ended.slot_ids, ended.kv_lens, tokens, ended.live, ended.max_kv_len)
+        state = parts.drafter.ingest(
+            PromptPack(
+                rows.spans,
+                rows.slot_ids,
+                rows.token_ids,
+                rows.next_token_ids,
+                output.features,
+                rows.attention,
+                ends,
+            )
+        )
+        if ends is not None:
+            assert state is not None
+            self._round.start(ends, state)
+        return ends, RowsComputed.by(output, rows.token_ids.shape[0], hidden.shape[0])
 
     def _next_chunk(self, sequence: Sequence) -> PromptSpan:
         start, length = sequence.num_prefilled, len(sequence.request.prompt_ids)
         end = min(start + self.chunk_size, length)
         return PromptSpan(sequence.slot, start, end, is_last=end == length)
 
-    def _run_target(
-        self, spans: tuple[PromptSpan, ...], sequences: Iterable[Sequence]
-    ) -> tuple[PromptPack, list[RowCounts]]:
-        """Run the target over the rows of `spans`, and sample the first token of each prompt that ends in them."""
-        parts = self._parts
-        device = parts.slots.kv_lens.device
+    def _rows(self, spans: tuple[PromptSpan, ...], sequences: Iterable[Sequence]) -> PromptRows:
+        """Lay out the rows of `spans`, and make their metadata."""
+        device = self._parts.slots.kv_lens.device
         prompts = [sequence.request.prompt_ids for sequence in sequences]
         own = [token for span, prompt in zip(spans, prompts, strict=True) for token in prompt[span.start : span.end]]
         # Behind a prompt's end stands any token, until the sampled one takes its place.
@@ -90,20 +123,8 @@ class PromptPass:
         ]
         slot_ids = torch.tensor([span.slot for span in spans], device=device)
         token_ids, next_token_ids = torch.tensor([own, following], device=device).unbind(0)
-        attention = self._attention(spans, slot_ids)
-        live = self._live_rows(spans, slot_ids)
-        features = parts.drafter.requirements.features
-        selection = self._prune.prompt.target_selection(live, features)
-        output = parts.target.forward(token_ids, parts.cache, attention, selection, features)
-        rows = self._prune.prompt.logit_rows(output.hidden, live)
-        logits = parts.target.logits(rows) if rows.shape[0] else None
-        ends = None
-        if live is not None:
-            assert logits is not None
-            ends = self._sample(spans, live, live.of(logits))
-            next_token_ids.index_copy_(0, live.rows, ends.tokens)
-        pack = PromptPack(spans, slot_ids, token_ids, next_token_ids, output.features, attention, ends)
-        return pack, _count_rows(spans, rows.shape[0], output)
+        attention, ended = self._attention(spans, slot_ids), self._ended(spans, slot_ids)
+        return PromptRows(spans, slot_ids, token_ids, next_token_ids, attention, ended)
 
     def _attention(self, spans: tuple[PromptSpan, ...], slot_ids: torch.Tensor) -> AttentionMetadata:
         slots = self._parts.slots
@@ -112,52 +133,80 @@ class PromptPass:
             batch.metadata.recurrent = slots.states.of_prompts(slot_ids[batch.requests])
         return attention
 
-    def _live_rows(self, spans: tuple[PromptSpan, ...], slot_ids: torch.Tensor) -> LiveRows | None:
-        """Find the last rows of the prompts that end in `spans`, and make their metadata, a query at the end of
-        each."""
+    def _ended(self, spans: tuple[PromptSpan, ...], slot_ids: torch.Tensor) -> EndedPrompts | None:
+        """Find the prompts that end in `spans`, and make the metadata of a query at the end of each."""
         ended = [index for index, span in enumerate(spans) if span.is_last]
         if not ended:
             return None
         parts, device = self._parts, slot_ids.device
         row_ends = list(accumulate(span.num_rows for span in spans))
-        rows, lengths = torch.tensor(
-            [[row_ends[index] - 1 for index in ended], [spans[index].end for index in ended]], device=device
+        rows, lengths, indices = torch.tensor(
+            [[row_ends[index] - 1 for index in ended], [spans[index].end for index in ended], ended], device=device
         ).unbind(0)
+        longest = max(spans[index].end for index in ended)
+        slots = slot_ids.index_select(0, indices)
         attention = parts.backend.build(
             positions=(lengths - 1).unsqueeze(1),
             seq_lens=lengths.clone(),
-            page_table=parts.slots.table.pages.index_select(0, slot_ids[torch.tensor(ended, device=device)]),
-            max_seq_len=_longest_end(spans) + parts.drafter.num_draft_tokens,
+            page_table=parts.slots.table.pages.index_select(0, slots),
+            max_seq_len=longest + parts.drafter.num_draft_tokens,
         )
-        return LiveRows(rows, attention)
-
-    def _sample(self, spans: tuple[PromptSpan, ...], live: LiveRows, logits: torch.Tensor) -> PromptEnds:
-        """Let the rule choose the token behind each prompt that ends, from its row of `logits` [ended, vocab]."""
-        ended = [span for span in spans if span.is_last]
-        slot_ids, lengths = torch.tensor(
-            [[span.slot for span in ended], [span.end for span in ended]], device=logits.device
-        ).unbind(0)
-        tokens = self._parts.rule.first_tokens(logits, slot_ids, lengths)
-        return PromptEnds(slot_ids, lengths, tokens, live, _longest_end(spans))
+        return EndedPrompts(slots, lengths, LiveRows(rows, attention), longest)
 
 
-def _longest_end(spans: Iterable[PromptSpan]) -> int:
-    return max(span.end for span in spans if span.is_last)
+@dataclass(frozen=True, slots=True)
+class EndedPrompts:
+    """The prompts that end in a forward, before anything is sampled behind them; fields as of `PromptEnds`."""
+
+    slot_ids: torch.Tensor
+    kv_lens: torch.Tensor
+    live: LiveRows
+    max_kv_len: int
 
 
-def _count_rows(spans: tuple[PromptSpan, ...], num_logits: int, output: TargetOutput) -> list[RowCounts]:
-    """Say of each span how many of its rows were computed: in every place it is all rows, or those that are live."""
-    num_rows = sum(span.num_rows for span in spans)
-    num_features = 0 if output.features is None else output.features.shape[0]
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """The rows that a forward over prompts is given; fields as of `PromptPack`."""
 
-    def share(span: PromptSpan, count: int) -> int:
-        return span.num_rows if count == num_rows else int(span.is_last and count > 0)
+    spans: tuple[PromptSpan, ...]
+    slot_ids: torch.Tensor
+    token_ids: torch.Tensor
+    next_token_ids: torch.Tensor
+    attention: AttentionMetadata
+    ended: EndedPrompts | None
 
-    return [
-        RowCounts(
-            prefill_hidden=share(span, num_features),
-            prefill_logits=share(span, num_logits),
-            prefill_shared=share(span, output.num_shared_rows),
+
+class RowShare(StrEnum):
+    """The rows of prompts for which something was computed."""
+
+    NONE = "none"
+    LIVE = "live"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class RowsComputed:
+    """Says for which rows of a forward the target handed features on, computed logits, and entered shared layers."""
+
+    features: RowShare
+    logits: RowShare
+    shared: RowShare
+
+    @classmethod
+    def by(cls, output: TargetOutput, num_rows: int, num_logits: int) -> RowsComputed:
+        """Tell it from how many they were: in every place they are all rows, or those that are live."""
+
+        def share(count: int) -> RowShare:
+            return RowShare.ALL if count == num_rows else RowShare.LIVE if count else RowShare.NONE
+
+        num_features = 0 if output.features is None else output.features.shape[0]
+        return cls(share(num_features), share(num_logits), share(output.num_shared_rows))
+
+    def of(self, span: PromptSpan) -> RowCounts:
+        """Count those of one request."""
+        counts = {RowShare.NONE: 0, RowShare.LIVE: int(span.is_last), RowShare.ALL: span.num_rows}
+        return RowCounts(
+            prefill_hidden=counts[self.features],
+            prefill_logits=counts[self.logits],
+            prefill_shared=counts[self.shared],
         )
-        for span in spans
-    ]

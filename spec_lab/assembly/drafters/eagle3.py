@@ -62,4 +62,5 @@ OPTION = DrafterOption(
     hands_hidden_on=True,
     load_tree=Deferred("spec_lab.assembly.drafters.eagle3_loader", "load_eagle3_tree_drafter"),
     notes_confidence=True,
+    ingests_in_graphs=True,
 )

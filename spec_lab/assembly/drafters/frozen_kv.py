@@ -71,4 +71,5 @@ OPTION = DrafterOption(
     load_tree=Deferred("spec_lab.assembly.drafters.frozen_kv_loader", "load_frozen_kv_tree_drafter"),
     no_moves="stands at one position in all its steps",
     notes_confidence=True,
+    ingests_in_graphs=True,
 )

@@ -68,6 +68,7 @@ def ngram_lengths(config: RunConfig) -> str | None:
 OPTIONS = (
     DrafterOption(
         name="none",
+        ingests_in_graphs=True,
         schema=NoDrafterConfig,
         load=Deferred(LOADER, "load_none"),
         refusals=(none_drafts_nothing,),

@@ -134,6 +134,7 @@ OPTIONS = (
         hands_hidden_on=True,
         load_tree=Deferred("spec_lab.assembly.drafters.mtp_loader", "load_mtp_eagle_tree_drafter"),
         notes_confidence=True,
+        ingests_in_graphs=True,
     ),
     DrafterOption(
         name="mtp_vanilla",

@@ -1,0 +1,120 @@
+"""The pass of one short prompt is captured: target, first token, the drafter's ingest and first drafts in one graph.
+
+Its rows stand at the end of a fixed number of rows. Those before them have negative positions, so that they write to
+scratch, and nobody reads them. A small model's pass is so bound by what it reads, and not by some hundred launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from spec_lab.core.prompts import LiveRows, PromptSpan
+from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.results import RowCounts
+from spec_lab.core.types import Sequence
+from spec_lab.engine.capture import CapturedGraph, GraphRecorder
+from spec_lab.engine.prefill import EndedPrompts, PromptPass, PromptRows, RowsComputed
+from spec_lab.engine.round import DecodeRound
+
+LEAST_ROWS, MOST_ROWS = 16, 512
+
+
+class CapturedPromptPass(PromptPass):
+    """Replays the pass of a prompt that is alone and whole, in the next larger number of rows; others run as ever.
+
+    Attributes:
+        sizes: the numbers of rows that are captured, ascending.
+    """
+
+    def __init__(
+        self,
+        recorder: GraphRecorder,
+        decode_round: DecodeRound,
+        prune: PrunePolicy,
+        chunk_size: int,
+        pack_size: int | None = None,
+    ) -> None:
+        super().__init__(decode_round, prune, chunk_size, pack_size)
+        most = min(MOST_ROWS, chunk_size)
+        powers = [1 << exponent for exponent in range(LEAST_ROWS.bit_length() - 1, MOST_ROWS.bit_length())]
+        self.sizes = [*(size for size in powers if size < most), most]
+        self._recorder = recorder
+        self._graphs: dict[int, PromptGraph] = {}
+
+    def prepare(self) -> None:
+        """Capture the pass of every size, on the scratch slot."""
+        for size in self.sizes:
+            if size not in self._graphs:
+                self._graphs[size] = self._capture(size)
+
+    def run(self, sequences: Iterable[Sequence]) -> dict[int, RowCounts]:
+        pack = list(sequences)
+        span = self._next_chunk(pack[0])
+        # Of a prompt of several chunks the last one ends behind all sizes.
+        size = next((size for size in self.sizes if size >= span.end), None)
+        if len(pack) > 1 or not span.is_last or size is None:
+            return super().run(pack)
+        graph = self._graphs.get(size) or self._graphs.setdefault(size, self._capture(size))
+        sequence = pack[0]
+        token = graph.replay(span, sequence.request.prompt_ids)
+        sequence.num_prefilled = sequence.kv_len = span.end
+        sequence.tokens.append(token)
+        return {span.slot: graph.computed.of(span)}
+
+    def _capture(self, size: int) -> PromptGraph:
+        """Capture `size` rows; what the captured pass leaves in the scratch slot is cleared behind it."""
+        slots = self._parts.slots
+        scratch = slots.table.scratch_slot
+        inputs = torch.zeros(2 * size + 2, dtype=torch.int64, device=slots.kv_lens.device)
+        inputs[-2:] = torch.tensor([scratch, 1])
+        computed: list[RowsComputed] = []
+
+        def run() -> torch.Tensor:
+            ends, of_rows = self.forward(self._fixed_rows(inputs, size))
+            assert ends is not None
+            computed[:] = [of_rows]
+            return ends.tokens
+
+        graph = PromptGraph(self._recorder.capture(run), inputs, computed[0])
+        slots.kv_lens[scratch] = 0
+        slots.input_ids[scratch].zero_()
+        return graph
+
+    def _fixed_rows(self, inputs: torch.Tensor, size: int) -> PromptRows:
+        """Make the rows of one prompt, of which the device alone knows the length."""
+        parts = self._parts
+        token_ids, next_token_ids, slot_ids, lengths = inputs.split((size, size, 1, 1))
+        pages = parts.slots.table.pages.index_select(0, slot_ids)
+        positions = lengths.unsqueeze(1) + torch.arange(-size, 0, device=inputs.device)
+        attention = parts.backend.build(positions, lengths, pages, size)
+        last = parts.backend.build(
+            (lengths - 1).unsqueeze(1), lengths.clone(), pages, size + parts.drafter.num_draft_tokens
+        )
+        live = LiveRows(torch.arange(size - 1, size, device=inputs.device), last)
+        ended = EndedPrompts(slot_ids, lengths.clone(), live, size)
+        return PromptRows((), slot_ids, token_ids, next_token_ids, attention, ended)
+
+
+class PromptGraph:
+    """Is the pass of one prompt in a fixed number of rows.
+
+    Attributes:
+        computed: for which of its rows what was computed.
+    """
+
+    def __init__(self, graph: CapturedGraph[torch.Tensor], inputs: torch.Tensor, computed: RowsComputed) -> None:
+        """`inputs`: tokens, tokens behind them, slot and length, [2 * rows + 2]."""
+        self.computed = computed
+        self._graph = graph
+        self._inputs = inputs
+
+    def replay(self, span: PromptSpan, prompt_ids: tuple[int, ...]) -> int:
+        """Run the prompt in its slot, and return the token behind it."""
+        size = (len(self._inputs) - 2) // 2
+        before = [0] * (size - span.end)
+        values = [*before, *prompt_ids, *before, *prompt_ids[1:], 0, span.slot, span.end]
+        self._inputs.copy_(torch.tensor(values, pin_memory=self._inputs.is_cuda), non_blocking=True)
+        self._graph.replay()
+        return int(self._graph.outputs)
