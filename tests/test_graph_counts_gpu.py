@@ -66,3 +66,28 @@ def test_stages_of_a_graph_are_timed_at_each_replay(device: torch.device) -> Non
     for seconds in found[:2]:
         assert seconds["recur"] > 10 * seconds["verify"] > 0
     assert found[2]["again"] > 1.5 * found[1]["recur"]
+
+
+def test_stages_of_rounds_in_one_graph_are_timed_apart(device: torch.device) -> None:
+    """The second of two rounds has a hundred times the work; what lies around them is shared."""
+    timer = CudaEventTimer()
+    x = torch.ones(1 << 24, device=device)
+
+    def function() -> None:
+        marks.clear()
+        for index, num_passes in enumerate((1, 100)):
+            with timer.inner_round(index), timer.span("verify"):
+                for _ in range(num_passes):
+                    x.add_(1)
+
+    with timer.capture() as marks:
+        graph = CudaGraphRecorder(device).capture(function)
+    for _ in range(2):
+        with timer.round(2):
+            with timer.replay("graph", marks):
+                graph.replay()
+            with timer.span("readback"):
+                x.add_(1)
+        first, second = timer.collect(2)
+        assert second["verify"] > 10 * first["verify"] > 0 and first["readback"] == second["readback"] > 0
+        assert timer.collect(1)[0]["readback"] == pytest.approx(2 * first["readback"])
