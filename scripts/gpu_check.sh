@@ -48,7 +48,7 @@ sanitizer() {
 }
 
 modes() {
-  "$PYTHON" -m spec_lab experiment=graph_modes device=cuda dtype=float32 "output_dir=${OUT:-/tmp}/graph_modes"
+  "$PYTHON" -m spec_lab experiment=graph_modes device=cuda dtype=float32 workload.limit=32 repeats=3 "output_dir=${OUT:-/tmp}/graph_modes"
 }
 
 bench() {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from spec_lab.__main__ import main
+from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import conf_folder
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.report.__main__ import main as report
@@ -60,6 +62,11 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
 def test_every_experiment_is_counted() -> None:
     assert sorted(NUM_JOBS) == EXPERIMENTS
     assert set(KNOBS) == {study.experiment for study in STUDIES}
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (\d+) of (\d+) \| about \d+ \|$", readme, flags=re.MULTILINE)
+    assert {name: int(num_jobs) for name, num_jobs, _ in rows} == NUM_JOBS
+    limits = {name: compose_run([f"experiment={name}"])[0].workload.limit for name in NUM_JOBS}
+    assert all(limits[name] in (int(num_prompts), None) for name, _, num_prompts in rows)
 
 
 @pytest.mark.parametrize("experiment", sorted(set(NUM_JOBS) - set(KNOBS)))
