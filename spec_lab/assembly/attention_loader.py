@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.assembly.triton import require_triton
+from spec_lab.attention.long_prompts import AttendPiece, attend_by_cudnn
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.core.protocols import AttentionBackend, RopeWrite
@@ -38,7 +39,7 @@ def triton_attention(context: BackendContext) -> AttentionBackend:
     require_triton("attention", context.device, context.dtype)
     from spec_lab.attention.triton_backend import TritonAttention
 
-    return TritonAttention(context.page_size, context.max_positions, context.rope_write)
+    return TritonAttention(context.page_size, context.max_positions, context.rope_write, _library(context))
 
 
 def triton_tree_attention(context: BackendContext) -> AttentionBackend:
@@ -46,4 +47,10 @@ def triton_tree_attention(context: BackendContext) -> AttentionBackend:
     require_triton("attention", context.device, context.dtype)
     from spec_lab.attention.triton_backend import TritonTreeAttention
 
-    return TritonTreeAttention(context.page_size, context.max_positions, context.rope_write)
+    return TritonTreeAttention(context.page_size, context.max_positions, context.rope_write, _library(context))
+
+
+def _library(context: BackendContext) -> AttendPiece | None:
+    """Choose what attends in long prompts: cuDNN's kernel is for 16 bits."""
+    is_there = context.device.type == "cuda" and torch.backends.cudnn.is_available()
+    return attend_by_cudnn if is_there and context.dtype != torch.float32 else None

@@ -8,6 +8,7 @@ from spec_kernels.attention import paged_attention
 from spec_kernels.attention_tiles import choose_split_keys
 from spec_kernels.metadata import advance_metadata, build_metadata
 from spec_kernels.rope_write import write_kv
+from spec_lab.attention.long_prompts import AttendPiece, attend_long_chunk, is_long_chunk
 from spec_lab.attention.torch_latent import TorchLatentAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.attention.triton_latent import TritonLatentAttention
@@ -25,8 +26,16 @@ class TritonAttention:
     prewrite = True
     supports_in_place_update = True
 
-    def __init__(self, page_size: int, max_positions: int, rope_write: RopeWrite | None = None) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        max_positions: int,
+        rope_write: RopeWrite | None = None,
+        attend_piece: AttendPiece | None = None,
+    ) -> None:
+        """`attend_piece`: a library's attention for long prompts; None is the kernel for all."""
         self.rope_write = rope_write
+        self._attend_piece = attend_piece
         self._page_size = page_size
         self._max_positions = max_positions
         self._split_keys = choose_split_keys(max_positions)
@@ -66,6 +75,9 @@ class TritonAttention:
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
+        piece = self._attend_piece
+        if piece is not None and window is None and is_long_chunk(metadata, queries.shape[2]):
+            return attend_long_chunk(queries, cache, metadata, self._page_size, scale, piece)
         out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
         tree = metadata.tree
         paged_attention(

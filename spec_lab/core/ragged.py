@@ -56,7 +56,9 @@ def build_metadata(
         pages = page_table[first : first + num_requests]
         positions = torch.arange(start, end, device=page_table.device).expand(num_requests, -1)
         seq_lens = torch.full((num_requests,), end, device=page_table.device)
-        batches.append(backend.build(positions, seq_lens, pages, max(end, 1)))
+        batch = backend.build(positions, seq_lens, pages, max(end, 1))
+        batch.known_len = end
+        batches.append(batch)
         first += num_requests
     return batches[0] if len(batches) == 1 else _joined(batches, page_table)
 

@@ -119,6 +119,8 @@ class AttentionMetadata:
             that have both; a draft head may group its heads in another way than the target.
         tree: what the rows see where they are those of a tree (`core.tree_protocols`); None where they are a chain.
         recurrent: the slots that the rows are of, for layers that have a state; None for a model without such layers.
+        known_len: the `seq_lens` of all requests where the host knows them and they agree, as of prompts' chunks; None
+            where it does not, as in a round.
         batches: where requests differ in their number of rows, the even batches that the rows are, one behind the
             other (`core.ragged`); `num_queries` is then the most of any. Empty where they do not differ.
     """
@@ -133,6 +135,7 @@ class AttentionMetadata:
     masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
     tree: TreeRows | None = None
     recurrent: RecurrentRows | None = None
+    known_len: int | None = None
     batches: tuple[AttentionMetadata, ...] = ()
 
 

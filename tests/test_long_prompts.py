@@ -1,0 +1,98 @@
+"""Attention of chunks far behind a prompt's start: pieces of few sizes, merged to what one softmax gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spec_lab.attention import long_prompts
+from spec_lab.attention.long_prompts import attend_long_chunk, is_long_chunk, pieces_before
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.attention.triton_backend import TritonAttention
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.prompts import PromptSpan
+from spec_lab.core.ragged import build_metadata
+from spec_lab.core.types import AttentionMetadata
+
+PAGE = 3
+
+
+def attend_by_formula(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, is_causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    group = queries.shape[1] // keys.shape[1]
+    scores = queries @ keys.repeat_interleave(group, dim=1).transpose(2, 3) * scale
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[2:]).triu(1).bool(), float("-inf"))
+    return scores.softmax(-1) @ values.repeat_interleave(group, dim=1), scores.logsumexp(-1)
+
+
+def chunk(start: int, end: int) -> AttentionMetadata:
+    """Make the metadata of a chunk whose pages are shuffled, and one more than needed."""
+    num_pages = end // PAGE + 1
+    draw = torch.Generator().manual_seed(end)
+    pages = torch.cat((torch.randperm(num_pages, generator=draw) + 2, torch.tensor([1])))
+    return build_metadata(TorchAttention(PAGE, 512), (PromptSpan(0, start, end, is_last=False),), pages.unsqueeze(0))
+
+
+def fill(metadata: AttentionMetadata) -> LayerCache:
+    """Fill a cache with keys and values; what lies behind them is NaN."""
+    num_pages = metadata.page_table.shape[1] + 1
+    kv = torch.full((num_pages * PAGE, 2, 2, 16), float("nan"))
+    positions = torch.arange(int(metadata.seq_lens))
+    slots = metadata.page_table[0, positions // PAGE] * PAGE + positions % PAGE
+    kv[slots] = 3 * torch.randn(len(slots), 2, 2, 16, generator=torch.Generator().manual_seed(0))
+    kv[:PAGE] = 0.0
+    return LayerCache(kv)
+
+
+@pytest.mark.parametrize(("num_rows", "num_before"), [(4, 0), (4, 4), (4, 28), (8, 40)])
+def test_pieces_merge_to_the_attention_of_all_keys(num_rows: int, num_before: int) -> None:
+    metadata = chunk(num_before, num_before + num_rows)
+    cache = fill(metadata)
+    queries = torch.randn(num_rows, 6, 16, generator=torch.Generator().manual_seed(1))[:, :4]
+    out = attend_long_chunk(queries, cache, metadata, PAGE, 0.5, attend_by_formula)
+    expected = TorchAttention(PAGE, 512).attend(queries, cache, metadata, None, 0.5)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_pieces_are_of_few_sizes() -> None:
+    """Every new size costs the library a plan."""
+    sizes = set()
+    for num_before in range(0, 131_072, 2048):
+        pieces = list(pieces_before(num_before, 2048))
+        assert [first for first, _ in pieces] == [sum(size for _, size in pieces[:i]) for i in range(len(pieces))]
+        assert sum(size for _, size in pieces) == num_before
+        sizes |= {size for _, size in pieces}
+    assert sizes == {2048 << power for power in range(6)}
+
+
+def test_only_whole_chunks_of_one_prompt_far_behind_its_start_are_long() -> None:
+    assert is_long_chunk(chunk(8192, 8192 + 2048), 128) and is_long_chunk(chunk(20 * 512, 21 * 512), 64)
+    for start, end in ((6144, 8192), (10_000, 11_000), (8192 + 512, 10_240 + 512), (8200, 8712)):
+        assert not is_long_chunk(chunk(start, end), 128)
+    assert not is_long_chunk(chunk(8192, 10_240), 256), "wider heads have no such kernel"
+    metadata = chunk(8192, 10_240)
+    metadata.known_len = None
+    assert not is_long_chunk(metadata, 128), "a round's lengths are on the device"
+
+
+def test_the_backend_leaves_long_chunks_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not leave it those of layers with a window."""
+    monkeypatch.setattr(long_prompts, "MIN_KEYS_BEFORE", 8)
+    monkeypatch.setattr(long_prompts, "ROW_UNIT", 4)
+    asked = []
+
+    def piece(*args: object) -> tuple[torch.Tensor, torch.Tensor]:
+        asked.append(args[3])
+        return attend_by_formula(*args)  # type: ignore[arg-type]
+
+    metadata = chunk(12, 16)
+    cache = fill(metadata)
+    queries = torch.randn(4, 4, 16, generator=torch.Generator().manual_seed(1))
+    backend = TritonAttention(PAGE, 512, attend_piece=piece)
+    out = backend.attend(queries, cache, metadata, None, 0.5)
+    assert asked == [True, False, False]
+    expected = TorchAttention(PAGE, 512).attend(queries, cache, metadata, None, 0.5)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    assert backend.attend(queries, cache, metadata, 5, 0.5).isfinite().all() and len(asked) == 3
