@@ -2,6 +2,7 @@
 
     python benchmarks/h200_round.py outputs/h200_round                 all cells; those already there are not run again
     python benchmarks/h200_round.py outputs/h200_round --only "K=3"    cells whose name has it
+    python benchmarks/h200_round.py outputs/h200_round --with graph.rounds_per_replay=4    cells of their own, with that
     python benchmarks/h200_round.py outputs/h200_round --show          the table of what is there
 
 bf16, random weights, an EAGLE-3 head with 32 000 draft tokens, imposed acceptance. Every cell is a run by the ordinary
@@ -14,7 +15,7 @@ import argparse
 import csv
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,13 @@ class Cell:
     prompt_tokens: int = 512
     max_new_tokens: int = 128
     target: str = "llama3_8b"
+    changes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         drafts = f"K={self.num_draft_tokens}, AL {self.mean_length}" if self.num_draft_tokens else "no drafter"
-        return f"{self.target}, {drafts}, batch {self.batch_size}, {self.prompt_tokens} in, {self.max_new_tokens} out"
+        sizes = f"batch {self.batch_size}, {self.prompt_tokens} in, {self.max_new_tokens} out"
+        return ", ".join((self.target, drafts, sizes, *self.changes))
 
     def overrides(self) -> list[str]:
         """Return what to compose."""
@@ -80,6 +83,7 @@ class Cell:
             f"workload.num_requests={self.batch_size}",
             f"workload.prompt_tokens={self.prompt_tokens}",
             f"max_new_tokens={self.max_new_tokens}",
+            *self.changes,
         ]
 
     def floor_ms(self) -> float:
@@ -107,11 +111,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="cells whose name has this in it")
+    parser.add_argument("--with", nargs="*", default=(), dest="changes", help="overrides of every cell")
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
     table = options.folder / "rounds.csv"
     failed = False
-    for cell in CELLS if not options.show else ():
+    cells = [replace(cell, changes=tuple(options.changes)) for cell in CELLS]
+    for cell in cells if not options.show else ():
         if options.only in cell.name and cell.name not in {row["cell"] for row in read_rows(table)}:
             try:
                 append_row(table, measured(cell, options.folder))

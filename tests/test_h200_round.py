@@ -71,9 +71,11 @@ def test_what_is_there_is_not_measured_again(
     assert rounds.main([str(tmp_path), "--only", "no drafter"]) == 2
     assert "batch 16" in capsys.readouterr().err
     assert rounds.main([str(tmp_path), "--only", "no drafter"]) == 0
+    assert rounds.main([str(tmp_path), "--only", "no drafter, batch 16", "--with", "seed=1"]) == 0
+    assert asked.pop().endswith(", seed=1")
     names = [cell.name for cell in rounds.CELLS if not cell.num_draft_tokens]
     assert asked == [*names, names[1]]
     rows = rounds.read_rows(tmp_path / "rounds.csv")
-    assert [row["nodes"] for row in rows] == ["7"] * 3
-    assert [row["acceptance length"] for row in rows] == ["-"] * 3, "plain decoding has none"
+    assert [row["nodes"] for row in rows] == ["7"] * 4
+    assert [row["acceptance length"] for row in rows] == ["-"] * 4, "plain decoding has none"
     assert rows[0]["share"] == f"{100 * rounds.CELLS[0].floor_ms() / 8:.0f} %"
