@@ -209,11 +209,9 @@ def compile_delta_net() -> None:
         slide = compile_kernel(delta_inputs._delta_inputs, "bf16", IS_PROMPT=is_prompt, **heads, **tiles)
         behind = slide[slide.rfind("bar.sync") :]
         assert 0 < behind.find("st.global") < behind.find("ld.global"), "all threads have read when a window is written"
-    for every_row, replays in ((True, False), (False, False), (False, True)):
-        choice = {"STATE_EVERY_ROW": every_row, "REPLAYS": replays, "KEY_TILE": 128}
-        tile, num_warps = delta_rule.VALUE_TILE, delta_rule.NUM_WARPS
-        ptx = compile_kernel(delta_rule._delta_rule, "fp32", num_warps, VALUE_TILE=tile, **choice, **heads)
-        assert "ld.global.v4" in ptx and "st.global.v4" in ptx, "states in loads and stores of 16 bytes"
+    tiles = {"KEY_TILE": 128, "VALUE_TILE": delta_rule.VALUE_TILE}
+    ptx = compile_kernel(delta_rule._delta_rule, "fp32", delta_rule.NUM_WARPS, **tiles, **heads)
+    assert "ld.global.v4" in ptx and "st.global.v4" in ptx, "states in loads and stores of 16 bytes"
     sizes = {"KEY_SIZE": 2048, "VALUE_SIZE": 4096, "NUM_VALUE_HEADS": 32}
     compile_kernel(delta_kept._keep_rows, "fp32", HEAD_TILE=32, CHANNEL_TILE=1024, **sizes)
     compile_kernel(gated_norm._gated_norm, "bf16", NUM_HEADS=32, HEAD_DIM=128, PAIR_TILE=4, CHANNEL_TILE=128)

@@ -60,7 +60,7 @@ def _replay(
     return state
 
 
-@triton.jit(do_not_specialize=["num_rows", "rows_kept"])
+@triton.jit(do_not_specialize=["num_rows", "rows_kept", "state_every_row", "replays"])
 def _delta_rule(
     out_ptr: tl.tensor,
     states_ptr: tl.tensor,
@@ -75,19 +75,20 @@ def _delta_rule(
     kept_strength_ptr: tl.tensor,
     num_rows: tl.tensor,
     rows_kept: tl.tensor,
+    state_every_row: tl.tensor,
+    replays: tl.tensor,
     NUM_KEY_HEADS: tl.constexpr,
     NUM_VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     KEY_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
-    STATE_EVERY_ROW: tl.constexpr,
-    REPLAYS: tl.constexpr,
 ) -> None:
     """Runs all rows of one request past VALUE_TILE channels of one value head.
 
     `rows_kept` is N, of the states or of the kept rows. The state's tile is read before any is written, by the program
-    that writes it: in place without a race.
+    that writes it: in place without a race. What is done with states is asked at run time: compiled apart, a prompt's
+    rows would be contracted into other instructions than verify's, and round otherwise (seen on an H200).
     """
     CONV_SIZE: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_VALUE_HEADS * VALUE_DIM
     STATE_SIZE: tl.constexpr = NUM_VALUE_HEADS * KEY_DIM * VALUE_DIM
@@ -99,7 +100,7 @@ def _delta_rule(
     is_state = is_key[:, None] & is_value[None, :]
     slot, committed = tl.load(slot_ids_ptr + request), tl.load(committed_ptr + request)
     own = head * KEY_DIM * VALUE_DIM + keys[:, None] * VALUE_DIM + values[None, :]
-    if REPLAYS:
+    if replays:
         state_ptrs = states_ptr + slot * STATE_SIZE + own
         state = tl.load(state_ptrs, mask=is_state, other=0.0)
         first = slot * rows_kept
@@ -124,24 +125,33 @@ def _delta_rule(
 
     mixed_ptr += request * num_rows * CONV_SIZE
     query_ptrs = mixed_ptr + key_head * KEY_DIM + keys
+    key_ptrs = query_ptrs + NUM_KEY_HEADS * KEY_DIM
     value_ptrs = mixed_ptr + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM + values
     gate = request * num_rows * NUM_VALUE_HEADS + head
     out_ptrs = out_ptr + gate * VALUE_DIM + values
-    for _row_index in range(num_rows):
-        query = tl.load(query_ptrs, mask=is_key, other=0.0)
-        key = tl.load(query_ptrs + NUM_KEY_HEADS * KEY_DIM, mask=is_key, other=0.0)
-        value = tl.load(value_ptrs, mask=is_value, other=0.0)
-        log_decay, strength = tl.load(log_decay_ptr + gate), tl.load(strength_ptr + gate)
+    query, key = tl.load(query_ptrs, mask=is_key, other=0.0), tl.load(key_ptrs, mask=is_key, other=0.0)
+    value = tl.load(value_ptrs, mask=is_value, other=0.0)
+    log_decay, strength = tl.load(log_decay_ptr + gate), tl.load(strength_ptr + gate)
+    for row in range(num_rows):
+        # The next row is on its way while this one is computed: a prompt's time is the latency of its rows.
+        ahead = tl.where(row + 1 < num_rows, 1, 0)
+        next_query = tl.load(query_ptrs + ahead * CONV_SIZE, mask=is_key, other=0.0)
+        next_key = tl.load(key_ptrs + ahead * CONV_SIZE, mask=is_key, other=0.0)
+        next_value = tl.load(value_ptrs + ahead * CONV_SIZE, mask=is_value, other=0.0)
+        next_log_decay = tl.load(log_decay_ptr + gate + ahead * NUM_VALUE_HEADS)
+        next_strength = tl.load(strength_ptr + gate + ahead * NUM_VALUE_HEADS)
         output, state = _row(state, query, key, value, log_decay, strength)
         tl.store(out_ptrs, output, mask=is_value)
-        if STATE_EVERY_ROW:
+        if state_every_row:
             tl.store(state_ptrs, state, mask=is_state)
-            state_ptrs += STATE_SIZE
+        state_ptrs += state_every_row * STATE_SIZE
+        query, key, value, log_decay, strength = next_query, next_key, next_value, next_log_decay, next_strength
         query_ptrs += CONV_SIZE
+        key_ptrs += CONV_SIZE
         value_ptrs += CONV_SIZE
         gate += NUM_VALUE_HEADS
         out_ptrs += NUM_VALUE_HEADS * VALUE_DIM
-    if (not STATE_EVERY_ROW) and (not REPLAYS):
+    if state_every_row + replays == 0:
         tl.store(state_ptrs, state, mask=is_state)
 
 
@@ -256,13 +266,12 @@ def _launch(
     with launch_on(states):
         _delta_rule[(triton.cdiv(value_head_dim, value_tile), num_value_heads, batch)](
             *(out, states, mixed, log_decay, strength, slot_ids, committed, *kept, num_rows, rows_kept),
+            *(int(state_every_row), int(replays)),
             NUM_KEY_HEADS=num_key_heads,
             NUM_VALUE_HEADS=num_value_heads,
             KEY_DIM=key_head_dim,
             VALUE_DIM=value_head_dim,
             KEY_TILE=triton.next_power_of_2(key_head_dim),
             VALUE_TILE=value_tile,
-            STATE_EVERY_ROW=state_every_row,
-            REPLAYS=replays,
             num_warps=NUM_WARPS,
         )

@@ -13,19 +13,18 @@ from spec_lab.assembly import registry
 from spec_lab.assembly.drafters.eagle3 import Eagle3DrafterConfig
 from spec_lab.assembly.drafters.eagle3_loader import eagle3_factory, read_eagle3
 from spec_lab.assembly.drafters.frozen_kv import FrozenKvDrafterConfig, FrozenKvPosition
-from spec_lab.assembly.drafters.frozen_kv_loader import frozen_kv_factory
+from spec_lab.assembly.drafters.frozen_kv_loader import frozen_kv_factory, read_assistant
 from spec_lab.assembly.drafters.mtp import MtpDrafterConfig, MtpEagleDrafterConfig, MtpVanillaDrafterConfig
 from spec_lab.assembly.drafters.mtp_loader import mtp_eagle_factory, read_mtp_modules
 from spec_lab.assembly.drafters.mtp_vanilla_loader import mtp_vanilla_factory
-from spec_lab.assembly.heads import DrafterFactory, weights_folder
+from spec_lab.assembly.heads import DrafterFactory
 from spec_lab.assembly.models import Models
 from spec_lab.config import RunConfig
 from spec_lab.core.types import NormSide
 from spec_lab.doctor.readings import Aspect, Reading
 from spec_lab.errors import UserError
 from spec_lab.models.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs
-from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
-from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantTarget, TargetLayerKV
+from spec_lab.models.gemma4_assistant_config import AssistantConfig, TargetLayerKV
 from spec_lab.models.mtp_checkpoint import MtpConfig
 from spec_lab.models.mtp_layouts import PROJECTION
 
@@ -122,9 +121,7 @@ def mtp_vanilla_aspects(config: RunConfig, options: MtpVanillaDrafterConfig, mod
 
 
 def frozen_kv_aspects(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> list[Aspect]:
-    target = AssistantTarget.from_model_config(models.target.config)
-    folder = weights_folder(config, options)
-    assistant, tensors = load_assistant(folder, target, models.dtype, models.device)
+    assistant, tensors = read_assistant(config, options, models)
     positions = [position for position in FrozenKvPosition if position != options.position]
     sources = tuple(layer.kv_source for layer in assistant.layers)
     swapped = _swap_halves(tensors, ("pre_projection.weight",))

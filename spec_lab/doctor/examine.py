@@ -13,6 +13,7 @@ from spec_lab.doctor.loop import check_bounds, check_loop, check_output, check_t
 from spec_lab.doctor.readings import aspect_names, check_readings
 from spec_lab.doctor.recycled import CHECK as RECYCLED_CHECK
 from spec_lab.doctor.recycled import check_recycled
+from spec_lab.doctor.states import check_states
 from spec_lab.doctor.subject import Subject
 
 
@@ -22,7 +23,7 @@ def examine(subject: Subject) -> list[Finding]:
     Teacher forcing comes last: low agreement there is what is left when nothing else was found.
     """
     loop = run_loop(subject)
-    findings = [*check_bounds(subject), check_output(subject, loop.records)]
+    findings = [check_states(subject), *check_bounds(subject), check_output(subject, loop.records)]
     if registry.of(subject.config).drafter(subject.config).folder is None:
         reason = f"drafter={subject.config.drafter.name} has no weights"
         skipped = ("tokenizer", "vocabulary map (d2t)", "dtype of the weights", *_forced_checks(subject))

@@ -87,6 +87,12 @@ class TeacherForcing:
                     f"{'use dtype=bfloat16 or float32' if dtype == 'float16' else 'use another checkpoint'}"
                 )
 
+    @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Return the [positions, vocab] float32 logits behind each token of a text."""
+        starts = range(0, len(token_ids), self._chunk_size)
+        return torch.cat([self._logits(list(token_ids[start : start + self._chunk_size]), start) for start in starts])
+
     def _logits(self, token_ids: list[int], start: int) -> torch.Tensor:
         """Return the [rows, vocab] float32 logits of the chunk that begins at position `start`."""
         if start == 0:

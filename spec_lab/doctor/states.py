@@ -1,0 +1,190 @@
+"""Layers that keep a state are checked by themselves: their rounds against forwards over the text so far.
+
+Rejected drafts must leave nothing behind, and nothing on the host says whether they did. So a request is decoded with
+random drafts, of which so many are kept as a script says, and every round's logits are compared with those of a prompt
+pass over the same tokens. Where they differ, the rounds are run again with the right state, or the right inputs of the
+convolution, also lying where a usual mistake would look for them: what makes the logits right tells which it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.assembly.drafters.lookup import RandomDrafterConfig
+from spec_lab.assembly.graphs import EagerGraphConfig
+from spec_lab.assembly.heads import load_drafter
+from spec_lab.core.recurrent_cache import RecurrentRows
+from spec_lab.core.types import AcceptanceInputs, Verification
+from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
+from spec_lab.doctor.subject import Subject
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.states import SlotStates
+from spec_lab.engine.teacher import TeacherForcing
+
+CHECK = "states of layers"
+NUM_TOKENS = 24
+# Of the largest logit. Rounding in another order was seen to move float32 logits by 1e-5 of it, and bfloat16 ones by
+# some hundredths; a state of another row moves them by a tenth and more.
+MAX_DIFFERENCE_FLOAT32, MAX_DIFFERENCE_16_BIT = 0.01, 0.1
+Place = Callable[[Any, int, int, int], None]
+"""Puts what belongs at a row of a slot, in one layer's cache with room for so many drafts, where a mistake would look
+for it too."""
+
+
+@dataclass(slots=True)
+class ProbingRule(StrictAcceptance):
+    """Keeps so many drafts as a script says, and notes how far each round's logits are from those of a prompt pass.
+
+    Attributes:
+        script: drafts kept, by round, from the beginning again behind its end.
+        last: the last row that was accepted in the round before.
+        worst: the largest difference so far, as a part of the largest logit.
+    """
+
+    engine: Engine
+    teacher: TeacherForcing
+    script: Sequence[int]
+    num_rounds: int = 0
+    last: int = 0
+    worst: float = 0.0
+
+    def accept(self, inputs: AcceptanceInputs) -> Verification:
+        num_drafts = inputs.draft_tokens.shape[1]
+        (sequence,) = self.engine.scheduler.running
+        text = [*sequence.tokens, *inputs.draft_tokens[0].tolist()]
+        expected = self.teacher.logits(text)[-num_drafts - 1 :]
+        difference = (inputs.logits[0].float() - expected).abs().max() / expected.abs().max()
+        self.worst = max(self.worst, float(difference.nan_to_num(float("inf"))))
+        self.last = min(num_drafts, self.script[self.num_rounds % len(self.script)])
+        self.num_rounds += 1
+        tokens = inputs.logits.argmax(dim=-1)
+        tokens[:, : self.last] = inputs.draft_tokens[:, : self.last]
+        return Verification(tokens, torch.where(inputs.active, self.last + 1, 0))
+
+
+@dataclass(slots=True)
+class PlacedStates:
+    """Keeps the protocol `SlotStates` as `states` does, but that `place` changes the caches before each round."""
+
+    states: Any
+    caches: Sequence[Any]
+    rule: ProbingRule
+    num_drafts: int
+    place: Place | None
+    sets_index: bool
+
+    def of_round(self, slot_ids: torch.Tensor) -> RecurrentRows:
+        slot, row = int(slot_ids[0]), self.rule.last
+        for cache in self.caches if self.place is not None else ():
+            assert self.place is not None
+            self.place(cache, slot, row, self.num_drafts)
+        rows: RecurrentRows = self.states.of_round(slot_ids)
+        if self.sets_index:
+            rows.committed = torch.full_like(rows.committed, row)
+        return rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.states, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A usual mistake, and what would hide it."""
+
+    cause: str
+    place: Place | None = None
+    sets_index: bool = field(default=False, kw_only=True)
+
+
+def _state_at(find: Callable[[int], int]) -> Place:
+    def place(cache: Any, slot: int, row: int, num_drafts: int) -> None:
+        states, wrong = cache.states, find(row)
+        if states.dim() == 5 and 0 <= wrong < states.shape[1]:  # a cache that replays has one state a slot
+            states[slot, wrong] = states[slot, row].clone()
+
+    return place
+
+
+def _inputs_at(find: Callable[[int], int]) -> Place:
+    def place(cache: Any, slot: int, row: int, num_drafts: int) -> None:
+        inputs, wrong = cache.windows.inputs, find(row)
+        history = inputs.shape[1] - num_drafts
+        if 0 <= wrong <= num_drafts:
+            inputs[slot, wrong : wrong + history] = inputs[slot, row : row + history].clone()
+
+    return place
+
+
+def _one_later(row: int) -> int:
+    return row + 1
+
+
+def _one_earlier(row: int) -> int:
+    return row - 1
+
+
+def _first(row: int) -> int:
+    return 0
+
+
+MISTAKES = (
+    Mistake("rollback index: rounds are wrong behind one whose drafts were all accepted, and behind no other"),
+    Mistake("rollback index: the index that commit sets is not n - 1, the last accepted row", sets_index=True),
+    Mistake(
+        "rollback index: a round begins with the state one row behind the last accepted one", _state_at(_one_later)
+    ),
+    Mistake(
+        "rollback index: a round begins with the state one row before the last accepted one", _state_at(_one_earlier)
+    ),
+    Mistake(
+        "rollback index: a round begins with the state behind its first row, whatever was accepted", _state_at(_first)
+    ),
+    Mistake("convolution offset: its inputs are read one row behind the last accepted one", _inputs_at(_one_later)),
+    Mistake("convolution offset: its inputs are read one row before the last accepted one", _inputs_at(_one_earlier)),
+    Mistake("convolution offset: its inputs are read from the first row on, whatever was accepted", _inputs_at(_first)),
+)
+
+
+def check_states(subject: Subject) -> Finding:
+    """Compares rounds of random drafts with prompt passes, and names the mistake that explains a difference."""
+    if not subject.models.target.config.keeps_states:
+        return does_not_apply(CHECK, "no layer of the target keeps a state")
+    teacher = subject.greedy_teacher()
+    difference, num_rounds = _worst_difference(subject, teacher)
+    measured = f"logits of {num_rounds} rounds at most {difference:.1e} of the largest from those of a prompt pass"
+    most = MAX_DIFFERENCE_FLOAT32 if subject.models.dtype == torch.float32 else MAX_DIFFERENCE_16_BIT
+    if difference <= most:
+        return Finding(CHECK, Verdict.OK, measured)
+    for mistake in MISTAKES:
+        if _worst_difference(subject, teacher, mistake)[0] <= most:
+            return Finding(CHECK, Verdict.FAULT, measured, mistake.cause)
+    cause = "rounds leave or find a wrong state; compare kernels=torch and the other recurrent.rollback"
+    return Finding(CHECK, Verdict.FAULT, measured, cause)
+
+
+def _worst_difference(subject: Subject, teacher: TeacherForcing, mistake: Mistake | None = None) -> tuple[float, int]:
+    """Decode one request, with what would hide a mistake; the largest difference, and the number of rounds."""
+    drafter = RandomDrafterConfig(num_draft_tokens=subject.num_draft_tokens)
+    config = dataclasses.replace(subject.config, drafter=drafter, graph=EagerGraphConfig())
+    engine = subject.engine(config, load_drafter(config, subject.models))
+    most = subject.num_draft_tokens
+    # With a mistake, no round has all drafts accepted: behind it, what lies one row later is outside of the cache.
+    script = (most, 0, 1, most, most - 1) if mistake is None else (most - 1, 0, 1, most - 1)
+    rule = ProbingRule(engine, teacher, script)
+    engine.parts.rule = rule
+    if mistake is not None:
+        slots = engine.parts.slots
+        states: SlotStates = PlacedStates(
+            slots.states, engine.parts.cache.recurrent, rule, most, mistake.place, mistake.sets_index
+        )
+        slots.states = states
+    first = subject.requests[0]
+    length = min(first.max_new_tokens, NUM_TOKENS)
+    engine.generate([dataclasses.replace(first, max_new_tokens=length, ignore_eos=True)])
+    return rule.worst, rule.num_rounds

@@ -1,0 +1,121 @@
+"""The doctor names what is wrong with a hybrid's states, and finds nothing wrong with healthy ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.cli.compose import compose_run
+from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
+from spec_lab.doctor.findings import Verdict
+from spec_lab.doctor.states import CHECK, check_states
+from spec_lab.doctor.subject import Subject, load_subject
+from spec_lab.engine.states import RecurrentStates
+from spec_lab.models.delta_caches import ReplayedUpdates, StateCheckpoints
+from tests.test_families_gpu import make_target
+
+SHORT = (
+    "workload=random_ids",
+    "workload.prompt_tokens=9",
+    "workload.num_requests=1",
+    "max_new_tokens=24",
+    "device=cpu",
+)
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
+    folder = tmp_path_factory.mktemp("hybrid")
+    make_target(folder, "qwen3_5")
+    base = ["target=hf", f"target.path={folder}", "drafter=ngram", "drafter.num_draft_tokens=3", *SHORT]
+    healthy = load_subject(compose_run([*base, "recurrent.rollback=checkpoints"])[0])
+    replaying = replace(healthy.config, recurrent=compose_run([*base, "recurrent.rollback=replay"])[0].recurrent)
+    return {"checkpoints": healthy, "replay": replace(healthy, config=replaying)}
+
+
+@pytest.mark.parametrize("rollback", ["checkpoints", pytest.param("replay", marks=pytest.mark.slow)])
+def test_healthy_states_are_no_fault(subjects: dict[str, Subject], rollback: str) -> None:
+    finding = check_states(subjects[rollback])
+    assert finding.check == CHECK and finding.verdict is Verdict.OK, finding
+    assert "logits of " in finding.measured
+
+
+def commits(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Patch], None]:
+    """Plant another index, whatever the cache."""
+    commit = RecurrentStates.commit
+
+    def plant(patch: Patch) -> None:
+        patch.setattr(RecurrentStates, "commit", lambda self, slots, rows: commit(self, slots, change(rows)))
+
+    return plant
+
+
+def moved(slots: RecurrentRows, change: Callable[[torch.Tensor], torch.Tensor]) -> RecurrentRows:
+    """Move the row at which verify begins; prompts begin where they should."""
+    return slots if slots.is_prompt else replace(slots, committed=change(slots.committed))
+
+
+def states_at(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Patch], None]:
+    """Plant another row at which the state is read."""
+    read: Any = StateCheckpoints._committed
+    return lambda patch: patch.setattr(
+        StateCheckpoints, "_committed", lambda self, slots: read(self, moved(slots, change))
+    )
+
+
+def inputs_at(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Patch], None]:
+    """Plant another column at which the convolution's inputs are read."""
+    read = ConvWindows.read
+    return lambda patch: patch.setattr(
+        ConvWindows, "read", lambda self, slots, history: read(self, moved(slots, change), history)
+    )
+
+
+def forgets_the_last_row(patch: Patch) -> None:
+    """Plant a count of accepted rows that is clamped to what the convolution looks back (xLLM #2247)."""
+    accepted: Any = ReplayedUpdates._accepted
+    clamped = lambda slots: replace(slots, committed=slots.committed.clamp(max=2))  # noqa: E731
+    patch.setattr(ReplayedUpdates, "_accepted", lambda self, slots: accepted(self, clamped(slots)))
+
+
+FAULTS: dict[str, tuple[str, Callable[[Patch], None], str]] = {
+    "reads_n": ("checkpoints", commits(lambda rows: rows + 1), "rollback index: the index that commit sets"),
+    "reads_n_and_replays": ("replay", commits(lambda rows: (rows + 1).clamp(max=3)), "index that commit sets"),
+    "keeps_0": ("checkpoints", commits(torch.zeros_like), "rollback index: the index that commit sets"),
+    "state_later": ("checkpoints", states_at(lambda rows: rows + 1), "state one row behind the last accepted"),
+    "state_first": ("checkpoints", states_at(torch.zeros_like), "state behind its first row, whatever was accepted"),
+    "offset_later": (
+        "checkpoints",
+        inputs_at(lambda rows: rows + 1),
+        "convolution offset: its inputs are read one row b",
+    ),
+    "offset_skipped": ("replay", inputs_at(torch.zeros_like), "convolution offset: its inputs are read from the first"),
+    "clamped": ("replay", forgets_the_last_row, "behind one whose drafts were all accepted"),
+}
+
+
+QUICK = ("offset_later",)
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAULTS]
+)
+def test_a_planted_fault_is_named(subjects: dict[str, Subject], monkeypatch: Patch, fault: str) -> None:
+    rollback, plant, said = FAULTS[fault]
+    plant(monkeypatch)
+    finding = check_states(subjects[rollback])
+    assert finding.verdict is Verdict.FAULT and finding.cause is not None and said in finding.cause, finding
+
+
+def test_a_target_without_states_has_none_to_check(subjects: dict[str, Subject]) -> None:
+    subject = subjects["checkpoints"]
+    config = replace(subject.models.target.config, layers=())
+    target: Any = type("T", (), {"config": config})
+    assert (
+        check_states(replace(subject, models=replace(subject.models, target=target))).verdict is Verdict.DOES_NOT_APPLY
+    )
