@@ -61,6 +61,9 @@ SHOWN = (
     "experts",
 )
 NUM_ROUNDS, LEFT_OUT = 24, 4
+EMBEDDING_SCALE = 50.0
+"""Random layers make all tokens of a text alike, so that their rows choose the same experts, unless embeddings outweigh
+what attention mixes in."""
 COMMON = (
     *("target.weights=random", "workload=random_ids", "attention=triton", "kernels=triton", "graph=round"),
     *("device=cuda", "references=[]", "warmup_requests=0"),
@@ -221,6 +224,7 @@ class Bench:
         torch.manual_seed(config.seed)
         longest = largest.model.prompt_tokens + 1 + largest.num_emitted * NUM_ROUNDS
         self.models = load_models(config, longest)
+        self.models.target.embedding.mul_(EMBEDDING_SCALE)
         self.drafter = read_drafter(config, self.models) if largest.num_draft_tokens else None
 
     def measured(self, cell: Cell) -> dict[str, str]:

@@ -78,5 +78,6 @@ def choose_latent_tiles(num_heads: int, row_width: int, element_size: int) -> Ti
     """
     if element_size == 4:  # no tensor core product: an unrolled one takes long to compile
         return Tiles(rows=16, keys=16, num_warps=4, num_stages=1)
-    rows = 64 if num_heads >= 16 else 16
-    return Tiles(rows=rows, keys=32, num_warps=8 if rows == 64 else 4, num_stages=2)
+    if num_heads < 16:
+        return Tiles(rows=16, keys=32, num_warps=4, num_stages=2)
+    return Tiles(rows=64, keys=64, num_warps=8, num_stages=2)

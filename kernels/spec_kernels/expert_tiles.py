@@ -39,4 +39,4 @@ def choose_expert_tiles(num_rows: int, pairs_each: float, element_size: int) -> 
     pairs = 16
     while num_rows > MAX_INVARIANT_ROWS and pairs < _MAX_PAIRS and pairs < 2 * pairs_each:
         pairs *= 2
-    return ExpertTiles(pairs, ProductTiles(32, 128, 4, 4), ProductTiles(32, 128, 4, 4))
+    return ExpertTiles(pairs, ProductTiles(32, 128, 4, 4), ProductTiles(64, 128, 4, 3))
