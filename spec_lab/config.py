@@ -184,7 +184,9 @@ class CacheConfig:
     num_pages: int | None = knob(None, "pages in all; null is enough for batch_size requests of the longest length")
     prefill_chunk: int = knob(512, "prompt rows of one request a forward", least=1)
     prefill_tokens: int | None = knob(
-        2048, "prompt rows a forward over all requests whose prompts wait; null is one request at a time", least=1
+        None,
+        "prompt rows of all requests a forward, 1 for one each; null is 2048 on a CPU, 8192 on CUDA",
+        least=1,
     )
 
 

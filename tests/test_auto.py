@@ -58,6 +58,14 @@ def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: 
     assert taken("device=cuda", *overrides) == expected
 
 
+@pytest.mark.parametrize(("device", "expected"), [("cpu", 2048), ("cuda", 8192)])
+def test_how_many_prompt_rows_share_a_forward(device: str, expected: int) -> None:
+    found = [
+        compose_run([f"device={device}", *typed])[0].cache.prefill_tokens for typed in ([], ["cache.prefill_tokens=64"])
+    ]
+    assert found == [expected, 64]
+
+
 @pytest.mark.parametrize(
     ("overrides", "refusal"),
     [

@@ -21,6 +21,8 @@ from spec_lab.config import AttentionConfig, KernelSet, RunConfig
 from spec_lab.errors import UserError
 
 AUTO = "auto"
+CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
+"""More rows a forward bring little on either: docs/performance.md. vLLM has 8192 on GPUs of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +64,21 @@ KNOBS: Mapping[str, AutoKnob] = {
 
 
 def with_auto_chosen(config: RunConfig) -> RunConfig:
-    """Return the run with an option in place of each auto.
+    """Return the run with an option in place of each auto, and a number in that of `cache.prefill_tokens=null`.
 
     Raises:
         UserError: `auto`, which says what was chosen here, was typed.
     """
     if config.auto:
         raise UserError("auto=[...] is what the lab writes into its record; leave it out")
+    on_cuda = runs_on_cuda(config.device)
+    if config.cache.prefill_tokens is None:
+        budget = CUDA_PREFILL_TOKENS if on_cuda else CPU_PREFILL_TOKENS
+        config = dataclasses.replace(config, cache=dataclasses.replace(config.cache, prefill_tokens=budget))
     open_knobs = {name: knob for name, knob in KNOBS.items() if knob.name_of(config) == AUTO}
     for knob in open_knobs.values():
         config = knob.take(config, knob.safe)
-    if open_knobs and runs_on_cuda(config.device):
+    if on_cuda:
         for knob in open_knobs.values():
             config = _faster(config, knob)
     return dataclasses.replace(config, auto=sorted(open_knobs))
