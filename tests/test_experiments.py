@@ -17,7 +17,7 @@ from spec_lab.cli.options import conf_folder
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.report.__main__ import main as report
 from spec_lab.report.knob_plot import plotted_numbers
-from spec_lab.report.knob_table import STUDIES, format_knob_study, read_knob_studies
+from spec_lab.report.knob_table import STUDIES, format_knob_study, is_told_by_knobs, read_knob_studies
 from spec_lab.report.lines_plot import PlottedNumber, number_over_knob
 from tests import recorded_runner
 from tests.fake_runs import CHOICES, make_summary
@@ -188,6 +188,18 @@ def test_a_figure_has_a_line_for_each_value_of_the_other_knobs() -> None:
     ratio = runs[1].summary["speedup"]
     assert ratio is not None
     assert (numbers[1].value, numbers[1].low, numbers[1].high) == (ratio["value"], ratio["low"], ratio["high"])
+
+
+def test_drafters_side_by_side_are_for_runs_that_no_study_tells_apart() -> None:
+    k1, ngram = ({"drafter": {"name": name, "num_draft_tokens": 1}} for name in ("eagle3", "ngram"))
+    assert is_told_by_knobs([run.summary for run in _runs({}, k1)])
+    assert not is_told_by_knobs([run.summary for run in _runs({}, k1, experiment="drafters")])
+    two = [run.summary for run in _runs({}, ngram)]
+    two[1]["choices"]["drafter"] = "ngram"
+    assert not is_told_by_knobs(two), "the drafter is no knob of that study"
+    two = [run.summary for run in _runs({}, ngram, experiment="trees")]
+    two[1]["choices"]["drafter"] = "ngram"
+    assert is_told_by_knobs(two)
 
 
 def test_places_stand_in_the_order_of_their_values() -> None:

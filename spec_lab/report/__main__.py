@@ -32,7 +32,7 @@ from spec_lab.report.cost_table import Cost, format_costs, read_costs
 from spec_lab.report.drafter_table import Cell, format_comparison, read_comparisons
 from spec_lab.report.frame import frame_of
 from spec_lab.report.graph_table import format_graph_comparison, read_graph_comparisons
-from spec_lab.report.knob_table import KnobStudy, format_knob_study, read_knob_studies
+from spec_lab.report.knob_table import KnobStudy, format_knob_study, is_told_by_knobs, read_knob_studies
 from spec_lab.report.markdown_table import format_markdown
 from spec_lab.report.paired_table import Compared, compare, format_compared
 from spec_lab.report.run_table import format_definitions, format_run, format_runs
@@ -136,7 +136,7 @@ def _compare(runs: Sequence[NumberedRun], base: int | None) -> Comparisons:
     compared, not_compared = compare(runs, base)
     return Comparisons(
         studies,
-        read_comparisons(plain),
+        [cells for cells in read_comparisons(plain) if not is_told_by_knobs([cell.summary for cell in cells])],
         read_graph_comparisons(plain),
         compared,
         read_costs(runs),

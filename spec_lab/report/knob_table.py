@@ -213,6 +213,16 @@ def read_knob_studies(runs: Sequence[Run]) -> list[tuple[KnobStudy, list[Run]]]:
     return [(by_name[name], _ordered(by_name[name], list(cells.values()))) for (name, _), cells in found.items()]
 
 
+def is_told_by_knobs(summaries: Sequence[Summary]) -> bool:
+    """Tells whether runs that differ in drafter and K are all of one study, whose own table says how they differ."""
+    experiments = {summary["choices"].get("experiment", "") for summary in summaries}
+    study = next((study for study in STUDIES if {study.experiment} == experiments), None)
+    if study is None:
+        return False
+    drafters = {summary["choices"].get("drafter") for summary in summaries}
+    return len(drafters) == 1 or "drafter" in study.keys.values()
+
+
 def format_knob_study(study: KnobStudy, runs: Sequence[Run]) -> str:
     """The question and the table."""
     keys = shown_keys(study, runs)
