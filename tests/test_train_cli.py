@@ -272,11 +272,12 @@ def test_the_command_on_a_shipped_card_trains_what_the_card_is_of(folder: str) -
     [command] = [line.strip() for line in lines if line.startswith("    python -m spec_lab.train")]
     pipeline = composed_pipeline(*command.split()[3:])
     assert pipeline.command() == command
-    if folder == "pocket":
-        assert pipeline.target is not None
-    else:
-        assert pipeline.drafter is not None and folder == f"pocket-{pipeline.drafter.config.name}"
-    assert (pipeline.target is not None) == (folder in ("pocket", "pocket-eagle3"))
+    target, _, drafter = folder.partition("-")
+    trained = pipeline.config.trained_target
+    if drafter:
+        assert pipeline.drafter is not None and pipeline.drafter.config.drafts_as == drafter
+    assert target == ("pocket" if trained is None else trained.option)
+    assert (trained is not None) == (folder in ("pocket", "pocket-eagle3") or target != "pocket")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spec_lab.assembly.drafters.trained import ZOO, missing_folder
+from spec_lab.assembly.drafters.trained import SHIPPED, ZOO, missing_folder
 from spec_lab.assembly.option import TargetOption
 from spec_lab.config import RunConfig, TargetConfig, Weights
 
@@ -27,9 +27,9 @@ def needs_a_path(config: RunConfig) -> str | None:
     return missing_folder("target.path", path)
 
 
-def pocket_folder(target: TargetConfig) -> Path:
-    """The shipped target."""
-    return ZOO / "pocket"
+def shipped_folder(target: TargetConfig) -> Path:
+    """The shipped target of this name."""
+    return ZOO / target.name
 
 
 def checkpoint_folder(target: TargetConfig) -> Path:
@@ -56,7 +56,7 @@ def shape_folder(target: TargetConfig) -> Path:
 OPTIONS = (
     # One thread: its operators are too short to share, and a second thread that has to wait for a busy core costs more
     # than it brings.
-    TargetOption(name="pocket", folder=pocket_folder, num_threads=1, refusals=(reads_no_path,)),
+    *(TargetOption(name=name, folder=shipped_folder, num_threads=1, refusals=(reads_no_path,)) for name in SHIPPED),
     TargetOption(name="hf", folder=checkpoint_folder, refusals=(needs_a_path,)),
     *(
         TargetOption(name=name, folder=shape_folder, refusals=(weights_or_random,))

@@ -11,6 +11,13 @@ from spec_lab.config import Choice, DrafterConfig, RunConfig, TargetConfig, knob
 from spec_lab.errors import UserError
 
 ZOO = Path(__file__).parents[2] / "zoo"
+SHIPPED: Mapping[str, tuple[str, ...]] = {
+    "pocket": ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model"),
+    "pocket_hybrid": ("mtp_eagle",),
+    "pocket_gemma": ("frozen_kv",),
+    "pocket_moe": ("mtp_eagle",),
+}
+"""The targets whose weights are in this package, and the drafters that have weights for each."""
 
 
 class DraftSampling(Choice):
@@ -78,7 +85,7 @@ class DrafterWeights:
 
 def zoo_folders(name: str) -> dict[str, Path]:
     """The weights of drafter `name` in this package, by target."""
-    return {"pocket": ZOO / f"pocket-{name}"}
+    return {target: ZOO / f"{target}-{name}" for target, drafters in SHIPPED.items() if name in drafters}
 
 
 def no_weights_shipped(options: DrafterConfig, target: TargetConfig, searched: str = "") -> str:
