@@ -32,6 +32,16 @@ def shipped_folder(target: TargetConfig) -> Path:
     return ZOO / target.name
 
 
+def weights_are_here(config: RunConfig) -> str | None:
+    """A checkout, or a package, may be without the weights of a shipped target."""
+    folder = shipped_folder(config.target)
+    return (
+        None
+        if folder.is_dir()
+        else f"target={config.target.name}: its weights are not here ({folder}); choose another target"
+    )
+
+
 def checkpoint_folder(target: TargetConfig) -> Path:
     """`target.path`, which was not refused."""
     assert target.path is not None
@@ -56,7 +66,10 @@ def shape_folder(target: TargetConfig) -> Path:
 OPTIONS = (
     # One thread: its operators are too short to share, and a second thread that has to wait for a busy core costs more
     # than it brings.
-    *(TargetOption(name=name, folder=shipped_folder, num_threads=1, refusals=(reads_no_path,)) for name in SHIPPED),
+    *(
+        TargetOption(name=name, folder=shipped_folder, num_threads=1, refusals=(reads_no_path, weights_are_here))
+        for name in SHIPPED
+    ),
     TargetOption(name="hf", folder=checkpoint_folder, refusals=(needs_a_path,)),
     *(
         TargetOption(name=name, folder=shape_folder, refusals=(weights_or_random,))

@@ -49,16 +49,17 @@ class AssistantRecipe:
         torch.manual_seed(task.seed)
         target: TrainableDecoder = task.model
         compile_on_gpu(target, task.device)
-        drafter = TrainableFrozenKVDrafter(self._shape(target.config.model))
+        keys = self._keys(target.config.keys)
+        drafter = TrainableFrozenKVDrafter(assistant_shape(target.config.model, keys["text_config"]))
         start_from_decoder(drafter, target)
         curve = train_unrolled(drafter, self.config, task)
-        save_drafter(drafter.state_dict(), self._keys(target.config.keys), folder)
+        save_drafter(drafter.state_dict(), keys, folder)
         return curve
 
     def matcher(self, folder: Path, model: Any, device: torch.device) -> DraftMatcher:
         """Puts the saved assistant beside its target, as `DrafterRecipe` says. It computes in float32."""
-        tensors, _ = load_drafter(folder)
-        drafter = TrainableFrozenKVDrafter(self._shape(model.config.model))
+        tensors, config = load_drafter(folder)
+        drafter = TrainableFrozenKVDrafter(assistant_shape(model.config.model, config["text_config"]))
         drafter.load_state_dict(tensors)
         return unrolled_matcher(drafter.to(device).eval(), model)
 
@@ -78,17 +79,6 @@ Every step stands at the last committed position. It takes the target's embeddin
 target scales it, beside the target's hidden state after its final norm; later steps take, in place of that,
 `post_projection` of what the assistant left.""",
             loss=unrolled_loss_words(self.config),
-        )
-
-    def _shape(self, target: ModelConfig) -> FrozenKVShape:
-        sliding, full = last_owners(target)
-        return FrozenKVShape(
-            backbone_hidden_size=target.hidden_size,
-            hidden_size=self.config.hidden_size,
-            intermediate_size=self.config.intermediate_size,
-            num_heads=self.config.num_heads,
-            vocab_size=target.vocab_size,
-            sources=tuple(kv_source(target, layer) for layer in (*[sliding] * self.config.num_sliding_layers, full)),
         )
 
     def _keys(self, target: dict[str, Any]) -> dict[str, Any]:
@@ -118,6 +108,20 @@ target scales it, beside the target's hidden state after its final norm; later s
                 **{key: target[key] for key in SHARED_KEYS},
             },
         }
+
+
+def assistant_shape(target: ModelConfig, text: dict[str, Any]) -> FrozenKVShape:
+    """The sizes that the `text_config` of an assistant has beside this target."""
+    sliding, full = last_owners(target)
+    layers = (sliding if kind == "sliding_attention" else full for kind in text["layer_types"])
+    return FrozenKVShape(
+        backbone_hidden_size=target.hidden_size,
+        hidden_size=text["hidden_size"],
+        intermediate_size=text["intermediate_size"],
+        num_heads=text["num_attention_heads"],
+        vocab_size=target.vocab_size,
+        sources=tuple(kv_source(target, layer) for layer in layers),
+    )
 
 
 def last_owners(target: ModelConfig) -> tuple[int, int]:

@@ -278,7 +278,7 @@ class NextnTrainingConfig(UnrolledTrainingConfig):
     """drafter=nextn: an MTP module whose layer is of its target's own kind, as Qwen3.5 and DeepSeek-V3 have them."""
 
     name: str = "nextn"
-    intermediate_size: int = knob(384, "width of a dense feed-forward network; experts are the target's", least=1)
+    intermediate_size: int = knob(208, "width of a dense feed-forward network; experts are the target's", least=1)
     optimisation: TimedOptimisationConfig = field(
         default_factory=TimedOptimisationConfig, metadata={"help": "how it is trained"}
     )

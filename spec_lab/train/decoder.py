@@ -7,6 +7,8 @@ recipes of drafters such a decoder looks as a model of transformers does: it is 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,6 +164,17 @@ class TrainableDecoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """`[..., vocab_size]` from what the final norm leaves."""
         return F.linear(hidden, self.model.embed_tokens.weight)
+
+
+@contextmanager
+def products_in_tf32() -> Iterator[None]:
+    """Float32 products on a GPU's tensor cores, rounded to 10 bits of mantissa: those of delta nets, in training."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def compile_on_gpu(target: TrainableDecoder, device: torch.device) -> None:

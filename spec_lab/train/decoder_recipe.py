@@ -15,7 +15,7 @@ from torch import Tensor
 from spec_lab.corpus.example import END_OF_TEXT, END_OF_TURN
 from spec_lab.train.config import DecoderTrainingConfig
 from spec_lab.train.data import TrainingTokens, next_token_labels
-from spec_lab.train.decoder import TrainableDecoder
+from spec_lab.train.decoder import TrainableDecoder, products_in_tf32
 from spec_lab.train.decoder_checkpoint import as_saved, from_saved, in_saved_dtype
 from spec_lab.train.decoder_families import gemma_keys, hybrid_keys, moe_keys
 from spec_lab.train.gemma4 import TrainableGemma4
@@ -108,7 +108,8 @@ class DecoderRecipe:
             rows = tokens.batch(step, self.config.optimisation.batch_size, seed)
             return rows, next_token_labels(rows, end_of_text_id)
 
-        curve = train(NextTokenLoss(decoder), batch_of, self.config.optimisation, checkpoint, device)
+        with products_in_tf32():
+            curve = train(NextTokenLoss(decoder), batch_of, self.config.optimisation, checkpoint, device)
         self._save(decoder, [ends["eos_token_id"], end_of_text_id], folder)
         return curve
 

@@ -103,16 +103,24 @@ def gated_delta_rule(
         return torch.cat(outputs, dim=2).transpose(1, 2)[:, :num_rows].contiguous()
 
 
-def inverse_of_unit_lower(matrix: Tensor) -> Tensor:
+def inverse_of_unit_lower(matrix: Tensor, smallest: int = 16) -> Tensor:
     """Inverse of `[..., size, size]` matrices with ones on the diagonal, whose entries below it are `matrix`'s.
 
     Blocks on the diagonal are inverted two by two, each twice as large as the ones before: of [[A, 0], [C, B]] the
-    corner is -B^-1 C A^-1. So errors do not grow as those of a power series would. `size` is a power of two.
+    corner is -B^-1 C A^-1. So errors do not grow as those of a power series would. `size` is a power of two; blocks up
+    to `smallest` are inverted by themselves, since the zeros beside them cost as much as numbers.
     """
     size = matrix.shape[-1]
+    if size <= smallest:
+        block, inverse = 1, torch.eye(size, device=matrix.device, dtype=matrix.dtype)
+    else:
+        num_blocks = size // smallest
+        blocks = matrix.unflatten(-1, (num_blocks, smallest)).unflatten(-3, (num_blocks, smallest))
+        diagonal = torch.stack([blocks[..., i, :, i, :] for i in range(num_blocks)], dim=-3)
+        apart = torch.eye(num_blocks, device=matrix.device, dtype=matrix.dtype)[:, None, :, None]
+        inverse = (inverse_of_unit_lower(diagonal, smallest).unsqueeze(-2) * apart).flatten(-2).flatten(-3, -2)
+        block = smallest
     index = torch.arange(size, device=matrix.device)
-    inverse = torch.eye(size, device=matrix.device, dtype=matrix.dtype)
-    block = 1
     while block < size:
         row, column = index[:, None] // block, index[None, :] // block
         corner = matrix * ((row == column + 1) & (row % 2 == 1))

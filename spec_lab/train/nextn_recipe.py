@@ -13,7 +13,7 @@ from torch import Tensor
 from spec_lab.models.mtp_layouts import DEEPSEEK, QWEN3_NEXT, MtpLayout
 from spec_lab.train.checkpoint import load_drafter, save_config
 from spec_lab.train.config import NextnTrainingConfig
-from spec_lab.train.decoder import TrainableDecoder, compile_on_gpu
+from spec_lab.train.decoder import TrainableDecoder, compile_on_gpu, products_in_tf32
 from spec_lab.train.decoder_checkpoint import as_saved, from_saved, in_saved_dtype
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.loop import CurvePoint
@@ -38,7 +38,8 @@ class NextnRecipe:
         drafter = make_drafter(target, self.config.intermediate_size)
         for module in drafter.chain():
             module.shared_head.norm.weight.data.copy_(target.model.norm.weight)
-        curve = train_unrolled(drafter, self.config, task)
+        with products_in_tf32():
+            curve = train_unrolled(drafter, self.config, task)
         save_module(drafter, target, folder)
         return curve
 
