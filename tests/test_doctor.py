@@ -103,8 +103,9 @@ def test_a_random_head_disagrees_everywhere_and_nothing_else_is_wrong(
 def test_a_drafter_without_weights_has_bounds_alone(pair: tuple[Path, Path], prompts: Path, drafter: str) -> None:
     config = make_run_config(pair, prompts, drafter, max_new_tokens=6)
     findings = examine(load_subject(config))
-    assert [finding.verdict for finding in findings[:3]] == [Verdict.OK] * 3
-    assert {finding.verdict for finding in findings[3:]} == {Verdict.DOES_NOT_APPLY}
+    states, *bounds = findings[:4]
+    assert [finding.verdict for finding in bounds] == [Verdict.OK] * 3
+    assert {finding.verdict for finding in (states, *findings[4:])} == {Verdict.DOES_NOT_APPLY}
     assert summarize(findings) == f"no fault found; {len(findings) - 3} checks do not apply"
 
 
