@@ -277,6 +277,10 @@ class RunConfig:
     kernels: KernelSet = knob(
         KernelSet.auto, "what computes acceptance, sampling, draft bookkeeping and RoPE with the KV write"
     )
+    row_invariant: bool = knob(
+        True,
+        "16-bit Triton products, of which a row, of up to 16, does not depend on the others; false: the library's",
+    )
     batch_size: int = knob(1, "requests decoded together", least=1)
     max_new_tokens: int = knob(160, "longest output of a request, in tokens", least=1)
     references: list[ReferenceChoice] = knob(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_kernels.rope_write import rope_write
 from spec_lab.assembly.kernels import KERNELS
@@ -77,6 +80,19 @@ def make_target(config: ModelConfig, lane: Lane, products: Products) -> DecoderT
     target = DecoderTarget(config, tensors, lane.backend, MAX_POSITIONS)
     target.use(products)
     return target
+
+
+class CountedKernels(TorchDispatchMode):
+    """A dispatch mode that counts the operators of `spec_kernels` by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "spec_kernels":
+            self.count[func._schema.name.removeprefix("spec_kernels::")] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def prompt(num_requests: int, num_rows: int) -> torch.Tensor:
@@ -199,3 +215,25 @@ def test_float32_keeps_the_librarys_products(llama: ModelConfig) -> None:
     lane = Lane.of(llama.layers)
     target = make_target(llama, lane, KERNELS["triton"](DEVICE, torch.float16).products)
     assert all(type(layer) is FusedLayer for layer in target.layers)
+
+
+def products_called(llama: ModelConfig, products: Products) -> int:
+    """Count the products of a round that are ours."""
+    lane = Lane.of(llama.layers)
+    target, metadata = make_target(llama, lane, products), lane.metadata([6, 4], 4)
+    with CountedKernels() as launched:
+        target.forward(prompt(2, 4).flatten(), lane.cache, metadata, AllRows(), FEATURES)
+    return launched.count["product"]
+
+
+def test_without_row_invariance_products_are_the_librarys(llama: ModelConfig) -> None:
+    assert products_called(llama, TritonProducts(row_invariant=False)) == 0
+    assert products_called(llama, TritonProducts()) == 4 * len(llama.layers)
+
+
+def test_what_is_row_invariant(llama: ModelConfig) -> None:
+    plan = llama.layers[0]
+    assert TritonProducts().is_row_invariant(plan)
+    assert not TritonProducts(row_invariant=False).is_row_invariant(plan) and not PLAIN.is_row_invariant(plan)
+    for change in ({"attention_gate": True}, {"float32_norms": True}, {"mlp_bias": True}):
+        assert not TritonProducts().is_row_invariant(replace(plan, **change))  # type: ignore[arg-type]

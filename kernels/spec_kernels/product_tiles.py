@@ -33,13 +33,22 @@ class SkinnyTiles:
 
 
 TUNED = {
-    (6144, 8192): SkinnyTiles(32, 128, splits=2),
-    (6144, 4096): SkinnyTiles(64, 128, splits=4, stages=3, turned=True),
+    (6144, 8192): SkinnyTiles(64, 128, splits=2, turned=True),
+    (6144, 4096): SkinnyTiles(64, 128, splits=2, turned=True),
+    (4096, 12288): SkinnyTiles(64, 128, splits=4, stages=3, turned=True),
 }
 """Holds the weights [out_features, in_features] for which, with up to 16 rows, other tiles were faster."""
 
-ENOUGH_PROGRAMS = 192
+ENOUGH_PROGRAMS = 128
 """Keeps the 132 multiprocessors reading; further splits only add up more partial sums."""
+
+LARGE = 2**26
+"""A weight of so many numbers is read faster by our products than by the library's with 17 to 64 rows as well."""
+
+
+def most_rows(out_features: int, in_features: int) -> int:
+    """Return the number of rows up to which a plain product is ours."""
+    return MAX_ROWS if out_features * in_features > LARGE else INVARIANT_ROWS
 
 
 def row_tile(num_rows: int) -> int:
@@ -56,12 +65,15 @@ def choose_tiles(rows: int, out_features: int, in_features: int, gated: bool) ->
     """
     if rows == INVARIANT_ROWS and not gated and (out_features, in_features) in TUNED:
         return TUNED[out_features, in_features]
-    depth, columns = min(128, _power_of_two(in_features)), 64
-    num_tiles = -(-out_features // columns)
+    depth = min(128, _power_of_two(in_features))
+    if rows > INVARIANT_ROWS and in_features <= out_features:
+        return SkinnyTiles(128, min(64, depth), num_warps=8 if gated else 4, turned=True)
+    num_tiles = -(-out_features // 64)
     splits = 1
     while num_tiles * splits < ENOUGH_PROGRAMS and splits < 4 and in_features % (2 * splits * depth) == 0:
         splits *= 2
-    return SkinnyTiles(columns, depth, splits, stages=3 if gated or rows > 16 else 4, turned=True)
+    stages = 3 if gated else 5 if splits > 1 and rows <= INVARIANT_ROWS else 4
+    return SkinnyTiles(64, depth, splits, stages, turned=True)
 
 
 def num_arrivals(out_features: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -84,11 +85,11 @@ TORCH = Kernels(
 )
 
 
-def _torch(device: torch.device, dtype: torch.dtype) -> Kernels:
+def _torch(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
     return TORCH
 
 
-def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
+def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
     require_triton("kernels", device, dtype)
     from spec_kernels.rope_write import rope_write
     from spec_kernels.stops import going_on
@@ -116,18 +117,25 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         rope_write=rope_write,
         router=triton_router,
         experts=TritonExperts,
-        products=_triton_products(dtype),
+        products=_triton_products(dtype, row_invariant),
         delta=TRITON_DELTA,
     )
 
 
-def _triton_products(dtype: torch.dtype) -> Products:
+def _triton_products(dtype: torch.dtype, row_invariant: bool) -> Products:
     """Leave float32 to the library: exact products are slow on tensor cores, and TF32 would not be exact."""
     if dtype is torch.float32:
         return PLAIN
     from spec_lab.models.triton_latent import TritonLayerProducts
+    from spec_lab.models.triton_products import TritonProducts
 
-    return TritonLayerProducts()
+    return TritonLayerProducts() if row_invariant else TritonProducts(row_invariant=False)
 
 
-KERNELS: Mapping[str, Callable[[torch.device, torch.dtype], Kernels]] = {"torch": _torch, "triton": _triton}
+class KernelsMaker(Protocol):
+    """Makes the kernels of a run; `row_invariant` is that run's knob."""
+
+    def __call__(self, device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels: ...
+
+
+KERNELS: Mapping[str, KernelsMaker] = {"torch": _torch, "triton": _triton}

@@ -82,6 +82,16 @@ class Models:
     experts_read: ExpertsRead
     markers: ThinkingMarkers | None = None
 
+    @property
+    def row_invariant(self) -> bool:
+        """Tell whether a row of a forward of the target, of up to 16, is bit for bit the same whatever the others."""
+        products, plans = self.kernels.products, self.target.layer_plans
+        return (
+            getattr(self.backend, "row_invariant", False)
+            and self.target.used_products
+            and all(products.is_row_invariant(plan) for plan in plans)
+        )
+
     def adopt(self, parts: Iterable[ExpertMLP]) -> None:
         """Let the run's kernels compute these routers and experts, and count what they read."""
         adopted = tuple(parts)
@@ -211,7 +221,7 @@ def load_models(
         )
     # Draft positions may pass the end; they are clamped onto the last row of the table.
     max_positions = min(model_config.max_position_embeddings, max_seq_len + 2 * 16)
-    kernels = KERNELS[config.kernels](device, dtype)
+    kernels = KERNELS[config.kernels](device, dtype, config.row_invariant)
     context = BackendContext(config.cache.page_size, max_positions, device, dtype, kernels.rope_write)
     attention = registry.of(config).attention(config)
     make_backend = attention.make if tree_sizes(config) is None else attention.make_for_trees

@@ -25,6 +25,7 @@ class TritonAttention:
 
     prewrite = True
     supports_in_place_update = True
+    row_invariant = True
 
     def __init__(
         self,

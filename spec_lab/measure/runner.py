@@ -102,6 +102,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
         work=profile.work,
         acceptance_imposed=traits.imposed,
         acceptance_lossless=traits.lossless,
+        row_invariant=lab.models.row_invariant,
     )
 
 

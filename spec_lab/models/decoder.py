@@ -30,10 +30,12 @@ class Decoder(ABC):
         config: of the whole model.
         layer_plans: of the layers as they lie in this process, and of their caches.
         layers: first to last.
+        used_products: whether `use` has been called.
         num_positions: rows of the rotary tables.
     """
 
     layers: Sequence[Any]
+    used_products: bool = False
 
     def __init__(
         self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], max_positions: int | None, partition: Partition
@@ -70,6 +72,7 @@ class Decoder(ABC):
     def use(self, products: Products) -> None:
         """Replace the parts that few rows go through, in a decoder that one process has whole."""
         self._head = products.linear(self._head)
+        self.used_products = True
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)

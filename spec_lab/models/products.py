@@ -116,6 +116,10 @@ class Products(Protocol):
     `plan` is that of the layer the part belongs to: it says what kind the part is of.
     """
 
+    def is_row_invariant(self, plan: LayerPlan) -> bool:
+        """Tell whether a row of such a layer, of up to 16, does not depend on the others."""
+        ...
+
     def norm(self, norm: RowsPart, plan: LayerPlan) -> RowsPart: ...
 
     def linear(self, linear: Linear) -> Linear: ...
@@ -131,6 +135,9 @@ class Products(Protocol):
 
 class PlainProducts:
     """Leaves every part as it is."""
+
+    def is_row_invariant(self, plan: LayerPlan) -> bool:
+        return False
 
     def norm(self, norm: RowsPart, plan: LayerPlan) -> RowsPart:
         return norm

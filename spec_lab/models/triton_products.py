@@ -1,7 +1,8 @@
-"""kernels=triton computes forwards of up to 64 rows with `spec_kernels`: a decoder layer is then seven launches.
+"""kernels=triton computes forwards of up to 16 rows with `spec_kernels`: a decoder layer is then seven launches.
 
-A row of up to 16 does not depend, bit for bit, on how many stand beside it. More than 64 rows go to the library's
-products, which arithmetic bounds there and not bytes.
+A row of those does not depend, bit for bit, on how many stand beside it. Up to 64 rows the large products are ours too,
+and the small ones the library's, each where it was faster. More rows go to the library, since arithmetic bounds them
+there and not bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from spec_kernels.gate import silu_gate
 from spec_kernels.likeliest import likeliest
 from spec_kernels.norms import add_rms_norm, rms_norm
 from spec_kernels.product import product
-from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS, num_arrivals
+from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS, most_rows, num_arrivals
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
@@ -76,14 +77,15 @@ def no_arrivals(out_features: int, device: torch.device) -> torch.Tensor:
 class SkinnyLinear:
     """Is a plain product: of few rows by the kernel, of many by the library."""
 
-    __slots__ = ("_few", "_many")
+    __slots__ = ("_few", "_many", "_max_rows")
 
-    def __init__(self, linear: DenseLinear) -> None:
+    def __init__(self, linear: DenseLinear, max_rows: int = MAX_ROWS) -> None:
         self._few = SkinnyProduct(linear)
         self._many = linear
+        self._max_rows = min(max_rows, most_rows(*linear.weight.shape))
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._few(rows) if 0 < rows.shape[0] <= MAX_ROWS else self._many(rows)
+        return self._few(rows) if 0 < rows.shape[0] <= self._max_rows else self._many(rows)
 
 
 class FusedMLP:
@@ -126,13 +128,44 @@ class TritonGatedMLP:
         return self.down(inner)
 
 
+Finish = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Turns the residual stream and its norm into the stream behind a layer's second half."""
+
+
+class FinishWithMLP:
+    """Adds the gated MLP of a norm to the stream: by our products up to `max_rows`, and else by the library's."""
+
+    __slots__ = ("_down", "_gate_up", "_many", "_max_rows")
+
+    def __init__(self, mlp: GatedMLP, max_rows: int) -> None:
+        self._gate_up = SkinnyProduct(dense(mlp.gate_up), gated=True)
+        self._down = SkinnyProduct(dense(mlp.down))
+        self._many = TritonGatedMLP(mlp.gate_up, mlp.down)
+        self._max_rows = max_rows
+
+    def __call__(self, stream: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        if 0 < stream.shape[0] <= self._max_rows:
+            return self._down(self._gate_up(normed), stream)
+        return stream + self._many(normed)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishWithPart:
+    """Adds a part of a norm to the stream: experts, which have kernels of their own."""
+
+    part: RowsPart
+
+    def __call__(self, stream: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        return stream + self.part(normed)
+
+
 @dataclass(slots=True)
 class ManyRowsBody:
-    """Is a `LayerBody` of many rows: products of the library, and kernels between them."""
+    """Is a `LayerBody` of more than 16 rows: attention with the library's products, and kernels between them."""
 
     attention: AttentionPart[LayerCache]
-    mlp: RowsPart
     mlp_norm: RMSNorm
+    finish: Finish
 
     def __call__(
         self,
@@ -146,7 +179,7 @@ class ManyRowsBody:
         added = self.attention(rows, rotary, cache, metadata, selection)
         stream, normed = torch.empty_like(added), torch.empty_like(added)
         add_rms_norm(normed, stream, residual, added, self.mlp_norm.weight, self.mlp_norm.eps)
-        return stream + self.mlp(normed)
+        return self.finish(stream, normed)
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         self.attention.write(rows, rotary, cache, metadata)
@@ -155,7 +188,7 @@ class ManyRowsBody:
 class FusedBody:
     """Is a `LayerBody`; with `norm` it is a whole layer, whose first norm is inside the first product."""
 
-    __slots__ = ("_attention", "_many", "_o", "_qkv", "_rows_part")
+    __slots__ = ("_attention", "_many", "_max_rows", "_o", "_qkv", "_rows_part")
 
     def __init__(
         self,
@@ -163,13 +196,15 @@ class FusedBody:
         rows_part: Callable[[torch.Tensor], torch.Tensor],
         norm: RMSNorm | None,
         many: ManyRowsBody,
+        max_rows: int,
     ) -> None:
-        """`many` takes rows that have been normed."""
+        """`many`, for more than `max_rows`, takes rows that have been normed."""
         self._attention = attention
         self._qkv = SkinnyProduct(dense(attention.qkv), norm)
         self._o = SkinnyProduct(dense(attention.o))
         self._rows_part = rows_part
         self._many = many
+        self._max_rows = max_rows
 
     def __call__(
         self,
@@ -180,13 +215,13 @@ class FusedBody:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        if rows.shape[0] > MAX_ROWS:
+        if rows.shape[0] > self._max_rows:
             return self._many(rows, residual, rotary, cache, metadata, selection)
         attended = self._attention.attended(self._qkv(rows), rotary, cache, metadata, selection)
         return self._rows_part(self._o(attended, residual))
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
-        if rows.shape[0] > MAX_ROWS:
+        if rows.shape[0] > self._max_rows:
             self._many.write(rows, rotary, cache, metadata)
         else:
             self._attention.write_projected(self._qkv(rows), rotary, cache, metadata)
@@ -196,10 +231,11 @@ class FusedLayer:
     """Is a `DecoderLayer`, for which two bodies stand ready: `few` norms in its first product, `many` takes normed
     rows."""
 
-    __slots__ = ("_few", "_many", "_norm", "_plain")
+    __slots__ = ("_few", "_many", "_max_rows", "_norm", "_plain")
 
-    def __init__(self, plain: DecoderLayer, norm: RowsPart, few: FusedBody, many: ManyRowsBody) -> None:
+    def __init__(self, plain: DecoderLayer, norm: RowsPart, few: FusedBody, many: ManyRowsBody, max_rows: int) -> None:
         self._plain = plain
+        self._max_rows = max_rows
         self._norm = norm
         self._few = few
         self._many = many
@@ -214,7 +250,7 @@ class FusedLayer:
     ) -> torch.Tensor:
         body: Body = self._few
         rows = stream
-        if stream.shape[0] > MAX_ROWS:
+        if stream.shape[0] > self._max_rows:
             body, rows = self._many, self._norm(stream)
         if selection.is_empty:
             body.write(rows, rotary, cache, metadata)
@@ -250,17 +286,18 @@ class FusedDraftInput:
 class FusedLikeliest:
     """Is a `LikeliestToken` in one kernel."""
 
-    __slots__ = ("_arrivals", "_eps", "_norm_weight", "_plain", "_weight")
+    __slots__ = ("_arrivals", "_eps", "_max_rows", "_norm_weight", "_plain", "_weight")
 
-    def __init__(self, plain: LikeliestToken, norm: RMSNorm | None) -> None:
+    def __init__(self, plain: LikeliestToken, norm: RMSNorm | None, max_rows: int) -> None:
         self._plain = plain
+        self._max_rows = max_rows
         self._weight = dense(plain.head).weight
         self._norm_weight = None if norm is None else norm.weight.float()
         self._eps = 0.0 if norm is None else norm.eps
         self._arrivals = torch.zeros(1, dtype=torch.int32, device=self._weight.device)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        if hidden.shape[0] > MAX_ROWS:
+        if hidden.shape[0] > self._max_rows:
             return self._plain(hidden)
         tokens = torch.empty(hidden.shape[0], dtype=torch.int64, device=hidden.device)
         parts = self._norm_weight, self._eps, self._plain.token_map
@@ -269,7 +306,18 @@ class FusedLikeliest:
 
 
 class TritonProducts:
-    """Keeps the protocol `Products`, for 16-bit weights."""
+    """Keeps the protocol `Products`, for 16-bit weights.
+
+    Without row invariance all products are the library's, whose rounding follows the number of rows; what stands
+    between them stays fused.
+    """
+
+    def __init__(self, row_invariant: bool = True) -> None:
+        self._few = INVARIANT_ROWS if row_invariant else 0
+        self._max_rows = MAX_ROWS if row_invariant else 0
+
+    def is_row_invariant(self, plan: LayerPlan) -> bool:
+        return self._max_rows > 0 and fits(plan) and has_dense_mlp(plan)
 
     def norm(self, norm: RowsPart, plan: LayerPlan) -> RowsPart:
         if plan.float32_norms:
@@ -278,7 +326,7 @@ class TritonProducts:
         return TritonNorm(rms.weight, rms.eps)
 
     def linear(self, linear: Linear) -> Linear:
-        return SkinnyLinear(dense(linear))
+        return SkinnyLinear(dense(linear), self._max_rows)
 
     def layer(self, layer: DecoderLayer, plan: LayerPlan) -> Layer:
         if not fits(plan):
@@ -286,7 +334,8 @@ class TritonProducts:
         norm = cast(RMSNorm, layer.attention_norm)
         body = LayerBody(layer.attention, layer.mlp, layer.mlp_norm)
         many = self._many_rows(body, plan)
-        return FusedLayer(layer, self.norm(norm, plan), self._few_rows(body, plan, norm, many), many)
+        few = self._few_rows(body, plan, norm, many)
+        return FusedLayer(layer, self.norm(norm, plan), few, many, self._few)
 
     def body(self, body: LayerBody, plan: LayerPlan) -> Body:
         return self._few_rows(body, plan, None, self._many_rows(body, plan)) if fits(plan) else body
@@ -297,14 +346,13 @@ class TritonProducts:
             rows_part = FusedMLP(cast(GatedMLP, body.mlp), cast(RMSNorm, body.mlp_norm))
         else:
             rows_part = ResidualPart(body.mlp, self.norm(body.mlp_norm, plan))
-        return FusedBody(cast(Attention, body.attention), rows_part, norm, many)
+        return FusedBody(cast(Attention, body.attention), rows_part, norm, many, self._few)
 
     def _many_rows(self, body: LayerBody, plan: LayerPlan) -> ManyRowsBody:
-        mlp = body.mlp
+        finish: Finish = FinishWithPart(body.mlp)
         if has_dense_mlp(plan):
-            dense_mlp = cast(GatedMLP, mlp)
-            mlp = TritonGatedMLP(dense_mlp.gate_up, dense_mlp.down)
-        return ManyRowsBody(body.attention, mlp, cast(RMSNorm, body.mlp_norm))
+            finish = FinishWithMLP(cast(GatedMLP, body.mlp), self._max_rows)
+        return ManyRowsBody(body.attention, cast(RMSNorm, body.mlp_norm), finish)
 
     def draft_input(self, part: DraftInput, plan: LayerPlan) -> DraftInputs:
         if plan.float32_norms:
@@ -314,7 +362,7 @@ class TritonProducts:
     def likeliest(self, part: LikeliestToken, plan: LayerPlan) -> Likeliest:
         if plan.float32_norms and part.norm is not None:
             return part
-        return FusedLikeliest(part, cast("RMSNorm | None", part.norm))
+        return FusedLikeliest(part, cast("RMSNorm | None", part.norm), self._max_rows)
 
 
 def fits(plan: LayerPlan) -> bool:

@@ -149,6 +149,10 @@ DEFINITIONS: dict[str, str] = {
     "divergence.lossy": "Differ under a rule that may.",
     "divergence.median_index": "Median index of the first token that differs, over the requests that do.",
     "divergence.median_margin": "Median of plain decoding's own top-2 logit difference there.",
+    "row_invariant": (
+        "Whether a row of the target's forwards of up to 16 rows is the same, bit for bit, whatever rows stand beside "
+        "it: attention and products of Triton in 16 bits, for layers of plain attention and MLPs."
+    ),
     "seconds": "Wall time: in a repeat the timed pass, at the top the whole run.",
     "num_threads": "Threads torch used on the CPU.",
     "world_size": "Processes that the target was split over; null where nothing was loaded.",

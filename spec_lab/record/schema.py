@@ -6,6 +6,7 @@ everything; it had no `judged_per_round` and no `num_surplus`, and its stage `co
 Version 3 did not say where each token came from. Version 4 knew no rounds that offer fewer than K drafts: it had no
 `offered_per_round`, and `rows` did not count what was drafted, offered and verified; nor did it count experts.
 Version 5 launched every round alone: it had no `wasted_rounds`, and no `rounds_per_replay` among the counts of a graph.
+Nor did it say whether rows depend on each other (`row_invariant`).
 `spec_lab/record/versions.py` reads it.
 """
 
@@ -289,5 +290,6 @@ class Summary(Origin, Results):
     seconds: float
     acceptance_imposed: bool
     acceptance_lossless: bool | None
+    row_invariant: NotRequired[bool | None]
     divergence: DivergenceCounts | None
     definitions: dict[str, str]

@@ -54,6 +54,7 @@ def build_summary(
     work: RoundWork | None = None,
     acceptance_imposed: bool = False,
     acceptance_lossless: bool | None = None,
+    row_invariant: bool | None = None,
 ) -> Summary:
     """The whole record of a run.
 
@@ -67,6 +68,7 @@ def build_summary(
         work: of a round of it; None where there was none.
         acceptance_imposed: the rule set how much is accepted, so acceptance is no result.
         acceptance_lossless: whether the rule promises plain decoding's output; None where no rule was at work.
+        row_invariant: whether the target's rows do not depend on each other; None where nothing was loaded.
     """
     diverged = None if divergences is None else {divergence.request_id for divergence in divergences}
     summary: Summary = {
@@ -78,6 +80,7 @@ def build_summary(
         "seconds": seconds,
         "acceptance_imposed": acceptance_imposed,
         "acceptance_lossless": acceptance_lossless,
+        "row_invariant": row_invariant,
         **_results(main, references or {}, diverged, kernels, work or NOT_PROFILED),
         "divergence": None if divergences is None else _count_divergences(len(main.requests), divergences),
         "definitions": definitions.DEFINITIONS,

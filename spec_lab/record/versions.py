@@ -36,6 +36,7 @@ def upgraded_summary(summary: Summary) -> Summary:
         speed.setdefault("experts_read", None)
         speed.setdefault("wasted_rounds", 0)
         speed["graph"].setdefault("rounds_per_replay", 1)
+    summary.setdefault("row_invariant", None)
     return summary
 
 
