@@ -134,12 +134,14 @@ def test_a_target_gives_what_it_gives_without(config: ModelConfig) -> None:
 
 
 @pytest.mark.slow
-def test_many_rows_go_to_the_library(llama: ModelConfig) -> None:
+@pytest.mark.parametrize("num_rows", [10, 33])
+def test_more_rows_give_what_they_give_without(llama: ModelConfig, num_rows: int) -> None:
+    """20 rows have our MLP and the library's attention, 66 rows go to the library."""
     lane = Lane.of(llama.layers)
-    rows, metadata = prompt(2, 33).flatten(), lane.metadata([0, 0], 33)
+    rows, metadata = prompt(2, num_rows).flatten(), lane.metadata([0, 0], num_rows)
     outputs = [
         make_target(llama, lane, products).forward(rows, lane.cache, metadata, AfterAttention(last), FEATURES).hidden
-        for last in [torch.tensor([32, 65], device=DEVICE)]
+        for last in [torch.tensor([num_rows - 1, 2 * num_rows - 1], device=DEVICE)]
         for products in (PLAIN, TritonProducts())
     ]
     assert_alike(outputs[1], outputs[0])
@@ -217,18 +219,20 @@ def test_float32_keeps_the_librarys_products(llama: ModelConfig) -> None:
     assert all(type(layer) is FusedLayer for layer in target.layers)
 
 
-def products_called(llama: ModelConfig, products: Products) -> int:
-    """Count the products of a round that are ours."""
+def products_called(llama: ModelConfig, products: Products, num_rows: int = 4) -> int:
+    """Count the products of a forward of two requests that are ours."""
     lane = Lane.of(llama.layers)
-    target, metadata = make_target(llama, lane, products), lane.metadata([6, 4], 4)
+    target, metadata = make_target(llama, lane, products), lane.metadata([6, 4], num_rows)
     with CountedKernels() as launched:
-        target.forward(prompt(2, 4).flatten(), lane.cache, metadata, AllRows(), FEATURES)
+        target.forward(prompt(2, num_rows).flatten(), lane.cache, metadata, AllRows(), FEATURES)
     return launched.count["product"]
 
 
+@pytest.mark.slow
 def test_without_row_invariance_products_are_the_librarys(llama: ModelConfig) -> None:
     assert products_called(llama, TritonProducts(row_invariant=False)) == 0
     assert products_called(llama, TritonProducts()) == 4 * len(llama.layers)
+    assert products_called(llama, TritonProducts(), 10) == 2 * len(llama.layers)
 
 
 def test_what_is_row_invariant(llama: ModelConfig) -> None:
