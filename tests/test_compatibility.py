@@ -264,6 +264,7 @@ FORBIDDEN = [
         "graph.verify=true",
     ),
     (["graph=round_overlap", "graph.rounds_per_replay=2"], "graph.overlap=true", "use one of the two"),
+    (["graph=round", "graph.skip_ended=true"], "graph.skip_ended=true", "add graph.rounds_per_replay"),
     (["graph=full_loop", "graph.rounds_per_replay=2"], "graph.rounds_per_replay", "graph=round"),
     (["graph=round", "graph.rounds_per_replay=0"], "graph.rounds_per_replay=0", "graph.rounds_per_replay=1"),
     (["graph=round", "graph.prompts=true", "drafter=mtp_vanilla"], "drafter=mtp_vanilla", "graph.prompts=false"),

@@ -343,6 +343,15 @@ def test_stages_of_rounds_in_one_graph_are_told_apart(event_timer: CudaEventTime
     assert second == {"verify": pytest.approx(3e-3), "recur": pytest.approx(4e-3), "readback": pytest.approx(4e-3)}
 
 
+def test_a_stretch_that_may_hold_no_marks_has_none(event_timer: CudaEventTimer) -> None:
+    with event_timer.capture() as marks:
+        with event_timer.span("verify"):
+            pass
+        with event_timer.unmarked(), event_timer.inner_round(1), event_timer.span("verify"):
+            pass
+    assert [(mark.name, mark.round_index) for mark in marks] == [("verify", None)]
+
+
 @pytest.fixture
 def configure(pair: tuple[Path, Path], tmp_path: Path) -> RunConfig:
     prompts = [{"id": f"r{index}", "prompt": "abcabc"[index:], "form": "continue"} for index in range(2)]

@@ -52,8 +52,10 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return make_lab(tmp_path_factory.mktemp, request.param, eos_token_id=EOS)
 
 
-def run(lab: Lab, requests: list[Request], num_rounds: int, **options: Any) -> tuple[GenerationResult, Engine]:
-    engine = lab.engine(requests, RoundGraphConfig(rounds_per_replay=num_rounds), **options)
+def run(
+    lab: Lab, requests: list[Request], num_rounds: int, skip_ended: bool = False, **options: Any
+) -> tuple[GenerationResult, Engine]:
+    engine = lab.engine(requests, RoundGraphConfig(rounds_per_replay=num_rounds, skip_ended=skip_ended), **options)
     return engine.generate(requests), engine
 
 
@@ -72,10 +74,12 @@ def without_clock(record: RequestRecord) -> RequestRecord:
     return dataclasses.replace(record, admitted_at=0.0, emitted_at=[0.0] * len(record.emitted_at))
 
 
-def assert_one_at_a_time(lab: Lab, requests: list[Request], num_rounds: int, **options: Any) -> GenerationResult:
+def assert_one_at_a_time(
+    lab: Lab, requests: list[Request], num_rounds: int, skip_ended: bool = False, **options: Any
+) -> GenerationResult:
     """Compare requests, rounds, experts and all state with those of rounds that are replayed one by one."""
     expected, one = run(lab, requests, 1, **options)
-    result, several = run(lab, requests, num_rounds, **options)
+    result, several = run(lab, requests, num_rounds, skip_ended, **options)
     assert result.graph.rounds_per_replay == num_rounds and expected.graph.rounds_per_replay == 1
     assert list(map(without_clock, result.requests)) == list(map(without_clock, expected.requests))
     assert result.experts_read == expected.experts_read
@@ -86,7 +90,10 @@ def assert_one_at_a_time(lab: Lab, requests: list[Request], num_rounds: int, **o
         assert rounds == expected_rounds
         assert_same_state(several, one)
     num_replays = result.graph.replays - result.graph.captures  # each capture replays once
-    assert len(result.rounds) + result.num_wasted_rounds == num_rounds * num_replays
+    if several.graph.skips_rounds:
+        assert lab.device == "cuda" and skip_ended and result.num_wasted_rounds == 0
+    else:
+        assert len(result.rounds) + result.num_wasted_rounds == num_rounds * num_replays
     assert expected.num_wasted_rounds == 0
     return result
 
@@ -165,6 +172,15 @@ def test_a_replay_writes_no_further_than_its_rounds(lab: Lab) -> None:
         engine.generate(requests)
     assert several.scheduler._margin == one.scheduler._margin == 2 * NUM_DRAFTS
     assert_same_state(several, one)
+
+
+@SLOW
+@pytest.mark.parametrize("rule", ["strict", "relaxed", "sampled"])
+def test_rounds_that_may_be_skipped_give_the_same(lab: Lab, rule: str) -> None:
+    """On a GPU they stand in conditional nodes, and run for somebody or not at all; on a CPU they run on padding."""
+    requests = mixed_requests(5, 8, seed=1)
+    options = {"drafter": "draft_model", "rule": RULES[rule], "batch_size": 2}
+    assert_one_at_a_time(lab, requests, 4, skip_ended=True, **options)
 
 
 def make_stops(request: Request, num_slots: int = 2) -> StopConditions:

@@ -69,6 +69,9 @@ class RoundGraphConfig(GraphConfig):
         1, "rounds in one graph; the device sees requests end, the host reads the tokens of all", least=1, most=64
     )
     prompts: bool = knob(False, "the pass of a prompt of up to 512 tokens that comes alone is one graph too")
+    skip_ended: bool = knob(
+        False, "skip rounds of a replay behind the end of all requests; stages are timed in its first round alone"
+    )
 
 
 OPTIONS = (

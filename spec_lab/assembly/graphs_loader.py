@@ -24,6 +24,7 @@ from spec_lab.engine.graphs.eager import EagerGraph
 from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.graphs.prompts import CapturedPromptPass
 from spec_lab.engine.graphs.several_rounds import SeveralRounds
+from spec_lab.engine.graphs.skipped_rounds import SkippedRounds
 from spec_lab.engine.graphs.whole_round import WholeRound
 from spec_lab.engine.prefill import PromptPass
 from spec_lab.engine.stops import StopConditions
@@ -103,4 +104,5 @@ def whole_round(config: RunConfig, options: RoundGraphConfig, models: Models, li
     if options.rounds_per_replay == 1:
         return WholeRound(*places)
     stops = StopConditions(limits.num_slots, models.target.eos_token_ids, models.device, models.kernels.going_on)
-    return SeveralRounds(*places, options.rounds_per_replay, stops)
+    make = SkippedRounds if options.skip_ended else SeveralRounds
+    return make(*places, options.rounds_per_replay, stops)

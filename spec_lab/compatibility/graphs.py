@@ -67,6 +67,8 @@ def rounds_follow_each_other(config: RunConfig) -> str | None:
     """Rounds that one graph holds follow each other without the host, which so has nothing to say in between."""
     num_rounds = getattr(config.graph, "rounds_per_replay", 1)
     if num_rounds == 1:
+        if getattr(config.graph, "skip_ended", False):
+            return "graph.skip_ended=true skips rounds behind others; add graph.rounds_per_replay=8"
         return None
     if getattr(config.graph, "overlap", False):
         return (

@@ -268,6 +268,10 @@ class StageTimer(Protocol):
         """While several rounds are captured in one graph: the spans inside are those of round `index`."""
         ...
 
+    def unmarked(self) -> AbstractContextManager[None]:
+        """Inside, spans are not measured: a stretch of a graph that may hold no mark."""
+        ...
+
     def span(self, name: str) -> AbstractContextManager[None]: ...
 
     def capture(self) -> AbstractContextManager[list[Any]]:

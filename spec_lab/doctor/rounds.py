@@ -42,6 +42,7 @@ class DraftRecorder:
         self.drafts: dict[tuple[str, int], tuple[int, ...]] = {}
         self.counts = engine.graph.counts
         self.rounds_per_replay = engine.graph.rounds_per_replay
+        self.skips_rounds = engine.graph.skips_rounds
         self._graph = engine.graph
         self._scheduler = engine.scheduler
 

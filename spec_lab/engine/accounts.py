@@ -79,7 +79,7 @@ class RoundAccounts:
             results = settled.result.read().split(num_launched)
         now = self._now()
         results = [result for result in results if any(result.num_emitted)]
-        self.num_wasted_rounds += num_launched - len(results)
+        self.num_wasted_rounds += 0 if self._graph.skips_rounds else num_launched - len(results)
         seconds = now - max(settled.launched_at, self._settled_at)
         self._settled_at = now
         for result, stage_seconds in zip(results, self._stage_seconds(len(results)), strict=True):

@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from spec_lab.engine.if_nodes import IfNodes, has_if_nodes
 from spec_lab.errors import describe_error
 
 Result = TypeVar("Result")
@@ -53,7 +54,20 @@ class CapturedGraph(Protocol[Result_co]):
 
 
 class GraphRecorder(Protocol):
-    """Captures functions of one device."""
+    """Captures functions of one device.
+
+    Attributes:
+        skips: what stands inside `when_any` is left out of a replay; else it runs, and works on padding alone.
+    """
+
+    skips: bool
+
+    def when_any(self, slot_ids: torch.Tensor, padding: int) -> AbstractContextManager[None]:
+        """Stand around a stretch of a captured function that is for those of slot_ids [batch] which are not `padding`.
+
+        The stretch hands nothing on but what it copies into tensors from before it.
+        """
+        ...
 
     def capture(self, function: Callable[[], Result]) -> CapturedGraph[Result]:
         """Record `function`, after warm-up runs of it.
@@ -93,16 +107,26 @@ class CudaGraphRecorder:
         that."""
         self._device = device
         self._num_warmups = num_warmups
+        self.skips = has_if_nodes()
+        self._if_nodes: IfNodes | None = None
         with torch.cuda.device(device):
             self._stream = torch.cuda.Stream()
             self._pool = torch.cuda.graph_pool_handle()
+
+    def when_any(self, slot_ids: torch.Tensor, padding: int) -> AbstractContextManager[None]:
+        if not self.skips:
+            return nullcontext()
+        if self._if_nodes is None:  # in a warm-up: a kernel cannot be loaded while a stream is captured
+            self._if_nodes = IfNodes(self._device)
+        return self._if_nodes.when_any(slot_ids, padding)
 
     def capture(self, function: Callable[[], Result]) -> CudaCapturedGraph[Result]:
         with torch.inference_mode(), torch.cuda.device(self._device):
             self._warm_up(function)
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             outputs = self._record(graph, function)
-            num_nodes = count_graph_nodes(graph)
+            bodies = [] if self._if_nodes is None else self._if_nodes.take_bodies()
+            num_nodes = count_graph_nodes([graph.raw_cuda_graph(), *bodies])
             graph.instantiate()
         return CudaCapturedGraph(outputs, num_nodes, graph, function)
 
@@ -174,16 +198,22 @@ _TORCH_FOLDER = torch.__path__[0]
 _WORK_NODES = {0, 1, 2}
 
 
-def count_graph_nodes(graph: torch.cuda.CUDAGraph) -> int | None:
-    """Count kernels, copies and fills of a graph made with `keep_graph=True`; None where the driver cannot be asked.
+def count_graph_nodes(addresses: Sequence[int]) -> int | None:
+    """Count kernels, copies and fills of graphs made with `keep_graph=True`; None where the driver cannot be asked.
 
-    Through ctypes: torch hands out the graph's address, and has no count of its own.
+    Through ctypes: torch hands out a graph's address, and has no count of its own.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    address, count = ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t()
+    counts = [_count_nodes(driver, address) for address in addresses]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _count_nodes(driver: ctypes.CDLL, graph: int) -> int | None:
+    address, count = ctypes.c_void_p(graph), ctypes.c_size_t()
     if driver.cuGraphGetNodes(address, None, ctypes.byref(count)) != 0:
         return None
     nodes, kind = (ctypes.c_void_p * count.value)(), ctypes.c_int()

@@ -11,6 +11,7 @@ would fail there, or be frozen there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Generic
@@ -76,10 +77,16 @@ class TapeGraph(Generic[Result]):
 class TapeRecorder:
     """Records by executing, and undoes that: buffers are restored, results poisoned."""
 
+    skips = False
+
     def __init__(self, num_warmups: int = 1) -> None:
         """Set the number of warm-ups: one, as on a GPU, derives outside the tape what a function derives once and
         keeps."""
         self._num_warmups = num_warmups
+
+    def when_any(self, slot_ids: torch.Tensor, padding: int) -> AbstractContextManager[None]:
+        """Skip nothing: a tape has no conditions."""
+        return nullcontext()
 
     def capture(self, function: Callable[[], Result]) -> TapeGraph[Result]:
         with torch.inference_mode():

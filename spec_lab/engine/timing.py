@@ -28,6 +28,9 @@ class HostTimer:
     def inner_round(self, index: int) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def unmarked(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         start = perf_counter()
@@ -73,6 +76,7 @@ class CudaEventTimer:
         self._pairs: list[EventPair] = []
         self._marks: list[EventPair] | None = None
         self._round_index: int | None = None
+        self._is_unmarked = False
 
     @contextmanager
     def round(self, num_rounds: int = 1) -> Iterator[None]:
@@ -88,7 +92,18 @@ class CudaEventTimer:
             self._round_index = None
 
     @contextmanager
+    def unmarked(self) -> Iterator[None]:
+        self._is_unmarked = True
+        try:
+            yield
+        finally:
+            self._is_unmarked = False
+
+    @contextmanager
     def span(self, name: str) -> Iterator[None]:
+        if self._is_unmarked:
+            yield
+            return
         is_external = self._marks is not None
         start, end = (torch.cuda.Event(enable_timing=True, external=is_external) for _ in range(2))
         start.record()

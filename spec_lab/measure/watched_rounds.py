@@ -52,6 +52,10 @@ class WatchedRounds(ABC):
             yield
 
     @contextmanager
+    def unmarked(self) -> Iterator[None]:
+        yield
+
+    @contextmanager
     def inner_round(self, index: int) -> Iterator[None]:
         yield
 

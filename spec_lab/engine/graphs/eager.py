@@ -11,6 +11,7 @@ class EagerGraph:
     """Keeps the protocol `GraphMode`. Batches are not padded."""
 
     rounds_per_replay = 1
+    skips_rounds = False
 
     def __init__(self) -> None:
         self.counts = GraphCounts(mode="eager")

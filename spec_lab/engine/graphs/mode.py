@@ -14,10 +14,12 @@ class GraphMode(Protocol):
 
     Attributes:
         rounds_per_replay: rounds that one `run` is, R.
+        skips_rounds: a round behind the end of all requests does not run.
     """
 
     counts: GraphCounts
     rounds_per_replay: int
+    skips_rounds: bool
 
     def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
         """Capture what a round of `num_requests` needs, if that has not been done; touches the scratch slot only."""

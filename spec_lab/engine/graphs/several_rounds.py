@@ -38,16 +38,20 @@ class SeveralRounds(CapturedMode):
 
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
         def run(slot_ids: torch.Tensor) -> Verification:
-            verifications: list[Verification] = []
-            for index in range(self.rounds_per_replay):
-                with decode_round.parts.timer.inner_round(index):
-                    if verifications:
-                        slot_ids = self._going_on(decode_round, slot_ids, verifications[-1])
-                    verifications.append(decode_round.run(decode_round.load(slot_ids, self._max_kv_len)))
-            return one_after_another(verifications)
+            return self._rounds(decode_round, slot_ids)
 
         verification: Verification = self._segment(bucket, decode_round, "rounds", run, stage="graph")(slot_ids)
         return verification
+
+    def _rounds(self, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
+        """Run all rounds over [batch] slots, and return their verifications one after another."""
+        verifications: list[Verification] = []
+        for index in range(self.rounds_per_replay):
+            with decode_round.parts.timer.inner_round(index):
+                if verifications:
+                    slot_ids = self._going_on(decode_round, slot_ids, verifications[-1])
+                verifications.append(decode_round.run(decode_round.load(slot_ids, self._max_kv_len)))
+        return one_after_another(verifications)
 
     def _going_on(self, decode_round: DecodeRound, slot_ids: torch.Tensor, verification: Verification) -> torch.Tensor:
         """Return [batch] slots with the scratch slot in place of those whose request has ended."""

@@ -1,0 +1,135 @@
+"""A stretch of a CUDA graph can stand in an IF node, which a replay skips where nobody needs it (CUDA 12.4).
+
+torch 2.13 can capture into such a node, 2.11 cannot; so this is done by hand, in the driver's own words: a kernel of
+one thread sets the condition, the node is put behind it in the graph under capture, and its body is captured from
+another stream. What the body allocates comes from a pool of its own, which torch would else give to others once freed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_SET_IF_ANY = r"""
+typedef unsigned long long cudaGraphConditionalHandle;
+extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(
+    cudaGraphConditionalHandle handle, unsigned int value);
+extern "C" __global__ void set_if_any(int low, int high, const long long* slot_ids, int num_slots, int padding) {
+    unsigned int any = 0;
+    for (int i = 0; i < num_slots; ++i) any |= slot_ids[i] != padding;
+    cudaGraphSetConditional(((unsigned long long)(unsigned int)high << 32) | (unsigned int)low, any);
+}
+"""
+_SINCE_CUDA = 12040
+# CUgraphNodeType, CUgraphConditionalNodeType, CUstreamUpdateCaptureDependencies_flags, CUstreamCaptureMode.
+_CONDITIONAL, _IF, _SET_DEPENDENCIES, _RELAXED = 13, 0, 1, 2
+
+
+class _ConditionalParams(ctypes.Structure):
+    """Is CUDA_CONDITIONAL_NODE_PARAMS of the driver."""
+
+    _fields_ = (
+        ("handle", ctypes.c_uint64),
+        ("type", ctypes.c_int),
+        ("size", ctypes.c_uint),
+        ("bodies", ctypes.POINTER(ctypes.c_void_p)),
+        ("context", ctypes.c_void_p),
+    )
+
+
+class _AnyParams(ctypes.Union):
+    _fields_ = (("reserved", ctypes.c_longlong * 29), ("conditional", _ConditionalParams))
+
+
+class _NodeParams(ctypes.Structure):
+    """Is CUgraphNodeParams of the driver."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("reserved0", ctypes.c_int * 3),
+        ("any", _AnyParams),
+        ("reserved2", ctypes.c_longlong),
+    )
+
+
+class IfNodes:
+    """Puts stretches of the captures of one device into IF nodes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._bodies: list[int] = []
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        with torch.cuda.device(device):
+            self._set_if_any = torch.cuda._compile_kernel(_SET_IF_ANY, "set_if_any")
+            self._stream = torch.cuda.Stream()
+            self._pool = torch.cuda.MemPool()
+
+    @contextmanager
+    def when_any(self, slot_ids: torch.Tensor, padding: int) -> Iterator[None]:
+        """Let a replay skip the body where all of slot_ids [batch] are `padding`; outside a capture it always runs.
+
+        The body hands nothing on but what it copies into tensors from before it.
+        """
+        stream = torch.cuda.current_stream()
+        if not torch.cuda.is_current_stream_capturing():
+            yield
+            return
+        body = self._add_node(stream, slot_ids, padding)
+        self._bodies.append(body)
+        side = ctypes.c_void_p(self._stream.cuda_stream)
+        with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._pool):
+            self._call(
+                "cuStreamBeginCaptureToGraph", side, ctypes.c_void_p(body), None, None, ctypes.c_size_t(0), _RELAXED
+            )
+            try:
+                yield
+            finally:
+                self._call("cuStreamEndCapture", side, ctypes.byref(ctypes.c_void_p()))
+
+    def take_bodies(self) -> list[int]:
+        """Return the addresses of the graphs inside the nodes made since this was called last."""
+        bodies, self._bodies = self._bodies, []
+        return bodies
+
+    def _add_node(self, stream: torch.cuda.Stream, slot_ids: torch.Tensor, padding: int) -> int:
+        """Capture the condition and, behind it, the node; return the address of the node's body."""
+        context, handle, node = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
+        self._call("cuCtxGetCurrent", ctypes.byref(context))
+        graph, *_ = self._captured(stream)
+        self._call("cuGraphConditionalHandleCreate", ctypes.byref(handle), graph, context, 0, 0)
+        halves = [ctypes.c_int(part & 0xFFFFFFFF).value for part in (handle.value, handle.value >> 32)]
+        self._set_if_any((1, 1, 1), (1, 1, 1), [*halves, slot_ids, slot_ids.shape[0], padding])
+        params = _NodeParams(type=_CONDITIONAL)
+        params.any.conditional = _ConditionalParams(handle=handle, type=_IF, size=1, context=context)
+        self._call("cuGraphAddNode_v2", ctypes.byref(node), *self._captured(stream), ctypes.byref(params))
+        nodes = (ctypes.c_void_p * 1)(node)
+        dependencies = nodes, None, ctypes.c_size_t(1), _SET_DEPENDENCIES
+        self._call("cuStreamUpdateCaptureDependencies_v2", ctypes.c_void_p(stream.cuda_stream), *dependencies)
+        return int(params.any.conditional.bodies[0])
+
+    def _captured(
+        self, stream: torch.cuda.Stream
+    ) -> tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]:
+        """Return the graph that `stream` is captured into, and the nodes, edges and count that come next."""
+        status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
+        nodes, edges, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+        outputs = map(ctypes.byref, (status, number, graph, nodes, edges, count))
+        self._call("cuStreamGetCaptureInfo_v3", ctypes.c_void_p(stream.cuda_stream), *outputs)
+        return graph, nodes, edges, count
+
+    def _call(self, name: str, *arguments: object) -> None:
+        result = getattr(self._driver, name)(*arguments)
+        if result:
+            raise RuntimeError(f"{name} gave CUresult {result}")
+
+
+def has_if_nodes() -> bool:
+    """Tells whether this machine's driver has them."""
+    version = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return driver.cuDriverGetVersion(ctypes.byref(version)) == 0 and version.value >= _SINCE_CUDA
