@@ -73,7 +73,8 @@ DEFINITIONS: dict[str, str] = {
     ),
     "wasted_rounds": (
         "Rounds that graph.rounds_per_replay had launched together with others, and that ran when all their requests "
-        "had ended. They have no line and no rows, and their time is in that of the others. Of the first repeat."
+        "had ended. They have no line and no rows, and their time is in that of the others; those that "
+        "graph.skip_ended kept from running do not count. Of the first repeat."
     ),
     "emitted_tokens": _first_paragraph(num_emitted_tokens),
     "output_tokens": _first_paragraph(num_output_tokens),
