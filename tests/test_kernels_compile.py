@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -28,9 +29,9 @@ POINTERS = (
 SCALARS = dict.fromkeys(("scale", "scaling", "temperature", "eps", "embedding_eps", "hidden_eps"), "fp32")
 
 
-def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, **constants: int | bool) -> str:
-    """Compile a kernel to PTX for compute capability 9.0. Its arguments are aligned as the launchers' tensors are, and
-    as the size of most vocabularies is.
+def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, form: str = "ptx", **constants: int | bool) -> str:
+    """Compile a kernel to PTX, or another `form`, for compute capability 9.0. Its arguments are aligned as the
+    launchers' tensors are, and as the size of most vocabularies is.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -51,12 +52,18 @@ def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, **constants: 
         attrs={place: [["tt.divisibility", 16]] for place in aligned},
     )
     options = {"num_warps": num_warps, "num_stages": 2}
-    ptx: str = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    return ptx
+    compiled: str = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm[form]
+    return compiled
 
 
 def compile_attention(
-    dtype: str, num_queries: int, head_dim: int, group: int, is_whole: bool, is_tree: bool = False
+    dtype: str,
+    num_queries: int,
+    head_dim: int,
+    group: int,
+    is_whole: bool,
+    is_tree: bool = False,
+    form: str = "ptx",
 ) -> str:
     from spec_kernels import attention_decode
     from spec_kernels.attention_tiles import decode_tiles
@@ -66,6 +73,7 @@ def compile_attention(
         attention_decode.attend_split,
         dtype,
         tiles.num_warps,
+        form,
         GROUP=group,
         NUM_KV_HEADS=8,
         HEAD_DIM=head_dim,
@@ -77,6 +85,14 @@ def compile_attention(
         IS_TREE=is_tree,
         IS_WHOLE=is_whole,
     )
+
+
+def layouts_of_sums(dtype: str, is_whole: bool, is_tree: bool) -> list[str]:
+    """Return how scores [keys, rows] lie in registers where they are added up, which sets the order of additions."""
+    text = compile_attention(dtype, 4, 64, 4, is_whole, is_tree, form="ttgir")
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)", text, flags=re.MULTILINE))
+    names = re.findall(r"\) : \(tensor<64x16xf32, (#\w+)>\) -> tensor<16xf32", text)
+    return [layouts[name] for name in names]
 
 
 def compile_chunk(dtype: str, head_dim: int, is_windowed: bool) -> str:
@@ -248,13 +264,16 @@ def main() -> None:
 
     decode = compile_attention("bf16", 4, 128, 4, is_whole=False)
     assert "wgmma.mma_async" in decode and "cp.async.cg" in decode, "tensor cores, and loads of 16 bytes"
+    for dtype in ("bf16", "fp32"):
+        plain, whole, tree = (layouts_of_sums(dtype, *kind) for kind in ((False, False), (True, False), (False, True)))
+        assert len(plain) == 2 and plain == whole == tree, "a row is the same bits in every form of the kernel"
     float32 = compile_attention("fp32", 4, 128, 4, is_whole=False)
     assert "mma" not in float32, "no TF32"
     compile_attention("fp16", 1, 64, 7, is_whole=True)
     compile_attention("bf16", 16, 128, 4, is_whole=False, is_tree=True)
     compile_attention("bf16", 4, 512, 8, is_whole=True)
     merge = {"NUM_HEADS": 32, "HEAD_DIM": 128, "HEAD_TILE": 4, "CHANNEL_TILE": 128}
-    compile_kernel(split_merge.merge_splits, "bf16", AT_ONCE=16, IS_TREE=False, **merge)
+    compile_kernel(split_merge.merge_splits, "bf16", STAGES=4, IS_TREE=False, **merge)
     chunk = compile_chunk("bf16", 128, is_windowed=False)
     assert "wgmma.mma_async" in chunk and "cp.async.cg" in chunk, "Hopper's tensor core products"
     compile_chunk("bf16", 512, is_windowed=True)

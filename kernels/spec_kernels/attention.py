@@ -15,6 +15,7 @@ from spec_kernels.attention_decode import attend_split
 from spec_kernels.attention_prompt import attend_chunk
 from spec_kernels.attention_tiles import (
     MAX_DECODE_QUERIES,
+    MAX_TREE_KEYS,
     NUM_TILES_TO_FILL,
     decode_tiles,
     prompt_tiles,
@@ -60,7 +61,8 @@ def paged_attention(
         max_seq_len: upper bound of `seq_lens` known to the host; sets the launch grid and nothing else.
         split_keys: keys a split, see `choose_split_keys`. Prompt chunks are not split.
         window: newest keys that a row sees; None is all of them.
-        visible: [batch, num_queries, num_tail] bool of a tree, contiguous as the next two; None is a chain.
+        visible: [batch, num_queries, num_tail] bool of a tree of at most MAX_TREE_KEYS newest keys, contiguous as the
+            next two; None is a chain.
         depths: [batch, num_queries] int64 of a tree.
         key_depths: [batch, num_tail] int64 of a tree.
     """
@@ -77,7 +79,7 @@ def paged_attention(
         else:
             assert depths is not None and key_depths is not None
             tree, num_tail = (visible, depths, key_depths), visible.shape[2]
-            assert all(part.is_contiguous() for part in tree) and num_tail > 0
+            assert all(part.is_contiguous() for part in tree) and 0 < num_tail <= MAX_TREE_KEYS
             _launch_splits(out, inputs, tree, num_tail, reach, scale, split_keys, heads)
 
 

@@ -6,27 +6,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from spec_kernels.online_softmax import add_keys_across, divisor, key_slots, merge_across
+from spec_kernels.online_softmax import add_keys_across, divisor, key_slots, merge
 
 
 @triton.jit
-def _in_tree(
-    numbers: tl.tensor,
-    rows: tl.tensor,
-    depths: tl.tensor,
-    request: tl.tensor,
-    visible_ptr: tl.tensor,
-    key_depths_ptr: tl.tensor,
-    is_row: tl.tensor,
-    num_tail: tl.tensor,
-    window: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Says which keys are of the tree, by their numbers behind the prefix, and which of them each row sees."""
-    is_tail = (numbers >= 0) & (numbers < num_tail)
-    visible_ptrs = visible_ptr + (rows * num_tail)[None, :] + numbers[:, None]
-    visible = tl.load(visible_ptrs, mask=is_row[None, :] & is_tail[:, None], other=0) != 0
-    key_depths = tl.load(key_depths_ptr + request * num_tail + numbers, mask=is_tail, other=0)
-    return is_tail, visible & (key_depths[:, None] > (depths - window)[None, :])
+def _visible_bits(visible_ptr: tl.tensor, rows: tl.tensor, is_row: tl.tensor, num_tail: tl.tensor) -> tl.tensor:
+    """Packs which of a tree's keys each row sees: a number a row, as lengths are, leaves the layout of scores alone."""
+    numbers = tl.arange(0, 64)
+    is_seen = is_row[:, None] & (numbers < num_tail)[None, :]
+    visible = tl.load(visible_ptr + (rows * num_tail)[:, None] + numbers[None, :], mask=is_seen, other=0) != 0
+    return tl.sum(visible.to(tl.int64) << numbers.to(tl.int64)[None, :], 1)
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_tail", "num_readable", "window", "split_stride", "split_keys"])
@@ -80,13 +69,13 @@ def attend_split(
     if IS_TREE:
         prefix_len = seq_len - num_tail
         depths = tl.load(depths_ptr + out_row, mask=is_row, other=0).to(tl.int32)
+        visible_bits = _visible_bits(visible_ptr, out_row, is_row, num_tail)
         start = prefix_len + depths + 1 - window
         end = tl.full((ROW_TILE,), 0, tl.int32) + prefix_len
         lowest = tl.maximum(prefix_len + 1 - window, 0)
         highest = tl.minimum(seq_len, num_readable)
     else:
         prefix_len = seq_len - num_queries
-        depths = query
         start = prefix_len + 1 + query - window
         end = prefix_len + 1 + query
         last_query = tl.minimum((first_row + ROW_TILE - 1) // GROUP, num_queries - 1)
@@ -125,22 +114,24 @@ def attend_split(
         scores = tl.dot(key_rows, queries, input_precision="ieee") * scale
         is_visible = (keys[:, None] >= start[None, :]) & (keys[:, None] < end[None, :])
         if IS_TREE:
-            is_tail, in_tree = _in_tree(
-                keys - prefix_len, out_row, depths, request, visible_ptr, key_depths_ptr, is_row, num_tail, window
-            )
+            numbers = keys - prefix_len
+            is_tail = (numbers >= 0) & (numbers < num_tail)
+            key_depths = tl.load(key_depths_ptr + request * num_tail + numbers, mask=is_tail, other=0).to(tl.int32)
+            in_tree = (visible_bits[None, :] >> tl.where(is_tail, numbers, 0).to(tl.int64)[:, None]) & 1 != 0
+            in_tree &= key_depths[:, None] > (depths - window)[None, :]
             is_visible = tl.where(is_tail[:, None], in_tree, is_visible)
         scores = tl.where(is_visible & is_key[:, None], scores, float("-inf"))
         if IS_WHOLE:
             # Where a split begins, the one before is merged; elsewhere a row that saw nothing, which changes nothing.
             is_first = first_key % split_keys == 0
             done = tl.where(is_first, maxima, float("-inf"))
-            total_maxima, total_sums, total_acc = merge_across(total_maxima, total_sums, total_acc, done, sums, acc)
+            total_maxima, total_sums, total_acc = merge(total_maxima, total_sums, total_acc, done, sums, acc, 0)
             maxima = tl.where(is_first, float("-inf"), maxima)
         maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, value_rows)
 
     out_head = out_row * (NUM_KV_HEADS * GROUP) + head
     if IS_WHOLE:
-        total_maxima, total_sums, total_acc = merge_across(total_maxima, total_sums, total_acc, maxima, sums, acc)
+        total_maxima, total_sums, total_acc = merge(total_maxima, total_sums, total_acc, maxima, sums, acc, 0)
         out = total_acc / divisor(total_sums)[None, :]
         tl.store(
             out_ptr + out_head[None, :] * HEAD_DIM + channels[:, None], out.to(out_ptr.dtype.element_ty), mask=is_entry

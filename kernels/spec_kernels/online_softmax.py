@@ -40,15 +40,16 @@ def add_keys_across(
 
 
 @triton.jit
-def merge_across(
+def merge(
     maxima: tl.tensor,
     sums: tl.tensor,
     acc: tl.tensor,
     next_maxima: tl.tensor,
     next_sums: tl.tensor,
     next_acc: tl.tensor,
+    CHANNEL_AXIS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Merges rows' attention over some keys with that over later ones; `acc` is [channels, rows].
+    """Merges rows' attention over some keys with that over later ones.
 
     It is the same bits in every kernel: which product is fused into the sum is written down. Rows that saw none of the
     later keys stay as they are, bit for bit.
@@ -58,7 +59,8 @@ def merge_across(
     decay = tl.exp2(maxima - shift)
     weight = tl.exp2(next_maxima - shift)
     sums = tl.fma(sums, decay, next_sums * weight)
-    acc = tl.fma(acc, tl.broadcast_to(decay[None, :], acc.shape), next_acc * weight[None, :])
+    decay = tl.broadcast_to(tl.expand_dims(decay, CHANNEL_AXIS), acc.shape)
+    acc = tl.fma(acc, decay, next_acc * tl.expand_dims(weight, CHANNEL_AXIS))
     return new_maxima, sums, acc
 
 

@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.online_softmax import divisor, merge_across
+from spec_kernels.online_softmax import divisor, merge
 
-_MERGED_AT_ONCE = 16
+_STAGES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +54,18 @@ def merge_splits(
     HEAD_DIM: tl.constexpr,
     HEAD_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    STAGES: tl.constexpr,
     IS_TREE: tl.constexpr,
 ) -> None:
-    """Merges for HEAD_TILE heads of a query row the splits it sees keys in, one after another; AT_ONCE are read
-    together."""
+    """Merges for HEAD_TILE heads of a query row the splits it sees keys in, one after another; some are read ahead."""
     row = tl.program_id(0)
     heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
     is_head = heads < NUM_HEADS
     out_head = row.to(tl.int64) * NUM_HEADS + heads
     channels = tl.arange(0, CHANNEL_TILE)
-    is_entry = (channels < HEAD_DIM)[:, None] & is_head[None, :]
+    is_entry = is_head[:, None] & (channels < HEAD_DIM)[None, :]
+    offsets = (out_head * HEAD_DIM)[:, None] + channels[None, :]
+    stride = split_stride.to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + row // num_queries).to(tl.int32)
     if IS_TREE:
         end = seq_len
@@ -77,19 +78,15 @@ def merge_splits(
 
     maxima = tl.full((HEAD_TILE,), float("-inf"), tl.float32)
     sums = tl.zeros((HEAD_TILE,), tl.float32)
-    acc = tl.zeros((CHANNEL_TILE, HEAD_TILE), tl.float32)
-    for first in range(first_split, last_split, AT_ONCE):
-        for number in tl.static_range(AT_ONCE):
-            is_split = first + number < last_split
-            entries = (first + number) * split_stride.to(tl.int64) + out_head
-            next_maxima = tl.load(maxima_ptr + entries, mask=is_split & is_head, other=float("-inf"))
-            next_sums = tl.load(sums_ptr + entries, mask=is_split & is_head, other=0.0)
-            partial_ptrs = partial_ptr + (entries * HEAD_DIM)[None, :] + channels[:, None]
-            next_acc = tl.load(partial_ptrs, mask=is_split & is_entry, other=0.0)
-            maxima, sums, acc = merge_across(maxima, sums, acc, next_maxima, next_sums, next_acc)
-    out = acc / divisor(sums)[None, :]
-    out_ptrs = out_ptr + (out_head * HEAD_DIM)[None, :] + channels[:, None]
-    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=is_entry)
+    acc = tl.zeros((HEAD_TILE, CHANNEL_TILE), tl.float32)
+    for split in tl.range(first_split, last_split, num_stages=STAGES):
+        entries = stride * split + out_head
+        next_maxima = tl.load(maxima_ptr + entries, mask=is_head, other=float("-inf"))
+        next_sums = tl.load(sums_ptr + entries, mask=is_head, other=0.0)
+        next_acc = tl.load(partial_ptr + stride * split * HEAD_DIM + offsets, mask=is_entry, other=0.0)
+        maxima, sums, acc = merge(maxima, sums, acc, next_maxima, next_sums, next_acc, 1)
+    out = acc / divisor(sums)[:, None]
+    tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=is_entry)
 
 
 def merge_partials(
@@ -107,7 +104,7 @@ def merge_partials(
         reach: positions that could be read, and the window.
         depths: [batch, num_queries] of the rows of a tree with `num_tail` newest keys.
     """
-    num_splits, num_rows, num_heads, width = partials.acc.shape
+    _, num_rows, num_heads, width = partials.acc.shape
     channel_tile = max(16, triton.next_power_of_2(width))
     head_tile = min(4, triton.next_power_of_2(num_heads))
     merge_splits[num_rows, triton.cdiv(num_heads, head_tile)](
@@ -117,7 +114,7 @@ def merge_partials(
         HEAD_DIM=width,
         HEAD_TILE=head_tile,
         CHANNEL_TILE=channel_tile,
-        AT_ONCE=min(_MERGED_AT_ONCE, triton.next_power_of_2(num_splits)),
+        STAGES=_STAGES,
         IS_TREE=depths is not None,
         num_warps=4 if channel_tile <= 128 else 8,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from spec_kernels.attention import paged_attention
-from spec_kernels.attention_tiles import choose_split_keys
+from spec_kernels.attention_tiles import MAX_TREE_KEYS, choose_split_keys
 from spec_kernels.metadata import advance_metadata, build_metadata
 from spec_kernels.rope_write import write_kv
 from spec_lab.attention.long_prompts import AttendPiece, attend_long_chunk, is_long_chunk
@@ -98,7 +98,22 @@ class TritonAttention:
 
 
 class TritonTreeAttention(TritonAttention):
-    """Keeps the protocol `TreeAttentionBackend`. Rows of a tree that is a chain give the chain's bits."""
+    """Keeps the protocol `TreeAttentionBackend`. Rows of a tree that is a chain give the chain's bits.
+
+    Drafts of more newest keys than the kernel takes, as of the widest and deepest trees, attend as in torch.
+    """
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        window: int | None,
+        scale: float,
+    ) -> torch.Tensor:
+        if metadata.tree is not None and metadata.tree.visible.shape[2] > MAX_TREE_KEYS:
+            return self._reference.attend(queries, cache, metadata, window, scale)
+        return super().attend(queries, cache, metadata, window, scale)
 
     def build_tree(
         self, rows: TreeRows, prefix_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
