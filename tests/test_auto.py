@@ -41,17 +41,21 @@ def test_a_cpu_has_the_reference_of_everything() -> None:
     ("overrides", "expected"),
     [
         ([], ("triton", "triton", "round")),
-        (["drafter=none"], ("triton", "triton", "round")),
+        pytest.param(["drafter=none"], ("triton", "triton", "round"), marks=pytest.mark.slow),
         (["drafter=ngram"], ("triton", "triton", "eager")),
-        (["drafter=frozen_kv", "tree=dynamic"], ("triton", "triton", "round")),
+        pytest.param(["drafter=frozen_kv", "tree=dynamic"], ("triton", "triton", "round"), marks=pytest.mark.slow),
         ([*SAMPLED, "acceptance.method=block"], ("triton", "torch", "round")),
-        ([*SAMPLED, "acceptance.method=standard"], ("triton", "triton", "round")),
-        (["drafter.stop=confidence"], ("triton", "torch", "round")),
+        pytest.param([*SAMPLED, "acceptance.method=standard"], ("triton", "triton", "round"), marks=pytest.mark.slow),
+        pytest.param(["drafter.stop=confidence"], ("triton", "torch", "round"), marks=pytest.mark.slow),
         (["record.topk=16"], ("triton", "triton", "eager")),
         (["attention=torch"], ("torch", "triton", "round")),
-        (["kernels=torch"], ("triton", "torch", "round")),
-        (["graph=eager"], ("triton", "triton", "eager")),
-        (["graph=full_loop", "attention=auto", "kernels=auto"], ("triton", "triton", "full_loop")),
+        pytest.param(["kernels=torch"], ("triton", "torch", "round"), marks=pytest.mark.slow),
+        pytest.param(["graph=eager"], ("triton", "triton", "eager"), marks=pytest.mark.slow),
+        pytest.param(
+            ["graph=full_loop", "attention=auto", "kernels=auto"],
+            ("triton", "triton", "full_loop"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: tuple[str, str, str]) -> None:
@@ -133,6 +137,7 @@ def test_a_gpu_that_torch_cannot_use_is_no_cpu(monkeypatch: pytest.MonkeyPatch) 
     assert resolve_device("cpu").type == "cpu"
 
 
+@pytest.mark.slow
 def test_composing_a_run_for_a_gpu_imports_no_torch() -> None:
     program = (
         "import sys; from spec_lab.cli.compose import compose_run; compose_run(['device=cuda']); "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,11 @@ from tests.tiny_latent import make_latent_target
 CHUNK, PAGE = 8, 4
 LENGTHS = (1, 21, 2, 8, 9, 16, 24, 8)
 """Shorter than K, whole chunks and pages, a token more, and two that are alike."""
+
+
+def quick(names: Iterable[str], *default: str) -> list[Any]:
+    """The names as parameters, of which all but `default` are of the slow tier."""
+    return [pytest.param(name, marks=[] if name in default else pytest.mark.slow) for name in names]
 
 
 def requests_of(lengths: tuple[int, ...] = LENGTHS, max_new_tokens: int = 8) -> list[Request]:
@@ -107,7 +113,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 
 
 @pytest.mark.parametrize("prune", [pytest.param("none", marks=pytest.mark.slow), "catchup"])
-@pytest.mark.parametrize("drafter", [*TRAINED, "ngram", "random", "none"])
+@pytest.mark.parametrize(
+    "drafter", quick([*TRAINED, "ngram", "random", "none"], "eagle3", "mtp_vanilla", "draft_model")
+)
 def test_a_pack_leaves_what_one_prompt_at_a_time_leaves(weights: Weights, drafter: str, prune: str) -> None:
     """Drafts, windows and KV of target and drafter, for prompts of all lengths in one pack."""
     check_packed_alike(weights.config(drafter, prune))
@@ -131,7 +139,7 @@ CAPTURED = ["eagle3", "mtp_eagle", "frozen_kv", "none"]
 
 
 @pytest.mark.parametrize("prune", [pytest.param("none", marks=pytest.mark.slow), "catchup"])
-@pytest.mark.parametrize("drafter", CAPTURED)
+@pytest.mark.parametrize("drafter", quick(CAPTURED, "eagle3"))
 def test_a_captured_prompt_leaves_what_an_eager_one_leaves(weights: Weights, drafter: str, prune: str) -> None:
     """In every number of rows that is captured, and for prompts of several chunks, which are not."""
     check_captured_alike(weights.config(drafter, prune))
@@ -166,6 +174,7 @@ def check_captured_alike(config: RunConfig, tolerance: float = 1e-5) -> None:
     compare(live_state(eager), live_state(captured), tolerance)
 
 
+@pytest.mark.slow
 def test_a_run_with_captured_prompts_has_the_tokens_of_an_eager_one(weights: Weights) -> None:
     config = replace(weights.config("eagle3", "catchup"), batch_size=2)
     requests = requests_of((9, 3, 40, 17, 2), max_new_tokens=12)
@@ -203,7 +212,7 @@ def test_offers_begin_alike(weights: Weights) -> None:
 
 
 @pytest.mark.parametrize("prune", [pytest.param("none", marks=pytest.mark.slow), "prefill"])
-@pytest.mark.parametrize("family", ["gemma4", "latent", "checkpoints", "replay"])
+@pytest.mark.parametrize("family", quick(["gemma4", "latent", "checkpoints", "replay"], "latent", "checkpoints"))
 def test_families_whose_layers_differ(family: str, prune: str, tmp_path: Path) -> None:
     """Layers that share KV, latent rows, which a few rows absorb and many unfold, and states by slot."""
     changes: dict[str, Any] = {}
