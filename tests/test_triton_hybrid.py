@@ -9,16 +9,26 @@ from typing import Any
 import pytest
 import torch
 
+from spec_kernels.norms import rms_norm
 from spec_kernels.utils import INTERPRETED
+from spec_lab.assembly.kernels import KERNELS
+from spec_lab.assembly.models import cache_row
+from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config import RecurrentConfig, Rollback, RunConfig
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.states import RecurrentStates
 from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
 from spec_lab.models.delta_net import build_delta_net
 from spec_lab.models.delta_net_checkpoint import delta_net_tensor_shapes
 from spec_lab.models.delta_sizes import DeltaNetSizes
+from spec_lab.models.families.table import read_model_config
 from spec_lab.models.layers import RotaryRows
+from spec_lab.models.norms import Float32Norm
+from spec_lab.models.products import PLAIN
+from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.models.triton_delta import TRITON_DELTA
+from spec_lab.models.triton_products import FusedLayer, TritonNorm, TritonProducts
 from spec_lab.pruning.selection import AllRows
 from tests.graph_lab import MODES
 from tests.kept_states import spoil_unread
@@ -125,3 +135,49 @@ def test_an_engine_gives_the_tokens_of_torch(folder: Path, mode: str, rollback: 
         result = engine.generate(requests)
     assert outcome(result) == outcome(expected)
     assert launched.names >= OF_ROLLBACK[rollback] and "strict_accept" in launched.names
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_few_rows_in_16_bits_go_through_the_fused_products(folder: Path) -> None:
+    """Norms of float32 weights, delta nets and gated attention: a prompt, and two rounds behind it."""
+    config = read_model_config(folder)
+    outputs = []
+    for kernels in ("torch", "triton"):
+        parts = KERNELS[kernels](DEVICE, torch.float16)
+        backend = TorchAttention(4, 64)
+        target = load_target(config, WeightSource(folder, torch.float16, DEVICE), backend, 64)
+        target.use(TritonProducts() if kernels == "triton" else PLAIN)
+        assert all(isinstance(layer, FusedLayer) == (kernels == "triton") for layer in target.layers)
+        for net in target.delta_nets:
+            net.use(parts.delta.steps)
+        nets = {index: plan.delta_net for index, plan in enumerate(config.layers) if plan.delta_net is not None}
+        recurrent: Any = {
+            index: parts.delta.checkpoints(net, 1, 3, torch.float16, DEVICE) for index, net in nets.items()
+        }
+        cache = PagedKVCache([cache_row(plan) for plan in config.layers], 12, 4, torch.float16, DEVICE, recurrent)
+        states, first = RecurrentStates(cache.recurrent), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+        found, start = [], 0
+        for num_rows, recurrent_rows in ((5, states.of_prompts), (3, states.of_round), (2, states.of_round)):
+            positions = torch.arange(start, start + num_rows, device=DEVICE).unsqueeze(0)
+            pages = torch.arange(2, 12, device=DEVICE).unsqueeze(0)
+            lens = torch.tensor([start + num_rows], device=DEVICE)
+            metadata = backend.build(positions, lens, pages, start + num_rows)
+            metadata.recurrent = recurrent_rows(first)
+            tokens = torch.arange(7 + start, 7 + start + num_rows, device=DEVICE)
+            output = target.forward(tokens, cache, metadata, AllRows(), FeatureSpec())
+            found.append(target.logits(output.hidden).float())
+            start += num_rows if start == 0 else 2
+            states.commit(first, first + (0 if start == 5 else 1))
+        outputs.append(found)
+    for ours, theirs in zip(outputs[1], outputs[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0.03 * float(theirs.abs().max()))
+
+
+def test_a_norm_with_a_float32_weight_rounds_once() -> None:
+    """Of 1 + w of a small w nothing would be left in 16 bits."""
+    rows, weight = randn(5, 40, seed=1, dtype=torch.float16), 1 + 1e-3 * randn(40, seed=2)
+    out = torch.empty_like(rows)
+    rms_norm(out, rows, weight, 1e-6)
+    assert (out.float() - Float32Norm(weight, 1e-6)(rows).float()).abs().max() <= 2**-9, "the last bit of float16"
+    assert not torch.equal(out, TritonNorm(weight.half(), 1e-6)(rows))

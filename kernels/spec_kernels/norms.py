@@ -22,10 +22,13 @@ def normed_row(
 def normed_channels(
     row: tl.tensor, weight: tl.tensor, is_channel: tl.tensor, eps: tl.tensor, SIZE: tl.constexpr
 ) -> tl.tensor:
-    """Norm one row in float32, and round before and after the weight, as the models do."""
-    wide = row.to(tl.float32)
-    scaled = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)).to(row.dtype)
-    return (scaled.to(tl.float32) * tl.load(weight, mask=is_channel, other=0.0).to(tl.float32)).to(row.dtype)
+    """Norm one row in float32, and round before and after the weight, as the models do; where the weight is float32
+    and the row is not, behind it alone (Qwen3.5)."""
+    wide, weights = row.to(tl.float32), tl.load(weight, mask=is_channel, other=0.0)
+    scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
+    if weights.dtype == row.dtype:
+        scaled = scaled.to(row.dtype).to(tl.float32)
+    return (scaled * weights.to(tl.float32)).to(row.dtype)
 
 
 @triton.jit
@@ -52,7 +55,7 @@ def rms_norm(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: f
     Args:
         out: [rows, size], contiguous, written.
         rows: [rows, size].
-        weight: [size].
+        weight: [size], of the rows' dtype, or float32: then the norm is rounded behind it alone.
     """
     num_rows, size = rows.shape
     assert_rows_of(out, num_rows, size)
@@ -70,7 +73,8 @@ def rms_norm(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: f
 
 def rms_norm_reference(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """Do what `rms_norm` does."""
-    out.copy_(torch.nn.functional.rms_norm(rows, (rows.shape[1],), None, eps) * weight)
+    wide = rows if weight.dtype == rows.dtype else rows.float()
+    out.copy_(torch.nn.functional.rms_norm(wide, (rows.shape[1],), None, eps) * weight)
 
 
 @triton.jit

@@ -39,13 +39,13 @@ def build_delta_net(
 class GatedDeltaNet:
     """Stands where another layer has attention. It reads no positions: a row's place is the state it finds."""
 
-    __slots__ = ("_inputs", "_output", "_steps", "_weights")
+    __slots__ = ("_steps", "_weights", "o", "qkv")
 
     def __init__(self, inputs: Linear, output: Linear, weights: DeltaNetWeights) -> None:
         """`inputs`: one product for queries, keys and values (conv_size), the gate (value_size), and strength and time
-        step (num_value_heads each)."""
-        self._inputs = inputs
-        self._output = output
+        step (num_value_heads each). The products have the names of attention's."""
+        self.qkv = inputs
+        self.o = output
         self._weights = weights
         self._steps: DeltaSteps = TorchDeltaSteps(weights)
 
@@ -62,20 +62,37 @@ class GatedDeltaNet:
         selection: RowSelection,
     ) -> torch.Tensor:
         """Take all rows into the states, and return [kept rows, hidden_size]. At least one row has to go on."""
-        outputs, gate = self._run(rows, cache, metadata)
-        return self._output(self._steps.gated(selection.residual(outputs), selection.residual(gate)).flatten(1))
+        return self.o(self.attended(self.qkv(rows), rotary, cache, metadata, selection))
+
+    def attended(
+        self,
+        projected: torch.Tensor,
+        rotary: RotaryRows,
+        cache: DeltaCache[Any],
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        """Do what lies between the products: from what `qkv` gave to what `o` takes."""
+        outputs, gate = self._run(projected, cache, metadata)
+        return self._steps.gated(selection.residual(outputs), selection.residual(gate)).flatten(1)
 
     def write(
         self, rows: torch.Tensor, rotary: RotaryRows, cache: DeltaCache[Any], metadata: AttentionMetadata
     ) -> None:
         """Take all rows into the states, and nothing else: for a layer whose output nobody reads."""
-        self._run(rows, cache, metadata)
+        self.write_projected(self.qkv(rows), rotary, cache, metadata)
+
+    def write_projected(
+        self, projected: torch.Tensor, rotary: RotaryRows, cache: DeltaCache[Any], metadata: AttentionMetadata
+    ) -> None:
+        """Take what `qkv` gave into the states, and nothing else."""
+        self._run(projected, cache, metadata)
 
     def _run(
-        self, rows: torch.Tensor, cache: DeltaCache[Any], metadata: AttentionMetadata
+        self, projected: torch.Tensor, cache: DeltaCache[Any], metadata: AttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return outputs of the rule in float32, and the gate, both [rows, num_value_heads, value_head_dim]."""
-        sizes, projected = self._weights.sizes, self._inputs(rows)
+        sizes = self._weights.sizes
         gate = projected[:, sizes.conv_size : sizes.conv_size + sizes.value_size]
         outputs = in_even_batches(lambda batch: self._scan(projected[batch.rows], cache, batch.metadata), metadata)
         return outputs, gate.unflatten(-1, (sizes.num_value_heads, sizes.value_head_dim))

@@ -317,11 +317,10 @@ class TritonProducts:
         self._max_rows = MAX_ROWS if row_invariant else 0
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
-        return self._max_rows > 0 and fits(plan) and has_dense_mlp(plan)
+        norms_or_gates_in_torch = plan.float32_norms or plan.attention_gate
+        return self._max_rows > 0 and fits(plan) and has_dense_mlp(plan) and not norms_or_gates_in_torch
 
     def norm(self, norm: RowsPart, plan: LayerPlan) -> RowsPart:
-        if plan.float32_norms:
-            return norm
         rms = cast(RMSNorm, norm)
         return TritonNorm(rms.weight, rms.eps)
 
@@ -355,20 +354,15 @@ class TritonProducts:
         return ManyRowsBody(body.attention, cast(RMSNorm, body.mlp_norm), finish)
 
     def draft_input(self, part: DraftInput, plan: LayerPlan) -> DraftInputs:
-        if plan.float32_norms:
-            return part
         return FusedDraftInput(part, cast(RMSNorm, part.embedding_norm), cast(RMSNorm, part.hidden_norm))
 
     def likeliest(self, part: LikeliestToken, plan: LayerPlan) -> Likeliest:
-        if plan.float32_norms and part.norm is not None:
-            return part
         return FusedLikeliest(part, cast("RMSNorm | None", part.norm), self._max_rows)
 
 
 def fits(plan: LayerPlan) -> bool:
-    """Tell whether a layer has grouped-query attention between two plain norms, and no gate behind it."""
-    is_other = plan.delta_net is not None or plan.latent is not None
-    return not (is_other or plan.attention_gate or plan.float32_norms)
+    """Tell whether a layer is two products around what mixes rows, and an MLP or experts: latent attention is not."""
+    return plan.latent is None
 
 
 def has_dense_mlp(plan: LayerPlan) -> bool:
