@@ -16,8 +16,11 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.config import AttentionConfig
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.products import PLAIN
+from spec_lab.models.random_weights import random_eagle3, random_tensors
+from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.models.triton_experts import TritonExperts, triton_router
 from spec_lab.models.triton_latent import TritonLayerProducts
 from spec_lab.pruning.selection import AllRows
@@ -25,7 +28,16 @@ from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import Reference, generate, make_config, random_requests
 from tests.test_expert_mtp import make_nextn
 from tests.test_triton_attention import Paged, fill
-from tests.test_triton_products import FEATURES, Lane, assert_alike, make_target, prompt
+from tests.test_triton_products import (
+    DTYPE,
+    FEATURES,
+    MAX_POSITIONS,
+    Lane,
+    assert_alike,
+    make_target,
+    prompt,
+    run_head,
+)
 from tests.tiny_latent import SIZES, make_latent_eagle3
 
 SCALE, SPLIT = 0.25, 64
@@ -195,6 +207,24 @@ def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(tmp_path
     alone = targets[1].forward(prompt(2, 4)[0, :1], lanes[1].cache, lanes[1].metadata([30], 1), AllRows(), FEATURES)
     if DEVICE.type == "cpu":  # on a GPU the products of heads are the library's, which may differ
         assert torch.equal(targets[1].logits(alone.hidden)[0], outputs[1][0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("selection", ["all", "before"])
+@torch.inference_mode()
+def test_an_eagle3_head_of_16_bits_gives_what_it_gives_without_fused_products(tmp_path: Path, selection: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | {"architectures": ["DeepseekV3ForCausalLM"]}))
+    target = read_model_config(tmp_path)
+    results = []
+    for products in (PLAIN, TritonLayerProducts()):
+        head_config, tensors = random_eagle3(target, 16, DTYPE, DEVICE, 1)
+        assert head_config.layer.only_layer.latent is not None
+        lane = Lane.of(head_config.layer.layers)
+        weights = random_tensors(decoder_tensor_shapes(target), DTYPE, DEVICE, 3)
+        shared = weights["model.embed_tokens.weight"], weights["lm_head.weight"], lane.backend, MAX_POSITIONS
+        results.append(run_head(Eagle3Head(head_config, tensors, *shared, None, products), lane, selection))
+    for got, expected in zip(*reversed(results), strict=True):
+        assert_alike(got, expected)
 
 
 @pytest.mark.slow
