@@ -83,8 +83,10 @@ def test_the_likeliest_token_is_the_argmax(
 
 
 def test_ties_go_to_the_lowest_token_and_nan_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Token 3 of the first tile has a copy in the third; a row of NaN gives token 0, as torch.argmax does."""
+    """Token 3 of the first tile has a copy in the third, which it is merged with; a row of NaN gives token 0, as
+    torch.argmax does."""
     monkeypatch.setattr("spec_kernels.likeliest.choose_tiles", lambda *_: SkinnyTiles(16, 16))
+    monkeypatch.setattr("spec_kernels.likeliest._MERGE_TILE", 2)
     head = torch.zeros(48, 16, device=DEVICE)
     head[3] = head[40] = 1.0
     rows = torch.ones(2, 16, device=DEVICE)
