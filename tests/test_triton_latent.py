@@ -18,11 +18,14 @@ from spec_lab.config import AttentionConfig
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.families.table import read_model_config
+from spec_lab.models.latent import NarrowQuery
+from spec_lab.models.layers import RMSNorm
+from spec_lab.models.linear import make_linear
 from spec_lab.models.products import PLAIN
 from spec_lab.models.random_weights import random_eagle3, random_tensors
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.models.triton_experts import TritonExperts, triton_router
-from spec_lab.models.triton_latent import TritonLayerProducts
+from spec_lab.models.triton_latent import SkinnyQuery, TritonLayerProducts
 from spec_lab.pruning.selection import AllRows
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import Reference, generate, make_config, random_requests
@@ -207,6 +210,16 @@ def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(tmp_path
     alone = targets[1].forward(prompt(2, 4)[0, :1], lanes[1].cache, lanes[1].metadata([30], 1), AllRows(), FEATURES)
     if DEVICE.type == "cpu":  # on a GPU the products of heads are the library's, which may differ
         assert torch.equal(targets[1].logits(alone.hidden)[0], outputs[1][0])
+
+
+@pytest.mark.slow
+def test_a_query_with_its_norm_inside_gives_what_it_gives_without() -> None:
+    """Of few rows and of many; random weights of models are too small for a norm of queries to show."""
+    weights = (randn(24, 32, dtype=DTYPE), randn(24, seed=1, dtype=DTYPE), randn(40, 24, seed=2, dtype=DTYPE))
+    query = NarrowQuery(make_linear(weights[0]), RMSNorm(weights[1], 1e-6), make_linear(weights[2]))
+    for count in (5, 70):
+        rows = randn(count, 32, seed=3, dtype=DTYPE)
+        assert_alike(SkinnyQuery(query)(rows), query(rows))
 
 
 @pytest.mark.slow
