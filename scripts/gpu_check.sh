@@ -24,11 +24,12 @@ tests() {
   # One process each: a kernel that corrupts the device must not take the others' results with it.
   local status=0
   pytest_here tests/test_capture_gpu.py tests/test_graph_counts_gpu.py || status=1
+  pytest_here tests/test_if_nodes_gpu.py || status=1
   pytest_here -m "slow or not slow" tests/test_graph_modes.py tests/test_several_rounds.py -k cuda || status=1
   # shellcheck disable=SC2086
   pytest_here -m "slow or not slow" $KERNEL_TESTS || status=1
   # shellcheck disable=SC2046
-  pytest_here -m gpu $(grep -l "mark.gpu" tests/test_*.py | grep -vE "capture_gpu|counts_gpu|graph_modes") || status=1
+  pytest_here -m gpu $(grep -l "mark.gpu" tests/test_*.py | grep -vE "capture_gpu|counts_gpu|graph_modes|if_nodes") || status=1
   return "$status"
 }
 
