@@ -81,6 +81,7 @@ def test_what_is_skipped_names_the_aspects_of_the_row_too(
     for name in ("check_tokenizer", "check_vocabulary", "check_dtype"):
         monkeypatch.setattr(examine, name, lambda subject: does_not_apply("", ""))
     monkeypatch.setattr(examine, "check_bounds", lambda subject: [])
+    monkeypatch.setattr(examine, "check_states", lambda subject: does_not_apply("", ""))
     monkeypatch.setattr(examine, "run_loop", lambda subject: SimpleNamespace(records=[]))
     monkeypatch.setattr(examine, "check_output", lambda subject, records: does_not_apply("output", ""))
     monkeypatch.setattr(examine, "gather", lambda subject, loop: None)

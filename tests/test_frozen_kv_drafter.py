@@ -316,10 +316,11 @@ def test_the_first_step_reads_the_last_prompt_row(
 
     def probed(chunk: Any) -> FrozenState | None:
         state = ingest(chunk)
-        num_rows.append((chunk.num_rows, chunk.features.shape[0]))
+        num_rows.append((chunk.token_ids.shape[0], chunk.features.shape[0]))
         if state is not None:
+            read = chunk.ends.live.rows if prune == "none" else slice(None)
             others = torch.full_like(chunk.features, float("nan"))
-            others[-1] = chunk.features[-1]
+            others[read] = chunk.features[read]
             again = ingest(replace(chunk, features=others))
             zeroed = ingest(replace(chunk, features=torch.zeros_like(others)))
             assert again is not None and zeroed is not None

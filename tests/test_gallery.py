@@ -264,7 +264,7 @@ def documented_times() -> set[tuple[str, ...]]:
     for cells in rows:
         if cells[0].isdigit() and "," in cells[2]:
             times |= {(cells[0], cells[1], *pair.split(", ")) for pair in cells[2:]}
-        elif cells[0].isdigit():
+        elif cells[0].isdigit() and len(cells) == 6:
             times.add((cells[0], cells[1], cells[3], cells[4]))
     return times
 

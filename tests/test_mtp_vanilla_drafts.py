@@ -157,7 +157,7 @@ def test_sampled_drafts_hand_over_their_logits(lab: Lab) -> None:
 
 # attended, computed: of module i the two chunks, and the catch-up. It runs over i rows more, its drafts.
 EXPECTED_ROWS = {
-    "none": lambda i: ([5, 2 + i, 4 + i], [5, 2 + i, 4 + i]),
+    "none": lambda i: ([5, 2, *[3 + i][:i], 4 + i], [5, 2, *[3 + i][:i], 4 + i]),
     "prefill": lambda i: ([1, 4 + i], [1, 4 + i]),
     "post_attention": lambda i: ([1, 4 + i], [1, 1]),
     "catchup": lambda i: ([1, 1], [1, 1]),
@@ -166,7 +166,10 @@ EXPECTED_ROWS = {
 
 @pytest.mark.parametrize("prune", PRUNING)
 def test_rows_past_the_modules_kv_write(lab: Lab, prune: str) -> None:
-    """7 prompt tokens in two chunks, and a catch-up; o_proj and the MLP see the same rows."""
+    """7 prompt tokens in two chunks, and a catch-up; o_proj and the MLP see the same rows.
+
+    Behind the prompt every module but the first runs over the window and the drafts.
+    """
     requests = [Request("seven", "x", (5, 6, 7, 8, 9, 10, 11), max_new_tokens=2, ignore_eos=True)]
     engine = lab.engine(requests, prune, cache={"prefill_chunk": 5})
     modules = [count_rows(module.layer) for module in engine.parts.drafter.modules]

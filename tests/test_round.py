@@ -14,6 +14,7 @@ import torch
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import SCRATCH_PAGE
+from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, Request, Verification
 from spec_lab.drafters.none import NoDrafter
@@ -276,10 +277,16 @@ def make_slots(num_slots: int = 2) -> SlotState:
     return SlotState(num_slots, K, PageTable(num_slots, 20, PAGE_SIZE, torch.device("cpu")))
 
 
+def ended(slot: int, kv_len: int, token: int) -> PromptEnds:
+    """The end of one prompt, whose rows nobody looks at here."""
+    nobody: Any = None
+    return PromptEnds(torch.tensor([slot]), torch.tensor([kv_len]), torch.tensor([token]), nobody, kv_len)
+
+
 def test_a_slot_is_cleared_at_admission() -> None:
     slots = make_slots()
     slots.table.assign(1, [5, 6])
-    slots.start(1, 9, torch.tensor([3]), torch.tensor([[4, 5, 6]]))
+    slots.start(ended(1, 9, 3), torch.tensor([[4, 5, 6]]))
     assert slots.kv_lens.tolist() == [0, 9, 0] and slots.input_ids[1].tolist() == [3, 4, 5, 6]
     slots.clear(1)
     assert not slots.kv_lens.any() and not slots.input_ids.any()
@@ -298,7 +305,7 @@ def test_the_engine_clears_before_it_assigns() -> None:
 def test_commit_moves_l_by_n_and_leaves_inactive_rows() -> None:
     slots = make_slots(3)
     for slot, kv_len in ((0, 5), (1, 8), (2, 3)):
-        slots.start(slot, kv_len, torch.tensor([9]), torch.tensor([[1, 1, 1]]))
+        slots.start(ended(slot, kv_len, 9), torch.tensor([[1, 1, 1]]))
     batch = slots.batch(slots.ids([2, 0], padded_size=4), max_kv_len=5)
     assert batch.slot_ids.tolist() == [2, 0, 3, 3] and batch.active.tolist() == [True, True, False, False]
     assert batch.kv_lens.tolist() == [3, 5, 0, 0] and batch.num_rows == 4 and batch.max_kv_len == 5
@@ -314,7 +321,7 @@ def test_commit_moves_l_by_n_and_leaves_inactive_rows() -> None:
 def test_a_round_works_on_a_copy_of_the_slots() -> None:
     """The batch's L is the one at the start of the round, also after commit moved the slot's."""
     slots = make_slots()
-    slots.start(0, 5, torch.tensor([9]), torch.tensor([[1, 1, 1]]))
+    slots.start(ended(0, 5, 9), torch.tensor([[1, 1, 1]]))
     batch = slots.batch(slots.ids([0], 1), 5)
     slots.commit(batch, Verification(torch.full((1, N), 3), torch.tensor([2])), torch.zeros(1, K, dtype=torch.int64))
     assert batch.kv_lens.tolist() == [5] and batch.draft_tokens.tolist() == [[1, 1, 1]]
@@ -382,12 +389,15 @@ def test_catchup_rows_are_counted(pair: tuple[Path, Path], prune: str, bucket: i
 
 @pytest.mark.parametrize(
     ("prune", "bucket", "prompt", "computed"),
-    [("none", 1, 3 + 4 + 5, 15), ("none", 4, 3 + 4 + 5, 60), ("catchup", 1, 3, 3), ("catchup", 2, 3, 6)],
+    [("none", 1, 3 + 7 + 8, 15), ("none", 4, 3 + 7 + 8, 60), ("catchup", 1, 3, 3), ("catchup", 2, 3, 6)],
 )
 def test_catchup_rows_are_counted_for_each_pass(
     tmp_path: Path, prune: str, bucket: int, prompt: int, computed: int
 ) -> None:
-    """The modules of vanilla MTP carry N, N + 1 and N + 2 rows, of which one is live; their layers see as many."""
+    """The modules of vanilla MTP carry N, N + 1 and N + 2 rows, of which one is live; their layers see as many.
+
+    A prompt of three tokens goes through each module, and behind it K + i rows through every one but the first.
+    """
     target, modules = tmp_path / "target", tmp_path / "modules"
     make_tiny_target(target, "qwen3")
     make_tiny_mtp(modules, "ours", read_model_config(target), num_modules=K)
