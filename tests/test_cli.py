@@ -184,6 +184,7 @@ def test_sweep_records_a_refused_job_and_goes_on(
     assert refused["reason"] in line
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_left_out_of_a_sweep_is_not_run(
     runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from spec_lab.acceptance.synthetic import SyntheticAcceptance
 from spec_lab.acceptance.triton_rules import TritonSyntheticAcceptance
 from spec_lab.core.types import AcceptanceInputs
 from tests.kernel_lab import DEVICE, randn
+from tests.tiers import checkerboard
 
 RATES = (0.9, 0.6, 0.2, 0.1)
 
@@ -25,11 +26,10 @@ def make_inputs(batch: int, num_drafts: int, vocab_size: int, offered: bool) -> 
     return AcceptanceInputs(logits, drafts, rows != 1, batch - rows, 3 * rows + 5, num_drafts=num_offered)
 
 
-@pytest.mark.parametrize("offered", [False, True])
-@pytest.mark.parametrize(("num_drafts", "vocab_size"), [(0, 9), (3, 2 * VOCAB_TILE + 7), (4, 40)])
-def test_it_accepts_what_the_rule_does(num_drafts: int, vocab_size: int, offered: bool) -> None:
+@pytest.mark.parametrize(("sizes", "offered"), checkerboard([(4, 40), (0, 9), (3, 2 * VOCAB_TILE + 7)], [True, False]))
+def test_it_accepts_what_the_rule_does(sizes: tuple[int, int], offered: bool) -> None:
     """Thirty rounds, so that every number of accepted drafts comes up; rates reach further than the drafts do."""
-    batch = 30
+    (num_drafts, vocab_size), batch = sizes, 30
     inputs = make_inputs(batch, num_drafts, vocab_size, offered)
     seeds = SlotSeeds(batch, 0, DEVICE)
     seeds.values.copy_(torch.arange(batch + 1) * 12345)
