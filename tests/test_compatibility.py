@@ -29,8 +29,9 @@ HF_TARGET = ["target=hf", "target.path=."]
 HF = [*HF_TARGET, "drafter=ngram"]
 SAMPLED_DRAFTS = ["sampling=sampled", "drafter.draft_sampling=distribution"]
 TREE, STATIC = (["drafter=frozen_kv", f"tree={name}"] for name in ("dynamic", "static"))
-# All rules of the lab take fewer drafts; one from outside that does not is refused in `test_extend.py`.
-ONLY_FROM_OUTSIDE = {"rule_takes_fewer"}
+# All rules of the lab take fewer drafts, all its backends mask trees, and all its targets have their weights: what is
+# refused comes from outside (`test_extend.py`), or was left out of a package (`test_shipped_targets.py`).
+ONLY_FROM_OUTSIDE = {"rule_takes_fewer", "branches_are_masked", "weights_are_here"}
 STOP = ["drafter.stop=confidence"]
 ONE_HOT = ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_hot"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.drafters.trained import DraftSampling
@@ -83,6 +84,7 @@ def metadata_is_not_moved(config: RunConfig) -> str | None:
 def _with_a_tree(check: Check) -> Check:
     """The same check, asked only of runs that have a tree."""
 
+    @wraps(check)
     def asked(config: RunConfig) -> str | None:
         return None if tree_sizes(config) is None else check(config)
 
