@@ -1,4 +1,4 @@
-"""Measures the shipped pairs again and writes the evaluation of their cards, as the training app does after training.
+"""Measures the drafters of target=pocket again and writes the evaluation of their cards, as the training app does.
 
     python scripts/measure_zoo.py                    # all of them; on a CPU
     python scripts/measure_zoo.py eagle3 mtp_eagle   # some of them
@@ -20,7 +20,7 @@ from spec_lab.train.card import evaluation_section
 from spec_lab.train.checks import SHIPPED_TARGET
 from spec_lab.train.config import EvaluationConfig
 from spec_lab.train.evaluate import EvaluationRecipe, format_table
-from spec_lab.train.recipes import DRAFTERS
+from spec_lab.train.options import DRAFTERS, QWEN3_DRAFTERS
 from spec_lab.train.target import load_target, without_progress_bars
 
 CARD = "README.md"
@@ -28,7 +28,8 @@ CARD = "README.md"
 
 def main(names: Iterable[str]) -> None:
     """Measures the drafters of `names`; all that are shipped where there are none."""
-    recipes = {config.name: make(config) for config, make in ((kind(), make) for kind, make in DRAFTERS.items())}
+    options = [option for option in DRAFTERS if option.name in QWEN3_DRAFTERS]
+    recipes = {option.name: option.recipe(option.schema()) for option in options if option.recipe is not None}
     device = torch.device("cpu")
     with without_progress_bars():
         model, tokenizer = load_target(SHIPPED_TARGET, device)
