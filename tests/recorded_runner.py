@@ -23,13 +23,16 @@ STAGE_MS = {"verify": 2.4, "accept": 0.1, "catchup": 0.4, "recur": 0.7, "commit"
 def run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
     """Stands in for `spec_lab.measure.runner.run` and for `record_run`."""
     info = RunInfo(config.name, choices, dataclasses.asdict(config), PROVENANCE, utc_now())
-    main = measure(FakeEngine(config.drafter.num_draft_tokens, STAGE_MS), (1.0,), config.seed)
+    engine = FakeEngine(config.drafter.num_draft_tokens, STAGE_MS)
+    main = measure(engine, (1.0,), config.seed)
     with Recorder(folder, info) as recorder:
         for record in main.requests:
             recorder.request(record, f"text of {record.request_id}", main.correct.get(record.request_id), None)
         recorder.rounds(0, main.rounds)
-        plain = measure(PLAIN, (1.0,), config.seed)
-        summary = build_summary(info, main, {"plain": plain}, seconds=recorder.seconds)
+        references = {"plain": measure(PLAIN, (1.0,), config.seed)}
+        if "unpruned" in config.references:
+            references["unpruned"] = measure(engine, (1.0,), config.seed)
+        summary = build_summary(info, main, references, seconds=recorder.seconds)
         recorder.finish(summary)
     return summary
 
