@@ -19,7 +19,7 @@ OPTIONS = [
     (group.name, option)
     for group in read_groups().values()
     for option in group.options
-    if group.name not in ("experiment", "size", "debug")
+    if group.name not in ("experiment", "size", "debug") and option != "auto"  # auto is named after what it takes
 ]
 
 

@@ -296,7 +296,9 @@ def test_every_run_of_a_multirun_carries_its_sweep_and_its_factors(workplace: Pa
         assert figures == {"acceptance_by_position", "acceptance_by_category", "stage_times"}
         runs += [record.run for record in records if record.HasField("run")]
     assert {(run.run_group, run.job_type) for run in runs} == {(sweep.name, "bench")}
-    assert {tag for run in runs for tag in run.tags if "drafter" in tag} == {f"drafter={name}" for name in drafters}
+    assert {tag for run in runs for tag in run.tags if tag.startswith("drafter=")} == {
+        f"drafter={name}" for name in drafters
+    }
     assert all({"acceptance=strict", "prune=none", "target=pocket"} <= set(run.tags) for run in runs)
     for path in sweep.glob("*/wandb/**/*"):
         for private in (*private_names(), str(workplace.parent), str(root), "somebody", *typed.split()[1:2]):
