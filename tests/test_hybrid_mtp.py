@@ -88,7 +88,7 @@ def test_drafts_equal_the_whole_chain_recomputed(
     engine = make_engine(config_of(folder, prune, batch_size=2), requests)
     reference = Reference(folder)
     rule = install(engine, SlowNextn(reference, module))
-    engine.graph = PaddedGraph(4)
+    engine.graph = PaddedGraph(2)
     poison(engine)
     engine.generate(requests)
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 20
