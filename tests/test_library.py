@@ -105,7 +105,7 @@ def test_result_shows_itself_as_text_and_as_html(runner: ModuleType) -> None:
     result = spec_lab.run(spec_lab.compose(["drafter=ngram"]))
     assert "acceptance length" in str(result)
     page = result._repr_html_()
-    assert page.count("<tr>") == 3, "a header, the run, its reference"
+    assert page.count("<tr>") == 4, "a header, the run, its two references"
     assert result.folder.name in page
     result.summary["verdict"] = "a < b & <script>"
     assert "<script>" not in result._repr_html_()
