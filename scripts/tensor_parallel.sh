@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A target over two GPUs: equal to one by the audit, and the time of a round at the 8B shape on one and on two, 70B on two.
-#   bash scripts/tensor_parallel.sh      on a machine with two GPUs; MODES, where set, are the graph modes whose texts are compared
+#   bash scripts/tensor_parallel.sh      on a machine with two GPUs; MODES, where set, are the graph modes whose texts are compared (none if empty)
 # Records go to $OUT/tensor_parallel where OUT is set, else to outputs/tensor_parallel.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -15,7 +15,7 @@ failed=0
 
 run() { echo "-- $*"; "$@" || failed=1; }
 
-for mode in ${MODES:-eager full_loop round}; do
+for mode in ${MODES-eager full_loop round}; do
   run "${TWO[@]}" drafter=eagle3 prune=catchup "graph=$mode" device=cuda dtype=float32 "name=equal" "output_dir=$RECORDS"
 done
 run "${ONE[@]}" target=llama3_8b "${SHAPE[@]}" name=one
