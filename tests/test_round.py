@@ -20,7 +20,7 @@ from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, Request, Ve
 from spec_lab.drafters.none import NoDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageTable
-from spec_lab.engine.readback import PendingResult, RoundResult, read_now
+from spec_lab.engine.readback import PendingResult, RoundResult, read_later
 from spec_lab.engine.slots import SlotState
 from spec_lab.models.families.table import read_model_config
 from tests.fake_target import FakeTarget, PaddedGraph, ScriptedDrafter, make_fake_engine
@@ -367,7 +367,7 @@ def test_the_hosts_reading_is_a_stage_of_its_own(monkeypatch: pytest.MonkeyPatch
             time.sleep(0.05)
             return self.result.read()
 
-    monkeypatch.setattr("spec_lab.engine.engine.read_now", lambda verification: Slow(read_now(verification)))
+    monkeypatch.setattr("spec_lab.engine.engine.read_later", lambda verification: Slow(read_later(verification)))
     engine, _ = make_fake_engine(lambda target: ScriptedDrafter(2, target, [0]))
     stages = [
         record.stage_seconds for record in engine.generate([Request("a", "x", (5, 6, 7), 4, ignore_eos=True)]).rounds

@@ -274,6 +274,10 @@ class StageTimer(Protocol):
 
     def span(self, name: str) -> AbstractContextManager[None]: ...
 
+    def reading(self) -> AbstractContextManager[None]:
+        """While the host waits for a round's results: a part of `readback` where the host's clock measures spans."""
+        ...
+
     def capture(self) -> AbstractContextManager[list[Any]]:
         """While a graph is captured: spans become marks inside the graph, where there is such a thing."""
         ...

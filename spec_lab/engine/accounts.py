@@ -1,5 +1,7 @@
 """The host accounts here for rounds behind their launch: tokens for the sequences, and a record a round.
 
+Tokens decide who goes on, so they come before the next launch; records are made when the device is busy again.
+
 Rounds that were launched together (`graph.rounds_per_replay`) are gone through as if they had come one by one.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from spec_lab.core.origins import round_origins
 from spec_lab.core.pruning_protocols import CatchupPruning
@@ -41,6 +44,16 @@ class _Times:
     stage_seconds: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class _Emitted:
+    """Holds what a round came to for the sequence at a place of its batch."""
+
+    index: int
+    num_offered: int
+    num_kept: int
+    truncated: bool
+
+
 class RoundAccounts:
     """Keeps what the rounds of one `Engine.generate` call came to.
 
@@ -70,12 +83,13 @@ class RoundAccounts:
         self._eos = parts.target.eos_token_ids
         self._accepts_unseen = parts.rule.traits.imposed
         self._settled_at = 0.0
+        self._unrecorded: list[Callable[[], None]] = []
 
     def settle(self, settled: Launch) -> None:
-        """Account for the rounds that were launched; one that ran for nobody is only counted, and leaves its time to
-        the others."""
+        """Account for the tokens of the rounds that were launched; one that ran for nobody is only counted, and leaves
+        its time to the others. `record` does the rest."""
         num_launched = self._graph.rounds_per_replay
-        with self._parts.timer.span("readback"):
+        with self._parts.timer.reading():
             results = settled.result.read().split(num_launched)
         now = self._now()
         results = [result for result in results if any(result.num_emitted)]
@@ -83,20 +97,22 @@ class RoundAccounts:
         seconds = now - max(settled.launched_at, self._settled_at)
         self._settled_at = now
         for result, stage_seconds in zip(results, self._stage_seconds(len(results)), strict=True):
-            running = self._emit(settled, result, now)
-            relaxed = None if result.relaxed is None else [sum(result.relaxed[index]) for index in running]
-            sequences = [settled.sequences[index] for index in running]
+            emitted = self._emit(settled, result, now)
             times = _Times(seconds / len(results), settled.launch_seconds / len(results), stage_seconds)
-            self._record(settled, result.num_rows, sequences, times, relaxed)
+            self._unrecorded.append(partial(self._record, settled, result, emitted, times))
         has_ended = [sequence.finish_reason is not None for sequence in settled.sequences]
         assert len(results) == num_launched or all(has_ended), "the device ended a request that goes on"
 
-    def _emit(self, settled: Launch, result: RoundResult, now: float) -> list[int]:
-        """Account for a round's tokens; those for a sequence that an earlier round finished are surplus.
+    def record(self) -> None:
+        """Make the records of the rounds settled since this was called last."""
+        for make in self._unrecorded:
+            make()
+        self._unrecorded.clear()
 
-        Returns:
-            The places of the other sequences in the batch, behind which padded rows stand.
-        """
+    def _emit(self, settled: Launch, result: RoundResult, now: float) -> list[_Emitted]:
+        """Account for a round's tokens; those for a sequence that an earlier round finished are surplus, and nothing is
+        returned of them."""
+        emitted = []
         running = [index for index, sequence in enumerate(settled.sequences) if sequence.finish_reason is None]
         num_emitting = sum(map(bool, result.num_emitted))
         assert self._overlap or num_emitting == len(running), "the device went on with a request that had ended"
@@ -107,41 +123,40 @@ class RoundAccounts:
             origins = round_origins(num_emitted, num_offered, hits)
             num_imposed = num_emitted - 1 if self._accepts_unseen else 0
             tokens = result.tokens[index][:num_emitted]
-            emit_round(settled.sequences[index], tokens, origins, self._eos, now, num_offered, num_imposed)
-        return running
+            sequence = settled.sequences[index]
+            emit_round(sequence, tokens, origins, self._eos, now, num_offered, num_imposed)
+            emitted.append(_Emitted(index, num_offered, sequence.emitted_per_round[-1], sequence.truncated))
+        return emitted
 
-    def _record(
-        self, settled: Launch, num_rows: int, ready: list[Sequence], times: _Times, relaxed: list[int] | None
-    ) -> None:
-        """Keep what a round of `num_rows` rows a request came to for the `ready` sequences, those it did not run for in
-        vain."""
+    def _record(self, settled: Launch, result: RoundResult, emitted: list[_Emitted], times: _Times) -> None:
+        """Keep what a round came to for those it did not run for in vain."""
         record = RoundRecord(
             index=len(self.rounds),
-            request_ids=[s.request.request_id for s in ready],
-            accepted=[s.accepted_per_round[-1] for s in ready],
-            emitted=[s.emitted_per_round[-1] for s in ready],
-            truncated=[s.truncated for s in ready],
+            request_ids=[settled.sequences[part.index].request.request_id for part in emitted],
+            accepted=[result.num_emitted[part.index] - 1 for part in emitted],
+            emitted=[part.num_kept for part in emitted],
+            truncated=[part.truncated for part in emitted],
             seconds=times.seconds,
             stage_seconds=times.stage_seconds,
-            rows=self._rows(settled, num_rows, ready),
-            relaxed=relaxed,
+            rows=self._rows(settled, result.num_rows, emitted),
+            relaxed=None if result.relaxed is None else [sum(result.relaxed[part.index]) for part in emitted],
             launch_seconds=times.launch_seconds,
-            num_surplus=len(settled.sequences) - len(ready),
+            num_surplus=len(settled.sequences) - len(emitted),
         )
         self.rounds.append(record)
 
-    def _rows(self, settled: Launch, num_rows: int, ready: list[Sequence]) -> RowCounts:
-        """Count drafts and rows of a round of `num_rows` rows a request behind accept; `ready` had not ended."""
+    def _rows(self, settled: Launch, num_rows: int, emitted: list[_Emitted]) -> RowCounts:
+        """Count drafts and rows of a round of `num_rows` rows a request behind accept."""
         tree_rows = self._tree_rows
         padded = self._graph.padded_size(len(settled.sequences))
         passes = self._parts.drafter.requirements.rows_of_passes(num_rows)
         num_computed = self._catchup.num_computed
         return RowCounts(
             drafted=padded * (settled.num_drafted if tree_rows is None else tree_rows - 1),
-            offered=sum(s.offered_per_round[-1] for s in ready) if tree_rows is None else len(ready) * (tree_rows - 1),
+            offered=sum(part.num_offered for part in emitted) if tree_rows is None else len(emitted) * (tree_rows - 1),
             verified=padded * (num_rows if tree_rows is None else tree_rows),
             catchup_computed=sum(num_computed(padded, rows) for rows in passes),
-            catchup_live=len(passes) * len(ready),
+            catchup_live=len(passes) * len(emitted),
         )
 
     def _stage_seconds(self, num_rounds: int) -> list[dict[str, float]]:

@@ -15,7 +15,7 @@ from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.accounts import Launch, RoundAccounts, request_record
 from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.prefill import PromptPass
-from spec_lab.engine.readback import read_later, read_now
+from spec_lab.engine.readback import read_later
 from spec_lab.engine.round import DecodeRound, Parts
 from spec_lab.engine.scheduler import Scheduler, emit_first
 
@@ -106,8 +106,10 @@ class _GenerationRun:
         """Admit, run one chunk of each unfinished prompt (as many together as fit a forward), then one round of
         everything that is ready.
 
-        With overlap the host reads the round before only after the next one is launched; but before a prompt pass,
-        which waits for the device anyway, it reads what is in flight, so that no round's time holds a prompt's.
+        Between the end of a round and the next launch stands what decides about that launch: tokens, and who has ended.
+        Records are made while the device works on the next round. With overlap the host reads the round before only
+        after the next one is launched; but before a prompt pass, which waits for the device anyway, it reads what is in
+        flight, so that no round's time holds a prompt's.
         """
         scheduler = self._engine.scheduler
         for sequence in scheduler.admit(self._now()):
@@ -121,12 +123,14 @@ class _GenerationRun:
             self._prefill(pack)
         ready = [s for s in scheduler.running if not s.is_prefilling and s.finish_reason is None]
         launched = self._launch(ready) if ready else None
+        self._accounts.record()
         if self._engine.overlap:
             launched, self._in_flight = self._in_flight, launched
         if launched is not None:
             self._settle(launched)
 
     def result(self, requests: list[Request]) -> GenerationResult:
+        self._accounts.record()
         counts = self._engine.graph.counts
         return GenerationResult(
             requests=[self._requests[request.request_id] for request in requests],
@@ -185,7 +189,7 @@ class _GenerationRun:
         with parts.timer.round(engine.graph.rounds_per_replay):
             verification = engine.graph.run(decode_round, [s.slot for s in ready], max(s.kv_len for s in ready))
             with parts.timer.span("readback"):
-                result = read_later(verification) if engine.overlap else read_now(verification)
+                result = read_later(verification)
         return Launch(ready, launched_at, self._now() - launched_at, decode_round.num_drafted, result)
 
     def _settle(self, settled: Launch) -> None:

@@ -78,14 +78,12 @@ class PendingResult:
         )
 
 
-def read_now(verification: Verification) -> PendingResult:
-    """Return results that have to be read before the next round is launched: reading them waits for the device."""
-    has_offered = verification.num_offered is not None
-    return PendingResult(_pack(verification), verification.tokens.shape[1], has_offered=has_offered)
-
-
 def read_later(verification: Verification) -> PendingResult:
-    """Begin a copy that the next replay cannot overwrite, and wait for nothing."""
+    """Begin a copy that the next replay cannot overwrite, and wait for nothing.
+
+    Into pinned memory and with an event behind it: the host goes on as soon as the copy is there, and the round's work
+    is all that it waits for.
+    """
     packed, num_tokens = _pack(verification), verification.tokens.shape[1]
     has_offered = verification.num_offered is not None
     if packed.device.type == "cpu":

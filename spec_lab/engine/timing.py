@@ -38,6 +38,9 @@ class HostTimer:
         if not self._is_capturing:
             self._seconds[name] = self._seconds.get(name, 0.0) + perf_counter() - start
 
+    def reading(self) -> AbstractContextManager[None]:
+        return self.span("readback")
+
     @contextmanager
     def capture(self) -> Iterator[list[EventPair]]:
         self._is_capturing = True
@@ -111,6 +114,10 @@ class CudaEventTimer:
         end.record()
         pair = EventPair(name, start, end, self._round_index)
         (self._pairs if self._marks is None else self._marks).append(pair)
+
+    def reading(self) -> AbstractContextManager[None]:
+        """The device has nothing to do meanwhile; an event behind the reading would be one more to wait for."""
+        return nullcontext()
 
     @contextmanager
     def capture(self) -> Iterator[list[EventPair]]:

@@ -62,6 +62,9 @@ class WatchedRounds(ABC):
     @abstractmethod
     def span(self, name: str) -> AbstractContextManager[None]: ...
 
+    def reading(self) -> AbstractContextManager[None]:
+        return self.span("readback")
+
     @contextmanager
     def capture(self) -> Iterator[list[Any]]:
         yield []

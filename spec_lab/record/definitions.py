@@ -87,7 +87,7 @@ DEFINITIONS: dict[str, str] = {
     "launch_ms": _first_paragraph(launch_ms),
     "stage_ms_per_round": _first_paragraph(stage_ms),
     "stage_ms_per_round.commit": "The device's bookkeeping; the host's reading is readback.",
-    "stage_ms_per_round.readback": "The tokens and counts packed into one tensor and read by the host.",
+    "stage_ms_per_round.readback": "Tokens and counts packed into one tensor and copied; on a CPU read as well.",
     "prefill_ms_per_request": _first_paragraph(prefill_ms_per_request),
     "prompt_forwards": (
         "Forwards of the target over prompts in a repeat, each over chunks of one request or of several "

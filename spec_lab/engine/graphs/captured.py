@@ -21,11 +21,18 @@ class Bucket:
     """Holds the segments of one batch size, made as they are first called.
 
     Attributes:
-        fixed: the outputs of its segments, which every replay rewrites in place.
+        slot_ids: [bucket size] what a replay reads: the slots of its requests, padded with the scratch slot.
+        held: the slots that stand there, in their order.
+        fixed: what segments read where it stands: `slot_ids`, and their own outputs, which replays rewrite in place.
     """
 
+    slot_ids: torch.Tensor
+    held: list[int] = field(default_factory=list)
     segments: dict[str, Segment[Any, Any]] = field(default_factory=dict)
     fixed: list[torch.Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fixed.append(self.slot_ids)
 
 
 class CapturedMode(ABC):
@@ -53,8 +60,8 @@ class CapturedMode(ABC):
         size = self.padded_size(num_requests)
         place = decode_round.num_draft_tokens, size
         if place not in self.buckets:
-            bucket = Bucket()
-            self._run(bucket, decode_round, decode_round.parts.slots.ids([], size))
+            bucket = Bucket(decode_round.parts.slots.ids([], size))
+            self._run(bucket, decode_round, bucket.slot_ids)
             self.buckets[place] = bucket
 
     def admit(self, slot: int, request: Request) -> None:
@@ -65,7 +72,10 @@ class CapturedMode(ABC):
         size = self.padded_size(len(slots))
         assert max_kv_len <= self._max_kv_len
         bucket = self.buckets[decode_round.num_draft_tokens, size]
-        return self._run(bucket, decode_round, decode_round.parts.slots.ids(slots, size))
+        if bucket.held != slots:  # from round to round they are mostly the same: then nothing goes to the device
+            bucket.slot_ids.copy_(decode_round.parts.slots.ids(slots, size))
+            bucket.held = slots
+        return self._run(bucket, decode_round, bucket.slot_ids)
 
     @abstractmethod
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
