@@ -182,12 +182,22 @@ class CacheConfig:
     page_size: int = knob(16, "tokens a page", least=1)
     max_seq_len: int | None = knob(None, "longest sequence, in tokens; null is what the workload needs")
     num_pages: int | None = knob(None, "pages in all; null is enough for batch_size requests of the longest length")
-    prefill_chunk: int = knob(512, "prompt rows of one request a forward", least=1)
+    prefill_chunk: int | None = knob(
+        None,
+        "prompt rows of one request a forward; null is 8192 on CUDA with attention=triton, else 512",
+        least=1,
+    )
     prefill_tokens: int | None = knob(
         None,
         "prompt rows of all requests a forward, 1 for one each; null is 2048 on a CPU, 8192 on CUDA",
         least=1,
     )
+
+    @property
+    def chunk_size(self) -> int:
+        """Is `prefill_chunk`, which is a number once a run is composed."""
+        assert self.prefill_chunk is not None, "chosen by spec_lab.compatibility.auto"
+        return self.prefill_chunk
 
 
 @dataclass

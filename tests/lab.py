@@ -75,7 +75,7 @@ def make_config(
         workload=WorkloadConfig(name="pocket"),
         sampling=SamplingConfig(),
         logger=LoggerConfig(name="jsonl"),
-        cache=CacheConfig(**{"prefill_tokens": 2048, **changes.pop("cache", {})}),
+        cache=CacheConfig(**{"prefill_chunk": 512, "prefill_tokens": 2048, **changes.pop("cache", {})}),
         **{"kernels": KernelSet.torch, **changes},
     )
 

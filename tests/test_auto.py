@@ -71,6 +71,20 @@ def test_how_many_prompt_rows_share_a_forward(device: str, expected: int) -> Non
 
 
 @pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["device=cpu"], 512),
+        (["device=cuda"], 8192),
+        (["device=cuda", "attention=torch"], 512),
+        (["device=cuda", "cache.prefill_chunk=64"], 64),
+    ],
+)
+def test_how_many_rows_a_chunk_has(overrides: list[str], expected: int) -> None:
+    """Masks of attention=torch are as large as a chunk times the keys it sees."""
+    assert compose_run(overrides)[0].cache.chunk_size == expected
+
+
+@pytest.mark.parametrize(
     ("overrides", "refusal"),
     [
         ([*SAMPLED, "acceptance.method=block", "kernels=triton"], "acceptance.method=block has no kernel"),

@@ -107,7 +107,7 @@ def test_an_engine_with_a_tree_gives_the_tokens_of_the_torch_backend(tmp_path: P
     requests = random_requests(2, max_new_tokens=6, vocab_size=24, lengths=(1, 12))
     config = replace(
         make_config(pair, tree=DynamicTreeConfig(topk=2, depth=3, num_rows=6), batch_size=2),
-        cache=CacheConfig(page_size=4),
+        cache=CacheConfig(page_size=4, prefill_chunk=512),
         device=DEVICE.type,
         dtype="float32",
     )

@@ -79,7 +79,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
         prune,
         graph,
         scheduler,
-        config.cache.prefill_chunk,
+        config.cache.chunk_size,
         config.cache.prefill_tokens,
         overlaps(config),
         make_round,
@@ -91,7 +91,7 @@ def build_teacher(config: RunConfig, models: Models, limits: Limits) -> TeacherF
     """Make the judge of texts, over a cache that holds one of them at a time."""
     one_sequence = limits.one_sequence()
     cache = build_cache(models.target.layer_plans, one_sequence, models)
-    return TeacherForcing(models.target, models.backend, cache, limits.page_size, config.cache.prefill_chunk)
+    return TeacherForcing(models.target, models.backend, cache, limits.page_size, config.cache.chunk_size)
 
 
 def plain_config(config: RunConfig) -> RunConfig:

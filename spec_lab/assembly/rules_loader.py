@@ -68,7 +68,7 @@ def build_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRule:
         resources.limits.num_slots,
         models.markers,
         models.target.eos_token_ids,
-        config.cache.prefill_chunk,
+        config.cache.chunk_size,
         models.device,
         models.kernels,
     )

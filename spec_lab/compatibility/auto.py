@@ -17,12 +17,14 @@ from spec_lab.assembly import registry
 from spec_lab.assembly.devices import runs_on_cuda
 from spec_lab.assembly.option import GraphOption
 from spec_lab.compatibility.run import refusals
-from spec_lab.config import AttentionConfig, KernelSet, RunConfig
+from spec_lab.config import AttentionConfig, CacheConfig, KernelSet, RunConfig
 from spec_lab.errors import UserError
 
 AUTO = "auto"
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
 """More rows a forward bring little on either: docs/performance.md. vLLM has 8192 on GPUs of this size."""
+SHORT_CHUNK, LONG_CHUNK = 512, 8192
+"""The long one is for attention without masks, which are as large as a chunk times all keys before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ KNOBS: Mapping[str, AutoKnob] = {
 
 
 def with_auto_chosen(config: RunConfig) -> RunConfig:
-    """Return the run with an option in place of each auto, and a number in that of `cache.prefill_tokens=null`.
+    """Return the run with an option in place of each auto, and numbers in those of the nulls of `cache.prefill_*`.
 
     Raises:
         UserError: `auto`, which says what was chosen here, was typed.
@@ -72,16 +74,24 @@ def with_auto_chosen(config: RunConfig) -> RunConfig:
     if config.auto:
         raise UserError("auto=[...] is what the lab writes into its record; leave it out")
     on_cuda = runs_on_cuda(config.device)
-    if config.cache.prefill_tokens is None:
-        budget = CUDA_PREFILL_TOKENS if on_cuda else CPU_PREFILL_TOKENS
-        config = dataclasses.replace(config, cache=dataclasses.replace(config.cache, prefill_tokens=budget))
     open_knobs = {name: knob for name, knob in KNOBS.items() if knob.name_of(config) == AUTO}
     for knob in open_knobs.values():
         config = knob.take(config, knob.safe)
     if on_cuda:
         for knob in open_knobs.values():
             config = _faster(config, knob)
-    return dataclasses.replace(config, auto=sorted(open_knobs))
+    return dataclasses.replace(config, auto=sorted(open_knobs), cache=_with_prompt_sizes(config, on_cuda))
+
+
+def _with_prompt_sizes(config: RunConfig, on_cuda: bool) -> CacheConfig:
+    """Return the cache with the rows of a prompt's forwards as they are, where nothing was said of them."""
+    cache = config.cache
+    if cache.prefill_chunk is None:
+        is_long = on_cuda and config.attention.name == KNOBS["attention"].fast
+        cache = dataclasses.replace(cache, prefill_chunk=LONG_CHUNK if is_long else SHORT_CHUNK)
+    if cache.prefill_tokens is None:
+        cache = dataclasses.replace(cache, prefill_tokens=CUDA_PREFILL_TOKENS if on_cuda else CPU_PREFILL_TOKENS)
+    return cache
 
 
 def _faster(config: RunConfig, knob: AutoKnob) -> RunConfig:

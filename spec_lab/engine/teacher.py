@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,9 @@ from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import slot_states
 from spec_lab.errors import UserError
 from spec_lab.pruning.selection import AllRows
+
+MOST_LOGIT_ROWS = 512
+"""Logits of a large vocabulary take gigabytes in float32, if they are those of 8192 rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,8 @@ class TeacherForcing:
         """Return the target's choice for each of `output_ids`, fed the ones before it."""
         text = [*prompt_ids, *output_ids]
         choices = GreedyChoice([], [], [], [])
-        for start in range(0, len(text) - 1, self._chunk_size):
-            end = min(start + self._chunk_size, len(text) - 1)
-            logits = self._logits(text[start:end], start)
+        for start, logits in self._logits(text[:-1]):
+            end = start + logits.shape[0]
             following = torch.tensor(text[start + 1 : end + 1], device=logits.device).unsqueeze(1)
             choices.token_ids.extend(logits.argmax(dim=-1).tolist())
             top, second = logits.topk(2, dim=-1).values.unbind(1)
@@ -76,8 +78,7 @@ class TeacherForcing:
 
         Any token is then as good as any other, and plain decoding emits the very tokens of a run that means nothing.
         """
-        for start in range(0, len(token_ids), self._chunk_size):
-            logits = self._logits(list(token_ids[start : start + self._chunk_size]), start)
+        for start, logits in self._logits(token_ids):
             broken = ~logits.isfinite().all(dim=-1)
             if bool(broken.any()):
                 position = start + int(broken.nonzero()[0])
@@ -90,11 +91,17 @@ class TeacherForcing:
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Return the [positions, vocab] float32 logits behind each token of a text."""
-        starts = range(0, len(token_ids), self._chunk_size)
-        return torch.cat([self._logits(list(token_ids[start : start + self._chunk_size]), start) for start in starts])
+        return torch.cat([logits for _, logits in self._logits(token_ids)])
 
-    def _logits(self, token_ids: list[int], start: int) -> torch.Tensor:
-        """Return the [rows, vocab] float32 logits of the chunk that begins at position `start`."""
+    def _logits(self, token_ids: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the [rows, vocab] float32 logits behind stretches of a text, each with its first position."""
+        for start in range(0, len(token_ids), self._chunk_size):
+            hidden = self._hidden(list(token_ids[start : start + self._chunk_size]), start)
+            for first, rows in enumerate(hidden.split(MOST_LOGIT_ROWS)):
+                yield start + first * MOST_LOGIT_ROWS, self._target.logits(rows).float()
+
+    def _hidden(self, token_ids: list[int], start: int) -> torch.Tensor:
+        """Return the [rows, hidden_size] hidden states of the chunk that begins at position `start`."""
         if start == 0:
             self._states.clear(0)
         device = self._page_table.device
@@ -103,5 +110,4 @@ class TeacherForcing:
         attention = self._backend.build(positions, torch.tensor([end], device=device), self._page_table, end)
         attention.recurrent = self._states.of_prompts(torch.zeros(1, dtype=torch.int64, device=device))
         ids = torch.tensor(token_ids, device=device)
-        output = self._target.forward(ids, self._cache, attention, AllRows(), FeatureSpec())
-        return self._target.logits(output.hidden).float()
+        return self._target.forward(ids, self._cache, attention, AllRows(), FeatureSpec()).hidden

@@ -267,7 +267,7 @@ def _keep_verify_rows(lab: Lab, records: list[RequestRecord], folder: Path, prog
         return
     progress.stage("recording verify rows")
     requests = fitting(lab.requests, records, engine.num_draft_tokens, topk)
-    rows = record_verify_rows(engine, requests, topk, lab.models.markers, config.cache.prefill_chunk)
+    rows = record_verify_rows(engine, requests, topk, lab.models.markers, config.cache.chunk_size)
     save_verify_rows(folder, rows)
 
 
