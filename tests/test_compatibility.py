@@ -33,6 +33,7 @@ TREE, STATIC = (["drafter=frozen_kv", f"tree={name}"] for name in ("dynamic", "s
 # refused comes from outside (`test_extend.py`), or was left out of a package (`test_shipped_targets.py`).
 ONLY_FROM_OUTSIDE = {"rule_takes_fewer", "branches_are_masked", "weights_are_here"}
 STOP = ["drafter.stop=confidence"]
+TRAVERSAL = ["acceptance=rejection", "acceptance.method=traversal", *SAMPLED_DRAFTS]
 ONE_HOT = ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_hot"]
 
 # overrides, the knob that must be named, the remedy that must be named
@@ -91,10 +92,17 @@ FORBIDDEN = [
     ([*TREE, "record.topk=4"], "record.topk=4", "record.topk=0"),
     ([*TREE, "graph=full_loop", "graph.metadata=stale"], "graph.metadata=stale", "graph.metadata=in_place"),
     (
-        [*TREE, *SAMPLED_DRAFTS, "acceptance=rejection"],
-        "drafter.draft_sampling=distribution draws",
-        "drafter.draft_sampling=greedy",
+        [*TREE, *SAMPLED_DRAFTS, *ONE_HOT],
+        "drafter.draft_sampling=distribution with tree=dynamic",
+        "tree=static",
     ),
+    ([*STATIC, *SAMPLED_DRAFTS, "acceptance=rejection"], "acceptance.method=standard", "acceptance.method=traversal"),
+    ([*TRAVERSAL, "drafter=frozen_kv"], "acceptance.method=traversal judges trees", "acceptance.method=block"),
+    ([*TRAVERSAL, *TREE], "acceptance.method=traversal with tree=dynamic", "tree=static"),
+    ([*TRAVERSAL, *STATIC, "drafter.draft_sampling=greedy"], "divides by probabilities", "method=one_hot"),
+    ([*TRAVERSAL, *STATIC, "acceptance.allow_lossy=true"], "allow_lossy=true has nothing", "allow_lossy=false"),
+    ([*TRAVERSAL, *STATIC, "tree.paths=[[0],[0,1]]"], "[0,1] with drafter.draft_sampling=distribution", "add [0,0]"),
+    ([*STATIC, "tree.replacement=true"], "tree.replacement=true is about drawn siblings", "distribution"),
     ([*TREE, "drafter.num_draft_tokens=5"], "drafter.num_draft_tokens=5", "leave out"),
     ([*TREE, "tree.topk=2", "tree.depth=2"], "tree.num_rows=16", "tree.num_rows=7"),
     ([*TREE, "tree.topk=0"], "tree.topk=0", "at least 1"),
@@ -325,6 +333,9 @@ ALLOWED = [
     TREE,
     [*TREE, "tree.depth=5", "tree.num_rows=64", "batch_size=4", "prune=catchup"],
     [*STATIC, "tree.paths=[[1],[1,3],[1,3,0],[0]]"],
+    [*TRAVERSAL, *STATIC],
+    [*TRAVERSAL, *STATIC, "drafter=eagle3", "tree.replacement=true", "graph=full_loop"],
+    [*STATIC, *SAMPLED_DRAFTS, *ONE_HOT],
     ["drafter=ngram", "record.topk=16"],
     ["drafter=none", "graph=round_overlap"],
     ["graph=round", "graph.rounds_per_replay=8", "drafter.stop=confidence", "verify.budget=8"],

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.draft_tree import DraftTree, ancestors_and_self
 from spec_lab.drafters.branching import BranchState, see_ancestors
-from spec_lab.drafters.growth import Branches, DynamicTree, Ranked, StaticTree, TreeShape, rank_tokens
+from spec_lab.drafters.growth import Branches, DynamicTree, StaticTree, TreeShape
+from spec_lab.drafters.siblings import Ranked, rank_tokens
 
 VOCAB = 6
 Path = tuple[int, ...]
@@ -104,7 +106,7 @@ def test_tokens_are_ranked_by_their_logits_and_ties_by_their_ids() -> None:
 def test_a_static_tree_has_the_ranks_of_its_paths() -> None:
     ranks = [[1], [0, 2], [0], [0, 0, 1], [0, 0], [2], [2, 1]]
     tables = [table_of(seed, ties=False) for seed in range(3)]
-    tree = grow(StaticTree(ranks, torch.device("cpu")), tables)
+    tree = grow(StaticTree(DraftPaths(ranks), torch.device("cpu")), tables)
     for index, table in enumerate(tables):
         expected = set()
         for path in ranks:
@@ -137,7 +139,8 @@ def test_a_branch_sees_its_ancestors_or_what_stood_in_its_place(exact: bool, sec
     """Both branches of the second level come from branch 1 of the first."""
     backend: Any = SeenRows()
     live = SimpleNamespace(seq_lens=None, page_table=None, max_seq_len=0)
-    state = BranchState(None, torch.zeros(1), live, torch.zeros((1, 1, 0), dtype=torch.bool), torch.zeros(0).long())  # type: ignore[arg-type]
+    seen = torch.zeros((1, 1, 0), dtype=torch.bool)
+    state = BranchState(None, None, torch.zeros(1), live, seen, torch.zeros(0).long())  # type: ignore[arg-type]
     tokens = torch.tensor([[5, 6]])
     see_ancestors(backend, state, Branches(tokens, came_from=torch.tensor([[0, 0]])), 0, exact)
     assert backend.visible == [[1, 0], [0, 1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -12,10 +13,11 @@ from spec_lab.acceptance.distribution import SamplingParams
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance, SyntheticTreeAcceptance, follow
 from spec_lab.assembly.rules import RejectionConfig, RejectionMethodChoice, SyntheticConfig
-from spec_lab.assembly.trees import DynamicTreeConfig
+from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
+from spec_lab.config import TreeConfig
 from spec_lab.core.tree_protocols import JudgedRows, Walk
 from tests.acceptance_cases import CPU
-from tests.graph_lab import MODES, SAMPLED, Lab, Rule, lab, mixed_requests
+from tests.graph_lab import MODES, SAMPLED, Lab, Rule, generate_watched, lab, mixed_requests, outcome
 from tests.test_rejection import total_variation, variation_bound
 
 __all__ = ["lab"]
@@ -138,17 +140,37 @@ def test_imposed_rates_are_met_and_a_shallow_tree_gives_what_it_has() -> None:
     assert set((rule.walk(flat, DEPTH).verification.num_emitted - 1).tolist()) == {0, 1}
 
 
-RULES = {
-    "one_hot": Rule(RejectionConfig(method=RejectionMethodChoice.one_hot), SAMPLED),
-    "synthetic": Rule(SyntheticConfig(mean_length=None, rates=[0.7, 0.5, 0.3])),
+DYNAMIC, STATIC = DynamicTreeConfig(topk=3, num_rows=9), StaticTreeConfig()
+TRAVERSAL = Rule(RejectionConfig(method=RejectionMethodChoice.traversal), SAMPLED, "distribution")
+RULES: dict[str, tuple[Rule, TreeConfig]] = {
+    "one_hot": (Rule(RejectionConfig(method=RejectionMethodChoice.one_hot), SAMPLED), DYNAMIC),
+    "synthetic": (Rule(SyntheticConfig(mean_length=None, rates=[0.7, 0.5, 0.3])), DYNAMIC),
+    "traversal": (TRAVERSAL, STATIC),
+    "one_hot, drawn": (replace(TRAVERSAL, acceptance=RejectionConfig(method="one_hot")), STATIC),
 }
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "frozen_kv"])
+def test_traversal_of_a_chain_is_block_verification_bit_for_bit(lab: Lab, drafter: str) -> None:
+    """Drafts, tokens and accepted lengths of whole requests, from the same noise."""
+    requests = mixed_requests(3, 12)
+    block = replace(TRAVERSAL, acceptance=RejectionConfig(method="block"))
+    chain = StaticTreeConfig(paths=[[0], [0, 0], [0, 0, 0]])
+    engines = [
+        lab.engine(requests, None, drafter, rule=rule, tree=tree, batch_size=2)
+        for rule, tree in ((block, TreeConfig()), (TRAVERSAL, chain))
+    ]
+    expected, got = (outcome(*generate_watched(engine, requests)) for engine in engines)
+    assert got == expected
+    assert len({count for _, accepted, _ in got.values() for count in accepted}) > 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "mode"), list(product(RULES, ("round", "full_loop", "split_seed", "overlap"))))
 def test_a_graph_gives_what_eager_gives(lab: Lab, rule: str, mode: str) -> None:
     requests = mixed_requests(4, 10)
-    options: dict[str, Any] = {"rule": RULES[rule], "batch_size": 2, "tree": DynamicTreeConfig(topk=3, num_rows=9)}
+    of_rule, tree = RULES[rule]
+    options: dict[str, Any] = {"rule": of_rule, "batch_size": 2, "tree": tree}
     results = [lab.engine(requests, graph, **options).generate(requests) for graph in (None, MODES[mode])]
     eager, captured = ([(r.output_ids, r.accepted_per_round) for r in result.requests] for result in results)
     assert eager == captured

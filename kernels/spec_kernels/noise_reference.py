@@ -83,6 +83,12 @@ def race(weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     Returns:
         [batch] int64.
     """
+    return race_speeds(weights, keys).argmax(dim=-1)
+
+
+def race_speeds(weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Return the values [..., vocab] of which `race` takes the largest; taken in order, the largest first, they draw
+    without replacement."""
     index = torch.arange(weights.shape[-1], device=weights.device)
     arrivals = -torch.log(uniform(child(keys.unsqueeze(-1), index)))
-    return (weights / arrivals).argmax(dim=-1)
+    return weights / arrivals

@@ -47,6 +47,10 @@ class DraftLogits:
         """Keep float32 logits [batch, vocab] of draft `step` [1] (int64, from 0) of `slot_ids` [batch]."""
         self.values.index_put_((slot_ids, step.expand_as(slot_ids)), logits)
 
+    def write_rows(self, slot_ids: torch.Tensor, steps: torch.Tensor, logits: torch.Tensor) -> None:
+        """Keep float32 logits [batch, steps, vocab] of several drafts `steps` [steps] at once."""
+        self.values.index_put_((slot_ids.unsqueeze(1), steps), logits)
+
     def of(self, slot_ids: torch.Tensor) -> torch.Tensor:
         """Return the kept logits of `slot_ids`, [batch, K, vocab]."""
         return self.values.index_select(0, slot_ids)

@@ -9,6 +9,7 @@ from spec_lab.acceptance.rates import check_rates, expand_mean_length
 from spec_lab.assembly.deferred import Deferred
 from spec_lab.assembly.drafters.trained import DraftSampling
 from spec_lab.assembly.option import RuleOption
+from spec_lab.assembly.trees import StaticTreeConfig
 from spec_lab.config import AcceptanceConfig, Choice, KernelSet, RunConfig, TreeConfig, knob
 from spec_lab.errors import UserError
 
@@ -35,6 +36,7 @@ class RejectionMethodChoice(Choice):
     standard = "standard", "reads the draft distribution"
     one_hot = "one_hot", "greedy drafts"
     block = "block"
+    traversal = "traversal", "sampled siblings of tree=static"
 
 
 @dataclass
@@ -115,11 +117,11 @@ def rejection_reads_the_draft_distribution(config: RunConfig) -> str | None:
             "use acceptance.method=one_hot"
         )
     is_greedy = config.drafter.draft_sampling == DraftSampling.greedy
-    if config.sampling.temperature > 0 and is_greedy and not rule.allow_lossy:
+    if config.sampling.temperature > 0 and is_greedy and not (rule.allow_lossy and _may_be_lossy(rule)):
+        biased = ", or acceptance.allow_lossy=true for a biased output" if _may_be_lossy(rule) else ""
         return (
             f"acceptance.method={rule.method} with drafter.draft_sampling=greedy divides by probabilities the drafts "
-            "were not drawn with; use drafter.draft_sampling=distribution, acceptance.method=one_hot, or "
-            "acceptance.allow_lossy=true for a biased output"
+            f"were not drawn with; use drafter.draft_sampling=distribution, acceptance.method=one_hot{biased}"
         )
     if config.sampling.temperature <= 0:
         return (
@@ -129,13 +131,18 @@ def rejection_reads_the_draft_distribution(config: RunConfig) -> str | None:
     return None
 
 
+def _may_be_lossy(rule: Any) -> bool:
+    """Tells whether a method can read the head's probabilities of greedy drafts."""
+    return rule.method in (RejectionMethodChoice.standard, RejectionMethodChoice.block)
+
+
 def lossy_draft_option(config: RunConfig) -> str | None:
     """`acceptance.allow_lossy` where nothing is lossy."""
     rule: Any = config.acceptance
     if not rule.allow_lossy:
         return None
     is_greedy = getattr(config.drafter, "draft_sampling", None) == DraftSampling.greedy
-    if rule.method != RejectionMethodChoice.one_hot and is_greedy:
+    if _may_be_lossy(rule) and is_greedy:
         return None
     return (
         "acceptance.allow_lossy=true has nothing to allow: only greedy drafts under acceptance.method=standard or "
@@ -151,14 +158,31 @@ def block_verification_has_no_kernel(config: RunConfig) -> str | None:
     return "acceptance.method=block has no kernel in kernels=triton; use kernels=torch or acceptance.method=standard"
 
 
-def trees_are_judged_one_hot(config: RunConfig) -> str | None:
-    """The drafts of a tree are given, not drawn."""
+def shape_of_drafts_fits_the_method(config: RunConfig) -> str | None:
+    """Traversal verification reads a tree, standard and block a chain, and one_hot either."""
     rule: Any = config.acceptance
-    if config.tree.name == TreeConfig.name or rule.method == RejectionMethodChoice.one_hot:
+    is_chain, judges_trees = config.tree.name == TreeConfig.name, rule.method == RejectionMethodChoice.traversal
+    if rule.method == RejectionMethodChoice.one_hot or is_chain != judges_trees:
         return None
+    if is_chain:
+        return (
+            "acceptance.method=traversal judges trees, and is acceptance.method=block on a chain; use "
+            "acceptance.method=block or tree=static"
+        )
     return (
         f"acceptance.method={rule.method} judges chains of drawn drafts, no tree={config.tree.name}; use "
-        "acceptance.method=one_hot or tree=none"
+        "acceptance.method=traversal with tree=static, acceptance.method=one_hot or tree=none"
+    )
+
+
+def drafts_of_a_tree_are_drawn_in_its_shape(config: RunConfig) -> str | None:
+    """A tree whose shape follows from its drafts is drawn from another law than the one that would be read."""
+    rule: Any = config.acceptance
+    if rule.method != RejectionMethodChoice.traversal or config.tree.name in (TreeConfig.name, StaticTreeConfig.name):
+        return None
+    return (
+        f"acceptance.method=traversal with tree={config.tree.name}, whose shape follows from its drafts, would be "
+        "biased; use tree=static, or acceptance.method=one_hot"
     )
 
 
@@ -206,9 +230,10 @@ OPTIONS = (
             rejection_reads_the_draft_distribution,
             lossy_draft_option,
             block_verification_has_no_kernel,
-            trees_are_judged_one_hot,
+            shape_of_drafts_fits_the_method,
+            drafts_of_a_tree_are_drawn_in_its_shape,
         ),
-        walk=Deferred(LOADER, "one_hot_tree_rule"),
+        walk=Deferred(LOADER, "rejection_tree_rule"),
         takes_fewer_drafts=True,
     ),
     RuleOption(

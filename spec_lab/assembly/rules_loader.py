@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,12 +14,14 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import RelaxationPhase, RoundPhase, ThinkingMarkers, TokenPhase
 from spec_lab.acceptance.rates import expand_mean_length
 from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance
+from spec_lab.acceptance.traversal import TraversalAcceptance
 from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance, SyntheticTreeAcceptance
 from spec_lab.assembly import registry
 from spec_lab.assembly.kernels import TORCH, Kernels
 from spec_lab.assembly.models import Limits, Models
 from spec_lab.assembly.rules import (
     RejectionConfig,
+    RejectionMethodChoice,
     RelaxedFormChoice,
     RelaxedPhase,
     RelaxedThinkingConfig,
@@ -26,6 +29,7 @@ from spec_lab.assembly.rules import (
     SyntheticConfig,
 )
 from spec_lab.config import AcceptanceConfig, RunConfig
+from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.protocols import AcceptanceRule
 from spec_lab.core.tree_protocols import TreeRule
 from spec_lab.errors import UserError
@@ -87,9 +91,13 @@ def strict_tree_rule(config: RunConfig, options: StrictAcceptanceConfig, resourc
     return StrictTreeAcceptance()
 
 
-def one_hot_tree_rule(config: RunConfig, options: RejectionConfig, resources: RuleResources) -> TreeRule:
-    """Makes acceptance=rejection acceptance.method=one_hot for trees."""
-    return OneHotTreeAcceptance(_sampling(config), resources.seeds)
+def rejection_tree_rule(config: RunConfig, options: RejectionConfig, resources: RuleResources) -> TreeRule:
+    """Makes acceptance=rejection for trees: acceptance.method=one_hot or traversal."""
+    if options.method == RejectionMethodChoice.one_hot:
+        return OneHotTreeAcceptance(_sampling(config), resources.seeds)
+    tree: Any = config.tree
+    paths, device = DraftPaths(tree.paths), resources.models.device
+    return TraversalAcceptance(paths, _sampling(config), resources.seeds, device, tree.replacement)
 
 
 def synthetic_tree_rule(config: RunConfig, options: SyntheticConfig, resources: RuleResources) -> TreeRule:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spec_lab.assembly.deferred import Deferred
+from spec_lab.assembly.drafters.trained import DraftSampling
 from spec_lab.assembly.option import TreeOption
 from spec_lab.assembly.tree_sizes import TreeSizes
 from spec_lab.bounds import out_of_bounds
@@ -51,6 +52,9 @@ class StaticTreeConfig(TreeConfig):
 
     name: str = "static"
     paths: list[list[int]] = knob(DEFAULT_PATHS, "a list for each draft: the ranks of its ancestors, then its own")
+    replacement: bool = knob(
+        False, "drawn siblings are independent, and may be equal; drafter.draft_sampling=distribution only"
+    )
 
 
 def dynamic_sizes(options: DynamicTreeConfig) -> TreeSizes:
@@ -114,6 +118,50 @@ def paths_are_a_tree(config: RunConfig) -> str | None:
     return None
 
 
+def siblings_are_drawn(config: RunConfig) -> str | None:
+    """The likeliest tokens differ anyway."""
+    options: Any = config.tree
+    if not options.replacement or branches_are_drawn(config):
+        return None
+    return (
+        "tree.replacement=true is about drawn siblings, and drafter.draft_sampling=greedy draws none; leave it out or "
+        "use drafter.draft_sampling=distribution"
+    )
+
+
+def drawn_ranks_have_no_gap(config: RunConfig) -> str | None:
+    """A drawn sibling was drawn from what those before it left, all of which must be there to be read."""
+    options: Any = config.tree
+    if not branches_are_drawn(config):
+        return None
+    paths = {tuple(path) for path in options.paths}
+    for path in options.paths:
+        before = [*path[:-1], path[-1] - 1] if path else []
+        if path and path[-1] > 0 and tuple(before) not in paths:
+            shown, missing = (",".join(map(str, ranks)) for ranks in (path, before))
+            return (
+                f"tree.paths: [{shown}] with drafter.draft_sampling=distribution is drawn behind [{missing}], which is "
+                f"not there; add [{missing}]"
+            )
+    return None
+
+
+def branches_are_drawn(config: RunConfig) -> bool:
+    """Tells whether the drafts of a run are sampled."""
+    sampling = getattr(config.drafter, "draft_sampling", DraftSampling.greedy)
+    return bool(sampling != DraftSampling.greedy)
+
+
+def drawn_branches_are_not_chosen(config: RunConfig) -> str | None:
+    """A choice among drawn drafts by their probability would leave those that are not what the drafter's law says."""
+    if not branches_are_drawn(config):
+        return None
+    return (
+        "drafter.draft_sampling=distribution with tree=dynamic, which keeps the likeliest of what was drawn, would "
+        "bend the law of the drafts; use tree=static or drafter.draft_sampling=greedy"
+    )
+
+
 OPTIONS = (
     TreeOption(name="none"),
     TreeOption(
@@ -121,13 +169,13 @@ OPTIONS = (
         schema=DynamicTreeConfig,
         sizes=dynamic_sizes,
         make=Deferred(LOADER, "dynamic_tree"),
-        refusals=(dynamic_rows_exist, branches_have_keys),
+        refusals=(dynamic_rows_exist, branches_have_keys, drawn_branches_are_not_chosen),
     ),
     TreeOption(
         name="static",
         schema=StaticTreeConfig,
         sizes=static_sizes,
         make=Deferred(LOADER, "static_tree"),
-        refusals=(paths_are_a_tree,),
+        refusals=(paths_are_a_tree, siblings_are_drawn, drawn_ranks_have_no_gap),
     ),
 )

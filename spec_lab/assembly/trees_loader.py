@@ -6,12 +6,17 @@ from typing import Any, cast
 
 import torch
 
+from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.assembly import registry
+from spec_lab.assembly.drafters.trained import DraftSampling
+from spec_lab.assembly.heads import DrafterResources
 from spec_lab.assembly.models import Models
 from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig, TreeBranches
 from spec_lab.config import RunConfig
+from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.drafters.growth import DynamicTree, StaticTree, TreeShape
+from spec_lab.drafters.siblings import DrawnSiblings, LikeliestSiblings, SiblingPicker
 from spec_lab.errors import UserError
 
 
@@ -22,7 +27,7 @@ def dynamic_tree(options: DynamicTreeConfig, device: torch.device) -> DynamicTre
 
 def static_tree(options: StaticTreeConfig, device: torch.device) -> StaticTree:
     """Makes tree=static."""
-    return StaticTree(options.paths, device)
+    return StaticTree(DraftPaths(options.paths), device)
 
 
 def build_tree_shape(config: RunConfig, device: torch.device) -> TreeShape[Any]:
@@ -30,6 +35,19 @@ def build_tree_shape(config: RunConfig, device: torch.device) -> TreeShape[Any]:
     make = registry.of(config).tree(config).make
     assert make is not None, "only runs with a tree are asked"
     return make(config.tree, device)
+
+
+def build_siblings(
+    config: RunConfig, models: Models, resources: DrafterResources, shape: TreeShape[Any]
+) -> SiblingPicker:
+    """Decides how the drafter picks what hangs below a branch."""
+    drafter: Any = config.drafter
+    if drafter.draft_sampling == DraftSampling.greedy:
+        return LikeliestSiblings(shape.topk)
+    options: Any = config.tree
+    paths = DraftPaths(options.paths)
+    kept = DraftLogits(resources.limits.num_slots, len(paths.branches), models.target.vocab_size, models.device)
+    return DrawnSiblings(paths, shape.topk, options.replacement, config.sampling.temperature, resources.seeds, kept)
 
 
 def tree_backend(models: Models) -> TreeAttentionBackend:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import wraps
 
 from spec_lab.assembly import registry
-from spec_lab.assembly.drafters.trained import DraftSampling
 from spec_lab.assembly.graphs import DraftMetadata
 from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import RunConfig
@@ -57,14 +56,6 @@ def graph_runs_trees(config: RunConfig) -> str | None:
     return f"graph={graph.name} runs no draft steps of tree={config.tree.name}; use tree=none or graph=full_loop"
 
 
-def branches_are_not_drawn(config: RunConfig) -> str | None:
-    """The branches of a tree are the likeliest tokens: to rank drawn ones by their probability would bias them."""
-    sampling = getattr(config.drafter, "draft_sampling", DraftSampling.greedy)
-    if sampling == DraftSampling.greedy:
-        return None
-    return f"drafter.draft_sampling={sampling} draws chains only; use tree=none or drafter.draft_sampling=greedy"
-
-
 def recorded_rows_are_a_chain(config: RunConfig) -> str | None:
     """Verify rows are kept by position, of which a tree has several rows."""
     if config.record.topk < 1:
@@ -97,7 +88,6 @@ TREE_CHECKS: tuple[Check, ...] = tuple(
         (
             depth_is_k,
             branches_are_drafted,
-            branches_are_not_drawn,
             branches_are_judged,
             branches_are_masked,
             graph_runs_trees,

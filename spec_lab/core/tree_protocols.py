@@ -37,6 +37,8 @@ class JudgedRows:
         active: [batch] bool; padded rows are False.
         slot_ids: [batch] slot of each request; padded ones have the scratch slot.
         kv_lens: [batch] L at the start of the round, the key of its noise.
+        draft_logits: [batch, branches, vocab] with softmax(draft_logits) what the children of each branch of a static
+            tree were drawn from; None for drafts that are given.
     """
 
     logits: torch.Tensor
@@ -45,6 +47,7 @@ class JudgedRows:
     active: torch.Tensor
     slot_ids: torch.Tensor
     kv_lens: torch.Tensor
+    draft_logits: torch.Tensor | None = None
 
 
 @dataclass(slots=True)

@@ -18,8 +18,9 @@ from spec_lab.core.prompts import PromptPack
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp
-from spec_lab.drafters.growth import Branches, TreeShape, rank_tokens, rows_of_branches
-from spec_lab.drafters.picking import GivenDrafts
+from spec_lab.drafters.growth import Branches, TreeShape, rows_of_branches
+from spec_lab.drafters.picking import DraftedRows
+from spec_lab.drafters.siblings import SiblingPicker
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class BranchState:
         depths: [rows so far] the level of each branch row, from 0.
     """
 
+    rows: DraftedRows
     growth: Any
     hidden: torch.Tensor
     live: AttentionMetadata
@@ -40,7 +42,7 @@ class BranchState:
     depths: torch.Tensor
 
 
-class BranchDrafter(GivenDrafts, ABC):
+class BranchDrafter(ABC):
     """Keeps the protocol `TreeDrafter`, behind a class that takes the first step.
 
     Attributes:
@@ -48,6 +50,7 @@ class BranchDrafter(GivenDrafts, ABC):
     """
 
     shape: TreeShape[Any]
+    siblings: SiblingPicker
     head: Any
     tree_backend: TreeAttentionBackend
 
@@ -79,17 +82,21 @@ class BranchDrafter(GivenDrafts, ABC):
         out = self.run_branches(branches, hidden, attention)
         state.hidden = out.view(batch, width, -1)
         logits = self.head.target_logits(out).view(batch, width, -1)
-        self.shape.add(state.growth, rank_tokens(logits, self.shape.topk))
+        self.shape.add(state.growth, self.siblings.pick(logits, state.rows, step.index))
 
     def finish(self, state: BranchState) -> DraftTree:
         return self.shape.finish(state.growth)
 
+    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return self.siblings.kept_logits(slot_ids)
+
     def _start(self, live: CaughtUp) -> BranchState:
         """Draft level 1 from the live rows' output [batch, hidden_size]."""
         hidden = live.hidden
-        growth = self.shape.start(rank_tokens(self.head.target_logits(hidden).unsqueeze(1), self.shape.topk))
+        logits = self.head.target_logits(hidden).unsqueeze(1)
         return BranchState(
-            growth,
+            live.rows,
+            self.shape.start(self.siblings.pick(logits, live.rows, depth=0)),
             hidden.unsqueeze(1),
             live.attention,
             visible=torch.zeros((hidden.shape[0], 1, 0), dtype=torch.bool, device=hidden.device),

@@ -14,6 +14,7 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.drafters.branching import BranchDrafter
 from spec_lab.drafters.draft_model import DraftModelCatchup
 from spec_lab.drafters.growth import Branches, TreeShape
+from spec_lab.drafters.siblings import SiblingPicker
 from spec_lab.pruning.selection import AllRows
 
 
@@ -23,6 +24,7 @@ class DraftModelTreeDrafter(DraftModelCatchup, BranchDrafter):
     def __init__(
         self,
         shape: TreeShape[Any],
+        siblings: SiblingPicker,
         model: Target,
         cache: PagedKVCache,
         backend: TreeAttentionBackend,
@@ -30,6 +32,7 @@ class DraftModelTreeDrafter(DraftModelCatchup, BranchDrafter):
     ) -> None:
         super().__init__(shape.depth, model, cache, backend, prune)
         self.shape = shape
+        self.siblings = siblings
         self.tree_backend = backend
 
     def run_branches(self, branches: Branches, hidden: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:

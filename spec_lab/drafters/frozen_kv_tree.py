@@ -18,8 +18,9 @@ from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, VerifiedRound
 from spec_lab.drafters.frozen_kv import Anchor, FirstStepOutput, FrozenFirstStep, FrozenHead
-from spec_lab.drafters.growth import TreeShape, rank_tokens, rows_of_branches
-from spec_lab.drafters.picking import GivenDrafts
+from spec_lab.drafters.growth import TreeShape, rows_of_branches
+from spec_lab.drafters.picking import DraftedRows
+from spec_lab.drafters.siblings import SiblingPicker
 
 
 @dataclass(slots=True)
@@ -31,17 +32,19 @@ class FrozenTreeState:
         frozen_attention: metadata of one query a request, by the number of branches once it has been made for more.
     """
 
+    rows: DraftedRows
     growth: Any
     hidden: torch.Tensor
     frozen_attention: dict[int, AttentionMetadata]
 
 
-class FrozenKVTreeDrafter(GivenDrafts, FrozenFirstStep):
+class FrozenKVTreeDrafter(FrozenFirstStep):
     """Keeps the protocol `TreeDrafter`."""
 
     def __init__(
         self,
         shape: TreeShape[Any],
+        siblings: SiblingPicker,
         head: FrozenHead,
         caches: Sequence[LayerCache],
         backend: AttentionBackend,
@@ -49,6 +52,7 @@ class FrozenKVTreeDrafter(GivenDrafts, FrozenFirstStep):
     ) -> None:
         super().__init__(shape.depth, head, caches, backend, anchor)
         self.shape = shape
+        self.siblings = siblings
 
     def ingest(self, pack: PromptPack) -> FrozenTreeState | None:
         first = self.take_prompts(pack)
@@ -69,15 +73,18 @@ class FrozenKVTreeDrafter(GivenDrafts, FrozenFirstStep):
         )
         state.hidden = hidden.view(batch, width, -1)
         logits = self.head.target_logits(hidden).view(batch, width, -1)
-        self.shape.add(state.growth, rank_tokens(logits, self.shape.topk))
+        self.shape.add(state.growth, self.siblings.pick(logits, state.rows, step.index))
 
     def finish(self, state: FrozenTreeState) -> DraftTree:
         return self.shape.finish(state.growth)
 
+    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return self.siblings.kept_logits(slot_ids)
+
     def _start(self, first: FirstStepOutput) -> FrozenTreeState:
         logits = self.head.target_logits(first.hidden).unsqueeze(1)
-        growth = self.shape.start(rank_tokens(logits, self.shape.topk))
-        return FrozenTreeState(growth, first.hidden.unsqueeze(1), {1: first.attention})
+        growth = self.shape.start(self.siblings.pick(logits, first.rows, depth=0))
+        return FrozenTreeState(first.rows, growth, first.hidden.unsqueeze(1), {1: first.attention})
 
     def _attention(self, state: FrozenTreeState, width: int) -> AttentionMetadata:
         """Return metadata of `width` queries a request, each a sequence of its own over the same pages."""

@@ -6,25 +6,14 @@ knows nothing of the tree besides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
 
+from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.draft_tree import DraftTree
-
-
-@dataclass(slots=True)
-class Ranked:
-    """Holds the likeliest tokens below each branch, in the order of their probability: both [batch, branches, topk].
-
-    Attributes:
-        log_probs: of the drafter, in float32.
-    """
-
-    tokens: torch.Tensor
-    log_probs: torch.Tensor
+from spec_lab.drafters.siblings import Ranked
 
 
 @dataclass(slots=True)
@@ -79,23 +68,6 @@ class TreeShape(Protocol[Growth]):
     def finish(self, growth: Growth) -> DraftTree:
         """Choose the drafts that are verified."""
         ...
-
-
-def rank_tokens(logits: torch.Tensor, topk: int) -> Ranked:
-    """Find the `topk` likeliest tokens of [batch, branches, vocab] logits, of equal ones the lowest id first.
-
-    One by one, since `torch.topk` promises no order of equal values.
-    """
-    logits = logits.float()
-    left, found = logits.clone(), []
-    for _ in range(topk):
-        best = left.argmax(dim=-1, keepdim=True)
-        left.scatter_(-1, best, float("-inf"))
-        found.append(best)
-    tokens = torch.cat(found, dim=-1)
-    log_probs = logits.gather(-1, tokens) - logits.logsumexp(dim=-1, keepdim=True)
-    # A rounded sum may fall under its largest part, and a child must not look likelier than its parent.
-    return Ranked(tokens, log_probs.clamp(max=0.0))
 
 
 @dataclass(slots=True)
@@ -183,31 +155,21 @@ class StaticTree:
 
     exact_branches = True
 
-    def __init__(self, paths: Sequence[Sequence[int]], device: torch.device) -> None:
-        """`paths`: for each draft the ranks of its ancestors and its own; a parent is there wherever a child is."""
-        ordered = sorted(map(tuple, paths), key=lambda path: (len(path), path))
-        self.depth = len(ordered[-1])
-        self.num_rows = len(ordered) + 1
-        self.topk = max(path[-1] for path in ordered) + 1
-        row_of = {(): 0} | {path: row for row, path in enumerate(ordered, start=1)}
-        self._parents = torch.tensor([0, *(row_of[path[:-1]] for path in ordered)], device=device)
-        self._levels = list(self._make_levels(ordered, device))
+    def __init__(self, paths: DraftPaths, device: torch.device) -> None:
+        self.depth = paths.depth
+        self.num_rows = len(paths.paths)
+        self.topk = max(path[-1] for path in paths.paths[1:]) + 1
+        self._parents = torch.tensor(paths.parents, device=device)
+        self._levels = [self._make_level(paths, depth, device) for depth in range(1, self.depth + 1)]
 
-    def _make_levels(self, ordered: list[tuple[int, ...]], device: torch.device) -> list[StaticLevel]:
-        levels: list[StaticLevel] = []
-        branches: list[tuple[int, ...]] = [()]
-        inner = {path[:-1] for path in ordered}
-        for length in range(1, self.depth + 1):
-            drafts = [path for path in ordered if len(path) == length]
-            going_on = [path for path in drafts if path in inner]
-            parts = (
-                [branches.index(path[:-1]) * self.topk + path[-1] for path in drafts],
-                [drafts.index(path) for path in going_on],
-                [branches.index(path[:-1]) for path in going_on],
-            )
-            levels.append(StaticLevel(*(torch.tensor(part, dtype=torch.int64, device=device) for part in parts)))
-            branches = going_on
-        return levels
+    def _make_level(self, paths: DraftPaths, depth: int, device: torch.device) -> StaticLevel:
+        branches, drafts, going_on = paths.branches_at(depth - 1), paths.rows_at(depth), paths.branches_at(depth)
+        parts = (
+            [branches.index(paths.parents[row]) * self.topk + paths.paths[row][-1] for row in drafts],
+            [drafts.index(row) for row in going_on],
+            [branches.index(paths.parents[row]) for row in going_on],
+        )
+        return StaticLevel(*(torch.tensor(part, dtype=torch.int64, device=device) for part in parts))
 
     def start(self, ranked: Ranked) -> list[torch.Tensor]:
         growth: list[torch.Tensor] = []

@@ -13,6 +13,7 @@ from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.drafters.branching import BranchDrafter
 from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.recurrent import RecurrentCatchup, RecurrentHead
+from spec_lab.drafters.siblings import SiblingPicker
 from spec_lab.pruning.selection import AllRows
 
 
@@ -22,6 +23,7 @@ class RecurrentTreeDrafter(RecurrentCatchup, BranchDrafter):
     def __init__(
         self,
         shape: TreeShape[Any],
+        siblings: SiblingPicker,
         head: RecurrentHead,
         features: FeatureSpec,
         cache: LayerCache,
@@ -30,6 +32,7 @@ class RecurrentTreeDrafter(RecurrentCatchup, BranchDrafter):
     ) -> None:
         super().__init__(shape.depth, head, features, cache, backend, prune)
         self.shape = shape
+        self.siblings = siblings
         self.tree_backend = backend
 
     def run_branches(self, branches: Branches, hidden: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:

@@ -62,7 +62,13 @@ class TreeRound(DecodeRound):
         batch = output.batch
         with self.parts.timer.span("accept"):
             judged = JudgedRows(
-                output.logits, batch.input_ids, self._parents(batch), batch.active, batch.slot_ids, batch.kv_lens
+                output.logits,
+                batch.input_ids,
+                self._parents(batch),
+                batch.active,
+                batch.slot_ids,
+                batch.kv_lens,
+                self.parts.drafter.kept_logits(batch.slot_ids),
             )
             walk = self._tree.rule.walk(judged, self._depth)
             self._compact(batch, walk.path)

@@ -9,7 +9,7 @@ from typing import Any
 from spec_lab.assembly.drafters.draft_model import DraftModelDrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models, build_cache
-from spec_lab.assembly.trees_loader import build_tree_shape, tree_backend
+from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape, tree_backend
 from spec_lab.config import RunConfig
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import Drafter
@@ -40,7 +40,10 @@ def load_draft_model_of_trees(config: RunConfig, options: DraftModelDrafterConfi
     shape = build_tree_shape(config, models.device)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
-        return DraftModelTreeDrafter(shape, model, make_cache(resources), tree_backend(models), resources.prune)
+        siblings = build_siblings(config, models, resources, shape)
+        return DraftModelTreeDrafter(
+            shape, siblings, model, make_cache(resources), tree_backend(models), resources.prune
+        )
 
     return make
 

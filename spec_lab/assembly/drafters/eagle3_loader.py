@@ -10,7 +10,7 @@ import torch
 from spec_lab.assembly.drafters.eagle3 import Eagle3DrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models, build_cache
-from spec_lab.assembly.trees_loader import build_tree_shape, refuse_few_tokens, tree_backend
+from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape, refuse_few_tokens, tree_backend
 from spec_lab.config import RunConfig, Weights
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec
@@ -37,7 +37,8 @@ def load_eagle3_tree_drafter(config: RunConfig, options: Eagle3DrafterConfig, mo
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(head_config.layer.layers, resources.limits, models).layers[0]
-        return RecurrentTreeDrafter(shape, head, features, cache, tree_backend(models), resources.prune)
+        siblings = build_siblings(config, models, resources, shape)
+        return RecurrentTreeDrafter(shape, siblings, head, features, cache, tree_backend(models), resources.prune)
 
     return make
 

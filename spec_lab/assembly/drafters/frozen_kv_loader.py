@@ -10,7 +10,7 @@ import torch
 from spec_lab.assembly.drafters.frozen_kv import FrozenKvDrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models
-from spec_lab.assembly.trees_loader import build_tree_shape
+from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape
 from spec_lab.config import RunConfig, Weights
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import Drafter
@@ -35,7 +35,8 @@ def load_frozen_kv_tree_drafter(config: RunConfig, options: FrozenKvDrafterConfi
     shape = build_tree_shape(config, models.device)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
-        return FrozenKVTreeDrafter(shape, head, _caches(assistant, resources), models.backend, anchor)
+        siblings = build_siblings(config, models, resources, shape)
+        return FrozenKVTreeDrafter(shape, siblings, head, _caches(assistant, resources), models.backend, anchor)
 
     return make
 

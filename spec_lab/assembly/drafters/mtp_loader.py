@@ -11,7 +11,7 @@ import torch
 from spec_lab.assembly.drafters.mtp import MtpDrafterConfig, MtpEagleDrafterConfig, NormChoice
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
 from spec_lab.assembly.models import Models, build_cache
-from spec_lab.assembly.trees_loader import build_tree_shape, tree_backend
+from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape, tree_backend
 from spec_lab.config import RunConfig, Weights
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec, NormSide
@@ -39,7 +39,8 @@ def load_mtp_eagle_tree_drafter(config: RunConfig, options: MtpEagleDrafterConfi
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(mtp.layer.layers, resources.limits, models).layers[0]
         features = FeatureSpec(final_hidden=mtp.target_hidden)
-        return RecurrentTreeDrafter(shape, module, features, cache, tree_backend(models), resources.prune)
+        siblings = build_siblings(config, models, resources, shape)
+        return RecurrentTreeDrafter(shape, siblings, module, features, cache, tree_backend(models), resources.prune)
 
     return make
 

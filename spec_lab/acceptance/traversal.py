@@ -1,0 +1,188 @@
+"""Traversal verification judges a tree of sampled drafts from its leaves to the root (Weng et al., arXiv 2505.12398).
+
+A path is judged as a whole, so that a draft that is unlikely for the target can be paid for by likely ones behind it,
+as in block verification, which it is on a chain. Below a draft that is rejected the others are still in the running.
+
+The rule, for a row v with the measure m over the tokens behind it (w is its total), and its children c in the order in
+which they were drawn, each from q given those drawn before it:
+
+    judge(v, m):  for each child c:  judge(c, P p(. | c)) with P = min(1, m(c) / q(c)); accepted? then it is over
+                                     r = max(m - q, 0), S = total of r;  m <- r / (S + 1 - w), w <- S / (S + 1 - w)
+                  accept v with probability w, and draw the token behind it from m / w
+
+The root begins with m = p, w = 1. Claim: judge(v, m) ends below v with a text that goes on with x, and from there as
+the target does, with probability m(x) for every x. By induction over the tree. Without children it accepts v with
+probability w and draws x from m / w. With a child c ~ q, what is below c ends with probability P, so that the texts
+through child x have q(x) min(1, m(x) / q(x)) = min(q(x), m(x)), which leaves max(m - q, 0) = r to be made up for; and
+nothing was accepted with probability 1 - total(min(q, m)) = 1 - (w - S). Given that, the measure r / (S + 1 - w) is
+what the next child, or v itself, has to give. It may be given whatever c was, so the next child may be drawn from
+what c left, without replacement; and it reads nothing of where siblings with children stand, as long as the shape of
+the tree does not follow from what was drawn. So the root gives p: the law of plain sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from spec_kernels.noise_reference import Use, race, round_key, uniform
+from spec_lab.acceptance.distribution import SamplingParams, at_tokens, probabilities, total
+from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
+from spec_lab.acceptance.tokenwise import clipped_ratio
+from spec_lab.core.draft_paths import DraftPaths
+from spec_lab.core.tree_protocols import JudgedRows, Walk
+from spec_lab.core.types import Verification
+
+
+@dataclass(slots=True)
+class TraversalDecision:
+    """Holds what remains to be drawn.
+
+    Attributes:
+        thresholds: [batch, N] a row passes its test when its draw is under this; the first that passes, leaves first,
+            ends the path.
+        weights: [batch, N, vocab] of the token behind each row, if the path ends there.
+    """
+
+    thresholds: torch.Tensor
+    weights: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """Holds the children of one rank below the branches of one level.
+
+    Attributes:
+        among: [count] which branches of the level have such a child.
+        rows: [count] the rows of these branches.
+        children: [count] the rows of the children.
+    """
+
+    among: torch.Tensor
+    rows: torch.Tensor
+    children: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BranchLevel:
+    """Holds the branches of one level: their rows [width], their numbers among all branches, and their children."""
+
+    rows: torch.Tensor
+    numbers: torch.Tensor
+    siblings: tuple[Siblings, ...]
+
+
+def branch_levels(paths: DraftPaths, device: torch.device) -> list[BranchLevel]:
+    """Find the branches of each level but the last, and their children by rank."""
+    return [_level(paths, depth, device) for depth in range(paths.depth)]
+
+
+def _level(paths: DraftPaths, depth: int, device: torch.device) -> BranchLevel:
+    rows = paths.branches_at(depth)
+    by_rank = []
+    for rank in range(max(len(paths.children[row]) for row in rows)):
+        among = [index for index, row in enumerate(rows) if rank < len(paths.children[row])]
+        having = [rows[index] for index in among]
+        children = [paths.children[row][rank] for row in having]
+        by_rank.append(Siblings(*(torch.tensor(part, device=device) for part in (among, having, children))))
+    numbers = [paths.branches.index(row) for row in rows]
+    return BranchLevel(torch.tensor(rows, device=device), torch.tensor(numbers, device=device), tuple(by_rank))
+
+
+def traversal_decision(
+    p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor, levels: list[BranchLevel], replacement: bool
+) -> TraversalDecision:
+    """Find what each row has to pass, were all before it rejected: fixed by the drafts, before anything is drawn.
+
+    Args:
+        p: [batch, N, vocab] the target's probabilities behind each row.
+        q: [batch, branches, vocab] what the first child of each branch was drawn from.
+        tokens: [batch, N].
+        replacement: whether the other children were drawn from the same, or from what the earlier ones left of it.
+    """
+    thresholds = torch.ones_like(p[..., 0])
+    weights = torch.empty_like(p)
+    weights[:, 0] = p[:, 0]
+    for level in levels:
+        w, m, proposal = (
+            part.index_select(1, which)
+            for part, which in ((thresholds, level.rows), (weights, level.rows), (q, level.numbers))
+        )
+        for siblings in level.siblings:
+            drafts = tokens.index_select(1, siblings.children)
+            w_before, m_before, drawn_from = (part.index_select(1, siblings.among) for part in (w, m, proposal))
+            at_m, at_q = at_tokens(m_before, drafts), at_tokens(drawn_from, drafts)
+            # What cannot be drawn stands in only where tokens had run out: it is no draft, and changes nothing.
+            follows = torch.where(at_q > 0, clipped_ratio(at_m, at_q), 0)
+            thresholds.index_copy_(1, siblings.children, follows)
+            below = follows.unsqueeze(-1) * p.index_select(1, siblings.children)
+            weights.index_copy_(1, siblings.children, below)
+            rest = (m_before - drawn_from).clamp(min=0)
+            left = total(rest).to(p.dtype)
+            denominator = left + (1 - w_before)
+            # 0 / 0 is w = 1 with m = q: the child is then accepted for certain, so any value will do.
+            w_after = torch.where(denominator > 0, left / denominator, 1)
+            thresholds.index_copy_(1, siblings.rows, w_after)
+            weights.index_copy_(1, siblings.rows, rest)
+            w = w.index_copy(1, siblings.among, w_after)
+            m = m.index_copy(1, siblings.among, rest / denominator.clamp(min=_LEAST).unsqueeze(-1))
+            if not replacement:
+                proposal = proposal.index_copy(1, siblings.among, without(drawn_from, drafts))
+    # Rounding may leave nothing of a measure; what is drawn then is as good as p.
+    some = (weights > 0).any(dim=-1, keepdim=True)
+    return TraversalDecision(thresholds, torch.where(some, weights, p))
+
+
+_LEAST = 2.0**-100
+"""Stands for a denominator of 0, whose numerator is 0 too."""
+
+
+def without(q: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+    """Return q [..., vocab] with nothing at `drafts` [...], and 1 in all again; zeros where nothing is left."""
+    rest = q.scatter(-1, drafts.unsqueeze(-1), 0)
+    # Sums have an absolute error: next to the largest it is a small one, however little is left.
+    largest = rest.amax(dim=-1, keepdim=True)
+    scaled = torch.where(largest > 0, rest / largest, 0)
+    return torch.where(largest > 0, scaled / total(scaled).to(q.dtype).unsqueeze(-1), 0)
+
+
+class TraversalAcceptance(RejectionAcceptance):
+    """Keeps the protocol `TreeRule` for trees of one shape. Of a chain it is block verification, draw for draw."""
+
+    def __init__(
+        self,
+        paths: DraftPaths,
+        sampling: SamplingParams,
+        seeds: SlotSeeds,
+        device: torch.device,
+        replacement: bool = False,
+    ) -> None:
+        super().__init__(METHODS["block"], sampling, seeds)
+        self._replacement = replacement
+        self._levels = branch_levels(paths, device)
+        self._leaves_first = torch.tensor(paths.leaves_first(), device=device)
+        self._depths = torch.tensor([len(path) for path in paths.paths], device=device)
+        num_rows, depth = len(paths.paths), paths.depth
+        # Behind the path rows stay where they are, as those of a chain do.
+        stays = [min(column, num_rows - 1) for column in range(depth + 1)]
+        ways = [paths.way_to(row) for row in range(num_rows)]
+        self._ways = torch.tensor([[*way, *stays[len(way) :]] for way in ways], device=device)
+
+    def walk(self, judged: JudgedRows, depth: int) -> Walk:
+        assert judged.draft_logits is not None, "this rule reads the drafter's logits"
+        seeds, kv_lens = self._seeds.of(judged.slot_ids), judged.kv_lens
+        p = probabilities(judged.logits, self._sampling)
+        q = torch.softmax(judged.draft_logits, dim=-1, dtype=torch.promote_types(judged.draft_logits.dtype, p.dtype))
+        decision = traversal_decision(p, q, judged.tokens, self._levels, self._replacement)
+        drafts = torch.arange(judged.tokens.shape[1] - 1, device=seeds.device)
+        draws = uniform(round_key(seeds.unsqueeze(1), kv_lens.unsqueeze(1), drafts, Use.ACCEPT))
+        passed = torch.cat((torch.ones_like(judged.active.unsqueeze(1)), draws < decision.thresholds[:, 1:]), dim=1)
+        first = passed.index_select(1, self._leaves_first).int().argmax(dim=1)
+        end = self._leaves_first.index_select(0, first)
+        weights = decision.weights.gather(1, end.view(-1, 1, 1).expand(-1, 1, p.shape[-1])).squeeze(1)
+        last = race(weights, round_key(seeds, kv_lens, end, Use.EMIT))
+        path, num_accepted = self._ways.index_select(0, end), self._depths.index_select(0, end)
+        tokens = judged.tokens.gather(1, path).roll(-1, dims=1).scatter(1, num_accepted.unsqueeze(1), last.unsqueeze(1))
+        return Walk(Verification(tokens, torch.where(judged.active, num_accepted + 1, 0)), path)
