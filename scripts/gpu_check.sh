@@ -25,7 +25,7 @@ tests() {
   local status=0
   pytest_here tests/test_capture_gpu.py tests/test_graph_counts_gpu.py || status=1
   pytest_here tests/test_if_nodes_gpu.py || status=1
-  pytest_here -m "slow or not slow" tests/test_graph_modes.py tests/test_several_rounds.py -k cuda || status=1
+  pytest_here -m "slow or not slow" tests/test_graph_modes.py tests/test_several_rounds.py tests/test_adaptive_round.py -k cuda || status=1
   # shellcheck disable=SC2086
   pytest_here -m "slow or not slow" $KERNEL_TESTS || status=1
   # shellcheck disable=SC2046

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from spec_lab.acceptance.confidences import DraftConfidences
-from spec_lab.assembly import registry
 from spec_lab.assembly.models import Limits
 from spec_lab.assembly.run_offers import k_schedule, may_offer_fewer, reads_confidences, stop_threshold
 from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import RunConfig
 from spec_lab.engine.adaptive_round import adaptive_round
+from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.offers import DraftOffers, OfferRule
 from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.tree_round import tree_round
@@ -28,9 +28,13 @@ def build_confidences(config: RunConfig, limits: Limits, device: torch.device) -
 
 
 def round_maker(
-    config: RunConfig, limits: Limits, confidences: DraftConfidences | None, device: torch.device
+    config: RunConfig,
+    limits: Limits,
+    confidences: DraftConfidences | None,
+    recorder: GraphRecorder | None,
+    device: torch.device,
 ) -> Callable[[Any], DecodeRound]:
-    """Returns the function that makes the round of an engine's `Parts`."""
+    """Returns the function that makes the round of an engine's `Parts`, of which `recorder` captures stretches."""
     sizes = tree_sizes(config)
     if sizes is not None:
         return partial(tree_round, sizes.num_rows, limits.page_size)
@@ -38,4 +42,4 @@ def round_maker(
         return DecodeRound
     rule = OfferRule(stop_threshold(config), config.verify.budget)
     offers = DraftOffers(limits.num_slots, rule, confidences, device)
-    return partial(adaptive_round, offers, k_schedule(config), registry.of(config).graph(config).captures)
+    return partial(adaptive_round, offers, k_schedule(config), recorder)

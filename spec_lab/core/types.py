@@ -232,6 +232,7 @@ class Verification:
             relax.
         num_thinking: [batch] emitted tokens inside thinking, markers left out; None likewise.
         num_offered: [batch] drafts that were offered, as the round notes it; None where all were.
+        num_drafted: [batch] drafts that were made for the next round, where only the device knows it; else None.
     """
 
     tokens: torch.Tensor
@@ -239,6 +240,7 @@ class Verification:
     relaxed: torch.Tensor | None = None
     num_thinking: torch.Tensor | None = None
     num_offered: torch.Tensor | None = None
+    num_drafted: torch.Tensor | None = None
 
     @property
     def num_live(self) -> torch.Tensor:

@@ -25,7 +25,7 @@ from spec_lab.engine.scheduler import emit_round
 class Launch:
     """Holds what was launched at once until its results are read: one round, or as many as the graph mode replays.
 
-    `num_drafted`: drafts a request that a round made for the next.
+    `num_drafted`: drafts a request that a round made for the next, unless the device says it.
     """
 
     sequences: list[Sequence]
@@ -138,21 +138,22 @@ class RoundAccounts:
             truncated=[part.truncated for part in emitted],
             seconds=times.seconds,
             stage_seconds=times.stage_seconds,
-            rows=self._rows(settled, result.num_rows, emitted),
+            rows=self._rows(settled, result, emitted),
             relaxed=None if result.relaxed is None else [sum(result.relaxed[part.index]) for part in emitted],
             launch_seconds=times.launch_seconds,
             num_surplus=len(settled.sequences) - len(emitted),
         )
         self.rounds.append(record)
 
-    def _rows(self, settled: Launch, num_rows: int, emitted: list[_Emitted]) -> RowCounts:
-        """Count drafts and rows of a round of `num_rows` rows a request behind accept."""
-        tree_rows = self._tree_rows
+    def _rows(self, settled: Launch, result: RoundResult, emitted: list[_Emitted]) -> RowCounts:
+        """Count drafts and rows of a round behind accept."""
+        num_rows, tree_rows = result.num_rows, self._tree_rows
+        num_drafted = settled.num_drafted if result.num_drafted is None else max(result.num_drafted)
         padded = self._graph.padded_size(len(settled.sequences))
         passes = self._parts.drafter.requirements.rows_of_passes(num_rows)
         num_computed = self._catchup.num_computed
         return RowCounts(
-            drafted=padded * (settled.num_drafted if tree_rows is None else tree_rows - 1),
+            drafted=padded * (num_drafted if tree_rows is None else tree_rows - 1),
             offered=sum(part.num_offered for part in emitted) if tree_rows is None else len(emitted) * (tree_rows - 1),
             verified=padded * (num_rows if tree_rows is None else tree_rows),
             catchup_computed=sum(num_computed(padded, rows) for rows in passes),

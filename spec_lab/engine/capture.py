@@ -57,15 +57,15 @@ class GraphRecorder(Protocol):
     """Captures functions of one device.
 
     Attributes:
-        skips: what stands inside `when_any` is left out of a replay; else it runs, and works on padding alone.
+        skips: what stands inside `when_any` is left out of a replay; else it runs, for nobody.
     """
 
     skips: bool
 
-    def when_any(self, slot_ids: torch.Tensor, padding: int) -> AbstractContextManager[None]:
-        """Stand around a stretch of a captured function that is for those of slot_ids [batch] which are not `padding`.
+    def when_any(self, values: torch.Tensor, idle: int) -> AbstractContextManager[None]:
+        """Stand around a stretch of a captured function which nobody needs where all of `values` [batch] are `idle`.
 
-        The stretch hands nothing on but what it copies into tensors from before it.
+        `values` are 64-bit integers. The stretch hands nothing on but what it copies into tensors from before it.
         """
         ...
 
@@ -113,12 +113,12 @@ class CudaGraphRecorder:
             self._stream = torch.cuda.Stream()
             self._pool = torch.cuda.graph_pool_handle()
 
-    def when_any(self, slot_ids: torch.Tensor, padding: int) -> AbstractContextManager[None]:
+    def when_any(self, values: torch.Tensor, idle: int) -> AbstractContextManager[None]:
         if not self.skips:
             return nullcontext()
         if self._if_nodes is None:  # in a warm-up: a kernel cannot be loaded while a stream is captured
             self._if_nodes = IfNodes(self._device)
-        return self._if_nodes.when_any(slot_ids, padding)
+        return self._if_nodes.when_any(values, idle)
 
     def capture(self, function: Callable[[], Result]) -> CudaCapturedGraph[Result]:
         with torch.inference_mode(), torch.cuda.device(self._device):

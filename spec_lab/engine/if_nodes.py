@@ -17,9 +17,9 @@ _SET_IF_ANY = r"""
 typedef unsigned long long cudaGraphConditionalHandle;
 extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(
     cudaGraphConditionalHandle handle, unsigned int value);
-extern "C" __global__ void set_if_any(int low, int high, const long long* slot_ids, int num_slots, int padding) {
+extern "C" __global__ void set_if_any(int low, int high, const long long* values, int num_values, int idle) {
     unsigned int any = 0;
-    for (int i = 0; i < num_slots; ++i) any |= slot_ids[i] != padding;
+    for (int i = 0; i < num_values; ++i) any |= values[i] != idle;
     cudaGraphSetConditional(((unsigned long long)(unsigned int)high << 32) | (unsigned int)low, any);
 }
 """
@@ -60,6 +60,7 @@ class IfNodes:
 
     def __init__(self, device: torch.device) -> None:
         self._bodies: list[int] = []
+        self._is_in_body = False
         self._driver = ctypes.CDLL("libcuda.so.1")
         with torch.cuda.device(device):
             self._set_if_any = torch.cuda._compile_kernel(_SET_IF_ANY, "set_if_any")
@@ -67,25 +68,28 @@ class IfNodes:
             self._pool = torch.cuda.MemPool()
 
     @contextmanager
-    def when_any(self, slot_ids: torch.Tensor, padding: int) -> Iterator[None]:
-        """Let a replay skip the body where all of slot_ids [batch] are `padding`; outside a capture it always runs.
+    def when_any(self, values: torch.Tensor, idle: int) -> Iterator[None]:
+        """Let a replay skip the body where all of `values` [batch] are `idle`.
 
-        The body hands nothing on but what it copies into tensors from before it.
+        The body hands nothing on but what it copies into tensors from before it. Outside a capture, and inside another
+        body, it always runs.
         """
         stream = torch.cuda.current_stream()
-        if not torch.cuda.is_current_stream_capturing():
+        if self._is_in_body or not torch.cuda.is_current_stream_capturing():
             yield
             return
-        body = self._add_node(stream, slot_ids, padding)
+        body = self._add_node(stream, values, idle)
         self._bodies.append(body)
         side = ctypes.c_void_p(self._stream.cuda_stream)
         with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._pool):
             self._call(
                 "cuStreamBeginCaptureToGraph", side, ctypes.c_void_p(body), None, None, ctypes.c_size_t(0), _RELAXED
             )
+            self._is_in_body = True
             try:
                 yield
             finally:
+                self._is_in_body = False
                 self._call("cuStreamEndCapture", side, ctypes.byref(ctypes.c_void_p()))
 
     def take_bodies(self) -> list[int]:
@@ -93,14 +97,14 @@ class IfNodes:
         bodies, self._bodies = self._bodies, []
         return bodies
 
-    def _add_node(self, stream: torch.cuda.Stream, slot_ids: torch.Tensor, padding: int) -> int:
+    def _add_node(self, stream: torch.cuda.Stream, values: torch.Tensor, idle: int) -> int:
         """Capture the condition and, behind it, the node; return the address of the node's body."""
         context, handle, node = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
         self._call("cuCtxGetCurrent", ctypes.byref(context))
         graph, *_ = self._captured(stream)
         self._call("cuGraphConditionalHandleCreate", ctypes.byref(handle), graph, context, 0, 0)
         halves = [ctypes.c_int(part & 0xFFFFFFFF).value for part in (handle.value, handle.value >> 32)]
-        self._set_if_any((1, 1, 1), (1, 1, 1), [*halves, slot_ids, slot_ids.shape[0], padding])
+        self._set_if_any((1, 1, 1), (1, 1, 1), [*halves, values, values.shape[0], idle])
         params = _NodeParams(type=_CONDITIONAL)
         params.any.conditional = _ConditionalParams(handle=handle, type=_IF, size=1, context=context)
         self._call("cuGraphAddNode_v2", ctypes.byref(node), *self._captured(stream), ctypes.byref(params))

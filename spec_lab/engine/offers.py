@@ -55,12 +55,18 @@ class DraftOffers:
             is_offered = is_offered & are_within_budget(survival, is_offered, self._rule.budget - active.sum())
         return is_offered.sum(dim=1)
 
-    def have_stopped(self, slots: list[int], column: int) -> bool:
-        """Tells whether none of `slots` offers what would follow its draft of `column`, from 0. The host waits for the
-        answer."""
-        if self._confidences is None or self._rule.threshold is None:
-            return False
-        return bool((self._confidences.survival[slots, column] < self._rule.threshold).all())
+    @property
+    def may_stop(self) -> bool:
+        """Whether a request's drafting may end before K."""
+        return self._rule.threshold is not None
+
+    def going_on(self, slot_ids: torch.Tensor, column: int) -> torch.Tensor:
+        """Say of `slot_ids` [batch] whether they offer what would follow their draft of `column`, from 0: 1 or 0, and 0
+        of the scratch slot."""
+        assert self._confidences is not None and self._rule.threshold is not None
+        survival = self._confidences.survival[:, column].index_select(0, slot_ids)
+        scratch_slot = self.num_drafted.shape[0] - 1
+        return ((survival >= self._rule.threshold) & (slot_ids != scratch_slot)).long()
 
 
 def are_within_budget(survival: torch.Tensor, is_offered: torch.Tensor, num_rows: torch.Tensor) -> torch.Tensor:

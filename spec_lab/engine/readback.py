@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,12 +16,14 @@ class RoundResult:
     Attributes:
         relaxed: for each draft 1 or 0, whether it was accepted only because the rule relaxed; None for other rules.
         num_offered: drafts of the round that could have been accepted; None where all could.
+        num_drafted: drafts that the round made for the next; None where the host knows without being told.
     """
 
     tokens: list[list[int]]
     num_emitted: list[int]
     relaxed: list[list[int]] | None
     num_offered: list[int] | None = None
+    num_drafted: list[int] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -40,6 +42,7 @@ class RoundResult:
                 self.num_emitted[part],
                 None if self.relaxed is None else self.relaxed[part],
                 None if self.num_offered is None else self.num_offered[part],
+                None if self.num_drafted is None else self.num_drafted[part],
             )
             for part in rows
         ]
@@ -50,17 +53,17 @@ class PendingResult:
     """Holds results in one tensor, so that the host waits and copies once.
 
     Attributes:
-        packed: [batch, N + 1] tokens and emitted count; a column more where the round says how many drafts were
-            offered, and K more where the rule says which drafts it relaxed for.
+        packed: [batch, N + 1] tokens and emitted count; a column more for each count that the round notes besides, and
+            K more where the rule says which drafts it relaxed for.
         num_tokens: N.
+        counts: the names of the counts behind the emitted one.
         copied: recorded behind the copy into host memory; None where `packed` is read where it is.
-        has_offered: there is the column of offered drafts.
     """
 
     packed: torch.Tensor
     num_tokens: int
+    counts: tuple[str, ...] = ()
     copied: torch.cuda.Event | None = None
-    has_offered: bool = False
 
     def read(self) -> RoundResult:
         """Wait until the results are there, and return them."""
@@ -68,13 +71,14 @@ class PendingResult:
             self.copied.synchronize()
         rows = self.packed.tolist()
         num_tokens = self.num_tokens
-        num_counts = num_tokens + 1 + self.has_offered
-        has_relaxed = self.packed.shape[1] > num_counts
+        first_relaxed = num_tokens + 1 + len(self.counts)
+        has_relaxed = self.packed.shape[1] > first_relaxed
+        counts = {name: [row[place] for row in rows] for place, name in enumerate(self.counts, num_tokens + 1)}
         return RoundResult(
             tokens=[row[:num_tokens] for row in rows],
             num_emitted=[row[num_tokens] for row in rows],
-            relaxed=[row[num_counts:] for row in rows] if has_relaxed else None,
-            num_offered=[row[num_tokens + 1] for row in rows] if self.has_offered else None,
+            relaxed=[row[first_relaxed:] for row in rows] if has_relaxed else None,
+            **counts,
         )
 
 
@@ -84,18 +88,20 @@ def read_later(verification: Verification) -> PendingResult:
     Into pinned memory and with an event behind it: the host goes on as soon as the copy is there, and the round's work
     is all that it waits for.
     """
-    packed, num_tokens = _pack(verification), verification.tokens.shape[1]
-    has_offered = verification.num_offered is not None
+    pending = _pack(verification)
+    packed = pending.packed
     if packed.device.type == "cpu":
-        return PendingResult(packed, num_tokens, has_offered=has_offered)
+        return pending
     pinned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True).copy_(packed, non_blocking=True)
     copied = torch.cuda.Event()
     copied.record()
-    return PendingResult(pinned, num_tokens, copied, has_offered)
+    return replace(pending, packed=pinned, copied=copied)
 
 
-def _pack(verification: Verification) -> torch.Tensor:
+def _pack(verification: Verification) -> PendingResult:
     """Copy the results into a tensor of their own, since the next replay rewrites the tensors they come from."""
-    offered = None if verification.num_offered is None else verification.num_offered.unsqueeze(1)
-    parts = [verification.tokens, verification.num_emitted.unsqueeze(1), offered, verification.relaxed]
-    return torch.cat([part for part in parts if part is not None], dim=1)
+    noted = {"num_offered": verification.num_offered, "num_drafted": verification.num_drafted}
+    counts = {name: count.unsqueeze(1) for name, count in noted.items() if count is not None}
+    relaxed = [] if verification.relaxed is None else [verification.relaxed]
+    columns = [verification.tokens, verification.num_emitted.unsqueeze(1), *counts.values(), *relaxed]
+    return PendingResult(torch.cat(columns, dim=1), verification.tokens.shape[1], tuple(counts))

@@ -84,7 +84,7 @@ class TapeRecorder:
         keeps."""
         self._num_warmups = num_warmups
 
-    def when_any(self, slot_ids: torch.Tensor, padding: int) -> AbstractContextManager[None]:
+    def when_any(self, values: torch.Tensor, idle: int) -> AbstractContextManager[None]:
         """Skip nothing: a tape has no conditions."""
         return nullcontext()
 

@@ -96,11 +96,11 @@ class CudaEventTimer:
 
     @contextmanager
     def unmarked(self) -> Iterator[None]:
-        self._is_unmarked = True
+        was_unmarked, self._is_unmarked = self._is_unmarked, True
         try:
             yield
         finally:
-            self._is_unmarked = False
+            self._is_unmarked = was_unmarked
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

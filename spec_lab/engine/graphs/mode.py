@@ -6,6 +6,7 @@ from typing import Protocol
 
 from spec_lab.core.results import GraphCounts
 from spec_lab.core.types import Request, Verification
+from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.round import DecodeRound
 
 
@@ -20,6 +21,11 @@ class GraphMode(Protocol):
     counts: GraphCounts
     rounds_per_replay: int
     skips_rounds: bool
+
+    @property
+    def recorder(self) -> GraphRecorder | None:
+        """Return what captures; None where nothing is captured."""
+        ...
 
     def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
         """Capture what a round of `num_requests` needs, if that has not been done; touches the scratch slot only."""

@@ -1,0 +1,109 @@
+"""Where drafting may stop (`drafter.stop`), the draft loop runs on while any request of the batch goes on.
+
+Launched from Python, the host asks the device before each step. In a graph each step is in an IF node, where the driver
+has such nodes; elsewhere all steps run, and drafts behind a stop are never offered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import torch
+
+from spec_lab.core.protocols import MetadataMover
+from spec_lab.core.types import DraftStep
+from spec_lab.engine.capture import GraphRecorder
+from spec_lab.engine.graphs.draft_loops import carry_every_tensor
+from spec_lab.engine.offers import DraftOffers
+from spec_lab.engine.round import Parts, collect_drafts
+
+
+class DraftLoop(Protocol):
+    """Runs the draft steps of a round behind its first one.
+
+    Attributes:
+        decides_on_device: the host does not learn from `run` how many steps ran; `DraftOffers.num_drafted` says it.
+    """
+
+    decides_on_device: bool
+
+    def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int) -> torch.Tensor:
+        """Return drafts [batch, at most `most`] from the `state` that the first step left."""
+        ...
+
+
+class EveryStep:
+    """Keeps the protocol `DraftLoop`: all steps run."""
+
+    decides_on_device = False
+
+    def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int) -> torch.Tensor:
+        return collect_drafts(parts.drafter, mover, state, most)
+
+
+class StepsWhileAsked:
+    """Keeps the protocol `DraftLoop`: the host waits before each step for the device to say whether anyone wants it."""
+
+    decides_on_device = False
+
+    def __init__(self, offers: DraftOffers) -> None:
+        self._offers = offers
+
+    def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int) -> torch.Tensor:
+        slot_ids = state.rows.slot_ids
+
+        def is_over(column: int) -> bool:
+            return not bool(self._offers.going_on(slot_ids, column).any())
+
+        drafts = collect_drafts(parts.drafter, mover, state, most, is_over)
+        self._offers.num_drafted.index_fill_(0, slot_ids, drafts.shape[1])
+        return drafts
+
+
+class StepsInIfNodes:
+    """Keeps the protocol `DraftLoop`: a replay skips a step behind the stops of all requests, and with it all others.
+
+    What a step hands on lies in tensors from before it, since a step that is skipped writes nothing. No event may be
+    recorded inside such a node: the steps count as one stretch.
+    """
+
+    decides_on_device = True
+
+    def __init__(self, offers: DraftOffers, recorder: GraphRecorder) -> None:
+        self._offers = offers
+        self._recorder = recorder
+
+    def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int) -> torch.Tensor:
+        slot_ids = state.rows.slot_ids
+        drafts = state.tokens.new_zeros((state.tokens.shape[0], most))
+        columns = torch.arange(most, device=drafts.device)
+        drafts[:, :1] = state.tokens.unsqueeze(1)
+        self._offers.num_drafted.index_fill_(0, slot_ids, min(most, 1))
+        going_on = self._offers.going_on(slot_ids, 0) if most > 1 else None
+        for index in range(1, most):
+            assert going_on is not None
+            with self._recorder.when_any(going_on, 0), parts.timer.unmarked():
+                self._step(parts, mover, state, DraftStep(index, columns[index : index + 1]), drafts)
+                self._offers.num_drafted.index_fill_(0, slot_ids, index + 1)
+                going_on.copy_(self._offers.going_on(slot_ids, index))
+        return drafts
+
+    @staticmethod
+    def _step(parts: Parts, mover: MetadataMover, state: Any, step: DraftStep, drafts: torch.Tensor) -> None:
+        """Run one step, and write what it replaces in `state` to where that stood."""
+        if state.attention is not None:
+            mover.advance(state.attention)
+        after = dataclasses.replace(state)
+        parts.drafter.step(after, step)
+        carry_every_tensor(drafts, step.column, state, after)
+
+
+def make_draft_loop(parts: Parts, offers: DraftOffers, recorder: GraphRecorder | None) -> DraftLoop:
+    """Choose the loop of a round that `recorder` captures, or that is launched from Python where it is None."""
+    # A module for each draft catches up as it drafts, so none of them may sit a round out.
+    if parts.drafter.requirements.distinct_steps or not offers.may_stop:
+        return EveryStep()
+    if recorder is None:
+        return StepsWhileAsked(offers)
+    return StepsInIfNodes(offers, recorder) if recorder.skips else EveryStep()
