@@ -57,7 +57,7 @@ class DraftOffers:
 
     @property
     def may_stop(self) -> bool:
-        """Whether a request's drafting may end before K."""
+        """Tell whether a request's drafting may end before K."""
         return self._rule.threshold is not None
 
     def going_on(self, slot_ids: torch.Tensor, column: int) -> torch.Tensor:
