@@ -1,4 +1,4 @@
-"""Where drafting may stop (`drafter.stop`), the draft loop runs on while any request of the batch goes on.
+"""The draft loop of a run with `drafter.stop` goes on as long as any request of the batch does.
 
 Launched from Python, the host asks the device before each step. In a graph each step is in an IF node, where the driver
 has such nodes; elsewhere all steps run, and drafts behind a stop are never offered.
