@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from spec_lab.models.delta_rule import DeltaRows, delta_row_by_row
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
@@ -81,6 +82,26 @@ def test_chunks_of_the_delta_rule_are_its_rows_one_after_another() -> None:
     expected = torch.stack([out for out, _ in delta_row_by_row(rows, torch.zeros(batch, heads, 8, 5))], dim=1)
     outputs = gated_delta_rule(queries, keys, values, log_decay, strength, chunk_size=16)
     torch.testing.assert_close(outputs, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_of_the_delta_rule_are_those_of_its_rows_one_after_another() -> None:
+    torch.manual_seed(0)
+    batch, num_rows, heads = 2, 43, 3
+    queries, keys = torch.nn.functional.normalize(torch.randn(2, batch, num_rows, heads, 8), dim=-1)
+    parts = [queries, keys, torch.randn(batch, num_rows, heads, 5)]
+    parts += [-torch.rand(batch, num_rows, heads), torch.rand(batch, num_rows, heads)]
+    weights = torch.randn(batch, num_rows, heads, 5)
+
+    def gradients(rule: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        leaves = [part.clone().requires_grad_() for part in parts]
+        return torch.autograd.grad((rule(*leaves) * weights).sum(), leaves)
+
+    def row_by_row(*leaves: Tensor) -> Tensor:
+        outputs = delta_row_by_row(DeltaRows(*leaves), torch.zeros(batch, heads, 8, 5))
+        return torch.stack([output for output, _ in outputs], dim=1)
+
+    in_chunks = gradients(lambda *leaves: gated_delta_rule(*leaves, chunk_size=16))
+    torch.testing.assert_close(in_chunks, gradients(row_by_row), atol=1e-5, rtol=1e-5)
 
 
 def test_the_inverse_holds_where_a_power_series_would_not() -> None:

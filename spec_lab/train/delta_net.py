@@ -7,6 +7,7 @@ which a GPU's backward pass likes better than triangular solves.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,19 +89,46 @@ def gated_delta_rule(
         decay = earlier @ g  # log D_i
         later = earlier == 0
         between = (decay - decay.transpose(-1, -2)).masked_fill(later, float("-inf")).exp()
-        inverse = inverse_of_unit_lower(beta * between * (k @ k.transpose(-1, -2)))
+        inverse: Tensor = UnitLowerInverse.apply(beta * between * (k @ k.transpose(-1, -2)))  # type: ignore[no-untyped-call]
         new_values = inverse @ (beta * v)
         answered = inverse @ (beta * decay.exp() * k)  # times the state: what the u_i take back
         within = between * (q @ k.transpose(-1, -2))
-        q_from_start, k_to_end = q * decay.exp(), k * (decay[..., -1:, :] - decay).exp()
-        fades = decay[..., -1:, :].exp()
-        state = torch.zeros(*q.shape[:2], q.shape[-1], v.shape[-1], device=q.device)
-        outputs = []
-        for chunk in range(q.shape[2]):
-            updates = new_values[:, :, chunk] - answered[:, :, chunk] @ state
-            outputs.append(q_from_start[:, :, chunk] @ state + within[:, :, chunk] @ updates)
-            state = state * fades[:, :, chunk] + k_to_end[:, :, chunk].transpose(-1, -2) @ updates
-        return torch.cat(outputs, dim=2).transpose(1, 2)[:, :num_rows].contiguous()
+        k_to_end = (k * (decay[..., -1:, :] - decay).exp()).transpose(-1, -2)
+        # A chunk leaves kept @ state + written of the state that it finds, so only that goes chunk by chunk.
+        kept = torch.eye(k.shape[-1], device=k.device) * decay[..., -1:, :].exp() - k_to_end @ answered
+        states = states_before(kept, k_to_end @ new_values)
+        outputs = within @ new_values + (q * decay.exp() - within @ answered) @ states
+        return outputs.flatten(2, 3).transpose(1, 2)[:, :num_rows].contiguous()
+
+
+def states_before(kept: Tensor, written: Tensor) -> Tensor:
+    """The state `[batch, heads, chunks, key, value]` that each chunk finds, the first one zeros.
+
+    A chunk makes `kept @ state + written` of it, `kept` `[batch, heads, chunks, key, key]` and `written` of the states'
+    shape. What the last chunk makes is of no use.
+    """
+    batch = kept.shape[:2]
+    kept, written = kept.flatten(0, 1), written.flatten(0, 1)
+    states = [torch.zeros_like(written[:, 0])]
+    for chunk in range(kept.shape[1] - 1):
+        states.append(torch.baddbmm(written[:, chunk], kept[:, chunk], states[-1]))
+    return torch.stack(states, dim=1).unflatten(0, batch)
+
+
+class UnitLowerInverse(torch.autograd.Function):
+    """`inverse_of_unit_lower` with a gradient of two products with the inverse itself, whatever steps led to it."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+        inverse = inverse_of_unit_lower(matrix)
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (gradient,) = gradients
+        turned = ctx.saved_tensors[0].transpose(-1, -2)
+        return -(turned @ gradient @ turned).tril(-1)
 
 
 def inverse_of_unit_lower(matrix: Tensor, smallest: int = 16) -> Tensor:

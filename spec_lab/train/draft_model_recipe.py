@@ -39,11 +39,13 @@ class DraftModelRecipe:
         generations = task.generations.to(task.device)
 
         def batch_of(step: int) -> tuple[Tensor, ...]:
-            picked = generations.batch(step, self.config.optimisation.batch_size, task.seed)
-            return distillation_batch(task.model, picked, self.config.prompt_loss_weight)
+            return generations.batch(step, self.config.optimisation.batch_size, task.seed).tensors()
+
+        def inputs_of(*picked: Tensor) -> tuple[Tensor, ...]:
+            return distillation_batch(task.model, Generations(*picked), self.config.prompt_loss_weight)
 
         loss = DistillationLoss(draft_model)
-        curve = train(loss, batch_of, self.config.optimisation, task.checkpoint, task.device)
+        curve = train(loss, batch_of, self.config.optimisation, task.checkpoint, task.device, inputs_of)
         draft_model.generation_config = task.model.generation_config
         draft_model.to(torch.bfloat16).save_pretrained(folder)
         return curve

@@ -62,6 +62,10 @@ class Generations:
     def to(self, device: torch.device) -> Generations:
         return Generations(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device))
 
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The three in their order."""
+        return self.tokens, self.prompt_lengths, self.lengths
+
     def batch(self, step: int, batch_size: int, seed: int) -> Generations:
         """Rows that depend on seed and step alone."""
         device = self.tokens.device

@@ -1,4 +1,4 @@
-"""The training loop shared by the target and every drafter: AdamW, warm-up, linear decay, checkpoints, a loss curve."""
+"""The training loop shared by the target and every drafter: warm-up, linear decay, checkpoints, a loss curve."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from spec_lab.errors import Breakdown
 from spec_lab.train.config import OptimisationConfig
 from spec_lab.train.reading import reading
+from spec_lab.train.step import Batch, make_step
 
 log = logging.getLogger(__name__)
 
@@ -49,23 +50,24 @@ def learning_rate(optimisation: OptimisationConfig, step: int, elapsed: float = 
 
 def train(
     loss_module: nn.Module,
-    batch_of: Callable[[int], tuple[Tensor, ...]],
+    batch_of: Callable[[int], Batch],
     optimisation: OptimisationConfig,
     checkpoint: Path,
     device: torch.device,
+    inputs_of: Callable[..., Batch] | None = None,
 ) -> list[CurvePoint]:
     """Minimises `loss_module(*batch_of(step))`, a scalar, over the module's parameters, and returns the loss curve.
 
     `batch_of` must depend on the step alone: nothing but weights, moments and the step is kept in `checkpoint`, from
-    which an interrupted call goes on. The caller deletes the checkpoint once the result is saved.
+    which an interrupted call goes on. The caller deletes the checkpoint once the result is saved. `inputs_of(*batch)`,
+    where given, is what the module takes of a batch; it is a part of the step, which a GPU replays (`train.step`).
 
     Raises:
         TrainingDiverged: a loss, or in the end a weight, is not finite.
     """
     loss_module.to(device).train()
-    optimiser = _adamw(loss_module, optimisation, device)
-    first_step, curve, seconds_before = _resume(checkpoint, loss_module, optimiser, device)
-    compute_loss = torch.compile(loss_module) if device.type == "cuda" else loss_module
+    take_step = make_step(loss_module, inputs_of, optimisation, device)
+    first_step, curve, seconds_before = _resume(checkpoint, loss_module, take_step.optimiser, device)
     losses = LossReader(device)
     started = time.perf_counter() - seconds_before
     done, seconds = first_step, optimisation.most_seconds()
@@ -75,16 +77,7 @@ def train(
             log.info("%.0f s are over at step %d", elapsed, step)
             curve.append(CurvePoint(step, losses.mean()))
             break
-        batch = batch_of(step)
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate(optimisation, step, elapsed)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-            loss = compute_loss(*batch)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(loss_module.parameters(), optimisation.max_grad_norm)
-        optimiser.step()
-        losses.add(step + 1, loss.detach())
+        losses.add(step + 1, take_step(batch_of(step), learning_rate(optimisation, step, elapsed)))
         done = step + 1
         if done % optimisation.log_every == 0:
             curve.append(CurvePoint(done, losses.mean()))
@@ -92,7 +85,7 @@ def train(
         if done % optimisation.checkpoint_every == 0:
             losses.refuse_unless_finite()
             _refuse_unless_finite(loss_module, done)
-            _save(checkpoint, loss_module, optimiser, done, curve, time.perf_counter() - started)
+            _save(checkpoint, loss_module, take_step.optimiser, done, curve, time.perf_counter() - started)
     losses.refuse_unless_finite()
     _refuse_unless_finite(loss_module, done)
     return curve
@@ -140,16 +133,6 @@ def _refuse_unless_finite(module: nn.Module, step: int) -> None:
         raise TrainingDiverged(
             f"{len(spoilt)} weights such as {spoilt[0]} are not finite after step {step}; {LOWER_IT}"
         )
-
-
-def _adamw(module: nn.Module, optimisation: OptimisationConfig, device: torch.device) -> torch.optim.AdamW:
-    """Weight decay on matrices only: a norm's scale has no reason to shrink."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": optimisation.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=device.type == "cuda")
 
 
 def _save(

@@ -52,10 +52,13 @@ def train_unrolled(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, tas
     generations = task.generations.to(task.device)
 
     def batch_of(step: int) -> tuple[Tensor, ...]:
-        return unrolling_batch(task.model, drafter, generations.batch(step, config.optimisation.batch_size, task.seed))
+        return generations.batch(step, config.optimisation.batch_size, task.seed).tensors()
+
+    def inputs_of(*picked: Tensor) -> tuple[Tensor, ...]:
+        return unrolling_batch(task.model, drafter, Generations(*picked))
 
     loss = UnrolledLoss(drafter, config.num_unrolled_steps, config.step_loss_decay)
-    return train(loss, batch_of, config.optimisation, task.checkpoint, task.device)
+    return train(loss, batch_of, config.optimisation, task.checkpoint, task.device, inputs_of)
 
 
 def unrolled_loss_words(config: UnrolledTrainingConfig) -> str:

@@ -1,0 +1,166 @@
+"""A training step: loss, gradients, clipping and AdamW, which a GPU records once as a CUDA graph and then replays.
+
+A small model's step is thousands of small kernels, which the host takes longer to launch than the GPU to run. Recording
+whole steps is PyTorch's own advice ("Whole-network capture", its page on CUDA semantics). All shapes are those of the
+first step, and nothing asks the device for a number.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from spec_lab.train.config import OptimisationConfig
+
+log = logging.getLogger(__name__)
+
+Batch = tuple[Tensor, ...]
+STEPS_BEFORE_CAPTURE = 3
+"""Steps that are launched kernel by kernel: by then all is compiled, and libraries have chosen their kernels."""
+
+
+class TrainingStep(Protocol):
+    """Takes the training of a module one update further."""
+
+    @property
+    def optimiser(self) -> torch.optim.Optimizer:
+        """Holds the moments, for checkpoints."""
+
+    def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
+        """The loss before the update, a scalar without its graph that no later step writes over."""
+
+
+class LaunchedStep:
+    """A step that the host launches kernel by kernel."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs_of: Callable[..., Batch],
+        optimiser: torch.optim.Optimizer,
+        max_grad_norm: float,
+        device: torch.device,
+    ) -> None:
+        """`module(*inputs_of(*batch))` is the loss."""
+        self.optimiser = optimiser
+        self._module, self._inputs_of = module, inputs_of
+        self._max_grad_norm, self._device = max_grad_norm, device
+        self._loss_of: Callable[..., Tensor] = torch.compile(module) if device.type == "cuda" else module
+
+    def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
+        set_learning_rate(self.optimiser, learning_rate)
+        self.optimiser.zero_grad(set_to_none=True)
+        return self.update(batch)
+
+    def update(self, batch: Batch) -> Tensor:
+        """Everything that the device does, gradients and learning rate being set."""
+        inputs = self._inputs_of(*batch)
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._device.type == "cuda"):
+            loss = self._loss_of(*inputs)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._module.parameters(), self._max_grad_norm)
+        self.optimiser.step()
+        return loss.detach()
+
+
+class CapturedStep:
+    """A launched step that is recorded after a few times, and replayed from then on.
+
+    What cannot be recorded goes on being launched, which the log says.
+    """
+
+    def __init__(self, launched: LaunchedStep) -> None:
+        self._launched, self._num_steps = launched, 0
+        self._stream = torch.cuda.Stream()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._batch: Batch = ()
+        self._loss: Tensor | None = None
+
+    @property
+    def optimiser(self) -> torch.optim.Optimizer:
+        """The launched step's, whose moments a replay moves."""
+        return self._launched.optimiser
+
+    @property
+    def is_recorded(self) -> bool:
+        """Steps are replayed from now on."""
+        return self._graph is not None
+
+    def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
+        self._num_steps += 1
+        if self._num_steps == STEPS_BEFORE_CAPTURE + 1:
+            self._capture(batch)
+        if self._graph is None:
+            return self._launch(batch, learning_rate)
+        assert self._loss is not None
+        for kept, given in zip(self._batch, batch, strict=True):
+            kept.copy_(given)
+        set_learning_rate(self.optimiser, learning_rate)
+        self._graph.replay()
+        return self._loss.clone()
+
+    def _launch(self, batch: Batch, learning_rate: float) -> Tensor:
+        """Takes a step on the stream that records, as what is warmed up must have been."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            loss = self._launched(batch, learning_rate)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return loss
+
+    def _capture(self, batch: Batch) -> None:
+        """Records a step without running it. Its gradients are the graph's own memory, written anew at every replay."""
+        self._batch = tuple(tensor.clone() for tensor in batch)
+        self.optimiser.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=self._stream):
+                self._loss = self._launched.update(self._batch)
+        except RuntimeError as error:
+            log.warning("the step cannot be recorded as a CUDA graph and is launched: %s", error)
+            self.optimiser.zero_grad(set_to_none=True)
+            self._batch = ()
+            return
+        self._graph = graph
+        log.info("the step is recorded as a CUDA graph")
+
+
+def make_step(
+    module: nn.Module,
+    inputs_of: Callable[..., Batch] | None,
+    optimisation: OptimisationConfig,
+    device: torch.device,
+) -> TrainingStep:
+    """The step of a `module` whose output for `inputs_of(*batch)`, or for the batch as it is, is the loss."""
+    optimiser = adamw(module, optimisation, device)
+    launched = LaunchedStep(module, inputs_of or _as_it_is, optimiser, optimisation.max_grad_norm, device)
+    return CapturedStep(launched) if device.type == "cuda" else launched
+
+
+def _as_it_is(*batch: Tensor) -> Batch:
+    return batch
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, learning_rate: float) -> None:
+    """A rate that the device holds is changed there, where a recorded step reads it."""
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(learning_rate)
+        else:
+            group["lr"] = learning_rate
+
+
+def adamw(module: nn.Module, optimisation: OptimisationConfig, device: torch.device) -> torch.optim.AdamW:
+    """Weight decay on matrices only: a norm's scale has no reason to shrink."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": optimisation.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    if device.type != "cuda":
+        return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
+    rate = torch.zeros((), device=device)
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True, capturable=True)
