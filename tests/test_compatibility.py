@@ -272,7 +272,6 @@ FORBIDDEN = [
         "drafter.num_draft_tokens=1",
         "graph.verify=true",
     ),
-    (["graph=round_overlap", "graph.rounds_per_replay=2"], "graph.overlap=true", "use one of the two"),
     (["graph=round", "graph.skip_ended=true"], "graph.skip_ended=true", "add graph.rounds_per_replay"),
     (["graph=full_loop", "graph.rounds_per_replay=2"], "graph.rounds_per_replay", "graph=round"),
     (["graph=round", "graph.rounds_per_replay=0"], "graph.rounds_per_replay=0", "graph.rounds_per_replay=1"),

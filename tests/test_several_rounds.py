@@ -53,9 +53,9 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def run(
-    lab: Lab, requests: list[Request], num_rounds: int, skip_ended: bool = False, **options: Any
+    lab: Lab, requests: list[Request], num_rounds: int, keys: dict[str, bool] | None = None, **options: Any
 ) -> tuple[GenerationResult, Engine]:
-    engine = lab.engine(requests, RoundGraphConfig(rounds_per_replay=num_rounds, skip_ended=skip_ended), **options)
+    engine = lab.engine(requests, RoundGraphConfig(rounds_per_replay=num_rounds, **(keys or {})), **options)
     return engine.generate(requests), engine
 
 
@@ -75,11 +75,14 @@ def without_clock(record: RequestRecord) -> RequestRecord:
 
 
 def assert_one_at_a_time(
-    lab: Lab, requests: list[Request], num_rounds: int, skip_ended: bool = False, **options: Any
+    lab: Lab, requests: list[Request], num_rounds: int, keys: dict[str, bool] | None = None, **options: Any
 ) -> GenerationResult:
-    """Compare requests, rounds, experts and all state with those of rounds that are replayed one by one."""
+    """Compare requests, rounds, experts and all state with those of rounds that are replayed one by one.
+
+    `keys`: more of the graph mode that replays several.
+    """
     expected, one = run(lab, requests, 1, **options)
-    result, several = run(lab, requests, num_rounds, skip_ended, **options)
+    result, several = run(lab, requests, num_rounds, keys, **options)
     assert result.graph.rounds_per_replay == num_rounds and expected.graph.rounds_per_replay == 1
     assert list(map(without_clock, result.requests)) == list(map(without_clock, expected.requests))
     assert result.experts_read == expected.experts_read
@@ -91,7 +94,7 @@ def assert_one_at_a_time(
         assert_same_state(several, one)
     num_replays = result.graph.replays - result.graph.captures  # each capture replays once
     if several.graph.skips_rounds:
-        assert lab.device == "cuda" and skip_ended and result.num_wasted_rounds == 0
+        assert lab.device == "cuda" and keys and keys["skip_ended"] and result.num_wasted_rounds == 0
     else:
         assert len(result.rounds) + result.num_wasted_rounds == num_rounds * num_replays
     assert expected.num_wasted_rounds == 0
@@ -180,7 +183,40 @@ def test_rounds_that_may_be_skipped_give_the_same(lab: Lab, rule: str) -> None:
     """On a GPU they stand in conditional nodes, and run for somebody or not at all; on a CPU they run on padding."""
     requests = mixed_requests(5, 8, seed=1)
     options = {"drafter": "draft_model", "rule": RULES[rule], "batch_size": 2}
-    assert_one_at_a_time(lab, requests, 4, skip_ended=True, **options)
+    assert_one_at_a_time(lab, requests, 4, {"skip_ended": True}, **options)
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "batch_size", "skip_ended", "rule"),
+    [
+        (3, 3, False, "strict"),
+        pytest.param(3, 1, True, "strict", marks=SLOW),
+        pytest.param(5, 2, False, "sampled", marks=SLOW),
+        pytest.param(5, 2, True, "relaxed", marks=SLOW),
+    ],
+)
+def test_a_replay_launched_ahead_finds_the_ends_on_the_device(
+    lab: Lab, num_requests: int, batch_size: int, skip_ended: bool, rule: str
+) -> None:
+    """It runs for those that go on, or for nobody; slots are used again, and no position more is reserved."""
+    requests = mixed_requests(num_requests, 12, seed=1)
+    keys = {"overlap": True, "skip_ended": skip_ended}
+    options = {"drafter": "draft_model", "rule": RULES[rule], "batch_size": batch_size}
+    result = assert_one_at_a_time(lab, requests, 3, keys, **options)
+    assert all(record.stage_seconds == {} for record in result.rounds)
+    assert result.num_wasted_rounds >= 3 or lab.device == "cuda"
+    limits = lab.engine(requests, RoundGraphConfig(rounds_per_replay=3, overlap=True), batch_size=batch_size).scheduler
+    assert limits._margin == 2 * NUM_DRAFTS
+
+
+@SLOW
+def test_the_time_of_a_replay_for_nobody_is_in_the_round_before_it(lab: Lab) -> None:
+    requests = [Request("a", "x", (5, 6, 7), 9, ignore_eos=True)]
+    result, _ = run(lab, requests, 2, {"overlap": True}, drafter="none", batch_size=1)
+    assert [record.emitted for record in result.rounds] == [[1]] * 8 and result.num_wasted_rounds == 2
+    seconds = [record.seconds for record in result.rounds]
+    assert seconds[-1] > seconds[-2] and seconds[0] == seconds[1]
+    assert sum(seconds) + result.prefills[0].seconds <= result.seconds
 
 
 def make_stops(request: Request, num_slots: int = 2) -> StopConditions:

@@ -105,4 +105,4 @@ def whole_round(config: RunConfig, options: RoundGraphConfig, models: Models, li
         return WholeRound(*places)
     stops = StopConditions(limits.num_slots, models.target.eos_token_ids, models.device, models.kernels.going_on)
     make = SkippedRounds if options.skip_ended else SeveralRounds
-    return make(*places, options.rounds_per_replay, stops)
+    return make(*places, options.rounds_per_replay, stops, options.overlap)

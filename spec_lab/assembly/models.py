@@ -142,7 +142,7 @@ def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: 
         )
     _refuse_sparse_attention(target, longest, _reach(config, num_draft_tokens))
     max_seq_len = config.cache.max_seq_len or _num_tokens(longest)
-    num_late_rows = num_draft_tokens + 1 if overlaps(config) else 0
+    num_late_rows = num_draft_tokens + 1 if overlaps(config) and not sees_ends(config) else 0
     margin = _reach(config, num_draft_tokens) + num_late_rows
     page_size = config.cache.page_size
     num_slots = min(config.batch_size, len(requests))
@@ -175,6 +175,11 @@ def _reach(config: RunConfig, num_draft_tokens: int) -> int:
 def overlaps(config: RunConfig) -> bool:
     """Tells whether the host runs a round behind; only some graph modes can."""
     return bool(getattr(config.graph, "overlap", False))
+
+
+def sees_ends(config: RunConfig) -> bool:
+    """Tells whether the device ends requests, so that no round begins behind an end that the host has not read yet."""
+    return bool(getattr(config.graph, "rounds_per_replay", 1) > 1)
 
 
 def _num_tokens(request: Request) -> int:

@@ -70,11 +70,6 @@ def rounds_follow_each_other(config: RunConfig) -> str | None:
         if getattr(config.graph, "skip_ended", False):
             return "graph.skip_ended=true skips rounds behind others; add graph.rounds_per_replay=8"
         return None
-    if getattr(config.graph, "overlap", False):
-        return (
-            f"graph.overlap=true launches each round before the last is read, graph.rounds_per_replay={num_rounds} "
-            "several at once; use one of the two"
-        )
     if config.drafter.k_schedule is not None:
         return (
             f"drafter.k_schedule: the host chooses K by the running requests before every round, which "

@@ -108,15 +108,15 @@ class _GenerationRun:
 
         Between the end of a round and the next launch stands what decides about that launch: tokens, and who has ended.
         Records are made while the device works on the next round. With overlap the host reads the round before only
-        after the next one is launched; but before a prompt pass, which waits for the device anyway, it reads what is in
-        flight, so that no round's time holds a prompt's.
+        after the next one is launched; but it reads what is in flight before a prompt pass, which waits for the device
+        anyway, so that no round's time holds a prompt's, and before a launch without those that the device has ended.
         """
         scheduler = self._engine.scheduler
         for sequence in scheduler.admit(self._now()):
             self._admit(sequence)
         assert scheduler.running, "what submit let in fits an empty engine"
         prefilling = [s for s in scheduler.running if s.is_prefilling]
-        if prefilling and self._in_flight is not None:
+        if self._in_flight is not None and (prefilling or self._ended_on_device(self._in_flight)):
             in_flight, self._in_flight = self._in_flight, None
             self._settle(in_flight)
         for pack in self._engine.prompt_pass.packs(prefilling):
@@ -196,6 +196,11 @@ class _GenerationRun:
         self._accounts.settle(settled)
         for sequence in settled.sequences:
             self._retire_if_finished(sequence)
+
+    def _ended_on_device(self, launched: Launch) -> bool:
+        """Tells whether a request of `launched` has ended before it, which the device knew."""
+        has_ended = any(sequence.finish_reason is not None for sequence in launched.sequences)
+        return has_ended and self._engine.graph.rounds_per_replay > 1
 
     def _is_in_flight(self, sequence: Sequence) -> bool:
         """Tells whether a round that is still running may write this sequence's pages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -18,6 +19,9 @@ class SeveralRounds(CapturedMode):
 
     So it idles as padding does: it emits nothing, writes the scratch page and the scratch rows of per-slot state, and
     its own slot stays as its last round left it. The engine reads all R verifications at once, and admits then.
+
+    A replay that is launched before the last one is read (`ahead`) finds the ends of that one on the device: each
+    leaves the scratch slot in the place of those that have ended where the next one reads its slots.
     """
 
     def __init__(
@@ -28,13 +32,17 @@ class SeveralRounds(CapturedMode):
         max_kv_len: int,
         num_rounds: int,
         stops: StopConditions,
+        ahead: bool = False,
     ) -> None:
         super().__init__(name, recorder, num_slots, max_kv_len)
         self.rounds_per_replay = self.counts.rounds_per_replay = num_rounds
         self._stops = stops
+        self._ahead = ahead
 
     def admit(self, slot: int, request: Request) -> None:
         self._stops.admit(slot, request)
+        for bucket in self.buckets.values():
+            bucket.held = []  # the slot of a request that ended is no longer there on the device
 
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
         def run(slot_ids: torch.Tensor) -> Verification:
@@ -46,12 +54,21 @@ class SeveralRounds(CapturedMode):
     def _rounds(self, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
         """Run all rounds over [batch] slots, and return their verifications one after another."""
         verifications: list[Verification] = []
+        running = slot_ids
         for index in range(self.rounds_per_replay):
-            with decode_round.parts.timer.inner_round(index):
+            with self._marks(decode_round, index):
                 if verifications:
-                    slot_ids = self._going_on(decode_round, slot_ids, verifications[-1])
-                verifications.append(decode_round.run(decode_round.load(slot_ids, self._max_kv_len)))
+                    running = self._going_on(decode_round, running, verifications[-1])
+                verifications.append(decode_round.run(decode_round.load(running, self._max_kv_len)))
+        if self._ahead:
+            with self._marks(decode_round, self.rounds_per_replay):
+                slot_ids.copy_(self._going_on(decode_round, running, verifications[-1]))
         return one_after_another(verifications)
+
+    def _marks(self, decode_round: DecodeRound, index: int) -> AbstractContextManager[None]:
+        """Return what round `index` stands in: its marks are its own; none where the next replay writes over them."""
+        timer = decode_round.parts.timer
+        return timer.unmarked() if self._ahead else timer.inner_round(index)
 
     def _going_on(self, decode_round: DecodeRound, slot_ids: torch.Tensor, verification: Verification) -> torch.Tensor:
         """Return [batch] slots with the scratch slot in place of those whose request has ended."""

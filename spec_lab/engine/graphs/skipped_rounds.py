@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from spec_lab.core.trees import map_tensors
 from spec_lab.core.types import Verification
 from spec_lab.engine.capture import GraphRecorder
+from spec_lab.engine.graphs.captured import Bucket
 from spec_lab.engine.graphs.several_rounds import SeveralRounds
 from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.stops import StopConditions
@@ -18,7 +20,8 @@ class SkippedRounds(SeveralRounds):
     """Has each round but the first in an IF node, where the recorder has such nodes; elsewhere they run on padding.
 
     A round that is skipped writes nothing, so what it hands on lies in tensors from before it. No event may be recorded
-    inside such a node: only the first round of a replay has marks of its stages.
+    inside such a node: only the first round of a replay has marks of its stages. A replay that is launched ahead may
+    find that all requests have ended, so that its first round stands in such a node too.
     """
 
     def __init__(
@@ -29,27 +32,36 @@ class SkippedRounds(SeveralRounds):
         max_kv_len: int,
         num_rounds: int,
         stops: StopConditions,
+        ahead: bool = False,
     ) -> None:
-        super().__init__(name, recorder, num_slots, max_kv_len, num_rounds, stops)
+        super().__init__(name, recorder, num_slots, max_kv_len, num_rounds, stops, ahead)
         self.skips_rounds = recorder.skips
+        self._kept: dict[int, Verification] = {}
+
+    def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
+        if slot_ids.shape[0] not in self._kept:  # a round of scratch rows shows what rounds hand on
+            verification = decode_round.run(decode_round.load(slot_ids, self._max_kv_len))
+            self._kept[slot_ids.shape[0]] = room_for(verification, self.rounds_per_replay)
+        return super()._run(bucket, decode_round, slot_ids)
 
     def _rounds(self, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
-        parts = decode_round.parts
-        with parts.timer.inner_round(0):
-            verification = decode_round.run(decode_round.load(slot_ids, self._max_kv_len))
-        kept = room_for(verification, self.rounds_per_replay)
-        running = slot_ids.clone()
-
-        def keep(index: int, verification: Verification) -> None:
-            put(kept, index, verification)
-            running.copy_(self._going_on(decode_round, running, verification))
-
-        with parts.timer.inner_round(0):
-            keep(0, verification)
-        for index in range(1, self.rounds_per_replay):
-            with self.recorder.when_any(running, parts.slots.table.scratch_slot), parts.timer.unmarked():
-                keep(index, decode_round.run(decode_round.load(running, self._max_kv_len)))
+        kept = map_tensors(self._kept[slot_ids.shape[0]], torch.Tensor.zero_)
+        running = slot_ids if self._ahead else slot_ids.clone()
+        for index in range(self.rounds_per_replay):
+            with self._node(decode_round, index, running), self._marks(decode_round, index):
+                verification = decode_round.run(decode_round.load(running, self._max_kv_len))
+                put(kept, index, verification)
+                running.copy_(self._going_on(decode_round, running, verification))
         return kept
+
+    def _marks(self, decode_round: DecodeRound, index: int) -> AbstractContextManager[None]:
+        return super()._marks(decode_round, index) if index == 0 else decode_round.parts.timer.unmarked()
+
+    def _node(self, decode_round: DecodeRound, index: int, running: torch.Tensor) -> AbstractContextManager[None]:
+        """Return what skips round `index`; the first one of a replay has somebody to run for, unless it is ahead."""
+        if index == 0 and not self._ahead:
+            return nullcontext()
+        return self.recorder.when_any(running, decode_round.parts.slots.table.scratch_slot)
 
 
 def room_for(verification: Verification, num_rounds: int) -> Verification:
