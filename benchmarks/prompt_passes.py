@@ -1,6 +1,6 @@
 """Times prompt passes with chunks of one request and of several in a forward (`cache.prefill_tokens`).
 
-    python benchmarks/prompt_passes.py [--sizes 1 2048 8192] [--repeats 3] [KNOB=VALUE ...]
+    python benchmarks/prompt_passes.py [--sizes 1,2048,8192] [--repeats 3] [KNOB=VALUE ...]
 
 Every request of the workload ends with its prompt pass: the first token and the first drafts are in the time, rounds
 are not. A line a size: the best repeat's time a request, the forwards it took, and how many first tokens differ from
@@ -22,13 +22,18 @@ def milliseconds(result: GenerationResult) -> float:
     return 1e3 * sum(record.seconds for record in result.prefills) / len(result.prefills)
 
 
+def whole_numbers(text: str) -> list[int]:
+    """Read numbers with commas between them."""
+    return [int(number) for number in text.split(",")]
+
+
 def first_tokens(result: GenerationResult) -> list[int]:
     return [record.output_ids[0] for record in result.requests]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 512, 2048, 8192])
+    parser.add_argument("--sizes", type=whole_numbers, default=[1, 512, 2048, 8192])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Where each technique pays, at the shape of Llama-3.1-8B with random weights and imposed acceptance, on one H200.
 #   bash scripts/h200_studies.sh FOLDER STUDY...    studies: pruning, prompts, graphs, drafts, contexts
-# Each is an experiment of the lab with a real shape's options; typed again it goes on where it was stopped. FOLDER gets a
+# Each but prompts is an experiment of the lab with a real shape's options; typed again it goes on where it was stopped. FOLDER gets a
 # folder and a file of tables a study; PART, where it is set, holds overrides that share a study out over several GPUs (PART="batch_size=1,8").
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -28,16 +28,11 @@ long_pruning() {
     prune=none,post_attention,catchup drafter.num_draft_tokens=1,3,7 batch_size=1,8,64 workload.prompt_tokens=8192 "references=[]"
 }
 
-# What outputs for the last prompt row alone save: no drafter, an EAGLE-3 head, an MTP module; short chunks and long.
+# What outputs for the last prompt row alone save, in time, logits and memory: no drafter, an EAGLE-3 head, an MTP module;
+# short chunks and long. No runs of the lab, since these record no memory; parts are options (PART="--chunks 512").
 prompts() {
-  local drafter
-  for drafter in none eagle3 mtp_eagle; do
-    local head=(acceptance=strict)
-    [ "$drafter" = none ] || head=(drafter.weights=random)
-    lab experiment=prefill_outputs "${SHAPE[@]}" "drafter=$drafter" "${head[@]}" "output_dir=$FOLDER/prompts" \
-      graph=eager workload.num_requests=1 warmup_requests=1 prune.prefill=last_row cache.prefill_chunk=512,8192 \
-      workload.prompt_tokens=1024,8192,32768,130000
-  done
+  "$PYTHON" benchmarks/prompt_outputs.py "$FOLDER/prompts" --tokens 1024,8192,32768,130000 --chunks 512,8192 \
+    target=llama3_8b target.weights=random device=cuda "${PARTS[@]}"
 }
 
 # The graph modes, each with its launches, replays and idle time.
@@ -58,9 +53,17 @@ contexts() {
     drafter.num_draft_tokens=3 batch_size=1 workload.prompt_tokens=1024,8192,32768,65536,120000
 }
 
+table() {
+  case "$1" in
+    prompts) "$PYTHON" benchmarks/prompt_outputs.py "$FOLDER/prompts" --show ;;
+    *) "$PYTHON" -m spec_lab.report "$FOLDER/${1#long_}" --anyway ;;
+  esac
+}
+
+mkdir -p "$FOLDER"
 failed=0
 for study in "$@"; do
   "$study" || failed=1
-  "$PYTHON" -m spec_lab.report "$FOLDER/${study#long_}" --anyway > "$FOLDER/$study.txt" || failed=1
+  table "$study" > "$FOLDER/$study.txt" || failed=1
 done
 exit "$failed"

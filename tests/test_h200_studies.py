@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
@@ -28,7 +29,7 @@ def run_study(folder: Path, study: str, part: list[str]) -> subprocess.Completed
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "num_jobs"),
-    [("pruning", 24), ("long_pruning", 27), ("prompts", 24), ("graphs", 18), ("drafts", 21), ("contexts", 5)],
+    [("pruning", 24), ("long_pruning", 27), ("graphs", 18), ("drafts", 21), ("contexts", 5)],
 )
 def test_a_study_composes_at_its_own_shape(study: str, num_jobs: int, tmp_path: Path) -> None:
     said = run_study(tmp_path / "out", study, ["--dry-run"]).stdout
@@ -50,3 +51,20 @@ def test_a_study_runs_at_a_tiny_shape(tmp_path: Path) -> None:
     assert [line.split()[:4] for line in lines[head + 2 : head + 6]] == [
         [tokens, batch, "1", "catchup"] for tokens in ("8", "12") for batch in ("1", "2")
     ]
+
+
+@pytest.mark.slow
+def test_outputs_of_prompts_are_measured_at_a_tiny_shape(tmp_path: Path) -> None:
+    """Logits are of a chunk's rows, or of one; a cell that is there is not measured again."""
+    make_tiny_target(tmp_path / "shape", "llama", num_hidden_layers=7)
+    part = ["--tokens=5,20", "--chunks=8", "--drafters=eagle3"]
+    part += ["target=hf", "device=cpu", f"target.path={tmp_path / 'shape'}"]
+    first, again = (run_study(tmp_path / "out", "prompts", part) for _ in range(2))
+    assert first.returncode == again.returncode == 0, first.stdout + first.stderr
+    assert first.stderr.count(" s\n") == 4 and " s\n" not in again.stderr
+    with (tmp_path / "out" / "prompts" / "passes.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    row_bytes = min(int(row["logit_bytes"]) for row in rows)
+    found = {(row["tokens"], row["prefill"]): int(row["logit_bytes"]) // row_bytes for row in rows}
+    assert found == {("5", "last_row"): 1, ("5", "all_rows"): 5, ("20", "last_row"): 1, ("20", "all_rows"): 8}
+    assert (tmp_path / "out" / "prompts.txt").read_text().splitlines()[0].startswith("drafter")

@@ -1,0 +1,217 @@
+"""Measures what a prompt pass computes beyond the last row: time, logits and memory, by drafter, prompt and chunk.
+
+    python benchmarks/prompt_outputs.py outputs/prompt_outputs --tokens 1024,8192,32768,130000 --chunks 512,8192 \
+        target=llama3_8b target.weights=random device=cuda
+    python benchmarks/prompt_outputs.py outputs/prompt_outputs --show --figure docs/prompt_outputs.png
+
+A line of `passes.csv` for every drafter, prune.prefill, length of the prompt and chunk, as soon as it is measured; what
+is there is not measured again. A pass ends with the first token and the first drafts. Its memory is what it takes at
+its peak on top of weights and caches; `logits MiB` is the largest tensor of logits, which all_rows has for each row of
+a chunk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from h200_round import append_row, read_rows
+from prompt_passes import whole_numbers
+
+from spec_lab.assembly.engine import build_engine
+from spec_lab.assembly.heads import load_drafter
+from spec_lab.assembly.models import engine_limits, load_models
+from spec_lab.cli.compose import compose_run
+from spec_lab.config import PruneConfig
+from spec_lab.core.types import Request
+from spec_lab.engine.engine import Engine
+from spec_lab.report.table import format_table
+
+DRAFTERS = ("none", "eagle3", "mtp_eagle")
+MEBI = 2**20
+KEYS = ("drafter", "prefill", "tokens", "chunk")
+Row = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One line of the table."""
+
+    drafter: str
+    prefill: str
+    tokens: int
+    chunk: int
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.drafter, self.prefill, str(self.tokens), str(self.chunk)
+
+
+class WatchedLogits:
+    """Stands in front of a target's `logits`, and keeps the size of the largest."""
+
+    def __init__(self, target: Any) -> None:
+        self._logits = target.logits
+        self.most_bytes = 0
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._logits(hidden)
+        self.most_bytes = max(self.most_bytes, logits.nbytes)
+        return logits
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tokens", type=whole_numbers, default=[1024, 8192, 32_768, 130_000])
+    parser.add_argument("--chunks", type=whole_numbers, default=[512, 8192])
+    parser.add_argument("--drafters", type=lambda names: names.split(","), default=list(DRAFTERS))
+    parser.add_argument("--show", action="store_true", help="measure nothing")
+    parser.add_argument("--figure", type=Path, help="draw what is there")
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_intermixed_args(arguments)
+    table = options.folder / "passes.csv"
+    if not options.show:
+        there = {tuple(row[key] for key in KEYS) for row in read_rows(table)}
+        for drafter in options.drafters:
+            cells = [
+                Cell(drafter, prefill, tokens, chunk)
+                for tokens in options.tokens
+                for chunk in options.chunks
+                for prefill in ("last_row", "all_rows")
+            ]
+            if missing := [cell for cell in cells if cell.key not in there]:
+                measure_drafter(missing, options.overrides, table)
+    show(read_rows(table))
+    if options.figure is not None:
+        draw(read_rows(table), options.figure)
+    return 0
+
+
+def measure_drafter(cells: Sequence[Cell], overrides: Sequence[str], table: Path) -> None:
+    """Load target and drafter once, and append a line for each cell."""
+    drafter = cells[0].drafter
+    chosen = ["references=[]", "max_new_tokens=1", "graph=eager", "batch_size=1", f"drafter={drafter}"]
+    if drafter != "none" and "target.weights=random" in overrides:
+        chosen.append("drafter.weights=random")
+    config, _ = compose_run([*chosen, *overrides])
+    requests = [make_request(cell.tokens) for cell in cells]
+    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
+    models = load_models(config, limits.max_seq_len)
+    make_drafter = load_drafter(config, models)
+    warm: set[tuple[int, int]] = set()
+    for prefill in ("last_row", "all_rows"):
+        config = replace(config, prune=PruneConfig(prefill=prefill, catchup="none"))
+        engine = build_engine(config, models, make_drafter, limits)
+        for cell, request in zip(cells, requests, strict=True):
+            if cell.prefill == prefill:
+                append_row(table, measured(cell, engine, request, (cell.tokens, cell.chunk) in warm))
+                warm.add((cell.tokens, cell.chunk))
+
+
+def make_request(num_tokens: int) -> Request:
+    """Make a prompt whose text decides nothing."""
+    generator = random.Random(num_tokens)
+    return Request(f"prompt of {num_tokens}", "random", tuple(generator.choices(range(3, 100), k=num_tokens)), 1)
+
+
+def measured(cell: Cell, engine: Engine, request: Request, is_warm: bool) -> Row:
+    """Run the prompt's pass, once before where kernels of its sizes have not run, and return its line."""
+    engine.prompt_pass.chunk_size = cell.chunk
+    if not is_warm:
+        engine.generate([request])
+    target: Any = engine.parts.target
+    watched, plain = WatchedLogits(target), target.logits
+    target.logits = watched
+    on_gpu = engine.parts.slots.kv_lens.device.type == "cuda"
+    before = 0
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    [record] = engine.generate([request]).prefills
+    target.logits = plain
+    peak = torch.cuda.max_memory_allocated() - before if on_gpu else 0
+    print(f"{' '.join(cell.key)}: {record.seconds:.4f} s", file=sys.stderr, flush=True)
+    figures = {
+        "seconds": f"{record.seconds:.6f}",
+        "logit_rows": str(record.rows.prefill_logits),
+        "logit_bytes": str(watched.most_bytes),
+        "peak_bytes": str(peak) if on_gpu else "",
+    }
+    return dict(zip(KEYS, cell.key, strict=True)) | figures
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print a line a cell, and what its pass is beside that of no drafter, of the same kind."""
+    columns = ("drafter", "tokens", "chunk", "prefill", "ms", "tokens/s", "of no drafter's", "logits MiB", "pass MiB")
+    body = [
+        [
+            *(row["drafter"], row["tokens"], row["chunk"], row["prefill"]),
+            f"{1e3 * float(row['seconds']):.1f}",
+            f"{tokens_per_second(row):,.0f}",
+            relative(row, rows),
+            f"{int(row['logit_bytes']) / MEBI:,.1f}",
+            f"{int(row['peak_bytes']) / MEBI:,.0f}" if row["peak_bytes"] else "-",
+        ]
+        for row in sorted(rows, key=lambda row: (int(row["tokens"]), int(row["chunk"]), row["prefill"], row["drafter"]))
+    ]
+    print(format_table(columns, body, left=("drafter", "prefill")))
+
+
+def tokens_per_second(row: Row) -> float:
+    return int(row["tokens"]) / float(row["seconds"])
+
+
+def relative(row: Row, rows: Sequence[Row]) -> str:
+    """The rate over that of no drafter with outputs for the last row alone, "-" where that is missing."""
+    same = ("tokens", "chunk")
+    for other in rows:
+        if other["drafter"] == "none" and other["prefill"] == "last_row" and all(other[k] == row[k] for k in same):
+            return f"{tokens_per_second(row) / tokens_per_second(other):.3f}"
+    return "-"
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draw rates over that of no drafter by length, a panel a chunk, a line a drafter and kind."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+    import pandas as pd
+    import seaborn as sns
+
+    found = [
+        (int(row["tokens"]), int(row["chunk"]), row["drafter"], row["prefill"], float(share))
+        for row in rows
+        if (share := relative(row, rows)) != "-"
+    ]
+    frame = pd.DataFrame(found, columns=["prompt tokens", "chunk", "drafter", "prune.prefill", "rate"])
+    sns.set_theme(style="whitegrid", context="notebook")
+    grid = sns.relplot(
+        frame,
+        x="prompt tokens",
+        y="rate",
+        hue="drafter",
+        style="prune.prefill",
+        col="chunk",
+        kind="line",
+        markers=True,
+        palette="colorblind",
+        height=3.4,
+        aspect=1.25,
+    )
+    grid.set(xscale="log", ylabel="prompt tokens/s over no drafter's, last row")
+    grid.savefig(path, dpi=90, metadata={"Software": ""})
+    plt.close(grid.figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
