@@ -91,7 +91,8 @@ def build_teacher(config: RunConfig, models: Models, limits: Limits) -> TeacherF
     """Make the judge of texts, over a cache that holds one of them at a time."""
     one_sequence = limits.one_sequence()
     cache = build_cache(models.target.layer_plans, one_sequence, models)
-    return TeacherForcing(models.target, models.backend, cache, limits.page_size, config.cache.chunk_size)
+    sizes = limits.page_size, config.cache.chunk_size, models.invariant_rows
+    return TeacherForcing(models.target, models.backend, cache, *sizes)
 
 
 def plain_config(config: RunConfig) -> RunConfig:

@@ -85,12 +85,21 @@ class Models:
     @property
     def row_invariant(self) -> bool:
         """Tell whether a row of a forward of the target, of up to 16, is bit for bit the same whatever the others."""
+        return self.invariant_rows > 1
+
+    @property
+    def invariant_rows(self) -> int:
+        """The most rows of a forward of the target of which each is, bit for bit, what it would be alone.
+
+        It is 1 where nothing is promised.
+        """
         products, plans = self.kernels.products, self.target.layer_plans
-        return (
+        holds = (
             getattr(self.backend, "row_invariant", False)
             and self.target.used_products
             and all(products.is_row_invariant(plan) for plan in plans)
         )
+        return products.invariant_rows if holds else 1
 
     def adopt(self, parts: Iterable[ExpertMLP]) -> None:
         """Let the run's kernels compute these routers and experts, and count what they read."""

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
-from spec_lab.core.protocols import AttentionBackend, Target
-from spec_lab.core.types import FeatureSpec
+from spec_lab.core.prompts import PromptSpan
+from spec_lab.core.protocols import AttentionBackend, RowSelection, Target
+from spec_lab.core.ragged import build_metadata
+from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import slot_states
 from spec_lab.errors import UserError
-from spec_lab.pruning.selection import AllRows
+from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
 
 MOST_LOGIT_ROWS = 512
 """Logits of a large vocabulary take gigabytes in float32, if they are those of 8192 rows."""
@@ -37,12 +39,24 @@ class GreedyChoice:
 
 
 class TeacherForcing:
-    """Runs whole texts through a target, chunk by chunk, over a small cache of its own."""
+    """Runs whole texts through a target, chunk by chunk, over a small cache of its own.
+
+    Where a row of a few is the same, bit for bit, as the one row of plain decoding, a text goes through the target as
+    plain decoding of this one request would take it, with so many rows at once behind the prompt. What it chooses is
+    then plain decoding's own choice, ties included. Elsewhere many rows round a little otherwise than one.
+    """
 
     def __init__(
-        self, target: Target, backend: AttentionBackend, cache: PagedKVCache, page_size: int, chunk_size: int
+        self,
+        target: Target,
+        backend: AttentionBackend,
+        cache: PagedKVCache,
+        page_size: int,
+        chunk_size: int,
+        invariant_rows: int = 1,
     ) -> None:
-        """`cache` holds one sequence of the longest text."""
+        """`cache` holds one sequence of the longest text; of forwards of up to `invariant_rows` a row is the same
+        whatever the others are: 1 where there is no such promise."""
         num_pages = cache.num_pages - NUM_RESERVED_PAGES
         table = PageTable(1, num_pages * page_size, page_size, cache.device)
         table.assign(0, list(range(NUM_RESERVED_PAGES, NUM_RESERVED_PAGES + num_pages)))
@@ -53,24 +67,23 @@ class TeacherForcing:
         self._cache = cache
         self._states = slot_states(cache)
         self._chunk_size = chunk_size
+        self._invariant_rows = invariant_rows
 
     @torch.inference_mode()
     def greedy_choices(self, prompt_ids: list[int], output_ids: list[int]) -> GreedyChoice:
         """Return the target's choice for each of `output_ids`, fed the ones before it."""
-        text = [*prompt_ids, *output_ids]
+        as_decoded = self._invariant_rows > 1
+        blocks = (self._decoded if as_decoded else self._in_chunks)(prompt_ids, output_ids[:-1])
         choices = GreedyChoice([], [], [], [])
-        for start, logits in self._logits(text[:-1]):
-            end = start + logits.shape[0]
-            following = torch.tensor(text[start + 1 : end + 1], device=logits.device).unsqueeze(1)
+        for logits in blocks:
+            first = len(choices.token_ids)
+            own = torch.tensor(output_ids[first : first + logits.shape[0]], device=logits.device).unsqueeze(1)
             choices.token_ids.extend(logits.argmax(dim=-1).tolist())
             top, second = logits.topk(2, dim=-1).values.unbind(1)
             choices.top_logits.extend(top.tolist())
             choices.margins.extend((top - second).tolist())
-            choices.gaps.extend((top - logits.gather(1, following).squeeze(1)).tolist())
-        first = len(prompt_ids) - 1
-        return GreedyChoice(
-            choices.token_ids[first:], choices.top_logits[first:], choices.margins[first:], choices.gaps[first:]
-        )
+            choices.gaps.extend((top - logits.gather(1, own).squeeze(1)).tolist())
+        return choices
 
     @torch.inference_mode()
     def require_finite(self, token_ids: Sequence[int]) -> None:
@@ -100,14 +113,46 @@ class TeacherForcing:
             for first, rows in enumerate(hidden.split(MOST_LOGIT_ROWS)):
                 yield start + first * MOST_LOGIT_ROWS, self._target.logits(rows).float()
 
+    def _in_chunks(self, prompt_ids: list[int], fed_ids: list[int]) -> Iterator[torch.Tensor]:
+        """Yield the [rows, vocab] logits behind the prompt and behind each of `fed_ids`, from chunks of the text."""
+        last = len(prompt_ids) - 1
+        for start, logits in self._logits([*prompt_ids, *fed_ids]):
+            yield logits[max(0, last - start) :]
+
+    def _decoded(self, prompt_ids: list[int], fed_ids: list[int]) -> Iterator[torch.Tensor]:
+        """Yield the same as plain decoding computes it: behind a prompt pass a few rows at a time."""
+        length, step = len(prompt_ids), self._invariant_rows
+        for start in range(0, length, self._chunk_size):
+            end = min(start + self._chunk_size, length)
+            span = PromptSpan(0, start, end, is_last=end == length)
+            attention = build_metadata(self._backend, (span,), self._page_table)
+            selection = self._last_row(span) if span.is_last else NoRows()
+            hidden = self._forward(prompt_ids[start:end], start, attention, selection)
+        yield self._target.logits(hidden).float()
+        for first in range(0, len(fed_ids), step):
+            yield self._target.logits(self._hidden(fed_ids[first : first + step], length + first)).float()
+
+    def _last_row(self, span: PromptSpan) -> RowSelection:
+        """Select what plain decoding's prompt pass does: one query behind the prompt (`prune.prefill=last_row`)."""
+        device = self._page_table.device
+        end = torch.tensor([span.end], device=device)
+        attention = self._backend.build((end - 1).unsqueeze(1), end.clone(), self._page_table, span.end)
+        return BeforeAttention(torch.tensor([span.num_rows - 1], device=device), attention)
+
     def _hidden(self, token_ids: list[int], start: int) -> torch.Tensor:
         """Return the [rows, hidden_size] hidden states of the chunk that begins at position `start`."""
+        device, end = self._page_table.device, start + len(token_ids)
+        positions = torch.arange(start, end, device=device).unsqueeze(0)
+        attention = self._backend.build(positions, torch.tensor([end], device=device), self._page_table, end)
+        return self._forward(token_ids, start, attention, AllRows())
+
+    def _forward(
+        self, token_ids: list[int], start: int, attention: AttentionMetadata, selection: RowSelection
+    ) -> torch.Tensor:
+        """Run a chunk, and return the [rows, hidden_size] hidden states of the rows that are selected."""
         if start == 0:
             self._states.clear(0)
         device = self._page_table.device
-        end = start + len(token_ids)
-        positions = torch.arange(start, end, device=device).unsqueeze(0)
-        attention = self._backend.build(positions, torch.tensor([end], device=device), self._page_table, end)
         attention.recurrent = self._states.of_prompts(torch.zeros(1, dtype=torch.int64, device=device))
         ids = torch.tensor(token_ids, device=device)
-        return self._target.forward(ids, self._cache, attention, AllRows(), FeatureSpec()).hidden
+        return self._target.forward(ids, self._cache, attention, selection, FeatureSpec()).hidden

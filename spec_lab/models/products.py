@@ -114,10 +114,15 @@ class Products(Protocol):
     """Gives a faster part for one of a model, or the same where it has none.
 
     `plan` is that of the layer the part belongs to: it says what kind the part is of.
+
+    Attributes:
+        invariant_rows: the most rows of a forward that `is_row_invariant` speaks of.
     """
 
+    invariant_rows: int
+
     def is_row_invariant(self, plan: LayerPlan) -> bool:
-        """Tell whether a row of such a layer, of up to 16, does not depend on the others."""
+        """Tell whether a row of such a layer does not depend on the others, of up to `invariant_rows`."""
         ...
 
     def norm(self, norm: RowsPart, plan: LayerPlan) -> RowsPart: ...
@@ -135,6 +140,8 @@ class Products(Protocol):
 
 class PlainProducts:
     """Leaves every part as it is."""
+
+    invariant_rows = 1
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
         return False

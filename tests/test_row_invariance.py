@@ -1,0 +1,96 @@
+"""Where few rows do not depend on each other, the teacher is plain decoding bit for bit, and so is what is decoded.
+
+Under Triton's interpreter in float16, since its products of bfloat16 are wrong; on a GPU in bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import spec_lab
+from spec_lab.assembly import models
+from spec_lab.assembly.engine import build_teacher
+from spec_lab.assembly.kernels import TORCH
+from spec_lab.assembly.models import engine_limits
+from spec_lab.config import AttentionConfig, KernelSet
+from spec_lab.measure.lab import Lab, load_lab
+from tests.kernel_lab import DEVICE
+from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
+
+DTYPE = torch.float16 if DEVICE.type == "cpu" else torch.bfloat16
+CHUNK, LIMIT = 24, 4
+PROMPTS = [{"id": "a", "prompt": "spoken-words-of-a-prompt-of-41-characters", "form": "continue"}]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A run in 16 bits whose target is row-invariant, and whose prompt has two chunks."""
+    folder = tmp_path_factory.mktemp("invariant")
+    config = make_run_config(
+        make_runnable_pair(folder),
+        write_prompts(folder / "prompts.jsonl", PROMPTS),
+        references=["plain"],
+        max_new_tokens=LIMIT,
+        device=str(DEVICE),
+        kernels=KernelSet.triton,
+        cache={"prefill_chunk": CHUNK, "prefill_tokens": 1},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "resolve_dtype", lambda name, device: DTYPE)
+        return load_lab(replace(config, attention=AttentionConfig("triton")))
+
+
+@contextmanager
+def kept_logits(lab: Lab) -> Iterator[list[torch.Tensor]]:
+    """Give a list into which go the [rows, vocab] logits that the target computes inside the block."""
+    kept: list[torch.Tensor] = []
+    own = lab.models.target.logits
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        kept.append(own(hidden).clone())
+        return kept[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lab.models.target, "logits", logits)
+        yield kept
+
+
+@pytest.mark.slow
+def test_the_teacher_has_the_logits_of_plain_decoding(lab: Lab) -> None:
+    """Of a request by itself, bit for bit, from the prompt's last row on. Whole chunks of a text round otherwise."""
+    assert lab.models.invariant_rows == 16
+    with kept_logits(lab) as expected:
+        (record,) = lab.engines["plain"].generate(lab.requests).requests
+    assert len(record.output_ids) == len(expected) == LIMIT
+    with kept_logits(lab) as found:
+        lab.teacher.greedy_choices(record.prompt_ids, record.output_ids)
+    assert torch.equal(torch.cat(found), torch.cat(expected))
+    no_promise, limits = replace(lab.models, kernels=TORCH), engine_limits(lab.config, lab.requests, 3)
+    with kept_logits(lab) as rounded_otherwise:
+        build_teacher(lab.config, no_promise, limits).greedy_choices(record.prompt_ids, record.output_ids)
+    assert not torch.equal(torch.cat(rounded_otherwise)[-LIMIT:], torch.cat(expected))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_speculative_output_in_bfloat16_is_that_of_plain_decoding(batch_size: int, tmp_path: Path) -> None:
+    """The shipped pair, whole rounds in a graph; by plain decoding beside it, and by the teacher's own judgement."""
+    assert_equal_to_plain(tmp_path, batch_size, "device=cuda", "dtype=bfloat16", "graph=round")
+
+
+def assert_equal_to_plain(folder: Path, batch_size: int, *overrides: str) -> None:
+    shared = [
+        *("drafter=eagle3", "prune=catchup", "repeats=1", "warmup_requests=0", "profile_rounds=0"),
+        *("workload.limit=12", "max_new_tokens=48", f"batch_size={batch_size}", *overrides),
+    ]
+    for references in ("[plain]", "[]"):
+        composed = spec_lab.compose([f"output_dir={folder}", f"references={references}", *shared])
+        found = spec_lab.run(composed).summary["divergence"]
+        assert found is not None and found["requests"] == 12
+        assert (found["near_ties"], found["bugs"]) == (0, 0)
