@@ -22,6 +22,7 @@ from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.layers import RMSNorm
 from spec_lab.models.norms import Float32Norm
+from spec_lab.models.sandwich import AddNormed
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
 from tests.test_decoder import Lane
@@ -182,8 +183,7 @@ def _scale_attention(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_the_scalar(patch: pytest.MonkeyPatch) -> None:
-    build = gemma4_layers.build_gemma4_layer
-    patch.setattr(gemma4, "build_gemma4_layer", lambda *given: replace(build(*given), scalar=torch.ones(1)))
+    patch.setattr(gemma4_layers, "AddNormed", lambda norm, scale=None: AddNormed(norm))
 
 
 def _forget_the_scale_of_layer_embeddings(patch: pytest.MonkeyPatch) -> None:

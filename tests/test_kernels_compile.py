@@ -26,7 +26,13 @@ POINTERS = (
     | {"token_map": "*i64"}
     | dict.fromkeys(("depths", "key_depths"), "*i64")
 )
-SCALARS = dict.fromkeys(("scale", "scaling", "temperature", "eps", "embedding_eps", "hidden_eps"), "fp32")
+SCALARS = dict.fromkeys(
+    (
+        *("scale", "scaling", "temperature", "eps", "embedding_eps", "hidden_eps", "next_eps", "cap", "table_scale"),
+        "projected_scale",
+    ),
+    "fp32",
+)
 
 
 def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, form: str = "ptx", **constants: int | bool) -> str:
@@ -177,7 +183,7 @@ def compile_experts() -> None:
                 if dtype == "bf16":
                     assert "mma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
                 else:
-                    assert "mma" not in ptx, "no TF32"
+                    assert "mma." not in ptx, "no TF32"
     compile_kernel(experts._sort_pairs, "i32", PAIR_TILE=1024, NO_EXPERT=1 << 30)
     compile_kernel(experts._add_terms, "bf16", NUM_CHOSEN=8, HIDDEN=2048, CHANNEL_TILE=512)
     compile_kernel(routing._logits, "bf16", NUM_EXPERTS=128, HIDDEN=2048, CHANNEL_TILE=2048)
@@ -236,9 +242,11 @@ def compile_delta_net() -> None:
 def compile_product(dtype: str, rows: int, columns: int, splits: int, **constants: int | bool) -> str:
     from spec_kernels import product
 
-    options = dict.fromkeys(("TURNED", "NORMED", "GATED", "HAS_BIAS", "HAS_RESIDUAL"), False) | constants
+    options = dict.fromkeys(
+        ("TURNED", "NORMED", "GATED", "IS_GELU", "HAS_BIAS", "HAS_MULTIPLIED", "HAS_RESIDUAL"), False
+    )
     sizes = {"IN_FEATURES": 4096, "SPLITS": splits, "ROW_TILE": rows, "COLUMN_TILE": columns, "DEPTH": 128}
-    return compile_kernel(product._product, dtype, STAGES=3, WHOLE_TILES=True, **sizes, **options)
+    return compile_kernel(product._product, dtype, STAGES=3, WHOLE_TILES=True, **sizes, **(options | constants))
 
 
 def compile_products() -> None:
@@ -248,15 +256,33 @@ def compile_products() -> None:
     assert "mma.sync" in gated and "cp.async.cg" in gated
     assert "atom" not in gated, "one split asks nobody"
     assert "wgmma" in compile_product("bf16", 16, 64, 2, TURNED=True, HAS_RESIDUAL=True), "weights from shared memory"
-    assert "mma" not in compile_product("fp32", 16, 16, 2, HAS_BIAS=True), "no TF32"
+    assert "mma." not in compile_product("fp32", 16, 16, 2, HAS_BIAS=True), "no TF32"
     compile_product("fp16", 64, 64, 4, NORMED=True)
+    compile_product("bf16", 16, 64, 4, TURNED=True, IS_GELU=True, HAS_MULTIPLIED=True)
     tiles = {"IN_FEATURES": 4096, "ROW_TILE": 16, "COLUMN_TILE": 32, "DEPTH": 128, "STAGES": 3, "MERGE_TILE": 128}
     modes = {"TURNED": False, "WHOLE_TILES": True, "NORMED": True, "MAPPED": True}
     compile_kernel(likeliest._likeliest, "bf16", **tiles, **modes)
     compile_kernel(draft_input._draft_input, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms._rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms._add_rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
-    compile_kernel(gate._silu_gate, "bf16", TILE=1024)
+    for is_gelu in (False, True):
+        compile_kernel(gate._gate, "bf16", TILE=1024, IS_GELU=is_gelu)
+
+
+def compile_gemma4() -> None:
+    """Compile what Gemma 4's layers have beside those of other families, at the sizes of E4B."""
+    from spec_kernels import layer_embedding, norms, rope_write, softcap
+
+    for is_last in (False, True):
+        ending = {"SCALED": is_last, "HAS_NEXT": not is_last}
+        compile_kernel(norms._add_normed, "bf16", 8, SIZE=2560, SIZE_TILE=4096, **ending)
+    tiles = {"NUM_LAYERS": 42, "WIDTH": 256, "WIDTH_TILE": 256}
+    compile_kernel(layer_embedding._layer_embeddings, "bf16", 1, **tiles)
+    compile_kernel(softcap._softcap, "bf16", TILE=2048)
+    head = {"HALF": 128, "HALF_TILE": 128, "REST": 0, "REST_TILE": 1, "PAIR_TILE": 8, "NORMED": True}
+    for num_kv_heads, keys_are_values in ((2, False), (4, True), (0, False)):
+        of_values = {"NORMS_VALUES": num_kv_heads > 0, "KEYS_ARE_VALUES": keys_are_values}
+        compile_kernel(rope_write._rope_write, "bf16", NUM_HEADS=8, NUM_KV_HEADS=num_kv_heads, **head, **of_values)
 
 
 def main() -> None:
@@ -268,7 +294,7 @@ def main() -> None:
         plain, whole, tree = (layouts_of_sums(dtype, *kind) for kind in ((False, False), (True, False), (False, True)))
         assert len(plain) == 2 and plain == whole == tree, "a row is the same bits in every form of the kernel"
     float32 = compile_attention("fp32", 4, 128, 4, is_whole=False)
-    assert "mma" not in float32, "no TF32"
+    assert "mma." not in float32, "no TF32"
     compile_attention("fp16", 1, 64, 7, is_whole=True)
     compile_attention("bf16", 16, 128, 4, is_whole=False, is_tree=True)
     compile_attention("bf16", 4, 512, 8, is_whole=True)
@@ -281,7 +307,9 @@ def main() -> None:
     compile_kernel(rope_write._write_kv, "bf16", NUM_KV_HEADS=8, PAIR_TILE=16, **heads)
     for normed in (False, True):
         sizes = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "HALF_TILE": 64, "PAIR_TILE": 16}
-        compile_kernel(rope_write._rope_write, "bf16", NORMED=normed, **sizes)
+        of_values = {"NORMS_VALUES": False, "KEYS_ARE_VALUES": False}
+        for still in ({"REST": 0, "REST_TILE": 1}, {"REST": 192, "REST_TILE": 256}):
+            compile_kernel(rope_write._rope_write, "bf16", NORMED=normed, **sizes, **still, **of_values)
     compile_kernel(metadata._advance, "i64", PAGE_SIZE=16, REQUEST_TILE=128)
     compile_kernel(metadata._build, "i64", PAGE_SIZE=16, ROW_TILE=128)
     compile_vocabulary()
@@ -291,6 +319,7 @@ def main() -> None:
     compile_latent_attention()
     compile_delta_net()
     compile_products()
+    compile_gemma4()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spec_kernels.draft_input import draft_input, draft_input_reference
-from spec_kernels.gate import silu_gate, silu_gate_reference
+from spec_kernels.gate import ACTIVATIONS, gated, gated_reference
 from spec_kernels.likeliest import likeliest, likeliest_reference
 from spec_kernels.norms import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from spec_kernels.product_tiles import SkinnyTiles
@@ -38,13 +38,18 @@ def test_a_sum_and_its_norm_equal_their_reference(dtype: torch.dtype) -> None:
     assert_near(results[0][0], results[1][0])
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_rows", "size"), [(1, 40), (3, 1030)])
-def test_a_gate_equals_its_reference(dtype: torch.dtype, num_rows: int, size: int) -> None:
-    halves = 3 * randn(num_rows, 2 * size + 4, dtype=dtype)[:, : 2 * size]
+def test_a_gate_equals_its_reference(dtype: torch.dtype, num_rows: int, size: int, activation: str) -> None:
+    """Gates and what they let through are views of wider rows, of different widths."""
+    gate, up = (
+        3 * randn(num_rows, size + 4, dtype=dtype)[:, :size],
+        randn(num_rows, size + 2, seed=1, dtype=dtype)[:, :size],
+    )
     got, expected = (torch.full((num_rows, size), float("nan"), dtype=dtype, device=DEVICE) for _ in range(2))
-    silu_gate(got, halves)
-    silu_gate_reference(expected, halves)
+    gated(got, gate, up, activation)
+    gated_reference(expected, gate, up, activation)
     assert_near(got, expected)
 
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, choose_expert_tiles
-from spec_kernels.experts import ACTIVATIONS, routed_experts, routed_experts_reference
+from spec_kernels.experts import routed_experts, routed_experts_reference
+from spec_kernels.gate import ACTIVATIONS
 from spec_lab.models.experts import SortedExperts
 from spec_lab.models.layers import gelu_tanh
 from spec_lab.models.routers import Routing

@@ -22,6 +22,8 @@ def run(
     norm_weight: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     gated: bool = False,
+    activation: str = "silu",
+    multiplied: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Run the kernel or its reference; the output is NaN before."""
@@ -29,7 +31,7 @@ def run(
     out = torch.full((rows.shape[0], out_features), float("nan"), dtype=rows.dtype, device=DEVICE)
     if arrivals is None:
         arrivals = torch.zeros(out_features, dtype=torch.int32, device=DEVICE)
-    function(out, rows, weight, arrivals, bias, norm_weight, EPS, residual, gated)  # type: ignore[operator]
+    function(out, rows, weight, arrivals, bias, norm_weight, EPS, residual, gated, activation, multiplied)  # type: ignore[operator]
     assert not arrivals.any(), "the last split leaves zeros"
     return out
 
@@ -65,14 +67,16 @@ def test_a_product_equals_its_reference(dtype: torch.dtype, num_rows: int, out_f
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("fused", ["norm", "gated", "bias", "residual"])
+@pytest.mark.parametrize("fused", ["norm", "gated", "gelu", "bias", "residual", "multiplied"])
 def test_what_fuses_equals_its_reference(tiles: object, fused: str, splits: int, turned: bool) -> None:
     tiles(16, 16, splits, turned=turned)  # type: ignore[operator]
-    rows, gated = 3 * randn(3, 64), fused == "gated"
+    rows, gated = 3 * randn(3, 64), fused in ("gated", "gelu")
     weight = weights(64 if gated else 32, 64, torch.float32)
     parts = {
         "norm": {"norm_weight": randn(64, seed=2)},
         "gated": {"gated": True, "norm_weight": randn(64, seed=2)},
+        "gelu": {"gated": True, "activation": "gelu_tanh"},
+        "multiplied": {"multiplied": randn(3, 40, seed=2)[:, :32], "activation": "gelu_tanh"},
         "bias": {"bias": randn(32, seed=2), "norm_weight": randn(64, seed=2)},
         "residual": {"residual": randn(3, 40, seed=2)[:, :32]},
     }[fused]

@@ -25,6 +25,7 @@ from spec_lab.assembly.models import engine_limits, load_models
 from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig
+from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -34,9 +35,10 @@ from spec_lab.models.families.table import read_model_config
 from spec_lab.models.layer_builder import build_attention
 from spec_lab.models.layers import FusedRopeAndWrite, RopeThenWrite
 from spec_lab.models.plan import RopeConfig
+from spec_lab.models.rope import rotary_table
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from tests.graph_lab import live_kv
-from tests.kernel_lab import DEVICE
+from tests.kernel_lab import DEVICE, assert_near, randn
 from tests.lab import make_config, make_pair, random_requests
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_mtp import make_tiny_mtp
@@ -226,15 +228,28 @@ def test_heads_that_are_rotated_whole_have_one_kernel(tmp_path: Path, family: Fa
         {"qk_norm": True, "float32_norms": True},
     ],
 )
-def test_gates_partial_rotation_and_float32_norms_keep_torch(change: dict[str, Any], folders: dict[str, Path]) -> None:
+def test_gates_partial_rotation_and_float32_norms_are_in_it_too(
+    change: dict[str, Any], folders: dict[str, Path]
+) -> None:
+    """Queries, keys and values are those of torch, from heads with or without gates behind them."""
     config = read_model_config(folders["target"])
     plan = replace(config.layers[0], **change)
     config = replace(config, layers=(plan,))
-    backend = TorchAttention(4, 64, rope_write=rope_write)
     tensors = {
-        name: torch.zeros(shape)
+        name: randn(*shape, seed=len(name))
         for name, shape in decoder_tensor_shapes(config).items()
         if name.startswith("model.layers.0.self_attn.")
     }
-    attention = build_attention(plan, config.rms_norm_eps, tensors, "model.layers.0.self_attn.", backend)
-    assert isinstance(attention.rope_and_write, RopeThenWrite)
+    heads = randn(3, plan.num_heads * (2 if plan.attention_gate else 1) + 2 * plan.num_kv_heads, plan.head_dim)
+    rotary = rotary_table(plan.rope, plan.head_dim, 64, torch.float32, DEVICE).rows(torch.arange(3, device=DEVICE))
+    outcomes = []
+    for kernel in (None, rope_write):
+        backend = TorchAttention(4, 64, rope_write=kernel)
+        attention: Any = build_attention(plan, config.rms_norm_eps, tensors, "model.layers.0.self_attn.", backend)
+        assert type(attention.rope_and_write) is (FusedRopeAndWrite if kernel else RopeThenWrite)
+        cache = LayerCache(torch.zeros(16, 2, plan.num_kv_heads, plan.head_dim, device=DEVICE))
+        positions, pages = torch.arange(3, device=DEVICE).unsqueeze(0), torch.tensor([[2, 3, 1]], device=DEVICE)
+        metadata = backend.build(positions, torch.tensor([3], device=DEVICE), pages, 3)
+        outcomes.append((attention.rope_and_write(heads, rotary, cache, metadata), cache.kv))
+    for got, expected in zip(*outcomes, strict=True):
+        assert_near(got, expected)

@@ -48,19 +48,27 @@ Fused = Callable[..., None]
 
 
 def run_fused(
-    fused: Fused, qkv: torch.Tensor, num_heads: int, num_kv_heads: int, norm_weight: torch.Tensor | None = None
+    fused: Fused,
+    qkv: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    norm_weight: torch.Tensor | None = None,
+    rotary_dim: int | None = None,
+    norms_values: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the fused kernel; return roped queries and the cache, both NaN before. The rotary rows are views of one
-    table, as `RotaryTable` gives them.
+    table, as `RotaryTable` gives them. Without KV heads there is no cache to write to.
     """
     num_rows, _, head_dim = qkv.shape
-    angles = randn(num_rows, head_dim // 2, seed=2).repeat(1, 2)
-    signs = torch.ones(head_dim, device=DEVICE)
-    signs[: head_dim // 2] = -1
+    rotary_dim = rotary_dim or head_dim
+    angles = randn(num_rows, rotary_dim // 2, seed=2).repeat(1, 2)
+    signs = torch.ones(rotary_dim, device=DEVICE)
+    signs[: rotary_dim // 2] = -1
     table = torch.stack((angles.cos(), angles.sin() * signs), dim=1).to(qkv.dtype)
     queries = poisoned(num_rows, num_heads, head_dim, dtype=qkv.dtype)
     kv = poisoned(NUM_SLOTS, 2, num_kv_heads, head_dim, dtype=qkv.dtype)
-    fused(queries, kv, qkv, table[:, 0], table[:, 1], slots(num_rows), norm_weight, 1e-5)
+    rotary = table[:, 0], table[:, 1]
+    fused(queries, kv if num_kv_heads else None, qkv, *rotary, slots(num_rows), norm_weight, 1e-5, norms_values)
     return queries, kv
 
 
@@ -83,6 +91,31 @@ def test_the_fused_kernel_equals_rotation_and_write(
     assert_near(kv.nan_to_num(9.0), expected_kv.nan_to_num(9.0))
     written = slots(num_rows)
     assert torch.equal(kv[written, 1], qkv[:, num_heads + num_kv_heads :]), "values are copied, not rotated"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_kv_heads", "num_value_heads", "head_dim", "rotary_dim"),
+    [(2, 2, 16, 16), (1, 1, 24, 8), (1, 0, 32, 32), (2, 0, 40, 16), (0, 0, 16, 16), (0, 0, 24, 8)],
+)
+@pytest.mark.parametrize("norms_values", [False, True])
+def test_heads_of_gemma_and_of_qwen_are_those_of_the_reference(
+    dtype: torch.dtype, num_kv_heads: int, num_value_heads: int, head_dim: int, rotary_dim: int, norms_values: bool
+) -> None:
+    """Norms with float32 weights, parts of heads that stand still, values that are keys, queries alone; and behind
+    those that are read more heads, as output gates are."""
+    qkv = randn(5, 3 + num_kv_heads + num_value_heads + 2, head_dim, dtype=dtype)[:, :-2]
+    norm = randn(3 + num_kv_heads, head_dim, seed=7)
+    outcomes = [
+        run_fused(fused, qkv, 3, num_kv_heads, norm, rotary_dim, norms_values)
+        for fused in (rope_write, rope_write_reference)
+    ]
+    (queries, kv), (expected_queries, expected_kv) = outcomes
+    assert_near(queries, expected_queries)
+    assert torch.equal(kv.isnan(), expected_kv.isnan())
+    assert_near(kv.nan_to_num(9.0), expected_kv.nan_to_num(9.0))
+    if num_kv_heads and not norms_values:
+        assert torch.equal(kv[slots(5), 1], qkv[:, -num_kv_heads:]), "values are as they came from the projection"
 
 
 def test_the_rotation_is_that_of_the_models() -> None:

@@ -18,12 +18,12 @@ import triton
 import triton.language as tl
 
 from spec_kernels.expert_tiles import choose_expert_tiles
+from spec_kernels.gate import activate, activate_reference
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _PAIRS_AT_ONCE = 1024
 _CHANNELS_AT_ONCE = 512
 _NO_EXPERT = 1 << 30
-ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -72,14 +72,6 @@ def _own_pairs(
 
 
 @triton.jit
-def _activate(gate: tl.tensor, IS_GELU: tl.constexpr) -> tl.tensor:
-    """Computes silu, or gelu in its tanh form: tanh(x) is 2 * sigmoid(2x) - 1."""
-    if IS_GELU:
-        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    return gate * tl.sigmoid(gate)
-
-
-@triton.jit
 def _gate_up(
     inner_ptr: tl.tensor,
     rows_ptr: tl.tensor,
@@ -118,7 +110,7 @@ def _gate_up(
             up_rows = tl.load(gate_ptrs + INNER * HIDDEN + channel, mask=is_weight, other=0.0)
             gate = tl.dot(rows, tl.trans(gate_rows), gate, input_precision="ieee")
             up = tl.dot(rows, tl.trans(up_rows), up, input_precision="ieee")
-        inner = _activate(gate, IS_GELU) * up
+        inner = activate(gate, IS_GELU) * up
         inner_ptrs = inner_ptr + pairs.to(tl.int64)[:, None] * INNER + columns[None, :]
         tl.store(inner_ptrs, inner.to(inner_ptr.dtype.element_ty), mask=is_pair[:, None] & is_column[None, :])
 
@@ -198,7 +190,7 @@ def routed_experts(
         down: [experts, hidden_size, intermediate_size], contiguous.
         expert_ids: [rows, chosen] int64, contiguous, from 0 to experts - 1.
         weights: [rows, chosen] float32, contiguous: what the experts' outputs are multiplied by.
-        activation: of the gates, one of `ACTIVATIONS`.
+        activation: of the gates, one of `gate.ACTIVATIONS`.
     """
     num_rows, hidden_size = rows.shape
     num_experts, _, inner_size = down.shape
@@ -276,15 +268,10 @@ def routed_experts_reference(
 ) -> torch.Tensor:
     """Compute what `routed_experts` computes, in float32, an expert after the other: [rows, hidden_size] in the rows'
     dtype."""
-    act = torch.nn.functional.silu if activation == "silu" else _gelu_tanh
     out = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
     for expert in expert_ids.unique().tolist():
         chose, choice = torch.where(expert_ids == expert)
         gate, up = (rows[chose].float() @ gate_up[expert].float().t()).chunk(2, dim=-1)
-        product = (act(gate) * up) @ down[expert].float().t()
+        product = (activate_reference(gate, activation) * up) @ down[expert].float().t()
         out.index_add_(0, chose, product * weights[chose, choice].unsqueeze(-1))
     return out.to(rows.dtype)
-
-
-def _gelu_tanh(gate: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.gelu(gate, approximate="tanh")

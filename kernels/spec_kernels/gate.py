@@ -1,4 +1,4 @@
-"""The activation of a gated MLP and its product with the other half, for rows too many to have them in a product."""
+"""The activation of a gated MLP, and its product with the other half for rows too many to have them in a product."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -10,40 +10,66 @@ import triton.language as tl
 
 from spec_kernels.utils import assert_rows_of, launch_on
 
+ACTIVATIONS = ("silu", "gelu_tanh")
+
 _TILE = 1024
 
 
 @triton.jit
-def _silu_gate(
-    out_ptr: tl.tensor, halves_ptr: tl.tensor, row_stride: tl.tensor, size: tl.tensor, TILE: tl.constexpr
+def activate(gate: tl.tensor, IS_GELU: tl.constexpr) -> tl.tensor:
+    """Computes silu, or gelu in its tanh form: tanh(x) is 2 * sigmoid(2x) - 1."""
+    if IS_GELU:
+        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    return gate * tl.sigmoid(gate)
+
+
+def activate_reference(gate: torch.Tensor, activation: str) -> torch.Tensor:
+    """Do what `activate` does, by the activation's name."""
+    return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+
+
+@triton.jit
+def _gate(
+    out_ptr: tl.tensor,
+    gate_ptr: tl.tensor,
+    up_ptr: tl.tensor,
+    gate_stride: tl.tensor,
+    up_stride: tl.tensor,
+    size: tl.tensor,
+    TILE: tl.constexpr,
+    IS_GELU: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_channel = channels < size
-    gate = tl.load(halves_ptr + row * row_stride + channels, mask=is_channel, other=0.0)
-    up = tl.load(halves_ptr + row * row_stride + size + channels, mask=is_channel, other=0.0)
-    wide = gate.to(tl.float32)
-    active = (wide * tl.sigmoid(wide)).to(gate.dtype)
+    gate = tl.load(gate_ptr + row * gate_stride + channels, mask=is_channel, other=0.0)
+    up = tl.load(up_ptr + row * up_stride + channels, mask=is_channel, other=0.0)
+    active = activate(gate.to(tl.float32), IS_GELU).to(gate.dtype)
     out = (active.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
     tl.store(out_ptr + row * size + channels, out, mask=is_channel)
 
 
-@torch.library.custom_op("spec_kernels::silu_gate", mutates_args=("out",))
-def silu_gate(out: torch.Tensor, halves: torch.Tensor) -> None:
-    """Compute silu(gate) * up, rounded after each.
+@torch.library.custom_op("spec_kernels::gated", mutates_args=("out",))
+def gated(out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> None:
+    """Compute activation(gate) * up, rounded after each.
 
     Args:
         out: [rows, size], contiguous, written.
-        halves: [rows, 2 * size], gates first.
+        gate: [rows, size]; `up` likewise.
+        activation: one of `ACTIVATIONS`.
     """
     num_rows, size = out.shape
-    assert_rows_of(halves, num_rows, 2 * size)
-    assert out.is_contiguous()
+    assert_rows_of(gate, num_rows, size)
+    assert_rows_of(up, num_rows, size)
+    assert out.is_contiguous() and activation in ACTIVATIONS
     with launch_on(out):
-        _silu_gate[(num_rows, triton.cdiv(size, _TILE))](out, halves, halves.stride(0), size, TILE=_TILE)
+        _gate[(num_rows, triton.cdiv(size, _TILE))](
+            *(out, gate, up, gate.stride(0), up.stride(0), size),
+            TILE=_TILE,
+            IS_GELU=activation == "gelu_tanh",
+        )
 
 
-def silu_gate_reference(out: torch.Tensor, halves: torch.Tensor) -> None:
-    """Do what `silu_gate` does."""
-    gate, up = halves.chunk(2, dim=1)
-    out.copy_(F.silu(gate) * up)
+def gated_reference(out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> None:
+    """Do what `gated` does."""
+    out.copy_(activate_reference(gate, activation) * up)

@@ -1,4 +1,5 @@
-"""RMSNorm in one launch, where torch takes one for the norm and one for its weight, and a residual's sum before it."""
+"""RMSNorm in one launch, where torch takes one for the norm and one for its weight, with a residual's sum before it or
+behind it."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -132,3 +133,95 @@ def add_rms_norm_reference(
     """Do what `add_rms_norm` does."""
     stream.copy_(rows + added)
     rms_norm_reference(out, stream, weight, eps)
+
+
+@triton.jit
+def _add_normed(
+    stream_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    added_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    next_weight_ptr: tl.tensor,
+    row_stride: tl.tensor,
+    added_stride: tl.tensor,
+    eps: tl.tensor,
+    next_eps: tl.tensor,
+    SIZE: tl.constexpr,
+    SIZE_TILE: tl.constexpr,
+    SCALED: tl.constexpr,
+    HAS_NEXT: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    channels = tl.arange(0, SIZE_TILE)
+    is_channel = channels < SIZE
+    first = tl.load(rows_ptr + row * row_stride + channels, mask=is_channel, other=0.0)
+    added = normed_row(added_ptr + row * added_stride + channels, weight_ptr + channels, is_channel, eps, SIZE)
+    stream = (first.to(tl.float32) + added.to(tl.float32)).to(first.dtype)
+    if SCALED:
+        stream = (stream.to(tl.float32) * tl.load(scale_ptr).to(tl.float32)).to(first.dtype)
+    tl.store(stream_ptr + row * SIZE + channels, stream, mask=is_channel)
+    if HAS_NEXT:
+        out = normed_channels(stream, next_weight_ptr + channels, is_channel, next_eps, SIZE)
+        tl.store(out_ptr + row * SIZE + channels, out, mask=is_channel)
+
+
+@torch.library.custom_op("spec_kernels::add_normed", mutates_args=("stream", "out"))
+def add_normed(
+    stream: torch.Tensor,
+    out: torch.Tensor | None,
+    rows: torch.Tensor,
+    added: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor | None,
+    next_weight: torch.Tensor | None,
+    next_eps: float,
+) -> None:
+    """Write (rows + norm(added)) * scale to `stream`, and another norm of that to `out` (Gemma's layers).
+
+    Args:
+        stream: [rows, size], contiguous, written; not one of the inputs.
+        out: [rows, size], contiguous, written; None where there is no next norm.
+        rows: [rows, size]; `added` likewise.
+        weight: [size], of the rows' dtype, or float32: then the norm is rounded behind it alone.
+        scale: [1]; None is 1.
+        next_weight: like `weight`, of the norm that `out` takes; None with it.
+    """
+    num_rows, size = rows.shape
+    for tensor in (stream, rows, added):
+        assert_rows_of(tensor, num_rows, size)
+    assert_rows_of(weight, size)
+    assert stream.is_contiguous() and (out is None) == (next_weight is None)
+    assert out is None or (out.shape == stream.shape and out.is_contiguous())
+    with launch_on(rows):
+        _add_normed[(num_rows,)](
+            *(stream, stream if out is None else out, rows, added, weight, weight if scale is None else scale),
+            *(weight if next_weight is None else next_weight, rows.stride(0), added.stride(0), eps, next_eps),
+            SIZE=size,
+            SIZE_TILE=triton.next_power_of_2(size),
+            SCALED=scale is not None,
+            HAS_NEXT=out is not None,
+            num_warps=8 if size > 1024 else 4,
+        )
+
+
+def add_normed_reference(
+    stream: torch.Tensor,
+    out: torch.Tensor | None,
+    rows: torch.Tensor,
+    added: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor | None,
+    next_weight: torch.Tensor | None,
+    next_eps: float,
+) -> None:
+    """Do what `add_normed` does."""
+    normed = torch.empty_like(added)
+    rms_norm_reference(normed, added, weight, eps)
+    total = rows + normed
+    stream.copy_(total if scale is None else total * scale)
+    if out is not None and next_weight is not None:
+        rms_norm_reference(out, stream, next_weight, next_eps)

@@ -9,10 +9,10 @@ than its work, so it is done inside them.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -84,12 +84,14 @@ def _product(
     weight_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     norm_ptr: tl.tensor,
+    multiplied_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     partial_ptr: tl.tensor,
     arrivals_ptr: tl.tensor,
     num_rows: tl.tensor,
     out_features: tl.tensor,
     rows_stride: tl.tensor,
+    multiplied_stride: tl.tensor,
     residual_stride: tl.tensor,
     eps: tl.tensor,
     IN_FEATURES: tl.constexpr,
@@ -102,7 +104,9 @@ def _product(
     WHOLE_TILES: tl.constexpr,
     NORMED: tl.constexpr,
     GATED: tl.constexpr,
+    IS_GELU: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_MULTIPLIED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
 ) -> None:
     """Computes one split of one tile of outputs; the split that ends last adds all of them up, in their order."""
@@ -171,7 +175,10 @@ def _product(
         if HAS_BIAS:
             sums += tl.load(bias_ptr + column, mask=column < out_features, other=0.0).to(tl.float32)[None, :]
         if GATED:
-            sums = sums * tl.sigmoid(sums) * up_sums
+            sums = activate(sums, IS_GELU) * up_sums
+        if HAS_MULTIPLIED:
+            multiplied_ptrs = multiplied_ptr + row[:, None] * multiplied_stride + column[None, :]
+            sums = activate(sums, IS_GELU) * tl.load(multiplied_ptrs, mask=is_entry, other=0.0).to(tl.float32)
         if HAS_RESIDUAL:
             residual_ptrs = residual_ptr + row[:, None] * residual_stride + column[None, :]
             sums += tl.load(residual_ptrs, mask=is_entry, other=0.0).to(tl.float32)
@@ -190,6 +197,8 @@ def product(
     eps: float,
     residual: torch.Tensor | None,
     gated: bool,
+    activation: str = "silu",
+    multiplied: torch.Tensor | None = None,
 ) -> None:
     """Multiply up to 64 rows by a weight, normed before, with bias, activation and residual after, rounded once.
 
@@ -201,7 +210,9 @@ def product(
         bias: [out_features], not where gated.
         norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`.
         residual: [rows, out_features], added to the outcome.
-        gated: the outcome is silu(gate) * up.
+        gated: the outcome is activation(gate) * up.
+        activation: one of `gate.ACTIVATIONS`.
+        multiplied: [rows, out_features], not where gated: the outcome is activation(product) * multiplied.
     """
     num_rows, in_features = rows.shape
     out_features = out.shape[1]
@@ -209,7 +220,9 @@ def product(
     assert_rows_of(rows, num_rows, in_features)
     assert_rows_of(weight, out_features * (2 if gated else 1), in_features)
     assert out.is_contiguous() and weight.is_contiguous() and rows.dtype == weight.dtype
-    assert not (gated and bias is not None)
+    assert not (gated and (bias is not None or multiplied is not None)) and activation in ACTIVATIONS
+    for entries in (multiplied, residual):
+        assert entries is None or (entries.shape == out.shape and entries.stride(1) == 1)
     tile_rows = row_tile(num_rows)
     tiles = choose_tiles(tile_rows, out_features, in_features, gated)
     num_tiles = triton.cdiv(out_features, tiles.columns)
@@ -219,8 +232,9 @@ def product(
     with launch_on(rows):
         _product[(num_tiles, tiles.splits)](
             *(out, rows, weight, out if bias is None else bias, out if norm_weight is None else norm_weight),
-            *(out if residual is None else residual, partial, arrivals),
-            *(num_rows, out_features, rows.stride(0), 0 if residual is None else residual.stride(0), eps),
+            *(out if multiplied is None else multiplied, out if residual is None else residual, partial, arrivals),
+            *(num_rows, out_features, rows.stride(0), 0 if multiplied is None else multiplied.stride(0)),
+            *(0 if residual is None else residual.stride(0), eps),
             IN_FEATURES=in_features,
             SPLITS=tiles.splits,
             ROW_TILE=tile_rows,
@@ -231,7 +245,9 @@ def product(
             WHOLE_TILES=out_features % tiles.columns == 0 and in_features % (tiles.splits * tiles.depth) == 0,
             NORMED=norm_weight is not None,
             GATED=gated,
+            IS_GELU=activation == "gelu_tanh",
             HAS_BIAS=bias is not None,
+            HAS_MULTIPLIED=multiplied is not None,
             HAS_RESIDUAL=residual is not None,
             num_warps=tiles.num_warps,
         )
@@ -247,6 +263,8 @@ def product_reference(
     eps: float,
     residual: torch.Tensor | None,
     gated: bool,
+    activation: str = "silu",
+    multiplied: torch.Tensor | None = None,
 ) -> None:
     """Do what `product` does."""
     wide = rows.float()
@@ -260,5 +278,7 @@ def product_reference(
         sums = sums + bias.float()
     if gated:
         gate, up = sums.chunk(2, dim=1)
-        sums = F.silu(gate) * up
+        sums = activate_reference(gate, activation) * up
+    if multiplied is not None:
+        sums = activate_reference(sums, activation) * multiplied.float()
     out.copy_(sums if residual is None else sums + residual.float())

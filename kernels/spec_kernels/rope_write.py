@@ -8,12 +8,14 @@ in a tensor of their own, before attention drops the rows nobody reads.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _PAIR_TILE = 16
+_NUMBERS_AT_ONCE = 2048
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -82,9 +84,11 @@ def write_kv_reference(kv: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
 
 @triton.jit
 def _weighted(normed: tl.tensor, weight: tl.tensor, like: tl.tensor) -> tl.tensor:
-    """Round before and after the weight, as the models' norms do."""
-    rounded = normed.to(like.dtype).to(tl.float32)
-    return (rounded * weight.to(tl.float32)).to(like.dtype).to(tl.float32)
+    """Round before and after the weight, as the models' norms do; where the weight is float32 and the head is not,
+    behind it alone (Gemma 4, Qwen3.5)."""
+    if weight.dtype == like.dtype:
+        normed = normed.to(like.dtype).to(tl.float32)
+    return (normed * weight.to(tl.float32)).to(like.dtype).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -105,13 +109,18 @@ def _rope_write(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    REST: tl.constexpr,
     PAIR_TILE: tl.constexpr,
     HALF_TILE: tl.constexpr,
+    REST_TILE: tl.constexpr,
     NORMED: tl.constexpr,
+    NORMS_VALUES: tl.constexpr,
+    KEYS_ARE_VALUES: tl.constexpr,
 ) -> None:
     """Norms, rotates and writes PAIR_TILE (row, head) pairs. Key heads come before value heads: in `qkv` and in a
-    cache slot alike."""
+    cache slot alike. A head has two rotated halves, and REST channels behind them that stand still."""
     NUM_QKV_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
+    HEAD_DIM: tl.constexpr = 2 * HALF + REST
     pairs = tl.program_id(0) * PAIR_TILE + tl.arange(0, PAIR_TILE)
     channels = tl.arange(0, HALF_TILE)[None, :]
     row = (pairs // NUM_QKV_HEADS).to(tl.int64)
@@ -121,9 +130,12 @@ def _rope_write(
     is_query = (head < NUM_HEADS)[:, None]
     is_value = (head >= NUM_HEADS + NUM_KV_HEADS)[:, None]
 
-    source = qkv_ptr + (row * qkv_row_stride + head * (2 * HALF))[:, None] + channels
-    left_in = tl.load(source, mask=is_entry, other=0.0)
-    right_in = tl.load(source + HALF, mask=is_entry, other=0.0)
+    source_head = head
+    if KEYS_ARE_VALUES:
+        source_head = tl.where(head >= NUM_HEADS + NUM_KV_HEADS, head - NUM_KV_HEADS, head)
+    source = qkv_ptr + (row * qkv_row_stride + source_head * HEAD_DIM)[:, None]
+    left_in = tl.load(source + channels, mask=is_entry, other=0.0)
+    right_in = tl.load(source + HALF + channels, mask=is_entry, other=0.0)
     cos_ptrs = cos_ptr + (row * cos_row_stride)[:, None] + channels
     sin_ptrs = signed_sin_ptr + (row * sin_row_stride)[:, None] + channels
     left_cos = tl.load(cos_ptrs, mask=is_entry, other=0.0).to(tl.float32)
@@ -131,91 +143,134 @@ def _rope_write(
     left_sin = tl.load(sin_ptrs, mask=is_entry, other=0.0).to(tl.float32)
     right_sin = tl.load(sin_ptrs + HALF, mask=is_entry, other=0.0).to(tl.float32)
     left, right = left_in.to(tl.float32), right_in.to(tl.float32)
+    still = tl.arange(0, REST_TILE)[None, :]
+    is_still = is_pair[:, None] & (still < REST)
+    if REST > 0:
+        rest_out = tl.load(source + 2 * HALF + still, mask=is_still, other=0.0)
     if NORMED:
-        scale = tl.rsqrt(tl.sum(left * left + right * right, 1) / (2 * HALF) + eps)[:, None]
-        norm_ptrs = norm_ptr + (head * (2 * HALF))[:, None] + channels
+        squares = tl.sum(left * left + right * right, 1)
+        if REST > 0:
+            rest = rest_out.to(tl.float32)
+            squares += tl.sum(rest * rest, 1)
+        scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        norm_ptrs = norm_ptr + (head * HEAD_DIM)[:, None]
         is_normed = is_entry & (~is_value)
-        left = _weighted(left * scale, tl.load(norm_ptrs, mask=is_normed, other=0.0), left_in)
-        right = _weighted(right * scale, tl.load(norm_ptrs + HALF, mask=is_normed, other=0.0), right_in)
+        if NORMS_VALUES:
+            left_in, right_in = (left * scale).to(left_in.dtype), (right * scale).to(right_in.dtype)
+        left = _weighted(left * scale, tl.load(norm_ptrs + channels, mask=is_normed, other=0.0), left_in)
+        right = _weighted(right * scale, tl.load(norm_ptrs + HALF + channels, mask=is_normed, other=0.0), right_in)
+        if REST > 0:
+            rest_in = rest_out
+            if NORMS_VALUES:
+                rest_in = (rest * scale).to(rest_out.dtype)
+            rest_weight = tl.load(norm_ptrs + 2 * HALF + still, mask=is_still & (~is_value), other=0.0)
+            rest_out = _weighted(rest * scale, rest_weight, rest_in).to(rest_in.dtype)
+            rest_out = tl.where(is_value, rest_in, rest_out)
     left_out = (left * left_cos + right * left_sin).to(left_in.dtype)
     right_out = (right * right_cos + left * right_sin).to(right_in.dtype)
     left_out = tl.where(is_value, left_in, left_out)
     right_out = tl.where(is_value, right_in, right_out)
 
-    query_ptrs = queries_ptr + ((row * NUM_HEADS + head) * (2 * HALF))[:, None] + channels
-    tl.store(query_ptrs, left_out, mask=is_entry & is_query)
-    tl.store(query_ptrs + HALF, right_out, mask=is_entry & is_query)
-    slot = tl.load(slot_mapping_ptr + row, mask=is_pair, other=0)
-    kv_ptrs = kv_ptr + (slot * slot_stride + (head - NUM_HEADS) * (2 * HALF))[:, None] + channels
-    tl.store(kv_ptrs, left_out, mask=is_entry & (~is_query))
-    tl.store(kv_ptrs + HALF, right_out, mask=is_entry & (~is_query))
+    query_ptrs = queries_ptr + ((row * NUM_HEADS + head) * HEAD_DIM)[:, None]
+    tl.store(query_ptrs + channels, left_out, mask=is_entry & is_query)
+    tl.store(query_ptrs + HALF + channels, right_out, mask=is_entry & is_query)
+    if REST > 0:
+        tl.store(query_ptrs + 2 * HALF + still, rest_out, mask=is_still & is_query)
+    if NUM_KV_HEADS > 0:
+        slot = tl.load(slot_mapping_ptr + row, mask=is_pair, other=0)
+        kv_ptrs = kv_ptr + (slot * slot_stride + (head - NUM_HEADS) * HEAD_DIM)[:, None]
+        tl.store(kv_ptrs + channels, left_out, mask=is_entry & (~is_query))
+        tl.store(kv_ptrs + HALF + channels, right_out, mask=is_entry & (~is_query))
+        if REST > 0:
+            tl.store(kv_ptrs + 2 * HALF + still, rest_out, mask=is_still & (~is_query))
 
 
 @torch.library.custom_op("spec_kernels::rope_write", mutates_args=("queries", "kv"))
 def rope_write(
     queries: torch.Tensor,
-    kv: torch.Tensor,
+    kv: torch.Tensor | None,
     qkv: torch.Tensor,
     cos: torch.Tensor,
     signed_sin: torch.Tensor,
     slot_mapping: torch.Tensor,
     norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
+    norms_values: bool = False,
 ) -> None:
     """Rotate queries and keys (rotate-half layout, in float32, rounded once), write K and V to `slot_mapping`.
 
     Args:
         queries: [rows, num_heads, head_dim], contiguous, written: the roped queries.
-        kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, written.
-        qkv: [rows, num_heads + 2 * num_kv_heads, head_dim] after the projection: query, key, value heads.
-        cos: [rows, head_dim] of each row's position.
-        signed_sin: [rows, head_dim], the sine negated in its first half.
+        kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, written; None where there are queries alone.
+        qkv: [rows, num_heads + 2 * num_kv_heads, head_dim] after the projection: query, key, value heads. Without value
+            heads the keys, as they came from the projection, are the values (Gemma 4).
+        cos: [rows, rotary_dim] of each row's position; the channels behind rotary_dim stand still (Qwen3.5).
+        signed_sin: [rows, rotary_dim], the sine negated in its first half.
         slot_mapping: [rows] int64.
-        norm_weight: [num_heads + num_kv_heads, head_dim] of an RMSNorm of each head before its rotation, with `eps`.
+        norm_weight: [num_heads + num_kv_heads, head_dim] of an RMSNorm of each head before its rotation, with `eps`; of
+            the heads' dtype, or float32: then the norm is rounded behind it alone.
+        norms_values: value heads are normed too, without a weight (Gemma 4).
     """
     num_rows, num_heads, head_dim = queries.shape
-    num_kv_heads = kv.shape[2]
-    num_qkv_heads = num_heads + 2 * num_kv_heads
-    assert_rows_of(qkv, num_rows, num_qkv_heads, head_dim)
-    assert_rows_of(kv, kv.shape[0], 2, num_kv_heads, head_dim)
-    assert_rows_of(cos, num_rows, head_dim)
-    assert_rows_of(signed_sin, num_rows, head_dim)
+    num_kv_heads, rotary_dim = 0 if kv is None else kv.shape[2], cos.shape[1]
+    keys_are_values = kv is not None and qkv.shape[1] == num_heads + num_kv_heads
+    assert_rows_of(qkv, num_rows, num_heads + (1 if keys_are_values else 2) * num_kv_heads, head_dim)
+    assert_rows_of(cos, num_rows, rotary_dim)
+    assert_rows_of(signed_sin, num_rows, rotary_dim)
     assert_rows_of(slot_mapping, num_rows)
-    assert queries.is_contiguous() and kv.is_contiguous() and qkv.stride(1) == head_dim
+    assert queries.is_contiguous() and qkv.stride(1) == head_dim
+    if kv is not None:
+        assert_rows_of(kv, kv.shape[0], 2, num_kv_heads, head_dim)
+        assert kv.is_contiguous() and kv.dtype == qkv.dtype
     if norm_weight is not None:
         assert_rows_of(norm_weight, num_heads + num_kv_heads, head_dim)
         assert norm_weight.is_contiguous()
-    assert queries.dtype == qkv.dtype == kv.dtype and head_dim % 2 == 0
-    with launch_on(kv):
-        _rope_write[(triton.cdiv(num_rows * num_qkv_heads, _PAIR_TILE),)](
-            *(queries, kv, qkv, cos, signed_sin, slot_mapping, queries if norm_weight is None else norm_weight),
-            *(num_rows, qkv.stride(0), cos.stride(0), signed_sin.stride(0), kv.stride(0), eps),
+    assert norm_weight is not None or not norms_values
+    assert queries.dtype == qkv.dtype and rotary_dim % 2 == 0
+    rest = head_dim - rotary_dim
+    pair_tile = max(1, min(_PAIR_TILE, _NUMBERS_AT_ONCE // triton.next_power_of_2(head_dim)))
+    with launch_on(queries):
+        _rope_write[(triton.cdiv(num_rows * (num_heads + 2 * num_kv_heads), pair_tile),)](
+            *(queries, queries if kv is None else kv, qkv, cos, signed_sin, slot_mapping),
+            *(queries if norm_weight is None else norm_weight, num_rows, qkv.stride(0), cos.stride(0)),
+            *(signed_sin.stride(0), 0 if kv is None else kv.stride(0), eps),
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
-            HALF=head_dim // 2,
-            PAIR_TILE=_PAIR_TILE,
-            HALF_TILE=triton.next_power_of_2(head_dim // 2),
+            HALF=rotary_dim // 2,
+            REST=rest,
+            PAIR_TILE=pair_tile,
+            HALF_TILE=triton.next_power_of_2(rotary_dim // 2),
+            REST_TILE=triton.next_power_of_2(max(rest, 1)),
             NORMED=norm_weight is not None,
+            NORMS_VALUES=norms_values,
+            KEYS_ARE_VALUES=keys_are_values,
         )
 
 
 def rope_write_reference(
     queries: torch.Tensor,
-    kv: torch.Tensor,
+    kv: torch.Tensor | None,
     qkv: torch.Tensor,
     cos: torch.Tensor,
     signed_sin: torch.Tensor,
     slot_mapping: torch.Tensor,
     norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
+    norms_values: bool = False,
 ) -> None:
     """Do what `rope_write` does."""
-    num_heads, num_kv_heads, head_dim = queries.shape[1], kv.shape[2], kv.shape[3]
-    heads, values = qkv[:, :-num_kv_heads], qkv[:, -num_kv_heads:]
+    num_heads, rotary_dim = queries.shape[1], cos.shape[1]
+    num_kv_heads = 0 if kv is None else kv.shape[2]
+    heads, values = qkv[:, : num_heads + num_kv_heads], qkv[:, qkv.shape[1] - num_kv_heads :]
     if norm_weight is not None:
-        heads = torch.nn.functional.rms_norm(heads, (head_dim,), None, eps) * norm_weight
-    heads = heads.float()
-    swapped = heads.roll(head_dim // 2, -1)
-    roped = (heads * cos.float().unsqueeze(1) + swapped * signed_sin.float().unsqueeze(1)).to(qkv.dtype)
+        wide = heads if norm_weight.dtype == heads.dtype else heads.float()
+        heads = (F.rms_norm(wide, wide.shape[-1:], None, eps) * norm_weight).to(qkv.dtype)
+    if norms_values:
+        values = F.rms_norm(values.float(), values.shape[-1:], None, eps).to(qkv.dtype)
+    turned = heads[..., :rotary_dim].float()
+    swapped = turned.roll(rotary_dim // 2, -1)
+    roped = (turned * cos.float().unsqueeze(1) + swapped * signed_sin.float().unsqueeze(1)).to(qkv.dtype)
+    roped = torch.cat((roped, heads[..., rotary_dim:]), dim=-1)
     queries.copy_(roped[:, :num_heads])
-    write_kv_reference(kv, roped[:, num_heads:], values, slot_mapping)
+    if kv is not None:
+        write_kv_reference(kv, roped[:, num_heads:], values, slot_mapping)

@@ -38,13 +38,14 @@ class RopeWrite(Protocol):
     def __call__(
         self,
         queries: torch.Tensor,
-        kv: torch.Tensor,
+        kv: torch.Tensor | None,
         qkv: torch.Tensor,
         cos: torch.Tensor,
         signed_sin: torch.Tensor,
         slot_mapping: torch.Tensor,
         norm_weight: torch.Tensor | None = None,
         eps: float = 0.0,
+        norms_values: bool = False,
     ) -> None: ...
 
 

@@ -80,7 +80,7 @@ def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return []
     bound = _bound(func, args, kwargs)
     written = [a.name for a in schema_of(func).arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [bound[name] for name in written if name in bound]
+    return [bound[name] for name in written if bound.get(name) is not None]
 
 
 def refuse(operator: str, reason: str) -> None:

@@ -110,7 +110,7 @@ class DecoderTarget(Decoder):
 
     def use(self, products: Products) -> None:
         super().use(products)
-        self._norm = products.norm(self._norm, self.layer_plans[-1])
+        self._norm = products.norm(self._norm)
         self.layers = [products.layer(*pair) for pair in zip(self.layers, self.layer_plans, strict=True)]
 
     def forward(

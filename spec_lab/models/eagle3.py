@@ -52,7 +52,7 @@ class Eagle3Head:
             RMSNorm(tensors["midlayer.input_layernorm.weight"], eps),
             RMSNorm(tensors["midlayer.hidden_norm.weight"], eps),
         )
-        self._draft_input = products.draft_input(draft_input, plan)
+        self._draft_input = products.draft_input(draft_input)
         body = LayerBody(
             build_attention(plan, eps, tensors, "midlayer.self_attn.", backend),
             build_mlp(plan, tensors, "midlayer.mlp."),
@@ -60,10 +60,10 @@ class Eagle3Head:
         )
         self.body = products.body(body, plan)
         norm, head = RMSNorm(tensors["norm.weight"], eps), make_linear(tensors.get("lm_head.weight", target_head))
-        self._norm, self._head = products.norm(norm, plan), products.linear(head)
+        self._norm, self._head = products.norm(norm), products.linear(head)
         self._draft_to_target = draft_to_target_ids(tensors.get("d2t"))
         likeliest = LikeliestToken(None if config.norm_output else norm, head, self._draft_to_target)
-        self._likeliest = products.likeliest(likeliest, plan)
+        self._likeliest = products.likeliest(likeliest)
         self.rotary = rotary_table(plan.rope, plan.head_dim, max_positions, embedding.dtype, embedding.device)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:

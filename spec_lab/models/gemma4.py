@@ -15,10 +15,12 @@ from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder, read_features
 from spec_lab.models.gemma4_layers import build_gemma4_layer
-from spec_lab.models.layers import RotaryRows
+from spec_lab.models.layers import RotaryRows, RowsPart
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import Float32Norm
 from spec_lab.models.partition import WHOLE, Partition
+from spec_lab.models.products import Products
+from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding
 from spec_lab.pruning.selection import AllRows
 
 
@@ -42,17 +44,28 @@ class Gemma4Target(Decoder):
         sizes = config.gemma4
         assert sizes is not None
         self.last_writer = max(index for index, plan in enumerate(config.layers) if plan.kv_owner is None)
-        self._softcap = sizes.logit_softcap
+        self._cap: CapLogits | None = None
+        if sizes.logit_softcap is not None:
+            self._cap = LogitCap(sizes.logit_softcap)
         # Rounded to the weights' dtype first, as the checkpoint was trained.
         self._embedding_scale = rounded(sizes.embedding_scale, self.embedding.dtype)
-        self._norm = Float32Norm(tensors["model.norm.weight"], config.rms_norm_eps)
-        self._embed_per_layer = (
-            PerLayerEmbedding(config, tensors, sizes.per_layer_width) if sizes.per_layer_width else None
-        )
+        self._norm: RowsPart = Float32Norm(tensors["model.norm.weight"], config.rms_norm_eps)
+        self._embed_per_layer: EmbedPerLayer | None = None
+        if sizes.per_layer_width:
+            self._embed_per_layer = build_per_layer_embedding(config, tensors, sizes.per_layer_width)
         self.layers = [
             build_gemma4_layer(config, plan, tensors, f"model.layers.{index}.", backend, partition)
             for index, plan in enumerate(self.layer_plans)
         ]
+
+    def use(self, products: Products) -> None:
+        super().use(products)
+        self._norm = products.norm(self._norm)
+        self.layers = [layer.use(products) for layer in self.layers]
+        if self._embed_per_layer is not None:
+            self._embed_per_layer = products.per_layer_embedding(self._embed_per_layer)
+        if self._cap is not None:
+            self._cap = products.logit_cap(self._cap)
 
     def forward(
         self,
@@ -85,11 +98,8 @@ class Gemma4Target(Decoder):
         return TargetOutput(hidden, read, self._num_shared_rows(cut, num_rows, hidden.shape[0]))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Cap the logits in float32: near the cap, rounding would make ties."""
         logits = self._head(hidden)
-        if self._softcap is None:
-            return logits
-        return torch.tanh(logits.float() / self._softcap) * self._softcap
+        return logits if self._cap is None else self._cap(logits)
 
     def _rows(self, attention: AttentionMetadata, of_layers: torch.Tensor | None) -> LayerRows:
         return LayerRows(attention, [table.rows(attention.positions) for table in self.rotary_tables], of_layers)
@@ -126,23 +136,18 @@ class LayerRows:
         return None if self.of_layers is None else self.of_layers[:, index]
 
 
-class PerLayerEmbedding:
-    """Gives every layer an embedding of the tokens, one part from the token alone and one from the shared embedding."""
-
-    def __init__(self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], width: int) -> None:
-        self._table = tensors["model.embed_tokens_per_layer.weight"]
-        self._table_scale = rounded(width**0.5, self._table.dtype)
-        self._projection = make_linear(tensors["model.per_layer_model_projection.weight"])
-        self._projection_scale = config.hidden_size**-0.5
-        self._norm = Float32Norm(tensors["model.per_layer_projection_norm.weight"], config.rms_norm_eps)
-        self._width = width
-
-    def __call__(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Turn [rows] tokens and their scaled embeddings [rows, hidden_size] into [rows, num_layers, width]."""
-        of_token = F.embedding(token_ids, self._table) * self._table_scale
-        of_context = self._projection(embedded) * self._projection_scale
-        normed = self._norm(of_context.unflatten(-1, (-1, self._width)))
-        return (normed + of_token.unflatten(-1, (-1, self._width))) * 2**-0.5
+def build_per_layer_embedding(
+    config: ModelConfig, tensors: Mapping[str, torch.Tensor], width: int
+) -> PerLayerEmbedding:
+    table = tensors["model.embed_tokens_per_layer.weight"]
+    return PerLayerEmbedding(
+        table=table,
+        table_scale=rounded(width**0.5, table.dtype),
+        projection=make_linear(tensors["model.per_layer_model_projection.weight"]),
+        projection_scale=config.hidden_size**-0.5,
+        norm=Float32Norm(tensors["model.per_layer_projection_norm.weight"], config.rms_norm_eps),
+        width=width,
+    )
 
 
 def rounded(scale: float, dtype: torch.dtype) -> float:

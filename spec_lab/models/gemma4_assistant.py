@@ -18,10 +18,13 @@ from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING
 from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantLayerConfig
-from spec_lab.models.layers import RMSNorm, RotaryRows, fused_linear
+from spec_lab.models.layers import GatedMLP, RMSNorm, RotaryRows, fused_linear, gelu_tanh
 from spec_lab.models.linear import make_linear
 from spec_lab.models.partition import WHOLE, Partition, kept_part
+from spec_lab.models.products import PLAIN, LikeliestToken, Products
+from spec_lab.models.queries import norm_and_turn_queries
 from spec_lab.models.rope import rotary_table
+from spec_lab.models.sandwich import AddNormed, AddNormedThenNorm, NormedLinear, SandwichParts
 
 ATTENTION_SCALE = 1.0
 
@@ -41,6 +44,7 @@ class Gemma4Assistant:
         max_positions: int,
         extra_window_keys: int = 0,
         partition: Partition = WHOLE,
+        products: Products = PLAIN,
     ) -> None:
         """Build the model from whole tensors.
 
@@ -49,19 +53,21 @@ class Gemma4Assistant:
             extra_window_keys: added to every sliding window.
             partition: of the target: where a process holds the KV of some heads only, the queries that read them and
                 the product behind them are split as well. All else is in every process.
+            products: gives the parts that few rows go through, where the target is not split.
         """
         self.config = config
         self._embedding = target_embedding
         # Rounded to the weights' dtype first, as the target's embedding module does.
         self._embedding_scale = float(torch.tensor(config.target.embedding_scale, dtype=target_embedding.dtype))
-        self._pre_projection = make_linear(tensors["pre_projection.weight"])
-        self._post_projection = make_linear(tensors["post_projection.weight"])
+        self._pre_projection = products.linear(make_linear(tensors["pre_projection.weight"]))
+        self._post_projection = products.linear(make_linear(tensors["post_projection.weight"]))
+        shared = backend, extra_window_keys, partition, products
         self._layers = [
-            AssistantLayer(config, layer, tensors, f"model.layers.{index}.", backend, extra_window_keys, partition)
+            AssistantLayer(config, layer, tensors, f"model.layers.{index}.", *shared)
             for index, layer in enumerate(config.layers)
         ]
-        self._norm = RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps)
-        self._head = build_token_head(config, tensors)
+        self._norm = products.norm(RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps))
+        self._head = build_token_head(config, tensors, products)
         self._rotary_keys = [(layer.rope.config, layer.head_dim) for layer in config.layers]
         like = target_embedding
         self._rotary = {
@@ -110,6 +116,7 @@ class AssistantLayer:
         backend: AttentionBackend,
         extra_window_keys: int,
         partition: Partition,
+        products: Products,
     ) -> None:
         def kept(name: str) -> torch.Tensor:
             return kept_part(partition, name, tensors[f"{prefix}{name}"])
@@ -120,27 +127,29 @@ class AssistantLayer:
         self._backend = backend
         self._head_dim = layer.head_dim
         self._window = None if layer.window is None else layer.window + extra_window_keys
-        self._input_norm = norm("input_layernorm")
-        self._q = make_linear(kept("self_attn.q_proj.weight"))
-        self._q_norm = norm("self_attn.q_norm")
-        self._o = partition.output(kept("self_attn.o_proj.weight"))
-        self._post_attention_norm = norm("post_attention_layernorm")
-        self._pre_feedforward_norm = norm("pre_feedforward_layernorm")
-        self._gate_up = fused_linear([tensors[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")])
-        self._down = make_linear(tensors[f"{prefix}mlp.down_proj.weight"])
-        self._post_feedforward_norm = norm("post_feedforward_layernorm")
-        self._scalar = tensors[f"{prefix}layer_scalar"]
+        q = kept("self_attn.q_proj.weight")
+        self._turn = norm_and_turn_queries(norm("self_attn.q_norm"), q.shape[0] // layer.head_dim, backend)
+        gate_up = fused_linear([tensors[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")])
+        parts = SandwichParts(
+            project=NormedLinear(norm("input_layernorm"), make_linear(q)),
+            output=partition.output(kept("self_attn.o_proj.weight")),
+            after_attention=AddNormedThenNorm(
+                AddNormed(norm("post_attention_layernorm")), norm("pre_feedforward_layernorm")
+            ),
+            mlp=GatedMLP(gate_up, make_linear(tensors[f"{prefix}mlp.down_proj.weight"]), gelu_tanh),
+            after_mlp=AddNormed(norm("post_feedforward_layernorm"), tensors[f"{prefix}layer_scalar"]),
+        )
+        self._parts = products.sandwich(parts)
 
     def __call__(
         self, stream: torch.Tensor, rotary: RotaryRows, cache: LayerCache, attention: AttentionMetadata
     ) -> torch.Tensor:
-        queries = self._q(self._input_norm(stream)).view(stream.shape[0], -1, self._head_dim)
-        queries = rotary(self._q_norm(queries))
+        parts = self._parts
+        heads = parts.project(stream).view(stream.shape[0], -1, self._head_dim)
+        queries = self._turn(heads, rotary, cache, attention)
         attended = self._backend.attend(queries, cache, attention, self._window, ATTENTION_SCALE)
-        stream = stream + self._post_attention_norm(self._o(attended))
-        gate, up = self._gate_up(self._pre_feedforward_norm(stream)).chunk(2, dim=-1)
-        out = self._down(F.gelu(gate, approximate="tanh") * up)
-        return (stream + self._post_feedforward_norm(out)) * self._scalar
+        stream, normed = parts.after_attention(stream, parts.output(attended))
+        return parts.after_mlp(stream, parts.mlp(normed))
 
 
 class TokenHead(Protocol):
@@ -158,11 +167,13 @@ class TokenHead(Protocol):
 class DenseHead:
     """Scores every token, by the assistant's own embedding [vocab, hidden_size]."""
 
-    def __init__(self, embedding: torch.Tensor) -> None:
-        self._linear = make_linear(embedding)
+    def __init__(self, embedding: torch.Tensor, products: Products = PLAIN) -> None:
+        linear = make_linear(embedding)
+        self._linear = products.linear(linear)
+        self._likeliest = products.likeliest(LikeliestToken(None, linear))
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._linear(hidden).argmax(dim=-1)
+        return self._likeliest(hidden)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._linear(hidden)
@@ -177,11 +188,16 @@ class CentroidHead:
     """
 
     def __init__(
-        self, embedding: torch.Tensor, centroids: torch.Tensor, token_ordering: torch.Tensor, top_k: int
+        self,
+        embedding: torch.Tensor,
+        centroids: torch.Tensor,
+        token_ordering: torch.Tensor,
+        top_k: int,
+        products: Products = PLAIN,
     ) -> None:
         """embedding [vocab, hidden_size], centroids [num_centroids, hidden_size], token_ordering [vocab]."""
         num_centroids, (self._vocab_size, hidden_size) = centroids.shape[0], embedding.shape
-        self._centroids = make_linear(centroids)
+        self._centroids = products.linear(make_linear(centroids))
         self._tokens = token_ordering.view(num_centroids, -1)
         self._rows = embedding.index_select(0, token_ordering).view(num_centroids, -1, hidden_size)
         self._top_k = top_k
@@ -207,10 +223,12 @@ class CentroidHead:
         return tokens, torch.bmm(rows, hidden.unsqueeze(2)).squeeze(2)
 
 
-def build_token_head(config: AssistantConfig, tensors: Mapping[str, torch.Tensor]) -> TokenHead:
+def build_token_head(
+    config: AssistantConfig, tensors: Mapping[str, torch.Tensor], products: Products = PLAIN
+) -> TokenHead:
     """Build the head that the checkpoint was trained with."""
     embedding = tensors["model.embed_tokens.weight"]
     if config.centroids is None:
-        return DenseHead(embedding)
+        return DenseHead(embedding, products)
     centroids = tensors["masked_embedding.centroids.weight"]
-    return CentroidHead(embedding, centroids, tensors[TOKEN_ORDERING], config.centroids.top_k)
+    return CentroidHead(embedding, centroids, tensors[TOKEN_ORDERING], config.centroids.top_k, products)

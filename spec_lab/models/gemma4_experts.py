@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from spec_lab.models.expert_sizes import ExpertSizes
 from spec_lab.models.experts import ExpertMLP, ExpertsMaker, RoutedExperts, SortedExperts
-from spec_lab.models.layers import RowsPart, gelu_tanh
+from spec_lab.models.layers import gelu_tanh
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import Float32Norm
 from spec_lab.models.routers import Router, RouterMaker, Routing, chosen_weights, highest
@@ -62,26 +62,25 @@ class NormedExperts:
 
 
 @dataclass(frozen=True, slots=True)
-class DenseAndExperts:
-    """Adds up a dense MLP and experts, each behind a norm."""
+class ExpertsBeside:
+    """Adds the experts of a stream to what a dense MLP made of it, each behind a norm."""
 
-    dense: RowsPart
     dense_norm: Float32Norm
     experts: ExpertMLP
     experts_norm: Float32Norm
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.dense_norm(self.dense(rows)) + self.experts_norm(self.experts(rows))
+    def __call__(self, stream: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+        return self.dense_norm(dense) + self.experts_norm(self.experts(stream))
 
     @property
     def expert_parts(self) -> tuple[ExpertMLP, ...]:
         return (self.experts,)
 
 
-def build_dense_and_experts(
-    sizes: ExpertSizes, eps: float, dense: RowsPart, tensors: Mapping[str, torch.Tensor], prefix: str
-) -> DenseAndExperts:
-    """Build both branches from Hugging Face names below `prefix`, which ends in a dot."""
+def build_experts_beside(
+    sizes: ExpertSizes, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str
+) -> ExpertsBeside:
+    """Build them from Hugging Face names below `prefix`, which ends in a dot."""
 
     def norm(name: str) -> Float32Norm:
         return Float32Norm(tensors[f"{prefix}{name}.weight"], eps)
@@ -92,4 +91,4 @@ def build_dense_and_experts(
         Gemma4Router(tensors, f"{prefix}router.", eps, sizes),
         NormedExperts(norm("pre_feedforward_layernorm_2"), SortedExperts(*weights, gelu_tanh)),
     )
-    return DenseAndExperts(dense, norm("post_feedforward_layernorm_1"), experts, norm("post_feedforward_layernorm_2"))
+    return ExpertsBeside(norm("post_feedforward_layernorm_1"), experts, norm("post_feedforward_layernorm_2"))

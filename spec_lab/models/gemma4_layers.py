@@ -7,7 +7,7 @@ so that attention needs no scale. All norms multiply by their weight in float32 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -17,21 +17,31 @@ from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.gemma4_experts import build_dense_and_experts
+from spec_lab.models.gemma4_experts import ExpertsBeside, build_experts_beside
 from spec_lab.models.layers import (
     Attention,
+    FusedRopeAndWrite,
     GatedMLP,
     RopeAndWrite,
     RotaryRows,
-    RowsPart,
     expert_parts,
     fused_linear,
     gelu_tanh,
+    head_weights,
 )
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.norms import Float32Norm
 from spec_lab.models.partition import Partition
 from spec_lab.models.plan import LayerPlan
+from spec_lab.models.products import Products
+from spec_lab.models.queries import norm_and_turn_queries
+from spec_lab.models.sandwich import (
+    AddNormed,
+    AddNormedThenNorm,
+    NormedLinear,
+    PerLayerGate,
+    SandwichParts,
+)
 
 ATTENTION_SCALE = 1.0
 
@@ -64,41 +74,16 @@ class NormedRopeAndWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class NormedQueries:
-    """Norms and rotates queries, for a layer that reads another one's KV: nothing is written."""
-
-    norm: Float32Norm
-
-    def __call__(
-        self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        return rotary(self.norm(heads))
-
-
-@dataclass(frozen=True, slots=True)
-class PerLayerGate:
-    """Lets the rows choose from the layer's own embedding of their tokens."""
-
-    gate: Linear
-    projection: Linear
-    norm: Float32Norm
-
-    def __call__(self, stream: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Turn [rows, hidden_size] and [rows, per_layer_width] into what is added to the stream."""
-        return self.norm(self.projection(gelu_tanh(self.gate(stream)) * embedded))
-
-
-@dataclass(frozen=True, slots=True)
 class Gemma4Layer:
-    """A layer whose first half attends, and whose second and third work on each row; `per_layer` may be missing."""
+    """A layer whose first half attends, and whose second and third work on each row; the third may be missing.
 
-    attention_norm: Float32Norm
+    Attributes:
+        experts: beside the dense MLP; None where there are none.
+    """
+
     attention: Attention
-    post_attention_norm: Float32Norm
-    feedforward: RowsPart
-    post_feedforward_norm: Float32Norm
-    per_layer: PerLayerGate | None
-    scalar: torch.Tensor
+    parts: SandwichParts
+    experts: ExpertsBeside | None
 
     def __call__(
         self,
@@ -113,32 +98,29 @@ class Gemma4Layer:
 
         `embedded` is the layer's own embedding [rows, per_layer_width].
         """
-        rows = self.attention_norm(stream)
+        parts = self.parts
+        projected = parts.project(stream)
         if selection.is_empty:
-            self.attention.write(rows, rotary, cache, metadata)
+            self.attention.write_projected(projected, rotary, cache, metadata)
             return stream[:0]
-        attended = self.attention(rows, rotary, cache, metadata, selection)
-        stream = selection.residual(stream) + self.post_attention_norm(attended)
-        stream = stream + self.post_feedforward_norm(self.feedforward(stream))
-        if self.per_layer is not None:
-            assert embedded is not None
-            stream = stream + self.per_layer(stream, selection.residual(embedded))
-        return stream * self.scalar
+        attended = parts.output(self.attention.attended(projected, rotary, cache, metadata, selection))
+        stream, normed = parts.after_attention(selection.residual(stream), attended)
+        out = parts.mlp(normed)
+        if self.experts is not None:
+            out = self.experts(stream, out)
+        stream = parts.after_mlp(stream, out)
+        if parts.gate is not None:
+            assert embedded is not None and parts.after_gate is not None
+            stream = parts.after_gate(stream, parts.gate(stream, selection.residual(embedded)))
+        return stream
+
+    def use(self, products: Products) -> Gemma4Layer:
+        """Replace the parts that rows go through one by one."""
+        return replace(self, parts=products.sandwich(self.parts))
 
     @property
     def expert_parts(self) -> tuple[ExpertMLP, ...]:
-        return expert_parts(self.feedforward)
-
-
-@dataclass(frozen=True, slots=True)
-class NormedMLP:
-    """A dense MLP behind its norm."""
-
-    norm: Float32Norm
-    mlp: GatedMLP
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.mlp(self.norm(rows))
+        return expert_parts(self.experts)
 
 
 def build_gemma4_layer(
@@ -153,28 +135,41 @@ def build_gemma4_layer(
 
     `plan` and `tensors` are those of the process's share, as `partition` cuts them.
     """
-    sizes, eps = config.gemma4, config.rms_norm_eps
+    eps = config.rms_norm_eps
+    attention = _build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
+    experts = None if plan.experts is None else build_experts_beside(plan.experts, eps, tensors, prefix)
+    return Gemma4Layer(attention, _build_parts(config, attention, tensors, prefix, partition), experts)
+
+
+def _build_parts(
+    config: ModelConfig,
+    attention: Attention,
+    tensors: Mapping[str, torch.Tensor],
+    prefix: str,
+    partition: Partition,
+) -> SandwichParts:
+    sizes, scalar = config.gemma4, tensors[f"{prefix}layer_scalar"]
     assert sizes is not None
 
     def linear(name: str) -> Linear:
         return make_linear(tensors[f"{prefix}{name}.weight"])
 
     def norm(name: str) -> Float32Norm:
-        return Float32Norm(tensors[f"{prefix}{name}.weight"], eps)
+        return Float32Norm(tensors[f"{prefix}{name}.weight"], config.rms_norm_eps)
 
-    gate = (
-        PerLayerGate(linear("per_layer_input_gate"), linear("per_layer_projection"), norm("post_per_layer_input_norm"))
-        if sizes.per_layer_width
-        else None
-    )
-    return Gemma4Layer(
-        attention_norm=norm("input_layernorm"),
-        attention=_build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition),
-        post_attention_norm=norm("post_attention_layernorm"),
-        feedforward=_build_feedforward(plan, eps, tensors, prefix, partition),
-        post_feedforward_norm=norm("post_feedforward_layernorm"),
-        per_layer=gate,
-        scalar=tensors[f"{prefix}layer_scalar"],
+    gate_up = fused_linear([tensors[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")])
+    down = partition.output(tensors[f"{prefix}mlp.down_proj.weight"])
+    is_gated = sizes.per_layer_width > 0
+    return SandwichParts(
+        project=NormedLinear(norm("input_layernorm"), attention.qkv),
+        output=attention.o,
+        after_attention=AddNormedThenNorm(
+            AddNormed(norm("post_attention_layernorm")), norm("pre_feedforward_layernorm")
+        ),
+        mlp=GatedMLP(gate_up, down, gelu_tanh),
+        after_mlp=AddNormed(norm("post_feedforward_layernorm"), None if is_gated else scalar),
+        gate=PerLayerGate(linear("per_layer_input_gate"), linear("per_layer_projection")) if is_gated else None,
+        after_gate=AddNormed(norm("post_per_layer_input_norm"), scalar) if is_gated else None,
     )
 
 
@@ -203,19 +198,11 @@ def _build_attention(
 def _rope_and_write(
     plan: LayerPlan, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
 ) -> RopeAndWrite:
+    """Take the backend's kernel where it has one."""
     query_weight = tensors[f"{prefix}q_norm.weight"]
     if plan.kv_owner is not None:
-        return NormedQueries(Float32Norm(query_weight, eps))
-    key_weight = tensors[f"{prefix}k_norm.weight"]
-    weight = torch.cat((query_weight.expand(plan.num_heads, -1), key_weight.expand(plan.num_kv_heads, -1)))
-    return NormedRopeAndWrite(plan.num_heads, plan.num_kv_heads, weight.float(), eps, backend)
-
-
-def _build_feedforward(
-    plan: LayerPlan, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str, partition: Partition
-) -> RowsPart:
-    names = [f"{prefix}mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
-    gate, up, down = (tensors[name] for name in names)
-    mlp = GatedMLP(fused_linear([gate, up]), partition.output(down), gelu_tanh)
-    dense = NormedMLP(Float32Norm(tensors[f"{prefix}pre_feedforward_layernorm.weight"], eps), mlp)
-    return dense if plan.experts is None else build_dense_and_experts(plan.experts, eps, dense, tensors, prefix)
+        return norm_and_turn_queries(Float32Norm(query_weight, eps), plan.num_heads, backend)
+    weight = head_weights(query_weight, tensors[f"{prefix}k_norm.weight"], plan.num_heads, plan.num_kv_heads).float()
+    if backend.rope_write is None:
+        return NormedRopeAndWrite(plan.num_heads, plan.num_kv_heads, weight, eps, backend)
+    return FusedRopeAndWrite(plan.num_heads, plan.num_kv_heads, backend.rope_write, weight, eps, norms_values=True)

@@ -86,17 +86,16 @@ def build_attention(
 def _rope_and_write(
     plan: LayerPlan, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
 ) -> RopeAndWrite:
-    """Take the backend's kernel, unless heads are normed in float32, rotated in part, or have gates behind them."""
+    """Take the backend's kernel where it has one."""
     num_heads, num_kv_heads = plan.num_heads, plan.num_kv_heads
     weight = None
     if plan.qk_norm:
         q_weight, k_weight = tensors[f"{prefix}q_norm.weight"], tensors[f"{prefix}k_norm.weight"]
         weight = head_weights(q_weight, k_weight, num_heads, num_kv_heads)
-    is_whole = not plan.attention_gate and plan.rope.partial_rotary_factor == 1
-    if backend.rope_write is None or not is_whole or (plan.qk_norm and plan.float32_norms):
+    if backend.rope_write is None:
         norm = None if weight is None else per_head_norm(weight, eps, plan.float32_norms)
         return RopeThenWrite(num_heads, num_kv_heads, backend, norm)
-    return FusedRopeAndWrite(num_heads, backend.rope_write, weight, eps)
+    return FusedRopeAndWrite(num_heads, num_kv_heads, backend.rope_write, weight, eps)
 
 
 def _attention_inputs(

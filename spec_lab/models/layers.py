@@ -34,6 +34,11 @@ class RMSNorm:
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(rows, rows.shape[-1:], None, self.eps) * self.weight
 
+    @property
+    def kernel_weight(self) -> torch.Tensor:
+        """The weight as kernels take it, which round before one of the rows' dtype."""
+        return self.weight
+
 
 @dataclass(slots=True)
 class RotaryRows:
@@ -102,20 +107,30 @@ class RopeThenWrite:
 
 @dataclass(frozen=True, slots=True)
 class FusedRopeAndWrite:
-    """Runs one kernel, for heads that are rotated whole, normed one by one or as they come from the projection."""
+    """Runs one kernel: it norms heads one by one or takes them as they come from the projection, and writes nothing
+    where there are no KV heads.
+
+    Attributes:
+        norm_weight: [num_heads + num_kv_heads, head_dim]; float32 where norms round behind it alone.
+        norms_values: values are normed as well, without a weight.
+    """
 
     num_heads: int
+    num_kv_heads: int
     rope_write: RopeWrite
     norm_weight: torch.Tensor | None = None
     eps: float = 0.0
+    norms_values: bool = False
 
     def __call__(
         self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
         queries = heads.new_empty(heads.shape[0], self.num_heads, heads.shape[2])
         cos, signed_sin = rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1)
-        slots = metadata.slot_mapping
-        self.rope_write(queries, cache.kv, heads, cos, signed_sin, slots, self.norm_weight, self.eps)
+        kv = cache.kv if self.num_kv_heads else None
+        read = heads[:, : self.num_heads + 2 * self.num_kv_heads]
+        norm = self.norm_weight, self.eps, self.norms_values
+        self.rope_write(queries, kv, read, cos, signed_sin, metadata.slot_mapping, *norm)
         return queries
 
 
@@ -239,6 +254,18 @@ class RowsPart(Protocol):
     """Turns each row by itself: a norm, or the part of a layer behind attention."""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
+
+
+class WeightedNorm(RowsPart, Protocol):
+    """Is an RMSNorm as kernels read it."""
+
+    @property
+    def eps(self) -> float: ...
+
+    @property
+    def kernel_weight(self) -> torch.Tensor:
+        """[size], of the rows' dtype where the norm rounds before its weight and behind it, else float32."""
+        ...
 
 
 class DecoderLayer:

@@ -43,12 +43,12 @@ class MtpModule:
         embedding_norm, hidden_norm, norm = (
             make_norm(tensors[name], eps, plan.float32_norms) for name in (EMBEDDING_NORM, HIDDEN_NORM, FINAL_NORM)
         )
-        self._draft_input = products.draft_input(DraftInput(embedding, embedding_norm, hidden_norm), plan)
+        self._draft_input = products.draft_input(DraftInput(embedding, embedding_norm, hidden_norm))
         self._projection = products.linear(make_linear(tensors[PROJECTION]))
         self.layer = products.layer(build_layer(plan, eps, tensors, "", backend), plan)
-        self._norm, self._head = products.norm(norm, plan), products.linear(head)
+        self._norm, self._head = products.norm(norm), products.linear(head)
         self._recycles_normed = config.recycled_hidden is NormSide.POST_NORM
-        self._likeliest = products.likeliest(LikeliestToken(None if self._recycles_normed else norm, head), plan)
+        self._likeliest = products.likeliest(LikeliestToken(None if self._recycles_normed else norm, head))
 
     @property
     def expert_parts(self) -> tuple[ExpertMLP, ...]:

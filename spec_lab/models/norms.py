@@ -22,6 +22,11 @@ class Float32Norm:
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(rows.to(self.weight.dtype), rows.shape[-1:], self.weight, self.eps).to(rows.dtype)
 
+    @property
+    def kernel_weight(self) -> torch.Tensor:
+        """The weight as kernels take it, which round behind a float32 one alone."""
+        return self.weight.float()
+
 
 @dataclass(frozen=True, slots=True)
 class Float32HeadNorm:

@@ -15,6 +15,7 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.layers import AttentionPart, DecoderLayer, RotaryRows, RowsPart
 from spec_lab.models.linear import Linear
 from spec_lab.models.plan import LayerPlan
+from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, SandwichParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Products(Protocol):
         """Tell whether a row of such a layer does not depend on the others, of up to `invariant_rows`."""
         ...
 
-    def norm(self, norm: RowsPart, plan: LayerPlan) -> RowsPart: ...
+    def norm(self, norm: RowsPart) -> RowsPart: ...
 
     def linear(self, linear: Linear) -> Linear: ...
 
@@ -133,9 +134,17 @@ class Products(Protocol):
 
     def body(self, body: LayerBody, plan: LayerPlan) -> Body: ...
 
-    def draft_input(self, part: DraftInput, plan: LayerPlan) -> DraftInputs: ...
+    def draft_input(self, part: DraftInput) -> DraftInputs: ...
 
-    def likeliest(self, part: LikeliestToken, plan: LayerPlan) -> Likeliest: ...
+    def likeliest(self, part: LikeliestToken) -> Likeliest: ...
+
+    def sandwich(self, parts: SandwichParts) -> SandwichParts:
+        """Give those of a layer whose halves are normed before and after."""
+        ...
+
+    def per_layer_embedding(self, part: EmbedPerLayer) -> EmbedPerLayer: ...
+
+    def logit_cap(self, part: CapLogits) -> CapLogits: ...
 
 
 class PlainProducts:
@@ -146,7 +155,7 @@ class PlainProducts:
     def is_row_invariant(self, plan: LayerPlan) -> bool:
         return False
 
-    def norm(self, norm: RowsPart, plan: LayerPlan) -> RowsPart:
+    def norm(self, norm: RowsPart) -> RowsPart:
         return norm
 
     def linear(self, linear: Linear) -> Linear:
@@ -158,10 +167,19 @@ class PlainProducts:
     def body(self, body: LayerBody, plan: LayerPlan) -> Body:
         return body
 
-    def draft_input(self, part: DraftInput, plan: LayerPlan) -> DraftInputs:
+    def draft_input(self, part: DraftInput) -> DraftInputs:
         return part
 
-    def likeliest(self, part: LikeliestToken, plan: LayerPlan) -> Likeliest:
+    def likeliest(self, part: LikeliestToken) -> Likeliest:
+        return part
+
+    def sandwich(self, parts: SandwichParts) -> SandwichParts:
+        return parts
+
+    def per_layer_embedding(self, part: EmbedPerLayer) -> EmbedPerLayer:
+        return part
+
+    def logit_cap(self, part: CapLogits) -> CapLogits:
         return part
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS
 from spec_kernels.experts import routed_experts
@@ -11,10 +10,9 @@ from spec_kernels.routing import can_choose, choose_experts, router_logits
 from spec_lab.errors import UserError
 from spec_lab.models.expert_sizes import ExpertSizes
 from spec_lab.models.experts import Activation, ExpertsMaker, RoutedExperts, SortedExperts, has_grouped_product
-from spec_lab.models.layers import gelu_tanh
 from spec_lab.models.routers import Router, RouterMaker, Routing, float32_product, torch_router
+from spec_lab.models.triton_linear import ACTIVATIONS
 
-ACTIVATIONS: dict[Activation, str] = {F.silu: "silu", gelu_tanh: "gelu_tanh"}
 MAX_ROWS = 256
 """Above this many rows, as of a prompt's chunk, products are no longer bound by the reading of weights."""
 

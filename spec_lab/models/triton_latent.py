@@ -12,14 +12,8 @@ from spec_lab.models.latent import LatentAttention, NarrowQuery
 from spec_lab.models.layers import DecoderLayer, GatedMLP, RowsPart
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import Body, Layer, LayerBody
-from spec_lab.models.triton_products import (
-    SkinnyLinear,
-    SkinnyProduct,
-    TritonGatedMLP,
-    TritonNorm,
-    TritonProducts,
-    dense,
-)
+from spec_lab.models.triton_linear import SkinnyLinear, SkinnyMLP, SkinnyProduct, TritonNorm, dense
+from spec_lab.models.triton_products import TritonProducts
 
 
 class SkinnyQuery:
@@ -30,25 +24,11 @@ class SkinnyQuery:
     def __init__(self, query: NarrowQuery) -> None:
         self._narrow = SkinnyLinear(dense(query.narrow))
         self._few = SkinnyProduct(dense(query.widen), query.norm)
-        self._norm, self._many = TritonNorm(query.norm.weight, query.norm.eps), query.widen
+        self._norm, self._many = TritonNorm.of(query.norm), query.widen
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         narrow = self._narrow(rows)
         return self._few(narrow) if 0 < len(rows) <= MAX_ROWS else self._many(self._norm(narrow))
-
-
-class SkinnyMLP:
-    """Is a gated MLP with SiLU, whose first product ends in the gate."""
-
-    __slots__ = ("_down", "_gate_up", "_many")
-
-    def __init__(self, mlp: GatedMLP) -> None:
-        self._gate_up = SkinnyProduct(dense(mlp.gate_up), gated=True)
-        self._down = SkinnyProduct(dense(mlp.down))
-        self._many = TritonGatedMLP(mlp.gate_up, mlp.down)
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._down(self._gate_up(rows)) if 0 < len(rows) <= MAX_ROWS else self._many(rows)
 
 
 class TritonLayerProducts(TritonProducts):
@@ -58,7 +38,7 @@ class TritonLayerProducts(TritonProducts):
         self._shared_expert(layer.mlp, plan)
         if plan.latent is None or plan.float32_norms:
             return super().layer(layer, plan)
-        norms = [self.norm(norm, plan) for norm in (layer.attention_norm, layer.mlp_norm)]
+        norms = [self.norm(norm) for norm in (layer.attention_norm, layer.mlp_norm)]
         return DecoderLayer(self._attention(layer.attention, plan), self._mlp(layer.mlp, plan), *norms)
 
     def body(self, body: LayerBody, plan: LayerPlan) -> Body:
@@ -66,7 +46,7 @@ class TritonLayerProducts(TritonProducts):
         if plan.latent is None or plan.float32_norms:
             return super().body(body, plan)
         attention = self._attention(body.attention, plan)
-        return LayerBody(attention, self._mlp(body.mlp, plan), self.norm(body.mlp_norm, plan))
+        return LayerBody(attention, self._mlp(body.mlp, plan), self.norm(body.mlp_norm))
 
     def _attention(self, attention: object, plan: LayerPlan) -> LatentAttention:
         """Replace the products of latent attention."""

@@ -14,78 +14,29 @@ from typing import Any, cast
 import torch
 
 from spec_kernels.draft_input import draft_input
-from spec_kernels.gate import silu_gate
 from spec_kernels.likeliest import likeliest
-from spec_kernels.norms import add_rms_norm, rms_norm
-from spec_kernels.product import product
-from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS, most_rows, num_arrivals
+from spec_kernels.norms import add_rms_norm
+from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.layers import Attention, AttentionPart, DecoderLayer, GatedMLP, RMSNorm, RotaryRows, RowsPart
-from spec_lab.models.linear import DenseLinear, Linear
+from spec_lab.models.layers import (
+    Attention,
+    AttentionPart,
+    DecoderLayer,
+    GatedMLP,
+    RMSNorm,
+    RotaryRows,
+    RowsPart,
+    WeightedNorm,
+)
+from spec_lab.models.linear import Linear
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import Body, DraftInput, DraftInputs, Layer, LayerBody, Likeliest, LikeliestToken
-
-
-@dataclass(frozen=True, slots=True)
-class TritonNorm:
-    """Is an `RMSNorm` in one launch."""
-
-    weight: torch.Tensor
-    eps: float
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(rows)
-        rms_norm(out, rows, self.weight, self.eps)
-        return out
-
-
-class SkinnyProduct:
-    """Is a product of up to 64 rows, with what fuses with it: a norm before it, and after it SiLU and the product with
-    the other half of the outputs, or a residual.
-
-    Every program of a fused norm sees all rows: beyond 16 of them a kernel before it costs less.
-    """
-
-    __slots__ = ("_arrivals", "_bias", "_eps", "_gated", "_norm", "_norm_weight", "_out_features", "_weight")
-
-    def __init__(self, linear: DenseLinear, norm: RMSNorm | None = None, gated: bool = False) -> None:
-        self._weight, self._bias = linear.weight, linear.bias
-        self._norm = None if norm is None else TritonNorm(norm.weight, norm.eps)
-        self._norm_weight = None if norm is None else norm.weight.float()
-        self._eps = 0.0 if norm is None else norm.eps
-        self._gated = gated
-        self._out_features = linear.weight.shape[0] // (2 if gated else 1)
-        self._arrivals = no_arrivals(self._out_features, linear.weight.device)
-
-    def __call__(self, rows: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        out = rows.new_empty(rows.shape[0], self._out_features)
-        norm_weight = self._norm_weight
-        if self._norm is not None and rows.shape[0] > INVARIANT_ROWS:
-            rows, norm_weight = self._norm(rows), None
-        parts = self._bias, norm_weight, self._eps, residual, self._gated
-        product(out, rows, self._weight, self._arrivals, *parts)
-        return out
-
-
-def no_arrivals(out_features: int, device: torch.device) -> torch.Tensor:
-    return torch.zeros(num_arrivals(out_features), dtype=torch.int32, device=device)
-
-
-class SkinnyLinear:
-    """Is a plain product: of few rows by the kernel, of many by the library."""
-
-    __slots__ = ("_few", "_many", "_max_rows")
-
-    def __init__(self, linear: DenseLinear, max_rows: int = MAX_ROWS) -> None:
-        self._few = SkinnyProduct(linear)
-        self._many = linear
-        self._max_rows = min(max_rows, most_rows(*linear.weight.shape))
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._few(rows) if 0 < rows.shape[0] <= self._max_rows else self._many(rows)
+from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding, SandwichParts
+from spec_lab.models.triton_linear import SkinnyLinear, SkinnyProduct, TritonGatedMLP, TritonNorm, dense
+from spec_lab.models.triton_sandwich import TritonLogitCap, TritonPerLayerEmbedding, triton_sandwich
 
 
 class FusedMLP:
@@ -114,20 +65,6 @@ class ResidualPart:
         return stream + self._part(self._norm(stream))
 
 
-@dataclass(slots=True)
-class TritonGatedMLP:
-    """Is a gated MLP with SiLU, of many rows: products of the library, and one kernel between them."""
-
-    gate_up: Linear
-    down: Linear
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        halves = self.gate_up(rows)
-        inner = halves.new_empty(halves.shape[0], halves.shape[1] // 2)
-        silu_gate(inner, halves)
-        return self.down(inner)
-
-
 Finish = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Turns the residual stream and its norm into the stream behind a layer's second half."""
 
@@ -140,7 +77,7 @@ class FinishWithMLP:
     def __init__(self, mlp: GatedMLP, max_rows: int) -> None:
         self._gate_up = SkinnyProduct(dense(mlp.gate_up), gated=True)
         self._down = SkinnyProduct(dense(mlp.down))
-        self._many = TritonGatedMLP(mlp.gate_up, mlp.down)
+        self._many = TritonGatedMLP(mlp)
         self._max_rows = max_rows
 
     def __call__(self, stream: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
@@ -288,11 +225,11 @@ class FusedLikeliest:
 
     __slots__ = ("_arrivals", "_eps", "_max_rows", "_norm_weight", "_plain", "_weight")
 
-    def __init__(self, plain: LikeliestToken, norm: RMSNorm | None, max_rows: int) -> None:
+    def __init__(self, plain: LikeliestToken, norm: WeightedNorm | None, max_rows: int) -> None:
         self._plain = plain
         self._max_rows = max_rows
         self._weight = dense(plain.head).weight
-        self._norm_weight = None if norm is None else norm.weight.float()
+        self._norm_weight = None if norm is None else norm.kernel_weight.float()
         self._eps = 0.0 if norm is None else norm.eps
         self._arrivals = torch.zeros(1, dtype=torch.int32, device=self._weight.device)
 
@@ -322,9 +259,8 @@ class TritonProducts:
         norms_or_gates_in_torch = plan.float32_norms or plan.attention_gate
         return self._max_rows > 0 and fits(plan) and has_dense_mlp(plan) and not norms_or_gates_in_torch
 
-    def norm(self, norm: RowsPart, plan: LayerPlan) -> RowsPart:
-        rms = cast(RMSNorm, norm)
-        return TritonNorm(rms.weight, rms.eps)
+    def norm(self, norm: RowsPart) -> RowsPart:
+        return TritonNorm.of(cast(WeightedNorm, norm))
 
     def linear(self, linear: Linear) -> Linear:
         return SkinnyLinear(dense(linear), self._max_rows)
@@ -336,7 +272,7 @@ class TritonProducts:
         body = LayerBody(layer.attention, layer.mlp, layer.mlp_norm)
         many = self._many_rows(body, plan)
         few = self._few_rows(body, plan, norm, many)
-        return FusedLayer(layer, self.norm(norm, plan), few, many, self._few)
+        return FusedLayer(layer, self.norm(norm), few, many, self._few)
 
     def body(self, body: LayerBody, plan: LayerPlan) -> Body:
         return self._few_rows(body, plan, None, self._many_rows(body, plan)) if fits(plan) else body
@@ -346,7 +282,7 @@ class TritonProducts:
         if has_dense_mlp(plan):
             rows_part = FusedMLP(cast(GatedMLP, body.mlp), cast(RMSNorm, body.mlp_norm))
         else:
-            rows_part = ResidualPart(body.mlp, self.norm(body.mlp_norm, plan))
+            rows_part = ResidualPart(body.mlp, self.norm(body.mlp_norm))
         return FusedBody(cast(Attention, body.attention), rows_part, norm, many, self._few)
 
     def _many_rows(self, body: LayerBody, plan: LayerPlan) -> ManyRowsBody:
@@ -355,11 +291,21 @@ class TritonProducts:
             finish = FinishWithMLP(cast(GatedMLP, body.mlp), self._max_rows)
         return ManyRowsBody(body.attention, cast(RMSNorm, body.mlp_norm), finish)
 
-    def draft_input(self, part: DraftInput, plan: LayerPlan) -> DraftInputs:
+    def draft_input(self, part: DraftInput) -> DraftInputs:
         return FusedDraftInput(part, cast(RMSNorm, part.embedding_norm), cast(RMSNorm, part.hidden_norm))
 
-    def likeliest(self, part: LikeliestToken, plan: LayerPlan) -> Likeliest:
-        return FusedLikeliest(part, cast("RMSNorm | None", part.norm), self._max_rows)
+    def likeliest(self, part: LikeliestToken) -> Likeliest:
+        return FusedLikeliest(part, cast("WeightedNorm | None", part.norm), self._max_rows)
+
+    def sandwich(self, parts: SandwichParts) -> SandwichParts:
+        return triton_sandwich(parts, self._max_rows)
+
+    def per_layer_embedding(self, part: EmbedPerLayer) -> EmbedPerLayer:
+        plain = cast(PerLayerEmbedding, part)
+        return TritonPerLayerEmbedding.of(plain, self.linear(plain.projection))
+
+    def logit_cap(self, part: CapLogits) -> CapLogits:
+        return TritonLogitCap(cast(LogitCap, part).cap)
 
 
 def fits(plan: LayerPlan) -> bool:
@@ -370,9 +316,3 @@ def fits(plan: LayerPlan) -> bool:
 def has_dense_mlp(plan: LayerPlan) -> bool:
     """Tell whether a layer ends in an MLP of two products without biases."""
     return plan.experts is None and not plan.mlp_bias
-
-
-def dense(linear: Linear) -> DenseLinear:
-    """Return a product whose weight lies as the kernels read it; on a GPU each does."""
-    assert hasattr(linear, "weight"), "a packed or split product has no kernel"
-    return cast(DenseLinear, linear)

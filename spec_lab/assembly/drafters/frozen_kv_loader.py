@@ -19,6 +19,8 @@ from spec_lab.drafters.frozen_kv_tree import FrozenKVTreeDrafter
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
 from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
 from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantTarget, read_assistant_config
+from spec_lab.models.partition import WHOLE
+from spec_lab.models.products import PLAIN
 from spec_lab.models.random_weights import random_assistant
 
 
@@ -83,6 +85,7 @@ def _head(
         target.num_positions,
         anchor.extra_window_keys,
         target.partition,
+        models.kernels.products if target.partition is WHOLE else PLAIN,
     )
 
 

@@ -1,0 +1,48 @@
+"""The cap of Gemma's logits: cap * tanh(logits / cap), in float32, since rounding near the cap would make ties."""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.utils import assert_rows_of, launch_on
+
+_TILE = 2048
+
+
+@triton.jit
+def _softcap(
+    out_ptr: tl.tensor,
+    logits_ptr: tl.tensor,
+    row_stride: tl.tensor,
+    size: tl.tensor,
+    cap: tl.tensor,
+    TILE: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    tokens = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    is_token = tokens < size
+    logits = tl.load(logits_ptr + row * row_stride + tokens, mask=is_token, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * size + tokens, (2 * tl.sigmoid(2 * (logits / cap)) - 1) * cap, mask=is_token)
+
+
+@torch.library.custom_op("spec_kernels::softcap", mutates_args=("out",))
+def softcap(out: torch.Tensor, logits: torch.Tensor, cap: float) -> None:
+    """Compute cap * tanh(logits / cap).
+
+    Args:
+        out: [rows, vocab] float32, contiguous, written.
+        logits: [rows, vocab].
+    """
+    num_rows, size = out.shape
+    assert_rows_of(logits, num_rows, size)
+    assert out.is_contiguous() and out.dtype == torch.float32
+    with launch_on(out):
+        _softcap[(num_rows, triton.cdiv(size, _TILE))](out, logits, logits.stride(0), size, cap, TILE=_TILE)
+
+
+def softcap_reference(out: torch.Tensor, logits: torch.Tensor, cap: float) -> None:
+    """Do what `softcap` does."""
+    out.copy_(torch.tanh(logits.float() / cap) * cap)

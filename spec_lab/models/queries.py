@@ -1,0 +1,32 @@
+"""Queries of layers that read the keys and values of another layer, and write none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.layers import FusedRopeAndWrite, RopeAndWrite, RotaryRows, WeightedNorm
+
+
+@dataclass(frozen=True, slots=True)
+class NormedQueries:
+    """Norms and rotates queries, each on its own."""
+
+    norm: WeightedNorm
+
+    def __call__(
+        self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        return rotary(self.norm(heads))
+
+
+def norm_and_turn_queries(norm: WeightedNorm, num_heads: int, backend: AttentionBackend) -> RopeAndWrite:
+    """Take the backend's kernel where it has one; all heads have the norm's one weight [head_dim]."""
+    if backend.rope_write is None:
+        return NormedQueries(norm)
+    weight = norm.kernel_weight.expand(num_heads, -1).contiguous()
+    return FusedRopeAndWrite(num_heads, 0, backend.rope_write, weight, norm.eps)

@@ -1,0 +1,138 @@
+"""Products of few rows by kernels, and what fuses with them: the pieces of which kernels=triton makes layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+
+from spec_kernels.gate import gated
+from spec_kernels.norms import rms_norm
+from spec_kernels.product import product
+from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS, most_rows, num_arrivals
+from spec_lab.models.layers import Activation, GatedMLP, WeightedNorm, gelu_tanh
+from spec_lab.models.linear import DenseLinear, Linear
+
+ACTIVATIONS: dict[Activation, str] = {F.silu: "silu", gelu_tanh: "gelu_tanh"}
+
+
+@dataclass(frozen=True, slots=True)
+class TritonNorm:
+    """Is an `RMSNorm` in one launch."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(rows)
+        rms_norm(out, rows, self.weight, self.eps)
+        return out
+
+    @classmethod
+    def of(cls, norm: WeightedNorm) -> TritonNorm:
+        return cls(norm.kernel_weight, norm.eps)
+
+
+class SkinnyProduct:
+    """Is a product of up to 64 rows, with what fuses with it: a norm before it, and after it an activation and the
+    product with the other half of the outputs or with other rows, or a residual.
+
+    Every program of a fused norm sees all rows: beyond 16 of them a kernel before it costs less.
+    """
+
+    __slots__ = (
+        "_activation",
+        "_arrivals",
+        "_bias",
+        "_eps",
+        "_gated",
+        "_norm",
+        "_norm_weight",
+        "_out_features",
+        "_weight",
+    )
+
+    def __init__(
+        self,
+        linear: DenseLinear,
+        norm: WeightedNorm | None = None,
+        gated: bool = False,
+        activation: Activation = F.silu,
+    ) -> None:
+        self._weight, self._bias = linear.weight, linear.bias
+        self._norm = None if norm is None else TritonNorm.of(norm)
+        self._norm_weight = None if norm is None else norm.kernel_weight.float()
+        self._eps = 0.0 if norm is None else norm.eps
+        self._gated = gated
+        self._activation = ACTIVATIONS[activation]
+        self._out_features = linear.weight.shape[0] // (2 if gated else 1)
+        self._arrivals = no_arrivals(self._out_features, linear.weight.device)
+
+    def __call__(
+        self, rows: torch.Tensor, residual: torch.Tensor | None = None, multiplied: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`residual` is added to the outcome; the activation of the product is multiplied by `multiplied`."""
+        out = rows.new_empty(rows.shape[0], self._out_features)
+        norm_weight = self._norm_weight
+        if self._norm is not None and rows.shape[0] > INVARIANT_ROWS:
+            rows, norm_weight = self._norm(rows), None
+        parts = self._bias, norm_weight, self._eps, residual, self._gated, self._activation, multiplied
+        product(out, rows, self._weight, self._arrivals, *parts)
+        return out
+
+
+def no_arrivals(out_features: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(num_arrivals(out_features), dtype=torch.int32, device=device)
+
+
+class SkinnyLinear:
+    """Is a product, of normed rows where it has a norm: of few rows by the kernel, of many by the library."""
+
+    __slots__ = ("_few", "_many", "_max_rows", "_norm")
+
+    def __init__(self, linear: DenseLinear, max_rows: int = MAX_ROWS, norm: WeightedNorm | None = None) -> None:
+        self._few = SkinnyProduct(linear, norm)
+        self._many = linear
+        self._norm = None if norm is None else TritonNorm.of(norm)
+        self._max_rows = min(max_rows, most_rows(*linear.weight.shape))
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        if 0 < rows.shape[0] <= self._max_rows:
+            return self._few(rows)
+        return self._many(rows if self._norm is None else self._norm(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class TritonGatedMLP:
+    """Is a gated MLP of many rows: products of the library, and one kernel between them."""
+
+    plain: GatedMLP
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        gate, up = self.plain.gate_up(rows).chunk(2, dim=-1)
+        inner = gate.new_empty(gate.shape)
+        gated(inner, gate, up, ACTIVATIONS[self.plain.activation])
+        return self.plain.down(inner)
+
+
+class SkinnyMLP:
+    """Is a gated MLP, whose first product ends in the gate where rows are few."""
+
+    __slots__ = ("_down", "_gate_up", "_many", "_max_rows")
+
+    def __init__(self, mlp: GatedMLP, max_rows: int = MAX_ROWS) -> None:
+        self._gate_up = SkinnyProduct(dense(mlp.gate_up), gated=True, activation=mlp.activation)
+        self._down = SkinnyProduct(dense(mlp.down))
+        self._many = TritonGatedMLP(mlp)
+        self._max_rows = max_rows
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._down(self._gate_up(rows)) if 0 < len(rows) <= self._max_rows else self._many(rows)
+
+
+def dense(linear: Linear) -> DenseLinear:
+    """Return a product whose weight lies as the kernels read it; on a GPU each does."""
+    assert hasattr(linear, "weight"), "a packed or split product has no kernel"
+    return cast(DenseLinear, linear)

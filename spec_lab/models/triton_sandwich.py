@@ -1,0 +1,135 @@
+"""This module has kernels=triton for layers whose halves are normed before and after (Gemma 4).
+
+Of up to 16 rows a half is then two products, what lies between them, and one kernel that ends it: the norm behind it,
+the residual, and the norm before the next half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+
+from spec_kernels.gate import gated
+from spec_kernels.layer_embedding import layer_embeddings
+from spec_kernels.norms import add_normed
+from spec_kernels.product_tiles import INVARIANT_ROWS
+from spec_kernels.softcap import softcap
+from spec_lab.models.layers import GatedMLP, WeightedNorm, gelu_tanh
+from spec_lab.models.linear import Linear
+from spec_lab.models.sandwich import (
+    AddNormed,
+    AddNormedThenNorm,
+    NormedLinear,
+    PerLayerEmbedding,
+    PerLayerGate,
+    SandwichParts,
+)
+from spec_lab.models.triton_linear import ACTIVATIONS, SkinnyLinear, SkinnyMLP, SkinnyProduct, TritonNorm, dense
+
+
+def triton_sandwich(parts: SandwichParts, max_rows: int) -> SandwichParts:
+    """Put kernels in the place of a layer's parts; products of more than `max_rows` rows are the library's."""
+    project = cast(NormedLinear, parts.project)
+    return replace(
+        parts,
+        project=SkinnyLinear(dense(project.linear), max_rows, cast(WeightedNorm, project.norm)),
+        output=SkinnyLinear(dense(parts.output), max_rows),
+        after_attention=TritonAddNormedThenNorm.of(cast(AddNormedThenNorm, parts.after_attention)),
+        mlp=SkinnyMLP(cast(GatedMLP, parts.mlp), max_rows),
+        after_mlp=TritonAddNormed.of(cast(AddNormed, parts.after_mlp)),
+        gate=None if parts.gate is None else SkinnyGate(cast(PerLayerGate, parts.gate), max_rows),
+        after_gate=None if parts.after_gate is None else TritonAddNormed.of(cast(AddNormed, parts.after_gate)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TritonAddNormed:
+    """Is an `AddNormed` in one launch."""
+
+    norm: TritonNorm
+    scale: torch.Tensor | None
+
+    def __call__(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(added)
+        add_normed(out, None, stream, added, self.norm.weight, self.norm.eps, self.scale, None, 0.0)
+        return out
+
+    @classmethod
+    def of(cls, plain: AddNormed) -> TritonAddNormed:
+        return cls(TritonNorm.of(cast(WeightedNorm, plain.norm)), plain.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonAddNormedThenNorm:
+    """Is an `AddNormedThenNorm` in one launch."""
+
+    add: TritonAddNormed
+    next_norm: TritonNorm
+
+    def __call__(self, stream: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out, normed = torch.empty_like(added), torch.empty_like(added)
+        first, second = self.add.norm, self.next_norm
+        add_normed(
+            *(out, normed, stream, added, first.weight, first.eps, self.add.scale, second.weight, second.eps),
+        )
+        return out, normed
+
+    @classmethod
+    def of(cls, plain: AddNormedThenNorm) -> TritonAddNormedThenNorm:
+        return cls(TritonAddNormed.of(plain.add), TritonNorm.of(cast(WeightedNorm, plain.next_norm)))
+
+
+class SkinnyGate:
+    """Is a `PerLayerGate`: of few rows in two products."""
+
+    __slots__ = ("_few", "_many", "_max_rows", "_projection")
+
+    def __init__(self, plain: PerLayerGate, max_rows: int) -> None:
+        self._few = SkinnyProduct(dense(plain.gate), activation=gelu_tanh)
+        self._many = plain.gate
+        self._projection = SkinnyLinear(dense(plain.projection), max_rows)
+        self._max_rows = min(max_rows, INVARIANT_ROWS)
+
+    def __call__(self, stream: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        if 0 < stream.shape[0] <= self._max_rows:
+            return self._projection(self._few(stream, multiplied=embedded))
+        gate = self._many(stream)
+        inner = torch.empty_like(gate)
+        gated(inner, gate, embedded, ACTIVATIONS[gelu_tanh])
+        return self._projection(inner)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPerLayerEmbedding:
+    """Is a `PerLayerEmbedding` in a product and a kernel."""
+
+    plain: PerLayerEmbedding
+    projection: Linear
+    norm: TritonNorm
+
+    def __call__(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        plain, projected = self.plain, self.projection(embedded)
+        out = projected.new_empty(projected.shape[0], projected.shape[1] // plain.width, plain.width)
+        layer_embeddings(
+            *(out, token_ids, plain.table, plain.table_scale, projected, plain.projection_scale),
+            *(self.norm.weight, self.norm.eps, plain.scale),
+        )
+        return out
+
+    @classmethod
+    def of(cls, plain: PerLayerEmbedding, projection: Linear) -> TritonPerLayerEmbedding:
+        return cls(plain, projection, TritonNorm.of(cast(WeightedNorm, plain.norm)))
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLogitCap:
+    """Is a `LogitCap` in one launch."""
+
+    cap: float
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+        softcap(out, logits, self.cap)
+        return out

@@ -1,0 +1,180 @@
+"""Gemma 4 targets and their assistants through the fused kernels, against the same models without, in 16 bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_kernels.rope_write import rope_write
+from spec_lab.core.types import AttentionMetadata, FeatureSpec
+from spec_lab.models.config import ModelConfig
+from spec_lab.models.families.table import read_model_config
+from spec_lab.models.gemma4 import Gemma4Target
+from spec_lab.models.gemma4_assistant import Gemma4Assistant
+from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
+from spec_lab.models.gemma4_assistant_config import AssistantTarget, read_assistant_config
+from spec_lab.models.gemma4_checkpoint import gemma4_tensor_shapes
+from spec_lab.models.products import PLAIN, Products
+from spec_lab.models.triton_products import TritonProducts
+from spec_lab.pruning.selection import AfterAttention, AllRows, NoRows
+from tests.kernel_lab import DEVICE, randn
+from tests.test_triton_products import DTYPE, MAX_POSITIONS, CountedKernels, Lane, assert_alike, prompt
+from tests.tiny_checkpoints import random_weight
+from tests.tiny_gemma4 import FULL, KINDS, SLIDING, TEXT, VOCAB
+
+KERNELS_OF_A_LAYER = {"rope_write": 1, "paged_attention": 1, "product": 4, "add_normed": 2}
+ASSISTANT: dict[str, Any] = {
+    "architectures": ["Gemma4AssistantForCausalLM"],
+    "model_type": "gemma4_assistant",
+    "backbone_hidden_size": TEXT["hidden_size"],
+    "use_ordered_embeddings": False,
+    "text_config": {
+        key: TEXT[key]
+        for key in ("vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim", "global_head_dim")
+    }
+    | {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_kv_shared_layers": 3}
+    | {"layer_types": [SLIDING, SLIDING, FULL], "sliding_window": TEXT["sliding_window"], "model_type": "gemma4_text"}
+    | {"hidden_size_per_layer_input": 0, "max_position_embeddings": 256, "hidden_activation": "gelu_pytorch_tanh"},
+}
+
+
+def weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """Random ones, in which norms and scalars are not 1."""
+    generator = torch.Generator().manual_seed(4)
+    return {name: random_weight(name, shape, generator).to(DEVICE, DTYPE) for name, shape in shapes.items()}
+
+
+def read_target(folder: Path, kind: str) -> ModelConfig:
+    """A model of a kind with few layers, of which one of each type reads another's KV where any does."""
+    folder.mkdir(exist_ok=True)
+    num_shared = 2 if KINDS[kind].get("num_kv_shared_layers") else 0
+    layer_types = [SLIDING, FULL, *[SLIDING, FULL][:num_shared]]
+    layers = {"num_hidden_layers": len(layer_types), "layer_types": layer_types, "num_kv_shared_layers": num_shared}
+    text = TEXT | KINDS[kind] | layers | {"architectures": ["Gemma4ForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(text))
+    return read_model_config(folder)
+
+
+def make_target(config: ModelConfig, lane: Lane, products: Products) -> Gemma4Target:
+    target = Gemma4Target(config, weights(gemma4_tensor_shapes(config)), lane.backend, MAX_POSITIONS)
+    target.use(products)
+    return target
+
+
+def caches(lane: Lane) -> list[torch.Tensor]:
+    return list(lane.cache.tensors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "num_rows"), [("31b", 4), ("26b", 2), ("e4b", 4), ("e4b", 10), ("31b", 33)])
+def test_a_target_gives_what_it_gives_without(tmp_path: Path, kind: str, num_rows: int) -> None:
+    """Prompt rows first, of which the last layers take the last alone, then rows of two requests: few, which have
+    products of ours with norms inside, some, which have ours and the library's, and more, which have the library's."""
+    config, outcomes = read_target(tmp_path, kind), []
+    for products in (PLAIN, TritonProducts(), TritonProducts(row_invariant=False)):
+        lane = Lane.of(config.layers)
+        target, last = make_target(config, lane, products), torch.tensor([5, 11], device=DEVICE)
+        for tensor in caches(lane):
+            tensor.zero_()
+        begin = prompt(2, 6).flatten(), lane.cache, lane.metadata([0, 0], 6), AfterAttention(last), FeatureSpec()
+        first = target.forward(*begin)
+        rows = prompt(2, num_rows).flatten()
+        round_ = target.forward(rows, lane.cache, lane.metadata([6, 4], num_rows), AllRows(), FeatureSpec())
+        outcomes.append([first.hidden, target.logits(round_.hidden), *caches(lane)])
+    for outcome in outcomes[1:]:
+        for got, expected in zip(outcome, outcomes[0], strict=True):
+            assert_alike(got, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["31b", "e2b"])
+def test_heads_through_the_kernel_are_those_of_torch(tmp_path: Path, kind: str) -> None:
+    config, outcomes = read_target(tmp_path, kind), []
+    for kernel in (None, rope_write):
+        lane = Lane.of(config.layers)
+        lane.backend.rope_write = kernel
+        target = make_target(config, lane, PLAIN)
+        for tensor in caches(lane):
+            tensor.zero_()
+        begin = prompt(2, 6).flatten(), lane.cache, lane.metadata([0, 0], 6), AllRows(), FeatureSpec()
+        outcomes.append([target.forward(*begin).hidden, *caches(lane)])
+    for got, expected in zip(*outcomes, strict=True):
+        assert_alike(got, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["e4b"])
+def test_a_row_of_a_round_is_the_row_of_plain_decoding(tmp_path: Path, kind: str) -> None:
+    """Four rows of each of three requests, at once, and the first's one by one: bit-equal, with the logits."""
+    config = read_target(tmp_path, kind)
+    lane = Lane.of(config.layers)
+    target, starts, tokens = make_target(config, lane, TritonProducts()), [9, 3, 1], prompt(3, 13)
+    assert all(TritonProducts().is_row_invariant(plan) for plan in config.layers)
+    for slot, start in enumerate(starts):
+        target.forward(tokens[slot, :start], lane.cache, of_slot(lane, slot, start), NoRows(), FeatureSpec())
+    rows = torch.stack([tokens[slot, start : start + 4] for slot, start in enumerate(starts)])
+    verified = target.forward(rows.flatten(), lane.cache, lane.metadata(starts, 4), AllRows(), FeatureSpec())
+    together = target.logits(verified.hidden).view(3, 4, -1)
+    for column in range(4):
+        metadata = lane.metadata([starts[0] + column], 1)
+        alone = target.forward(rows[0, column : column + 1], lane.cache, metadata, AllRows(), FeatureSpec())
+        assert torch.equal(target.logits(alone.hidden)[0], together[0, column])
+
+
+def of_slot(lane: Lane, slot: int, length: int) -> AttentionMetadata:
+    """The metadata of one request's first rows."""
+    positions = torch.arange(length, device=DEVICE).unsqueeze(0)
+    pages = lane.table.pages[slot : slot + 1]
+    return lane.backend.build(positions, torch.tensor([length], device=DEVICE), pages, length)
+
+
+@pytest.mark.slow
+def test_a_layer_is_eight_kernels_and_three_more_with_embeddings_of_its_own(tmp_path: Path) -> None:
+    for kind, more in (("31b", {}), ("e4b", {"product": 2, "add_normed": 1})):
+        config = read_target(tmp_path / kind, kind)
+        lane = Lane.of(config.layers)
+        target, metadata = make_target(config, lane, TritonProducts()), lane.metadata([6, 4], 4)
+        with CountedKernels() as launched:
+            target.forward(prompt(2, 4).flatten(), lane.cache, metadata, AllRows(), FeatureSpec())
+        num_layers, before = len(config.layers), {"product": 1, "layer_embeddings": 1} if more else {}
+        expected = {
+            name: num_layers * (KERNELS_OF_A_LAYER.get(name, 0) + more.get(name, 0)) + before.get(name, 0)
+            for name in (*KERNELS_OF_A_LAYER, *before)
+        }
+        assert launched.count == expected | {"rms_norm": 1}
+
+
+def make_assistant(
+    folder: Path, config: ModelConfig, centroids: bool, lane: Lane, products: Products
+) -> Gemma4Assistant:
+    of_head = (
+        {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 2} if centroids else {}
+    )
+    (folder / "config.json").write_text(json.dumps(ASSISTANT | of_head))
+    assistant = read_assistant_config(folder, AssistantTarget.from_model_config(config))
+    tensors = weights(assistant_tensor_shapes(assistant))
+    if centroids:
+        tensors[TOKEN_ORDERING] = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    embedding = randn(VOCAB, config.hidden_size, seed=3, dtype=DTYPE)
+    return Gemma4Assistant(assistant, tensors, embedding, lane.backend, MAX_POSITIONS, products=products)
+
+
+@pytest.mark.parametrize("centroids", [False, True])
+def test_an_assistant_gives_what_it_gives_without(tmp_path: Path, centroids: bool) -> None:
+    config, outcomes = read_target(tmp_path / "target", "e4b"), []
+    for products in (PLAIN, TritonProducts()):
+        lane = Lane.of(config.layers)
+        lane.backend.rope_write = None if products is PLAIN else rope_write
+        for seed, tensor in enumerate(caches(lane)):
+            tensor.copy_(randn(*tensor.shape, seed=seed, dtype=DTYPE))
+        head = make_assistant(tmp_path, config, centroids, lane, products)
+        read = [lane.cache.layers[layer.kv_source] for layer in head.config.layers]
+        given = prompt(1, 2).flatten(), randn(2, config.hidden_size, seed=5, dtype=DTYPE)
+        out = head.forward(*given, read, lane.metadata([6, 4], 1))
+        outcomes.append([out, head.project(out), head.target_logits(out).nan_to_num(neginf=0.0), head.greedy(out)])
+    for got, expected in zip(*outcomes, strict=True):
+        assert_alike(got, expected)
