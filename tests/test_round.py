@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, Request, Verification
 from spec_lab.drafters.none import NoDrafter
+from spec_lab.engine.accounts import RoundAccounts
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.readback import PendingResult, RoundResult, read_later
@@ -374,6 +376,24 @@ def test_the_hosts_reading_is_a_stage_of_its_own(monkeypatch: pytest.MonkeyPatch
     ]
     assert all(seconds["readback"] >= 0.05 for seconds in stages)
     assert min(seconds["commit"] for seconds in stages) < 0.05
+
+
+def test_a_record_is_made_when_the_next_round_has_been_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is between two rounds is what decides about the second."""
+    engine, _ = make_fake_engine(lambda target: ScriptedDrafter(2, target, [0]))
+    seen: list[str] = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            seen.append(name)
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(engine.graph, "run", noted("run", engine.graph.run))
+    monkeypatch.setattr(RoundAccounts, "_record", noted("record", RoundAccounts._record))
+    result = engine.generate([Request("a", "x", (5, 6, 7), 4, ignore_eos=True)])
+    assert seen == ["run", *["run", "record"] * (len(result.rounds) - 1), "record"] and len(result.rounds) == 3
 
 
 @pytest.mark.parametrize(

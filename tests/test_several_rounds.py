@@ -209,6 +209,14 @@ def test_a_replay_launched_ahead_finds_the_ends_on_the_device(
     assert limits._margin == 2 * NUM_DRAFTS
 
 
+def test_what_is_in_flight_is_read_before_a_launch_without_those_that_ended(lab: Lab) -> None:
+    """One ends in a replay, the other in the next, which is in flight when the host hears of the first."""
+    lengths = {"a": 4, "b": 6}
+    requests = [Request(name, "x", (5, 6, 7), length, ignore_eos=True) for name, length in lengths.items()]
+    options: dict[str, Any] = {"drafter": "none", "rule": RULES["strict"], "batch_size": 2}
+    assert_one_at_a_time(lab, requests, 2, {"overlap": True}, **options)
+
+
 @SLOW
 def test_the_time_of_a_replay_for_nobody_is_in_the_round_before_it(lab: Lab) -> None:
     requests = [Request("a", "x", (5, 6, 7), 9, ignore_eos=True)]
