@@ -81,7 +81,6 @@ FORBIDDEN = [
     ),
     (["drafter=mtp_eagle", "target=hf", "target.path=."], "target.path", "config.json"),
     (["tree=dynamic", "drafter=mtp_vanilla"], "drafter=mtp_vanilla drafts no branches", "drafter=frozen_kv"),
-    ([*TREE, "acceptance=relaxed_thinking"], "acceptance=relaxed_thinking", "acceptance=strict"),
     (
         [*TREE, "acceptance=rejection", "acceptance.method=block", "sampling=sampled"],
         "acceptance.method=block",
@@ -333,6 +332,7 @@ ALLOWED = [
     [*TREE, "tree.depth=5", "tree.num_rows=64", "batch_size=4", "prune=catchup"],
     [*STATIC, "tree.paths=[[1],[1,3],[1,3,0],[0]]"],
     [*TRAVERSAL, *STATIC],
+    [*TREE, "acceptance=relaxed_thinking", "graph=round"],
     [*TRAVERSAL, *STATIC, "drafter=eagle3", "tree.replacement=true", "graph=full_loop"],
     [*STATIC, *SAMPLED_DRAFTS, *ONE_HOT],
     ["drafter=ngram", "record.topk=16"],

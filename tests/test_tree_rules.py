@@ -18,6 +18,7 @@ from spec_lab.config import TreeConfig
 from spec_lab.core.tree_protocols import JudgedRows, Walk
 from tests.acceptance_cases import CPU
 from tests.graph_lab import MODES, SAMPLED, Lab, Rule, generate_watched, lab, mixed_requests, outcome
+from tests.graph_lab import RULES as CHAIN_RULES
 from tests.test_rejection import total_variation, variation_bound
 
 __all__ = ["lab"]
@@ -146,6 +147,7 @@ RULES: dict[str, tuple[Rule, TreeConfig]] = {
     "one_hot": (Rule(RejectionConfig(method=RejectionMethodChoice.one_hot), SAMPLED), DYNAMIC),
     "synthetic": (Rule(SyntheticConfig(mean_length=None, rates=[0.7, 0.5, 0.3])), DYNAMIC),
     "traversal": (TRAVERSAL, STATIC),
+    "relaxed": (CHAIN_RULES["relaxed"], DYNAMIC),
     "one_hot, drawn": (replace(TRAVERSAL, acceptance=RejectionConfig(method="one_hot")), STATIC),
 }
 

@@ -70,6 +70,17 @@ class PhaseState:
         opens = torch.cat((self.now(slot_ids).unsqueeze(1), tokens == self._markers.begin), dim=1)
         return opens.gather(1, latest_change)
 
+    def behind_rows(self, slot_ids: torch.Tensor, tokens: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+        """Turn a tree's [batch, N] tokens into the phases [batch, N] behind its rows, on the way to each of them.
+
+        `visible` [batch, N, N] are each row's ancestors and itself; the root's token is a part of the text already.
+        """
+        depths = visible.sum(dim=2) - 1
+        # Of the markers on a way the deepest one counts, so a marker's number is twice its depth, and odd if it opens.
+        numbers = torch.where(self._markers.match(tokens), 2 * depths + (tokens == self._markers.begin), 0)
+        latest = torch.where(visible, numbers.unsqueeze(1), 0).amax(dim=2)
+        return torch.where(latest >= 2, latest % 2 == 1, self.now(slot_ids).unsqueeze(1))
+
     def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
         """Take the first `num_emitted` [batch] of `tokens` [batch, N]; a row that emits 0 keeps its phase."""
         after = self.before(slot_ids, tokens).gather(1, num_emitted.unsqueeze(1)).squeeze(1)
@@ -105,6 +116,18 @@ class RelaxationPhase(Protocol):
         """
         ...
 
+    def least_inside(
+        self,
+        slot_ids: torch.Tensor,
+        inside: torch.Tensor,
+        draft_tokens: torch.Tensor,
+        top: torch.Tensor,
+        relaxed: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the same, of drafts [batch, K] that need not follow each other: `inside` [batch, K] tells whether
+        thinking is open in front of each."""
+        ...
+
     def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None: ...
 
 
@@ -130,6 +153,16 @@ class TokenPhase:
         self, slot_ids: torch.Tensor, draft_tokens: torch.Tensor, top: torch.Tensor, relaxed: torch.Tensor
     ) -> torch.Tensor:
         inside = self.thinking.before(slot_ids, draft_tokens)[:, :-1]
+        return self.least_inside(slot_ids, inside, draft_tokens, top, relaxed)
+
+    def least_inside(
+        self,
+        slot_ids: torch.Tensor,
+        inside: torch.Tensor,
+        draft_tokens: torch.Tensor,
+        top: torch.Tensor,
+        relaxed: torch.Tensor,
+    ) -> torch.Tensor:
         protected = (draft_tokens.unsqueeze(-1) == self._protected).any(dim=-1)
         return torch.where(inside & ~protected, relaxed, torch.inf)
 
@@ -161,6 +194,16 @@ class RoundPhase:
         self, slot_ids: torch.Tensor, draft_tokens: torch.Tensor, top: torch.Tensor, relaxed: torch.Tensor
     ) -> torch.Tensor:
         return torch.where(self._relaxing.now(slot_ids).unsqueeze(1), relaxed, top)
+
+    def least_inside(
+        self,
+        slot_ids: torch.Tensor,
+        inside: torch.Tensor,
+        draft_tokens: torch.Tensor,
+        top: torch.Tensor,
+        relaxed: torch.Tensor,
+    ) -> torch.Tensor:
+        return self.least(slot_ids, draft_tokens, top, relaxed)
 
     def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
         self.thinking.advance(slot_ids, tokens, num_emitted)

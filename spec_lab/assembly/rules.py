@@ -220,6 +220,7 @@ OPTIONS = (
         judge=Deferred(LOADER, "relaxed_thinking_rule"),
         greedy_only="measures from the argmax of the raw logits",
         refusals=(relaxed_knobs, the_other_form_is_left_alone),
+        walk=Deferred(LOADER, "relaxed_thinking_tree_rule"),
         takes_fewer_drafts=True,
     ),
     RuleOption(

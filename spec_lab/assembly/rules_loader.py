@@ -13,7 +13,8 @@ from spec_lab.acceptance.distribution import SamplingParams
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import RelaxationPhase, RoundPhase, ThinkingMarkers, TokenPhase
 from spec_lab.acceptance.rates import expand_mean_length
-from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedThinkingAcceptance
+from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedForm, RelaxedThinkingAcceptance
+from spec_lab.acceptance.relaxed_tree import RelaxedThinkingTreeAcceptance
 from spec_lab.acceptance.traversal import TraversalAcceptance
 from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance, SyntheticTreeAcceptance
 from spec_lab.assembly import registry
@@ -65,10 +66,15 @@ class RuleResources:
 
 def build_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRule:
     """The rule of an engine."""
-    option, models = registry.of(config).rule(config), resources.models
+    option = registry.of(config).rule(config)
     if option.build is not None:
         return option.build(config, config.acceptance, resources)
-    context = RuleContext(
+    return build_deterministic_rule(config.acceptance, _rule_context(config, resources), config.extensions)
+
+
+def _rule_context(config: RunConfig, resources: RuleResources) -> RuleContext:
+    models = resources.models
+    return RuleContext(
         resources.limits.num_slots,
         models.markers,
         models.target.eos_token_ids,
@@ -76,7 +82,6 @@ def build_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRule:
         models.device,
         models.kernels,
     )
-    return build_deterministic_rule(config.acceptance, context, config.extensions)
 
 
 def build_tree_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRule:
@@ -119,19 +124,33 @@ def strict_rule(options: StrictAcceptanceConfig, context: RuleContext) -> Determ
 
 def relaxed_thinking_rule(options: RelaxedThinkingConfig, context: RuleContext) -> DeterministicRule:
     """acceptance=relaxed_thinking; UserError where the tokenizer has no thinking markers."""
+    form, phase = _relaxation(options, context)
+    return RelaxedThinkingAcceptance(form, options.topk, phase, context.kernels.standing)
+
+
+def relaxed_thinking_tree_rule(config: RunConfig, options: RelaxedThinkingConfig, resources: RuleResources) -> TreeRule:
+    """Makes acceptance=relaxed_thinking for trees."""
+    form, phase = _relaxation(options, _rule_context(config, resources))
+    return RelaxedThinkingTreeAcceptance(form, options.topk, phase)
+
+
+def _relaxation(options: RelaxedThinkingConfig, context: RuleContext) -> tuple[RelaxedForm, RelaxationPhase]:
+    """Makes what says how near a draft must be, and when that counts."""
     markers = context.markers
     if markers is None:
         raise UserError(
             f"acceptance=relaxed_thinking needs {_either_pair()} as tokens, and this target's tokenizer has none; use "
             "acceptance=strict"
         )
-    form = DeltaForm(options.delta) if options.form == RelaxedFormChoice.delta else RatioForm(options.ratio)
+    form: RelaxedForm = (
+        DeltaForm(options.delta) if options.form == RelaxedFormChoice.delta else RatioForm(options.ratio)
+    )
     phase: RelaxationPhase = (
         TokenPhase(context.num_slots, markers, context.eos_token_ids, context.device)
         if options.phase == RelaxedPhase.token
         else RoundPhase(context.num_slots, markers, context.prefill_chunk, context.device)
     )
-    return RelaxedThinkingAcceptance(form, options.topk, phase, context.kernels.standing)
+    return form, phase
 
 
 def _either_pair() -> str:
