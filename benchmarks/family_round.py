@@ -3,13 +3,16 @@
     python benchmarks/family_round.py outputs/family_round                    all cells; those there are not run again
     python benchmarks/family_round.py outputs/family_round --only "9b" "K=3"  cells whose name has all of these
     python benchmarks/family_round.py outputs/family_round --seconds 180      begin no cell later than this
+    python benchmarks/family_round.py outputs/family_round --profile          also launches, and how long the GPU idles
     python benchmarks/family_round.py outputs/family_round --show             the table of what is there
 
 bf16, random weights, prompts of 512 random tokens, one set of weights for all cells of a target, and imposed acceptance
 of equally many drafts in every round, as in `moe_round.py`. The floor counts what rounds of these families move besides
 weights and keys: gathered rows of embeddings for each layer, one state read and N written a request and delta net (with
 `recurrent.rollback=replay` one written, and the rows beside it). What the host needs to launch a round stands beside
-the time it takes, and the nodes of its graphs: where launching is the longer, the GPU waits.
+the time it takes, and the nodes of its graphs: where launching is the longer, the GPU waits. With --profile some more
+rounds of a cell run under the profiler: what of the time of a round before them no kernel was running is the GPU's idle
+time.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import floor
@@ -28,13 +32,16 @@ from h200_round import read_rows
 from moe_round import LEFT_OUT, NUM_ROUNDS, STAGES, Bench, Cell, Model, run_cells
 
 from spec_lab.core.results import GenerationResult
+from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
+from spec_lab.measure.profiling import profile_rounds
 from spec_lab.report.table import format_table
 
 COLUMNS = (
     *("cell", "round ms", "floor ms", "of floor", "verify ms", "catchup ms", "recur ms", "launch ms"),
-    *("nodes", "prompt ms"),
+    *("nodes", "prompt ms", "launches", "replays", "idle ms"),
 )
+NUM_PROFILED = 8
 ASSISTANT = ("drafter=frozen_kv", "drafter.weights=random")
 GEMMA_31B, GEMMA_E4B = (Model(name, (f"target={name}",), ASSISTANT) for name in ("gemma4_31b", "gemma4_e4b"))
 QWEN_9B, QWEN_35B = (Model(name, (f"target={name}",)) for name in ("qwen3_5_9b", "qwen3_5_35b_a3b"))
@@ -84,13 +91,15 @@ def main(arguments: Sequence[str] | None = None, cells: Sequence[Cell] = CELLS) 
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", default=[], help="cells whose name has all of these in it")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell later than this")
+    parser.add_argument("--profile", action="store_true", help="count launches and the GPU's idle time")
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
     table = options.folder / "family_rounds.csv"
     there = {row["cell"] for row in read_rows(table)}
     missing = [cell for cell in cells if cell.name not in there and all(part in cell.name for part in options.only)]
     deadline = perf_counter() + options.seconds
-    failed = False if options.show else run_cells(missing, table, deadline, FamilyBench)
+    bench = ProfilingBench if options.profile else FamilyBench
+    failed = False if options.show else run_cells(missing, table, deadline, bench)
     print(format_table(COLUMNS, [[row[name] for name in COLUMNS] for row in read_rows(table)], left=("cell",)))
     return 2 if failed else 0
 
@@ -98,7 +107,7 @@ def main(arguments: Sequence[str] | None = None, cells: Sequence[Cell] = CELLS) 
 class FamilyBench(Bench):
     """Writes lines with what the host does, in the place of the experts."""
 
-    def line(self, cell: Cell, result: GenerationResult, engine: Engine) -> dict[str, str]:
+    def line(self, cell: Cell, result: GenerationResult, engine: Engine, requests: Sequence[Request]) -> dict[str, str]:
         rounds = result.rounds[LEFT_OUT:]
         assert all(len(one.request_ids) == cell.batch_size for one in result.rounds), "all requests end together"
         round_ms = 1e3 * median(one.seconds for one in rounds)
@@ -111,7 +120,7 @@ class FamilyBench(Bench):
             *(f"{stage:.3f}" for stage in stages),
             f"{1e3 * median(one.launch_seconds or 0.0 for one in rounds):.3f}",
             str(sum(count or 0 for count in result.graph.nodes.values())),
-            f"{1e3 * median(one.seconds for one in result.prefills):.1f}",
+            *(f"{1e3 * median(one.seconds for one in result.prefills):.1f}", "-", "-", "-"),
         )
         return dict(zip(COLUMNS, cells, strict=True))
 
@@ -122,6 +131,21 @@ class FamilyBench(Bench):
         seq_len = cell.model.prompt_tokens + cell.num_emitted * NUM_ROUNDS / 2
         verified = (self.models.target.config, cell.batch_size, cell.num_draft_tokens + 1, seq_len)
         return [floor.target_work(*verified, experts["verify"], replays=True), *drafting]
+
+
+class ProfilingBench(FamilyBench):
+    """Profiles some more rounds of each cell once it is timed."""
+
+    def line(self, cell: Cell, result: GenerationResult, engine: Engine, requests: Sequence[Request]) -> dict[str, str]:
+        line = super().line(cell, result, engine, requests)
+        with TemporaryDirectory() as folder:
+            work = profile_rounds(engine, list(requests), NUM_PROFILED, Path(folder)).work
+        if work is None:
+            return line
+        busy_ms = work["gpu_busy_ms_per_round"]
+        idle = "-" if busy_ms is None else f"{float(line['round ms']) - busy_ms:.3f}"
+        counted = (f"{work['launches_per_round']:.0f}", f"{work['replays_per_round']:.0f}", idle)
+        return line | dict(zip(("launches", "replays", "idle ms"), counted, strict=True))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.cli.compose import compose_run
 from spec_lab.config import RunConfig
 from spec_lab.core.results import GenerationResult
+from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
@@ -243,10 +244,10 @@ class Bench:
         with torch.inference_mode():
             engine.graph.prepare(engine.round.of_batch(cell.batch_size), cell.batch_size)
         result = engine.generate(requests)
-        return self.line(cell, result, engine)
+        return self.line(cell, result, engine, requests)
 
-    def line(self, cell: Cell, result: GenerationResult, engine: Engine) -> dict[str, str]:
-        """Return the line of a cell that was run."""
+    def line(self, cell: Cell, result: GenerationResult, engine: Engine, requests: Sequence[Request]) -> dict[str, str]:
+        """Return the line of a cell that was run; `engine` can run its `requests` again."""
         rounds = result.rounds[LEFT_OUT:]
         assert all(len(one.request_ids) == cell.batch_size for one in result.rounds), "all requests end together"
         stages = {name: 1e3 * median(one.stage_seconds.get(name, 0.0) for one in rounds) for name in STAGES}

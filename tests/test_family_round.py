@@ -80,7 +80,7 @@ def test_cells_of_tiny_targets_are_timed_once(
     assisted = rounds.FamilyCell(tiny_gemma, 1, 3, graph="full_loop")
     cells = [nets, replace(nets, rollback="replay"), assisted, replace(assisted, graph="split_seed")]
     assert rounds.main([str(tmp_path / "out"), "--only", "replay"], cells) == 0
-    assert rounds.main([str(tmp_path / "out")], cells) == 0
+    assert rounds.main([str(tmp_path / "out"), "--profile"], cells) == 0
     assert capsys.readouterr().err.count("replay:") == 1
     rows = {row["cell"]: row for row in rounds.read_rows(tmp_path / "out" / "family_rounds.csv")}
     assert set(rows) == {cell.name for cell in cells}
@@ -88,3 +88,8 @@ def test_cells_of_tiny_targets_are_timed_once(
     kept, replayed = (float(rows[cell.name]["of floor"]) / float(rows[cell.name]["round ms"]) for cell in cells[:2])
     assert replayed > kept, "replay moves less"
     assert int(rows[assisted.name]["nodes"]) > 0
+    replays = {name: row["replays"] for name, row in rows.items()}
+    assert [replays[cell.name] for cell in cells] == ["0", "-", "2", "2"], "the second cell was run before --profile"
+    loop, split, launched = (int(rows[cell.name]["launches"]) for cell in (cells[2], cells[3], nets))
+    assert 0 < loop < split < launched, "split_seed launches the first draft step"
+    assert rows[nets.name]["idle ms"] == "-", "a CPU never idles"
