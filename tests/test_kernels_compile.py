@@ -16,7 +16,7 @@ POINTERS = (
     | dict.fromkeys(("expert_ids",), "*i64")
     | dict.fromkeys(("top_ids", "num_ahead", "winners", "score_ids", "order", "starts"), "*i32")
     | dict.fromkeys(("sums", "maxima", "partial", "tops", "draft_tops", "draft_sums", "reached"), "*fp32")
-    | dict.fromkeys(("routing_weights", "terms"), "*fp32")
+    | dict.fromkeys(("routing_weights", "terms", "scratch"), "*fp32")
     | dict.fromkeys(("probability", "top_probability", "kept_logits", "draft_logits"), "*fp32")
     | dict.fromkeys(("scores", "ratios", "rates"), "*fp64")
     | dict.fromkeys(("active", "is_top", "visible"), "*i1")
@@ -186,16 +186,33 @@ def compile_experts() -> None:
                     assert "mma." not in ptx, "no TF32"
     compile_kernel(experts._sort_pairs, "i32", PAIR_TILE=1024, NO_EXPERT=1 << 30)
     compile_kernel(experts._add_terms, "bf16", NUM_CHOSEN=8, HIDDEN=2048, CHANNEL_TILE=512)
-    compile_kernel(routing._logits, "bf16", NUM_EXPERTS=128, HIDDEN=2048, CHANNEL_TILE=2048)
-    choice = {"NUM_EXPERTS": 256, "EXPERT_TILE": 256, "NUM_CHOSEN": 8, "CHOICE_TILE": 8, "IS_RENORMALIZED": True}
+    choice = {"NUM_EXPERTS": 256, "EXPERT_TILE": 256, "NUM_CHOSEN": 8, "IS_RENORMALIZED": True}
     for is_sigmoid, groups in ((True, 8), (False, 1)):
         kind = {"IS_SIGMOID": is_sigmoid, "HAS_BIAS": is_sigmoid, "NUM_GROUPS": groups, "NUM_CHOSEN_GROUPS": 4}
         compile_kernel(routing._choose, "fp32", 2, **choice, **kind)
+        rows = {"HIDDEN": 2048, "HIDDEN_TILE": 2048, "NORMED": True}
+        assert "ld.global.v4" in compile_kernel(routing._route, "bf16", 1, **rows, **choice, **kind)
+
+
+def compile_few_experts() -> None:
+    """Compile them for GLM-4.7-Flash, whose shared expert is one more."""
+    from spec_kernels import few_experts
+    from spec_kernels.expert_tiles import choose_expert_tiles
+
+    tiles = choose_expert_tiles(1, 1, 2)
+    sizes = {"ROW_TILE": 16, "NUM_CHOSEN": 4, "CHOICE_TILE": 4, "HIDDEN": 2048, "INNER": 1536}
+    for kernel, product, more in (
+        (few_experts._gate_up_of_few, tiles.gate_up, {"IS_GELU": False}),
+        (few_experts._down_of_few, tiles.down, {"HAS_SHARED": True, "HAS_RESIDUAL": True}),
+    ):
+        shape = {"COLUMN_TILE": product.columns, "CHANNEL_TILE": product.channels}
+        ptx = compile_kernel(kernel, "bf16", product.num_warps, **sizes, **shape, **more)
+        assert "mma" in ptx and "cp.async.cg" in ptx, "loads of 16 bytes, whichever weight a program reads"
 
 
 def compile_latent_attention() -> None:
     """Compile it at the sizes of GLM-4.7-Flash and DeepSeek-V3, and at those of few heads."""
-    from spec_kernels import latent_attention, latent_rows
+    from spec_kernels import head_products, latent_attention, latent_merge, latent_rows
     from spec_kernels.attention_tiles import choose_latent_tiles
 
     for num_heads, dtype, is_whole in ((20, "bf16", False), (128, "bf16", True), (8, "bf16", False)):
@@ -210,15 +227,19 @@ def compile_latent_attention() -> None:
             RANK_TILE=512,
             ROTATED_TILE=64,
             PAGE_SIZE=16,
-            SPLIT_KEYS=256,
             ROW_TILE=tiles.rows,
             KEY_TILE=tiles.keys,
+            STAGES=tiles.num_stages,
             IS_WHOLE=is_whole,
         )
-        assert ("wgmma" if tiles.rows == 64 else "mma.sync") in ptx and "cp.async.cg" in ptx
+        assert "wgmma" in ptx and "cp.async.cg" in ptx
+    compile_kernel(latent_merge.merge_wide_splits, "bf16", NUM_HEADS=20, RANK=512, SPLIT_TILE=32, CHANNEL_TILE=128)
     halves = {"HALF": 32, "HALF_TILE": 32}
     compile_kernel(latent_rows._write_rows, "bf16", RANK=512, RANK_TILE=512, **halves)
     compile_kernel(latent_rows._turn_queries, "bf16", NUM_HEADS=20, HEAD_TILE=16, **halves)
+    tiles_of_heads = {"ROW_TILE": 16, "COLUMN_TILE": 64, "CHANNEL_TILE": 64}
+    ptx = compile_kernel(head_products._multiply_heads, "bf16", IN=192, OUT=512, **tiles_of_heads, **halves)
+    assert "mma" in ptx and "cp.async.cg" in ptx
 
 
 def compile_delta_net() -> None:
@@ -316,6 +337,7 @@ def main() -> None:
     compile_draft_kernels()
     compile_stops()
     compile_experts()
+    compile_few_experts()
     compile_latent_attention()
     compile_delta_net()
     compile_products()

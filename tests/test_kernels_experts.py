@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, choose_expert_tiles
 from spec_kernels.experts import routed_experts, routed_experts_reference
+from spec_kernels.few_experts import few_experts_reference
 from spec_kernels.gate import ACTIVATIONS
 from spec_lab.models.experts import SortedExperts
 from spec_lab.models.layers import gelu_tanh
@@ -147,10 +148,15 @@ def test_tiles_are_the_same_for_all_rows_that_shall_not_depend_on_their_number()
 
 @pytest.mark.slow
 def test_few_rows_have_the_kernels_and_many_the_grouped_product() -> None:
-    layer = make_layer(5)
+    layer = make_layer(17)
     experts = SortedExperts(layer.gate_up, layer.down, gelu_tanh).made_by(TritonExperts)
     routing = Routing(layer.expert_ids, layer.weights)
     assert torch.equal(experts(layer.rows, routing), layer.run("gelu_tanh"))
+    few = layer.some([0, 1, 2, 3, 4])
+    expected = few_experts_reference(
+        few.rows, few.gate_up, few.down, few.expert_ids, few.weights, *[None] * 3, "gelu_tanh"
+    )
+    assert_near(experts(few.rows, Routing(few.expert_ids, few.weights)), expected)
     if DEVICE.type == "cpu":  # on a GPU float32 has no grouped product
         many = layer.some([0, 1, 2, 3, 4] * (MAX_ROWS // 4))
         routing = Routing(many.expert_ids, many.weights)

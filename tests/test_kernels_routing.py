@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spec_kernels.routing import can_choose, choose_experts, choose_experts_reference, router_logits
+from spec_kernels.routing import can_choose, choose_experts, choose_experts_reference, route, route_reference
 from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.models.routers import SigmoidRouter, SoftmaxRouter, torch_router
 from spec_lab.models.triton_experts import TritonRouter, triton_router
@@ -83,12 +83,22 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None
         assert torch.equal(alone.weights, together.weights[first:last])
 
 
-@pytest.mark.slow
-def test_logits_of_strided_rows_equal_the_reference() -> None:
-    rows, gate = randn(4, 60)[:, 10:50], randn(12, 40, seed=1)
-    out = torch.full((4, 12), float("nan"), device=DEVICE)
-    router_logits(out, rows, gate)
-    torch.testing.assert_close(out, rows @ gate.t(), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("kind", ["softmax", pytest.param("groups", marks=pytest.mark.slow)])
+def test_a_route_with_its_norm_equals_the_reference(kind: str) -> None:
+    """Of strided rows; twice, since the counters have to be zero again."""
+    sizes = KINDS[kind]
+    rows, gate, norm = 3 * randn(4, 60)[:, 10:50], randn(sizes.num_experts, 40, seed=1), 1 + randn(40, seed=2)
+    bias = randn(sizes.num_experts, seed=3) if sizes.correction_bias else None
+    arrivals = torch.zeros(4, dtype=torch.int32, device=DEVICE)
+    options = sizes.num_groups, sizes.num_chosen_groups, str(sizes.scores), sizes.renormalized, sizes.scaling
+    expected = route_reference(rows, norm, 1e-5, gate, bias, sizes.num_chosen, *options)
+    for _ in range(2):
+        ids = torch.full((4, sizes.num_chosen), -7, device=DEVICE)
+        weights, normed = torch.full(ids.shape, float("nan"), device=DEVICE), torch.empty(4, 40, device=DEVICE)
+        route(ids, weights, normed, rows, norm, 1e-5, gate, bias, arrivals, *options)
+        assert torch.equal(ids, expected[0]) and not arrivals.any()
+        torch.testing.assert_close(weights, expected[1], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(normed, expected[2], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

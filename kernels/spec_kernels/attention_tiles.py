@@ -77,10 +77,11 @@ def choose_split_keys(max_positions: int) -> int:
 def choose_latent_tiles(num_heads: int, row_width: int, element_size: int) -> Tiles:
     """Returns tiles of (query row, head) pairs over latent rows, whatever the number of query rows.
 
-    A tile is as high as its sums of values fit registers, since every tile reads all rows of a request.
+    Keys and channels lie across, as in decoding: they are the whole operands of tensor core products, and pairs the
+    short side. Two tiles of keys fit shared memory beside the queries.
     """
     if element_size == 4:  # no tensor core product: an unrolled one takes long to compile
         return Tiles(rows=16, keys=16, num_warps=4, num_stages=1)
-    if num_heads < 16:
-        return Tiles(rows=16, keys=32, num_warps=4, num_stages=2)
-    return Tiles(rows=64, keys=64, num_warps=8, num_stages=2)
+    if num_heads <= 16:
+        return Tiles(rows=16, keys=64, num_warps=4, num_stages=3)
+    return Tiles(rows=32 if num_heads <= 32 else 64, keys=64, num_warps=8, num_stages=3)

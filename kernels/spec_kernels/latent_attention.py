@@ -16,14 +16,16 @@ import triton
 import triton.language as tl
 
 from spec_kernels.attention_tiles import choose_latent_tiles
-from spec_kernels.split_merge import empty_partials, merge_partials
+from spec_kernels.latent_merge import merge_latents
+from spec_kernels.online_softmax import add_keys_across, divisor, key_slots
+from spec_kernels.split_merge import empty_partials
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _EVERY_KEY = 1 << 30
 _LOG2_E = 1.4426950408889634
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_readable", "window", "split_stride"])
+@triton.jit(do_not_specialize=["num_queries", "num_readable", "window", "split_stride", "split_keys"])
 def _attend_latents(
     out_ptr: tl.tensor,
     sums_ptr: tl.tensor,
@@ -40,15 +42,16 @@ def _attend_latents(
     query_head_stride: tl.tensor,
     page_table_stride: tl.tensor,
     split_stride: tl.tensor,
+    split_keys: tl.tensor,
     NUM_HEADS: tl.constexpr,
     RANK: tl.constexpr,
     ROW_WIDTH: tl.constexpr,
     RANK_TILE: tl.constexpr,
     ROTATED_TILE: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    SPLIT_KEYS: tl.constexpr,
     ROW_TILE: tl.constexpr,
     KEY_TILE: tl.constexpr,
+    STAGES: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ) -> None:
     """Attends one tile of (query row, head) pairs over the keys of one split: the result when IS_WHOLE, else
@@ -61,8 +64,8 @@ def _attend_latents(
     first_end = tl.load(seq_lens_ptr + request).to(tl.int32) - (num_queries - 1)
     first_query = first_row // NUM_HEADS
     last_query = tl.minimum((first_row + ROW_TILE - 1) // NUM_HEADS, num_queries - 1)
-    low = tl.maximum(first_end + first_query - window, split * SPLIT_KEYS)
-    high = tl.minimum(tl.minimum(first_end + last_query, num_readable), (split + 1) * SPLIT_KEYS)
+    low = tl.maximum(first_end + first_query - window, split * split_keys)
+    high = tl.minimum(tl.minimum(first_end + last_query, num_readable), (split + 1) * split_keys)
     # Nobody reads what this split would write. The outer branch is taken at compile time.
     if not IS_WHOLE:  # noqa: SIM102
         if low >= high:
@@ -77,46 +80,40 @@ def _attend_latents(
     query_rows = queries_ptr + out_row * query_row_stride + pairs % NUM_HEADS * query_head_stride
     channels = tl.arange(0, RANK_TILE)
     turned = RANK + tl.arange(0, ROTATED_TILE)
-    is_channel = ((channels < RANK) | (RANK == RANK_TILE))[None, :]
-    is_turned = ((turned < ROW_WIDTH) | (ROW_WIDTH - RANK == ROTATED_TILE))[None, :]
-    queries = tl.load(query_rows[:, None] + channels[None, :], mask=is_row[:, None] & is_channel, other=0.0)
-    turned_queries = tl.load(query_rows[:, None] + turned[None, :], mask=is_row[:, None] & is_turned, other=0.0)
+    is_channel = (channels < RANK) | (RANK == RANK_TILE)
+    is_turned = (turned < ROW_WIDTH) | (ROW_WIDTH - RANK == ROTATED_TILE)
+    queries = tl.load(query_rows[None, :] + channels[:, None], mask=is_row[None, :] & is_channel[:, None], other=0.0)
+    is_entry = is_row[None, :] & is_turned[:, None]
+    turned_queries = tl.load(query_rows[None, :] + turned[:, None], mask=is_entry, other=0.0)
+    pages_ptr = page_table_ptr + request * page_table_stride
 
     maxima = tl.full((ROW_TILE,), float("-inf"), tl.float32)
     sums = tl.zeros((ROW_TILE,), tl.float32)
-    acc = tl.zeros((ROW_TILE, RANK_TILE), tl.float32)
-    for first_key in range(low // KEY_TILE * KEY_TILE, high, KEY_TILE):
+    acc = tl.zeros((RANK_TILE, ROW_TILE), tl.float32)
+    for first_key in tl.range(low // KEY_TILE * KEY_TILE, high, KEY_TILE, num_stages=STAGES):
         keys = first_key + tl.arange(0, KEY_TILE)
         # Keys outside are never loaded: what lies there may be NaN.
         is_key = (keys >= low) & (keys < high)
-        page_ptrs = page_table_ptr + request * page_table_stride + keys // PAGE_SIZE
-        slots = tl.load(page_ptrs, mask=is_key, other=0).to(tl.int64) * PAGE_SIZE + keys % PAGE_SIZE
+        slots = key_slots(pages_ptr, keys, low, high, PAGE_SIZE)
         row_ptrs = cache_ptr + (slots * ROW_WIDTH)[:, None]
-        latents = tl.load(row_ptrs + channels[None, :], mask=is_key[:, None] & is_channel, other=0.0)
-        turned_keys = tl.load(row_ptrs + turned[None, :], mask=is_key[:, None] & is_turned, other=0.0)
+        latents = tl.load(row_ptrs + channels[None, :], mask=is_key[:, None] & is_channel[None, :], other=0.0)
+        turned_keys = tl.load(row_ptrs + turned[None, :], mask=is_key[:, None] & is_turned[None, :], other=0.0)
 
-        scores = tl.dot(queries, tl.trans(latents), input_precision="ieee")
-        scores = tl.dot(turned_queries, tl.trans(turned_keys), scores, input_precision="ieee") * scale
-        is_visible = (keys[None, :] >= start[:, None]) & (keys[None, :] < end[:, None])
-        scores = tl.where(is_visible & is_key[None, :], scores, float("-inf"))
-        new_maxima = tl.maximum(maxima, tl.max(scores, 1))
-        shift = tl.where(new_maxima == float("-inf"), 0.0, new_maxima)
-        weights = tl.exp2(scores - shift[:, None])
-        decay = tl.exp2(maxima - shift)
-        sums = sums * decay + tl.sum(weights, 1)
-        acc = acc * decay[:, None]
-        acc = tl.dot(weights.to(latents.dtype), latents, acc, input_precision="ieee")
-        maxima = new_maxima
+        scores = tl.dot(latents, queries, input_precision="ieee")
+        scores = tl.dot(turned_keys, turned_queries, scores, input_precision="ieee") * scale
+        is_visible = (keys[:, None] >= start[None, :]) & (keys[:, None] < end[None, :])
+        scores = tl.where(is_visible & is_key[:, None], scores, float("-inf"))
+        maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, latents)
 
     out_head = out_row * NUM_HEADS + pairs % NUM_HEADS
     if IS_WHOLE:
-        acc = acc / tl.where(sums > 0, sums, 1.0)[:, None]
+        acc = acc / divisor(sums)[None, :]
     else:
         out_head += split.to(tl.int64) * split_stride
         tl.store(sums_ptr + out_head, sums, mask=is_row)
         tl.store(maxima_ptr + out_head, maxima, mask=is_row)
-    out_ptrs = out_ptr + out_head[:, None] * RANK + channels[None, :]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_channel)
+    out_ptrs = out_ptr + out_head[None, :] * RANK + channels[:, None]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_row[None, :] & is_channel[:, None])
 
 
 @torch.library.custom_op("spec_kernels::latent_attention", mutates_args=("out",))
@@ -166,22 +163,22 @@ def latent_attention(
         _attend_latents[(batch * triton.cdiv(num_queries * num_heads, tiles.rows), num_splits)](
             *(out if is_whole else partials.acc, partials.sums, partials.maxima),
             *(queries, cache, page_table, seq_lens, num_queries, *reach),
-            *(scale * _LOG2_E, queries.stride(0), queries.stride(1), page_table.stride(0), num_rows * num_heads),
+            *(scale * _LOG2_E, queries.stride(0), queries.stride(1), page_table.stride(0)),
+            *(num_rows * num_heads, split_keys),
             NUM_HEADS=num_heads,
             RANK=rank,
             ROW_WIDTH=row_width,
             RANK_TILE=rank_tile,
             ROTATED_TILE=max(16, triton.next_power_of_2(row_width - rank)),
             PAGE_SIZE=page_size,
-            SPLIT_KEYS=split_keys,
             ROW_TILE=tiles.rows,
             KEY_TILE=tiles.keys,
+            STAGES=tiles.num_stages,
             IS_WHOLE=is_whole,
             num_warps=tiles.num_warps,
-            num_stages=tiles.num_stages,
         )
         if not is_whole:
-            merge_partials(out, partials, seq_lens, reach, split_keys)
+            merge_latents(out, partials, seq_lens, reach, split_keys)
 
 
 def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, cache: torch.Tensor, page_table: torch.Tensor) -> None:

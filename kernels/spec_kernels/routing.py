@@ -1,7 +1,8 @@
-"""The router of experts for a few rows: its logits, and the choice with its weights, a launch each instead of a dozen.
+"""The router of experts for a few rows: the norm before it, its logits, and the choice with its weights, in one launch
+instead of a dozen; of more rows the choice alone.
 
-Everything is float32, whatever the rows are. A row's logits are sums in one order and its choice looks at nothing else,
-so that no bit of it depends on the rows beside it.
+Logits and scores are float32, whatever the rows are. A row's logits are sums in one order and its choice looks at
+nothing else, so that no bit of it depends on the rows beside it.
 
 Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.1.2) for scores, groups and weights.
 """
@@ -13,44 +14,50 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.norms import normed_channels, rms_norm_reference
 from spec_kernels.utils import assert_rows_of, launch_on
 
-_CHANNELS_AT_ONCE = 2048
+_TAKEN = tl.constexpr(-(1 << 63))
 
 
 @triton.jit
-def _logits(
-    out_ptr: tl.tensor,
-    rows_ptr: tl.tensor,
-    gate_ptr: tl.tensor,
-    row_stride: tl.tensor,
-    NUM_EXPERTS: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    CHANNEL_TILE: tl.constexpr,
-) -> None:
-    """Multiplies one row with one expert's row of the gate."""
-    expert = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    acc = tl.zeros((CHANNEL_TILE,), tl.float32)
-    for first in range(0, HIDDEN, CHANNEL_TILE):
-        channels = first + tl.arange(0, CHANNEL_TILE)
-        is_channel = channels < HIDDEN
-        values = tl.load(rows_ptr + row * row_stride + channels, mask=is_channel, other=0.0).to(tl.float32)
-        acc += values * tl.load(gate_ptr + expert * HIDDEN + channels, mask=is_channel, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * NUM_EXPERTS + expert, tl.sum(acc, 0))
+def _in_order(scores: tl.tensor, places: tl.tensor) -> tl.tensor:
+    """Turns scores into integers of the same order, all different: of equal scores the first place has the highest."""
+    bits = (scores + 0.0).to(tl.int32, bitcast=True)  # -0 and 0 are equal
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - places).to(tl.int64)
 
 
 @triton.jit
-def _choose(
+def _best_groups_only(
+    ranked: tl.tensor, EXPERT_TILE: tl.constexpr, NUM_GROUPS: tl.constexpr, NUM_CHOSEN_GROUPS: tl.constexpr
+) -> tl.tensor:
+    """Puts -inf in place of the scores outside the groups whose two best experts sum highest."""
+    groups = tl.arange(0, NUM_GROUPS)
+    members = tl.arange(0, EXPERT_TILE // NUM_GROUPS)
+    grouped = tl.reshape(ranked, (NUM_GROUPS, EXPERT_TILE // NUM_GROUPS))
+    best = tl.argmax(grouped, 1)
+    others = tl.where(members[None, :] == best[:, None], float("-inf"), grouped)
+    sums = tl.max(grouped, 1) + tl.max(others, 1)
+    is_kept = groups < 0
+    for _ in tl.static_range(NUM_CHOSEN_GROUPS):
+        is_best = groups == tl.argmax(sums, 0)
+        is_kept = is_kept | is_best
+        sums = tl.where(is_best, float("-inf"), sums)
+    return tl.reshape(tl.where(is_kept[:, None], grouped, float("-inf")), (EXPERT_TILE,))
+
+
+@triton.jit
+def _choose_of_row(
     expert_ids_ptr: tl.tensor,
-    weights_ptr: tl.tensor,
+    routing_weights_ptr: tl.tensor,
     logits_ptr: tl.tensor,
     bias_ptr: tl.tensor,
+    row: tl.tensor,
     scaling: tl.tensor,
     NUM_EXPERTS: tl.constexpr,
     EXPERT_TILE: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
-    CHOICE_TILE: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     NUM_CHOSEN_GROUPS: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
@@ -58,10 +65,11 @@ def _choose(
     IS_RENORMALIZED: tl.constexpr,
 ) -> None:
     """Chooses the experts of one row: the highest score again and again, of equal ones the first."""
-    row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERT_TILE)
     is_expert = experts < NUM_EXPERTS
-    logits = tl.load(logits_ptr + row * NUM_EXPERTS + experts, mask=is_expert, other=float("-inf"))
+    # Past L1: another program may have written them a moment ago.
+    logits_ptrs = logits_ptr + row * NUM_EXPERTS + experts
+    logits = tl.load(logits_ptrs, mask=is_expert, other=float("-inf"), cache_modifier=".cg")
     if IS_SIGMOID:
         scores = tl.sigmoid(logits)
     else:
@@ -73,54 +81,166 @@ def _choose(
     # A row that is not finite chooses something that exists, too.
     ranked = tl.where(is_expert & (ranked == ranked), ranked, float("-inf"))
     if NUM_CHOSEN_GROUPS < NUM_GROUPS:
-        groups = tl.arange(0, NUM_GROUPS)
-        members = tl.arange(0, EXPERT_TILE // NUM_GROUPS)
-        grouped = tl.reshape(ranked, (NUM_GROUPS, EXPERT_TILE // NUM_GROUPS))
-        best = tl.argmax(grouped, 1)
-        others = tl.where(members[None, :] == best[:, None], float("-inf"), grouped)
-        sums = tl.max(grouped, 1) + tl.max(others, 1)
-        is_kept = groups < 0
-        for _ in tl.static_range(NUM_CHOSEN_GROUPS):
-            is_best = groups == tl.argmax(sums, 0)
-            is_kept = is_kept | is_best
-            sums = tl.where(is_best, float("-inf"), sums)
-        ranked = tl.reshape(tl.where(is_kept[:, None], grouped, float("-inf")), (EXPERT_TILE,))
-    choices = tl.arange(0, CHOICE_TILE)
-    chosen = tl.zeros((CHOICE_TILE,), tl.int32)
-    weights = tl.zeros((CHOICE_TILE,), tl.float32)
+        ranked = _best_groups_only(ranked, EXPERT_TILE, NUM_GROUPS, NUM_CHOSEN_GROUPS)
+    order = _in_order(ranked, experts)
+    place = tl.full((EXPERT_TILE,), NUM_CHOSEN, tl.int32)
     for choice in tl.static_range(NUM_CHOSEN):
-        expert = tl.argmax(ranked, 0)
-        is_it = experts == expert
-        chosen = tl.where(choices == choice, expert, chosen)
-        weights = tl.where(choices == choice, tl.sum(tl.where(is_it, scores, 0.0), 0), weights)
-        ranked = tl.where(is_it, float("-inf"), ranked)
+        is_it = order == tl.max(order, 0)
+        place = tl.where(is_it, choice, place)
+        order = tl.where(is_it, _TAKEN, order)
+    is_chosen = place < NUM_CHOSEN
     if IS_RENORMALIZED:
-        weights = weights / (tl.sum(weights, 0) + 1e-20)
-    places = row * NUM_CHOSEN + choices
-    tl.store(expert_ids_ptr + places, chosen.to(tl.int64), mask=choices < NUM_CHOSEN)
-    tl.store(weights_ptr + places, weights * scaling, mask=choices < NUM_CHOSEN)
+        scores = scores / (tl.sum(tl.where(is_chosen, scores, 0.0), 0) + 1e-20)
+    tl.store(expert_ids_ptr + row * NUM_CHOSEN + place, experts.to(tl.int64), mask=is_chosen)
+    tl.store(routing_weights_ptr + row * NUM_CHOSEN + place, scores * scaling, mask=is_chosen)
 
 
-@torch.library.custom_op("spec_kernels::router_logits", mutates_args=("out",))
-def router_logits(out: torch.Tensor, rows: torch.Tensor, gate: torch.Tensor) -> None:
-    """The product of rows and gate in float32.
+@triton.jit
+def _choose(
+    expert_ids_ptr: tl.tensor,
+    routing_weights_ptr: tl.tensor,
+    logits_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    scaling: tl.tensor,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERT_TILE: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    NUM_CHOSEN_GROUPS: tl.constexpr,
+    IS_SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_RENORMALIZED: tl.constexpr,
+) -> None:
+    """Chooses the experts of one row."""
+    _choose_of_row(
+        expert_ids_ptr,
+        routing_weights_ptr,
+        logits_ptr,
+        bias_ptr,
+        tl.program_id(0).to(tl.int64),
+        scaling,
+        NUM_EXPERTS,
+        EXPERT_TILE,
+        NUM_CHOSEN,
+        NUM_GROUPS,
+        NUM_CHOSEN_GROUPS,
+        IS_SIGMOID,
+        HAS_BIAS,
+        IS_RENORMALIZED,
+    )
+
+
+@triton.jit
+def _route(
+    expert_ids_ptr: tl.tensor,
+    routing_weights_ptr: tl.tensor,
+    normed_ptr: tl.tensor,
+    scratch_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    gate_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
+    row_stride: tl.tensor,
+    eps: tl.tensor,
+    scaling: tl.tensor,
+    HIDDEN: tl.constexpr,
+    HIDDEN_TILE: tl.constexpr,
+    NORMED: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERT_TILE: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    NUM_CHOSEN_GROUPS: tl.constexpr,
+    IS_SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_RENORMALIZED: tl.constexpr,
+) -> None:
+    """Multiplies one normed row with one expert's row of the gate; the program that ends last chooses for the row."""
+    expert = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    channels = tl.arange(0, HIDDEN_TILE)
+    is_channel = channels < HIDDEN
+    values = tl.load(rows_ptr + row * row_stride + channels, mask=is_channel, other=0.0)
+    if NORMED:
+        values = normed_channels(values, norm_ptr + channels, is_channel, eps, HIDDEN)
+        if expert == 0:
+            tl.store(normed_ptr + row * HIDDEN + channels, values, mask=is_channel)
+    gate = tl.load(gate_ptr + expert * HIDDEN + channels, mask=is_channel, other=0.0)
+    logit = tl.sum(values.to(tl.float32) * gate.to(tl.float32), 0)
+    tl.store(scratch_ptr + row * NUM_EXPERTS + expert, logit)
+    tl.debug_barrier()  # all threads have stored before one of them says so
+    if tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel") == NUM_EXPERTS - 1:
+        tl.store(arrivals_ptr + row, 0)
+        _choose_of_row(
+            expert_ids_ptr,
+            routing_weights_ptr,
+            scratch_ptr,
+            bias_ptr,
+            row,
+            scaling,
+            NUM_EXPERTS,
+            EXPERT_TILE,
+            NUM_CHOSEN,
+            NUM_GROUPS,
+            NUM_CHOSEN_GROUPS,
+            IS_SIGMOID,
+            HAS_BIAS,
+            IS_RENORMALIZED,
+        )
+
+
+@torch.library.custom_op("spec_kernels::route", mutates_args=("expert_ids", "weights", "normed", "arrivals"))
+def route(
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    normed: torch.Tensor | None,
+    rows: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    gate: torch.Tensor,
+    bias: torch.Tensor | None,
+    arrivals: torch.Tensor,
+    num_groups: int,
+    num_chosen_groups: int,
+    scores: str,
+    renormalized: bool,
+    scaling: float,
+) -> None:
+    """What a router chooses for each row, or for its norm, which it writes then.
 
     Args:
-        out: [rows, experts] float32, contiguous, written.
+        expert_ids: [rows, chosen] int64, contiguous, written; it, `weights` and what is not named here as in
+            `choose_experts`.
+        normed: [rows, hidden_size], contiguous, written: the RMSNorm of the rows, where there is a `norm_weight`.
         rows: [rows, hidden_size] of any row stride and dtype.
+        norm_weight: [hidden_size], as `rms_norm` takes it.
         gate: [experts, hidden_size], contiguous, of any dtype.
+        arrivals: [rows or more] int32 zeros, which it leaves zero: of this router alone, or of one stream.
     """
     num_rows, hidden_size = rows.shape
     num_experts = gate.shape[0]
-    assert_rows_of(out, num_rows, num_experts)
+    assert (normed is None) == (norm_weight is None)
     assert_rows_of(gate, num_experts, hidden_size)
-    assert out.is_contiguous() and gate.is_contiguous() and rows.stride(1) == 1 and out.dtype == torch.float32
-    with launch_on(out):
-        _logits[(num_experts, num_rows)](
-            *(out, rows, gate, rows.stride(0)),
-            NUM_EXPERTS=num_experts,
+    assert gate.is_contiguous() and rows.stride(1) == 1 and len(arrivals) >= num_rows
+    if normed is not None:
+        assert_rows_of(normed, num_rows, hidden_size)
+        assert normed.is_contiguous() and normed.dtype == rows.dtype
+    logits = torch.empty((num_rows, num_experts), dtype=torch.float32, device=rows.device)
+    choice = _choice(expert_ids, weights, logits, num_groups, num_chosen_groups, scores)
+    hidden_tile = triton.next_power_of_2(hidden_size)
+    with launch_on(rows):
+        _route[(num_experts, num_rows)](
+            *(expert_ids, weights, logits if normed is None else normed, logits, rows),
+            *(logits if norm_weight is None else norm_weight, gate, logits if bias is None else bias, arrivals),
+            *(rows.stride(0), eps, scaling),
             HIDDEN=hidden_size,
-            CHANNEL_TILE=min(_CHANNELS_AT_ONCE, triton.next_power_of_2(hidden_size)),
+            HIDDEN_TILE=hidden_tile,
+            NORMED=norm_weight is not None,
+            HAS_BIAS=bias is not None,
+            IS_RENORMALIZED=renormalized,
+            num_warps=max(1, min(4, hidden_tile // 2048)),
+            **choice,
         )
 
 
@@ -148,26 +268,41 @@ def choose_experts(
             with more groups than that, experts and groups are powers of two.
         scores: `sigmoid`, or `softmax` over all experts.
     """
+    choice = _choice(expert_ids, weights, logits, num_groups, num_chosen_groups, scores)
+    with launch_on(logits):
+        _choose[(len(logits),)](
+            *(expert_ids, weights, logits, logits if bias is None else bias, scaling),
+            HAS_BIAS=bias is not None,
+            IS_RENORMALIZED=renormalized,
+            num_warps=1 if logits.shape[1] <= 128 else 2,
+            **choice,
+        )
+
+
+def _choice(
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    logits: torch.Tensor,
+    num_groups: int,
+    num_chosen_groups: int,
+    scores: str,
+) -> dict[str, int | bool]:
+    """Return what both kernels are compiled for, and assert what they take for granted."""
     num_rows, num_experts = logits.shape
     num_chosen = expert_ids.shape[1]
+    assert_rows_of(expert_ids, num_rows, num_chosen)
     assert_rows_of(weights, num_rows, num_chosen)
     assert expert_ids.is_contiguous() and weights.is_contiguous() and logits.is_contiguous()
     assert logits.dtype == weights.dtype == torch.float32 and scores in ("sigmoid", "softmax")
-    assert can_choose(num_experts, num_groups, num_chosen_groups)
-    with launch_on(logits):
-        _choose[(num_rows,)](
-            *(expert_ids, weights, logits, logits if bias is None else bias, scaling),
-            NUM_EXPERTS=num_experts,
-            EXPERT_TILE=triton.next_power_of_2(num_experts),
-            NUM_CHOSEN=num_chosen,
-            CHOICE_TILE=triton.next_power_of_2(num_chosen),
-            NUM_GROUPS=num_groups,
-            NUM_CHOSEN_GROUPS=num_chosen_groups,
-            IS_SIGMOID=scores == "sigmoid",
-            HAS_BIAS=bias is not None,
-            IS_RENORMALIZED=renormalized,
-            num_warps=1 if num_experts <= 128 else 2,
-        )
+    assert can_choose(num_experts, num_groups, num_chosen_groups) and num_chosen <= num_experts
+    return {
+        "NUM_EXPERTS": num_experts,
+        "EXPERT_TILE": triton.next_power_of_2(num_experts),
+        "NUM_CHOSEN": num_chosen,
+        "NUM_GROUPS": num_groups,
+        "NUM_CHOSEN_GROUPS": num_chosen_groups,
+        "IS_SIGMOID": scores == "sigmoid",
+    }
 
 
 def can_choose(num_experts: int, num_groups: int, num_chosen_groups: int) -> bool:
@@ -202,3 +337,26 @@ def choose_experts_reference(
         all_ids.append(torch.tensor(ids, device=logits.device))
         all_weights.append(weights * scaling)
     return torch.stack(all_ids), torch.stack(all_weights)
+
+
+def route_reference(
+    rows: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    gate: torch.Tensor,
+    bias: torch.Tensor | None,
+    num_chosen: int,
+    num_groups: int,
+    num_chosen_groups: int,
+    scores: str,
+    renormalized: bool,
+    scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute what `route` computes: expert ids, weights, and the rows as the gate sees them."""
+    normed = rows
+    if norm_weight is not None:
+        normed = torch.empty_like(rows)
+        rms_norm_reference(normed, rows, norm_weight, eps)
+    logits = normed.float() @ gate.float().t()
+    groups = num_chosen, num_groups, num_chosen_groups
+    return *choose_experts_reference(logits, bias, *groups, scores, renormalized, scaling), normed

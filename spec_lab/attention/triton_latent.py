@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from spec_kernels.head_products import MAX_HEAD_ROWS, multiply_heads
 from spec_kernels.latent_attention import latent_attention
 from spec_kernels.latent_rows import turn_queries, write_latents
 from spec_lab.attention.torch_latent import TorchLatentAttention
@@ -19,7 +20,7 @@ class TritonLatentAttention:
     def __init__(self, reference: TorchLatentAttention, page_size: int, split_keys: int) -> None:
         """`reference` writes rows, and attends where they are unfolded or those of a tree."""
         self._reference = reference
-        self.kernels: LatentKernels | None = LatentKernels(write_latents, turn_queries)
+        self.kernels: LatentKernels | None = LatentKernels(write_latents, turn_queries, multiply_heads, MAX_HEAD_ROWS)
         self._page_size = page_size
         self._split_keys = split_keys
         self.write = reference.write

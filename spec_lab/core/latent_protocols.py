@@ -11,18 +11,24 @@ import torch
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.types import AttentionMetadata
 
+MultiplyHeads = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"], None]
+
 
 @dataclass(frozen=True, slots=True)
 class LatentKernels:
-    """The kernels of what stands around latent attention (`spec_kernels.latent_rows`, whose arguments they have).
+    """The kernels of what stands around latent attention (`spec_kernels.latent_rows` and `head_products`, whose
+    arguments they have).
 
     Attributes:
         write: norms and rotates the rows of a forward, and writes them to the cache.
         turn: rotates the last channels of query heads into absorbed queries.
+        multiply: multiplies each head of up to `max_head_rows` rows with its matrix, and rotates its other channels.
     """
 
     write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], None]
     turn: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    multiply: MultiplyHeads
+    max_head_rows: int
 
 
 class LatentAttentionBackend(Protocol):

@@ -87,17 +87,34 @@ class LatentAttention:
         self.write(rows, rotary, cache, metadata)
         attending, live_metadata = selection.queries(rows, metadata)
         turns = RotaryRows(*(selection.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
-        heads = self.query(attending).unflatten(-1, (-1, self.sizes.query_width))
+        return self.o(self.attended(self.query(attending), turns, cache, live_metadata, selection))
+
+    def attended(
+        self,
+        queries: torch.Tensor,
+        turns: RotaryRows,
+        cache: LayerCache,
+        live_metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        """Do what lies between the products: from the queries of the rows that attend to what `o` takes."""
+        heads = queries.unflatten(-1, (-1, self.sizes.query_width))
         if self.sizes.unfolding_is_cheaper(live_metadata.num_queries, live_metadata.max_seq_len):
             values = selection.attended(self._attend_unfolded(heads, turns, cache, live_metadata))
         else:
             latents = self._attend_absorbed(self.absorb(heads, turns), cache, live_metadata)
             values = self.values(selection.attended(latents))
-        return self.o(values.flatten(1))
+        return values.flatten(1)
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         """Write the latent rows of all rows, and nothing else: for a layer whose output nobody reads."""
-        latent, key = self.row(rows).split((self.sizes.kv_lora_rank, self.sizes.qk_rope_head_dim), dim=-1)
+        self.write_projected(self.row(rows), rotary, cache, metadata)
+
+    def write_projected(
+        self, projected: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
+    ) -> None:
+        """Norm, rotate and write what `row` gave."""
+        latent, key = projected.split((self.sizes.kv_lora_rank, self.sizes.qk_rope_head_dim), dim=-1)
         turned = rotary(key.unsqueeze(1)).squeeze(1)
         self.backend.write(cache, metadata, torch.cat((self.norm(latent), turned), dim=-1))
 
@@ -139,7 +156,7 @@ class LatentAttention:
 
 
 class FusedLatentAttention(LatentAttention):
-    """The same with kernels for what is neither a product nor attention, and products into place."""
+    """The same with kernels for what is neither a product of all heads nor attention, and products into place."""
 
     __slots__ = ("kernels",)
 
@@ -148,22 +165,30 @@ class FusedLatentAttention(LatentAttention):
         super().__init__(*parts)
         self.kernels = kernels
 
-    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+    def write_projected(
+        self, projected: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
+    ) -> None:
         turns = (rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1))
-        projected, norm = self.row(rows), self.norm
-        self.kernels.write(cache.kv, projected, norm.weight, *turns, metadata.slot_mapping, norm.eps)
+        self.kernels.write(cache.kv, projected, self.norm.weight, *turns, metadata.slot_mapping, self.norm.eps)
 
     def absorb(self, heads: torch.Tensor, rotary: RotaryRows) -> torch.Tensor:
         sizes = self.sizes
         queries = heads.new_empty((*heads.shape[:2], sizes.row_width))
+        turns = (rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1))
+        if 0 < len(heads) <= self.kernels.max_head_rows:
+            self.kernels.multiply(queries, heads, self.key_map, *turns)
+            return queries
         plain, latents = heads[..., : sizes.qk_nope_head_dim], queries[..., : sizes.kv_lora_rank]
         torch.bmm(plain.transpose(0, 1), self.key_map, out=latents.transpose(0, 1))
-        self.kernels.turn(queries, heads, rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1))
+        self.kernels.turn(queries, heads, *turns)
         return queries
 
     def values(self, latents: torch.Tensor) -> torch.Tensor:
         values = latents.new_empty((*latents.shape[:2], self.sizes.v_head_dim))
-        torch.bmm(latents.transpose(0, 1), self.value_map, out=values.transpose(0, 1))
+        if 0 < len(latents) <= self.kernels.max_head_rows:
+            self.kernels.multiply(values, latents, self.value_map, None, None)
+        else:
+            torch.bmm(latents.transpose(0, 1), self.value_map, out=values.transpose(0, 1))
         return values
 
 

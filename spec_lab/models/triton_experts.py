@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS
 from spec_kernels.experts import routed_experts
-from spec_kernels.routing import can_choose, choose_experts, router_logits
+from spec_kernels.few_experts import few_experts, num_experts_arrivals
+from spec_kernels.routing import can_choose, choose_experts, route
 from spec_lab.errors import UserError
 from spec_lab.models.expert_sizes import ExpertSizes
 from spec_lab.models.experts import Activation, ExpertsMaker, RoutedExperts, SortedExperts, has_grouped_product
@@ -17,13 +20,26 @@ MAX_ROWS = 256
 """Above this many rows, as of a prompt's chunk, products are no longer bound by the reading of weights."""
 
 
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """The weights of an expert that every row goes through, of the size of the routed ones.
+
+    Attributes:
+        gate_up: [2 * intermediate_size, hidden_size].
+        down: [hidden_size, intermediate_size].
+    """
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
 class TritonExperts:
     """Keeps the protocol `RoutedExperts`. For up to 16 rows a row does not depend on those beside it.
 
     Many rows have the library's grouped product, where it has the dtype.
     """
 
-    __slots__ = ("_activation", "_down", "_gate_up", "_many")
+    __slots__ = ("_activation", "_arrivals", "_down", "_gate_up", "_many")
 
     def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> None:
         """Take what `SortedExperts` takes.
@@ -36,16 +52,34 @@ class TritonExperts:
         self._gate_up = gate_up
         self._down = down
         self._activation = activation
+        self._arrivals = torch.zeros(num_experts_arrivals(down.shape[1]), dtype=torch.int32, device=down.device)
         is_there = has_grouped_product(gate_up.dtype, gate_up.device)
         self._many = SortedExperts(gate_up, down, activation) if is_there else None
 
     def __call__(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
         if self._many is not None and len(rows) > MAX_ROWS:
             return self._many(rows, routing)
+        if 0 < len(rows) <= MAX_INVARIANT_ROWS:
+            return self._of_few(rows, routing, None, None)
         out = rows.new_empty(rows.shape)
         expert_ids = routing.expert_ids.contiguous()
         name = ACTIVATIONS[self._activation]
         routed_experts(out, rows, self._gate_up, self._down, expert_ids, routing.weights, name)
+        return out
+
+    def added_to(
+        self, stream: torch.Tensor, rows: torch.Tensor, routing: Routing, shared: SharedWeights | None
+    ) -> torch.Tensor:
+        """Return the stream plus the experts of up to 16 rows, with the shared expert where there is one."""
+        return self._of_few(rows, routing, shared, stream)
+
+    def _of_few(
+        self, rows: torch.Tensor, routing: Routing, shared: SharedWeights | None, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        out = rows.new_empty(rows.shape)
+        weights = (self._gate_up, self._down, routing.expert_ids.contiguous(), routing.weights)
+        both = (None, None) if shared is None else (shared.gate_up, shared.down)
+        few_experts(out, rows, *weights, *both, residual, self._arrivals, ACTIVATIONS[self._activation])
         return out
 
     def made_by(self, make: ExpertsMaker) -> RoutedExperts:
@@ -58,7 +92,7 @@ class TritonRouter:
     Of more rows the library makes the logits: they share the reading of the weight.
     """
 
-    __slots__ = ("_bias", "_many_logits", "_sizes", "_weight")
+    __slots__ = ("_arrivals", "_bias", "_many_logits", "_sizes", "_weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> None:
         """`weight` is [num_experts, hidden_size]; `bias` [num_experts] is that of the choice, float32."""
@@ -66,25 +100,41 @@ class TritonRouter:
         self._many_logits = float32_product(weight)
         self._bias = bias
         self._sizes = sizes
+        self._arrivals = torch.zeros(MAX_INVARIANT_ROWS, dtype=torch.int32, device=weight.device)
 
     def __call__(self, rows: torch.Tensor) -> Routing:
-        sizes = self._sizes
         if len(rows) <= MAX_INVARIANT_ROWS:
-            logits = torch.empty((len(rows), sizes.num_experts), dtype=torch.float32, device=rows.device)
-            router_logits(logits, rows, self._weight)
-        else:
-            logits = self._many_logits(rows.float())
-        weights = logits.new_empty((len(rows), sizes.num_chosen))
-        expert_ids = torch.empty(weights.shape, dtype=torch.int64, device=rows.device)
-        groups = (sizes.num_groups, sizes.num_chosen_groups)
-        choose_experts(
-            *(expert_ids, weights, logits, self._bias, *groups),
-            *(str(sizes.scores), sizes.renormalized, sizes.scaling),
-        )
-        return Routing(expert_ids, weights)
+            return self._route(rows, None, None, 0.0)
+        logits = self._many_logits(rows.float())
+        routing = self._empty(rows)
+        choose_experts(routing.expert_ids, routing.weights, logits, self._bias, *self._options())
+        return routing
+
+    def of_few(self, stream: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> tuple[Routing, torch.Tensor]:
+        """Return the choice for the RMSNorm of up to 16 rows, and that norm."""
+        normed = torch.empty_like(stream)
+        return self._route(stream, normed, norm_weight, eps), normed
 
     def made_by(self, make: RouterMaker) -> Router:
         return make(self._weight, self._bias, self._sizes)
+
+    def _route(
+        self, rows: torch.Tensor, normed: torch.Tensor | None, norm_weight: torch.Tensor | None, eps: float
+    ) -> Routing:
+        routing = self._empty(rows)
+        norm = (normed, rows, norm_weight, eps)
+        gate = (self._weight, self._bias, self._arrivals)
+        route(routing.expert_ids, routing.weights, *norm, *gate, *self._options())
+        return routing
+
+    def _empty(self, rows: torch.Tensor) -> Routing:
+        shape = (len(rows), self._sizes.num_chosen)
+        weights = torch.empty(shape, dtype=torch.float32, device=rows.device)
+        return Routing(torch.empty(shape, dtype=torch.int64, device=rows.device), weights)
+
+    def _options(self) -> tuple[int, int, str, bool, float]:
+        sizes = self._sizes
+        return (sizes.num_groups, sizes.num_chosen_groups, str(sizes.scores), sizes.renormalized, sizes.scaling)
 
 
 def triton_router(weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> Router:

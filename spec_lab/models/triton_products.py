@@ -34,6 +34,7 @@ from spec_lab.models.layers import (
 from spec_lab.models.linear import Linear
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import Body, DraftInput, DraftInputs, Layer, LayerBody, Likeliest, LikeliestToken
+from spec_lab.models.residual_experts import ResidualExperts, fits_few_rows
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding, SandwichParts
 from spec_lab.models.triton_linear import SkinnyLinear, SkinnyProduct, TritonGatedMLP, TritonNorm, dense
 from spec_lab.models.triton_sandwich import TritonLogitCap, TritonPerLayerEmbedding, triton_sandwich
@@ -53,7 +54,7 @@ class FusedMLP:
 
 
 class ResidualPart:
-    """Adds a part of the normed stream to it: experts, which have kernels of their own."""
+    """Adds a part of the normed stream to it: an MLP with biases, or experts that others choose."""
 
     __slots__ = ("_norm", "_part")
 
@@ -170,7 +171,7 @@ class FusedLayer:
 
     __slots__ = ("_few", "_many", "_max_rows", "_norm", "_plain")
 
-    def __init__(self, plain: DecoderLayer, norm: RowsPart, few: FusedBody, many: ManyRowsBody, max_rows: int) -> None:
+    def __init__(self, plain: DecoderLayer, norm: RowsPart, few: Body, many: ManyRowsBody, max_rows: int) -> None:
         self._plain = plain
         self._max_rows = max_rows
         self._norm = norm
@@ -268,22 +269,30 @@ class TritonProducts:
     def layer(self, layer: DecoderLayer, plan: LayerPlan) -> Layer:
         if not fits(plan):
             return layer
-        norm = cast(RMSNorm, layer.attention_norm)
-        body = LayerBody(layer.attention, layer.mlp, layer.mlp_norm)
-        many = self._many_rows(body, plan)
-        few = self._few_rows(body, plan, norm, many)
-        return FusedLayer(layer, self.norm(norm), few, many, self._few)
+        return self.fused_layer(layer, plan)
 
     def body(self, body: LayerBody, plan: LayerPlan) -> Body:
         return self._few_rows(body, plan, None, self._many_rows(body, plan)) if fits(plan) else body
 
-    def _few_rows(self, body: LayerBody, plan: LayerPlan, norm: RMSNorm | None, many: ManyRowsBody) -> FusedBody:
-        rows_part: Callable[[torch.Tensor], torch.Tensor]
-        if has_dense_mlp(plan):
-            rows_part = FusedMLP(cast(GatedMLP, body.mlp), cast(RMSNorm, body.mlp_norm))
-        else:
-            rows_part = ResidualPart(body.mlp, self.norm(body.mlp_norm))
+    def fused_layer(self, layer: DecoderLayer, plan: LayerPlan) -> FusedLayer:
+        """Return a layer with a body for few rows and one for many."""
+        norm = cast(RMSNorm, layer.attention_norm)
+        body = LayerBody(layer.attention, layer.mlp, layer.mlp_norm)
+        many = self._many_rows(body, plan)
+        return FusedLayer(layer, self.norm(norm), self._few_rows(body, plan, norm, many), many, self._few)
+
+    def _few_rows(self, body: LayerBody, plan: LayerPlan, norm: RMSNorm | None, many: ManyRowsBody) -> Body:
+        rows_part = self.rows_part(body.mlp, cast(RMSNorm, body.mlp_norm), plan)
         return FusedBody(cast(Attention, body.attention), rows_part, norm, many, self._few)
+
+    def rows_part(self, mlp: RowsPart, norm: RMSNorm, plan: LayerPlan) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return what adds a layer's second half to the stream of a few rows."""
+        if has_dense_mlp(plan):
+            return FusedMLP(cast(GatedMLP, mlp), norm)
+        many_norm = self.norm(norm)
+        if plan.experts is not None and fits_few_rows(plan.experts):
+            return ResidualExperts(cast(ExpertMLP, mlp), norm, many_norm)
+        return ResidualPart(mlp, many_norm)
 
     def _many_rows(self, body: LayerBody, plan: LayerPlan) -> ManyRowsBody:
         finish: Finish = FinishWithPart(body.mlp)

@@ -1,0 +1,147 @@
+"""Products of a few rows with a matrix of each head, and the rotation of the channels beside them: latent attention's
+maps from query heads to what meets the cache, and from what was attended to values.
+
+Sources: the absorbed form of DeepSeek-V2 (arXiv 2405.04434); the tiles are those of `product.py`.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.latent_rows import turned_reference
+from spec_kernels.utils import assert_rows_of, launch_on
+
+MAX_HEAD_ROWS = 16
+"""So many rows a tile has; a row does not depend on the others of it."""
+
+_COLUMNS = 64
+
+
+@triton.jit
+def _turn(
+    out_ptrs: tl.tensor,
+    head_ptrs: tl.tensor,
+    cos_ptrs: tl.tensor,
+    signed_sin_ptrs: tl.tensor,
+    is_row: tl.tensor,
+    HALF: tl.constexpr,
+    HALF_TILE: tl.constexpr,
+) -> None:
+    """Rotates the channels [rows, 2 * HALF] of one head."""
+    half = tl.arange(0, HALF_TILE)[None, :]
+    is_there = is_row[:, None] & (half < HALF)
+    first = tl.load(head_ptrs[:, None] + half, mask=is_there, other=0.0).to(tl.float32)
+    second = tl.load(head_ptrs[:, None] + half + HALF, mask=is_there, other=0.0).to(tl.float32)
+    first_cos = tl.load(cos_ptrs[:, None] + half, mask=is_there, other=0.0).to(tl.float32)
+    second_cos = tl.load(cos_ptrs[:, None] + half + HALF, mask=is_there, other=0.0).to(tl.float32)
+    first_sin = tl.load(signed_sin_ptrs[:, None] + half, mask=is_there, other=0.0).to(tl.float32)
+    second_sin = tl.load(signed_sin_ptrs[:, None] + half + HALF, mask=is_there, other=0.0).to(tl.float32)
+    out = first * first_cos + second * first_sin
+    tl.store(out_ptrs[:, None] + half, out.to(out_ptrs.dtype.element_ty), mask=is_there)
+    out = second * second_cos + first * second_sin
+    tl.store(out_ptrs[:, None] + half + HALF, out.to(out_ptrs.dtype.element_ty), mask=is_there)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _multiply_heads(
+    out_ptr: tl.tensor,
+    heads_ptr: tl.tensor,
+    maps_ptr: tl.tensor,
+    cos_ptr: tl.tensor,
+    signed_sin_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    out_row_stride: tl.tensor,
+    out_head_stride: tl.tensor,
+    row_stride: tl.tensor,
+    head_stride: tl.tensor,
+    turn_stride: tl.tensor,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_TILE: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    COLUMN_TILE: tl.constexpr,
+    CHANNEL_TILE: tl.constexpr,
+) -> None:
+    """Multiplies one head of all rows with some columns of its matrix; the first program of a head rotates the rest."""
+    head = tl.program_id(1)
+    rows = tl.arange(0, ROW_TILE)
+    is_row = rows < num_rows
+    columns = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
+    is_column = (columns < OUT) | (OUT % COLUMN_TILE == 0)
+    all_channels = tl.arange(0, CHANNEL_TILE)
+    head_ptrs = heads_ptr + rows * row_stride + head * head_stride
+    out_ptrs = out_ptr + rows * out_row_stride + head * out_head_stride
+    map_ptrs = maps_ptr + (head.to(tl.int64) * IN + all_channels)[:, None] * OUT + columns[None, :]
+    acc = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
+    for channel in range(0, IN, CHANNEL_TILE):
+        is_channel = (channel + all_channels < IN) | (IN % CHANNEL_TILE == 0)
+        parts_ptrs = head_ptrs[:, None] + channel + all_channels[None, :]
+        parts = tl.load(parts_ptrs, mask=is_row[:, None] & is_channel[None, :], other=0.0)
+        tile = tl.load(map_ptrs + channel * OUT, mask=is_channel[:, None] & is_column[None, :], other=0.0)
+        acc = tl.dot(parts, tile, acc, input_precision="ieee")
+    is_entry = is_row[:, None] & is_column[None, :]
+    tl.store(out_ptrs[:, None] + columns[None, :], acc.to(out_ptr.dtype.element_ty), mask=is_entry)
+    # The outer branch is taken at compile time.
+    if HALF > 0:  # noqa: SIM102
+        if tl.program_id(0) == 0:
+            turns = rows * turn_stride
+            _turn(out_ptrs + OUT, head_ptrs + IN, cos_ptr + turns, signed_sin_ptr + turns, is_row, HALF, HALF_TILE)
+
+
+@torch.library.custom_op("spec_kernels::multiply_heads", mutates_args=("out",))
+def multiply_heads(
+    out: torch.Tensor,
+    heads: torch.Tensor,
+    maps: torch.Tensor,
+    cos: torch.Tensor | None,
+    signed_sin: torch.Tensor | None,
+) -> None:
+    """The product of each head of up to 16 rows with that head's matrix; further channels are rotated.
+
+    Args:
+        out: [rows, num_heads, out_width], written, or [rows, num_heads, out_width + rotated].
+        heads: [rows, num_heads, in_width], or with `rotated` channels more, which turn.
+        maps: [num_heads, in_width, out_width], contiguous.
+        cos: [rows, rotated] where channels turn; `signed_sin` likewise, negated in its first half.
+    """
+    num_rows, num_heads, _ = heads.shape
+    _, in_width, out_width = maps.shape
+    rotated = 0 if cos is None else cos.shape[1]
+    assert 0 < num_rows <= MAX_HEAD_ROWS and (cos is None) == (signed_sin is None)
+    assert_rows_of(heads, num_rows, num_heads, in_width + rotated)
+    assert_rows_of(out, num_rows, num_heads, out_width + rotated)
+    assert_rows_of(maps, num_heads, in_width, out_width)
+    assert maps.is_contiguous() and heads.dtype == maps.dtype
+    if cos is not None and signed_sin is not None:
+        assert_rows_of(cos, num_rows, rotated)
+        assert cos.stride() == signed_sin.stride() and signed_sin.shape == cos.shape
+    with launch_on(heads):
+        _multiply_heads[(triton.cdiv(out_width, _COLUMNS), num_heads)](
+            *(out, heads, maps, heads if cos is None else cos, heads if signed_sin is None else signed_sin),
+            *(num_rows, out.stride(0), out.stride(1), heads.stride(0), heads.stride(1)),
+            0 if cos is None else cos.stride(0),
+            IN=in_width,
+            OUT=out_width,
+            HALF=rotated // 2,
+            HALF_TILE=triton.next_power_of_2(max(1, rotated // 2)),
+            ROW_TILE=MAX_HEAD_ROWS,
+            COLUMN_TILE=_COLUMNS,
+            CHANNEL_TILE=64 if in_width % 128 else 128,
+            num_stages=4,
+        )
+
+
+def multiply_heads_reference(
+    heads: torch.Tensor, maps: torch.Tensor, cos: torch.Tensor | None, signed_sin: torch.Tensor | None
+) -> torch.Tensor:
+    """Compute what `multiply_heads` computes, in float32, in the dtype of `heads`."""
+    width = maps.shape[1]
+    out = torch.einsum("rhi,hio->rho", heads[..., :width].float(), maps.float())
+    if cos is not None and signed_sin is not None:
+        turned = turned_reference(heads[..., width:], cos.unsqueeze(1), signed_sin.unsqueeze(1))
+        out = torch.cat((out, turned), dim=-1)
+    return out.to(heads.dtype)

@@ -1,0 +1,100 @@
+"""The two kernels of experts for up to 16 rows against their reference, and that no bit of a row depends on the rows
+beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from spec_kernels.few_experts import few_experts, few_experts_reference, num_experts_arrivals
+from spec_kernels.gate import ACTIVATIONS
+from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
+from tests.test_kernels_experts import Layer, make_layer
+
+ROWS = 16
+
+
+@dataclass
+class Whole:
+    """A layer of experts, with a shared one and a residual or without them."""
+
+    layer: Layer
+    shared: tuple[torch.Tensor, torch.Tensor] | tuple[None, None]
+    residual: torch.Tensor | None
+
+    def run(self, activation: str = "silu") -> torch.Tensor:
+        """Run the kernels twice, into an output that is NaN before: the second time the counters have been used."""
+        out = torch.full_like(self.layer.rows, float("nan"))
+        arrivals = torch.zeros(num_experts_arrivals(out.shape[1]), dtype=torch.int32, device=DEVICE)
+        for _ in range(2):
+            few_experts(out, *self._arguments(), *self.shared, self.residual, arrivals, activation)
+            assert not arrivals.any()
+        return out
+
+    def expected(self, activation: str = "silu") -> torch.Tensor:
+        return few_experts_reference(*self._arguments(), *self.shared, self.residual, activation)
+
+    def some(self, rows: list[int]) -> Whole:
+        return Whole(self.layer.some(rows), self.shared, None if self.residual is None else self.residual[rows])
+
+    def _arguments(self) -> tuple[torch.Tensor, ...]:
+        layer = self.layer
+        return (layer.rows, layer.gate_up, layer.down, layer.expert_ids, layer.weights)
+
+
+def make(num_rows: int, num_experts: int = 8, dtype: torch.dtype = torch.float32, num_chosen: int = 3) -> Whole:
+    """With a shared expert, and with a residual whose rows lie apart."""
+    layer = make_layer(num_rows, num_experts, num_chosen, dtype=dtype)
+    shared = (randn(48, 40, seed=7).div(40**0.5).to(dtype), randn(40, 24, seed=8).div(24**0.5).to(dtype))
+    return Whole(layer, shared, randn(num_rows, 60, seed=9, dtype=dtype)[:, :40])
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_experts", "num_chosen"),
+    [(5, 8, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 3, 3), (2, 64, 8), (ROWS, 4, 1)))],
+)
+def test_equals_the_reference(num_rows: int, num_experts: int, num_chosen: int) -> None:
+    whole = make(num_rows, num_experts, num_chosen=num_chosen)
+    assert_near(whole.run(), whole.expected())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_any_dtype_and_activation_equals_the_reference(dtype: torch.dtype, activation: str) -> None:
+    whole = make(5, dtype=dtype)
+    assert_near(whole.run(activation), whole.expected(activation))
+
+
+@pytest.mark.slow
+def test_without_a_shared_expert_and_without_a_residual() -> None:
+    whole = make(4)
+    for part in (Whole(whole.layer, (None, None), whole.residual), Whole(whole.layer, whole.shared, None)):
+        assert_near(part.run(), part.expected())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
+    whole = make(ROWS, dtype=dtype)
+    together = whole.run()
+    for rows in ([0], [15], [3, 4, 5, 6], [9, 2], list(range(12))):
+        assert torch.equal(whole.some(rows).run(), together[rows]), rows
+
+
+@pytest.mark.slow
+def test_what_nobody_chose_is_not_read_and_a_row_that_is_not_finite_stays_alone() -> None:
+    whole = make(3, num_experts=16)
+    expected = whole.run()
+    is_chosen = torch.zeros(16, dtype=torch.bool, device=DEVICE)
+    is_chosen[whole.layer.expert_ids.flatten()] = True
+    whole.layer.gate_up[~is_chosen] = float("nan")
+    whole.layer.down[~is_chosen] = float("nan")
+    assert torch.equal(whole.run(), expected)
+    whole.layer.expert_ids = whole.layer.expert_ids[:1].repeat(3, 1)
+    expected = whole.run()
+    whole.layer.rows[1] = float("nan")
+    out = whole.run()
+    assert torch.equal(out[[0, 2]], expected[[0, 2]]) and out[1].isnan().all()

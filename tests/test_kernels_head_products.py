@@ -1,0 +1,46 @@
+"""The products of each head's rows with its matrix against their reference, and that a row looks at itself alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spec_kernels.head_products import MAX_HEAD_ROWS, multiply_heads, multiply_heads_reference
+from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
+
+NUM_HEADS, IN, OUT, ROTATED = 3, 36, 72, 8
+
+
+def turns(num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return randn(num_rows, ROTATED, seed=3), randn(num_rows, ROTATED, seed=4)
+
+
+def run(heads: torch.Tensor, maps: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None) -> torch.Tensor:
+    """Run the kernel, into an output that is NaN before and whose heads lie apart."""
+    width = OUT + heads.shape[2] - IN
+    wide = torch.full((len(heads), NUM_HEADS, width + 4), float("nan"), dtype=heads.dtype, device=DEVICE)
+    multiply_heads(wide[..., :width], heads, maps, cos, sin)
+    assert wide[..., width:].isnan().all(), "nothing is written behind a head"
+    return wide[..., :width]
+
+
+@pytest.mark.parametrize("does_turn", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_equals_the_reference(does_turn: bool) -> None:
+    """Of heads whose rows lie apart, as those of a longer product do."""
+    cos, sin = turns(5) if does_turn else (None, None)
+    heads = randn(5, NUM_HEADS, IN + (ROTATED if does_turn else 0) + 4)[..., 4:]
+    maps = randn(NUM_HEADS, IN, OUT, seed=1).div(IN**0.5)
+    assert_near(run(heads, maps, cos, sin), multiply_heads_reference(heads, maps, cos, sin))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
+    cos, sin = turns(MAX_HEAD_ROWS)
+    heads = randn(MAX_HEAD_ROWS, NUM_HEADS, IN + ROTATED, dtype=dtype)
+    maps = randn(NUM_HEADS, IN, OUT, seed=1).div(IN**0.5).to(dtype)
+    together = run(heads, maps, cos, sin)
+    assert_near(together, multiply_heads_reference(heads, maps, cos, sin))
+    for first, last in ((0, 1), (15, 16), (3, 7)):
+        part = slice(first, last)
+        assert torch.equal(run(heads[part], maps, cos[part], sin[part]), together[part])

@@ -1,0 +1,50 @@
+"""The second half of a layer with experts, in three launches, against norm, experts and sums one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from spec_lab.engine.experts_read import ExpertsRead, ReadingStage
+from spec_lab.models.expert_sizes import ExpertSizes, RouterScores, expert_tensor_shapes
+from spec_lab.models.experts import build_experts
+from spec_lab.models.layers import RMSNorm
+from spec_lab.models.residual_experts import ResidualExperts
+from spec_lab.models.triton_experts import TritonExperts, triton_router
+from spec_lab.models.triton_linear import TritonNorm
+from tests.kernel_lab import DEVICE, randn
+from tests.test_triton_products import DTYPE, assert_alike
+
+HIDDEN = 32
+SIZES = ExpertSizes(8, 3, 16, RouterScores.SIGMOID, correction_bias=True, shared_intermediate_size=16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sizes",
+    [SIZES, replace(SIZES, shared_intermediate_size=48), replace(SIZES, shared_gate=True)],
+    ids=["one_more", "wider", "gated"],
+)
+@pytest.mark.parametrize("num_rows", [5, 20])
+def test_it_gives_what_its_parts_give(sizes: ExpertSizes, num_rows: int) -> None:
+    """Of few rows and of many; experts that were read are counted in both."""
+    tensors = {
+        name: randn(*shape, seed=seed, dtype=DTYPE) / shape[-1] ** 0.5
+        for seed, (name, shape) in enumerate(expert_tensor_shapes(sizes, HIDDEN).items())
+    }
+    mlp = build_experts(sizes, tensors, "")
+    mlp.router, mlp.experts = mlp.router.made_by(triton_router), mlp.experts.made_by(TritonExperts)
+    norm = RMSNorm(1 + randn(HIDDEN, seed=20, dtype=DTYPE), 1e-5)
+    stream = 3 * randn(num_rows, HIDDEN, seed=21, dtype=DTYPE)
+    part = ResidualExperts(mlp, norm, TritonNorm.of(norm))
+    reads = []
+    for run in (part, lambda rows: rows + mlp(norm(rows))):
+        counts = ExpertsRead(DEVICE, 1)
+        counts.watch([mlp])
+        counts.begin_round(torch.ones(1, dtype=torch.bool, device=DEVICE))
+        with counts.stage(ReadingStage.VERIFY):
+            reads.append((run(stream), counts))
+    assert_alike(reads[0][0], reads[1][0])
+    assert reads[0][1].read() == reads[1][1].read() != ExpertsRead(DEVICE, 1).read()
