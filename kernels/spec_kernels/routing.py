@@ -207,7 +207,7 @@ def route(
     renormalized: bool,
     scaling: float,
 ) -> None:
-    """What a router chooses for each row, or for its norm, which it writes then.
+    """The choice of a router for each row, or for its norm, which it writes then.
 
     Args:
         expert_ids: [rows, chosen] int64, contiguous, written; it, `weights` and what is not named here as in
