@@ -62,12 +62,26 @@ def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: 
     assert taken("device=cuda", *overrides) == expected
 
 
-@pytest.mark.parametrize(("device", "expected"), [("cpu", 2048), ("cuda", 8192)])
-def test_how_many_prompt_rows_share_a_forward(device: str, expected: int) -> None:
-    found = [
-        compose_run([f"device={device}", *typed])[0].cache.prefill_tokens for typed in ([], ["cache.prefill_tokens=64"])
-    ]
-    assert found == [expected, 64]
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["device=cpu"], 2048),
+        (["device=cuda", "batch_size=5"], 8192),
+        (["device=cuda", "batch_size=5", "cache.prefill_tokens=64"], 64),
+        (["device=cuda", "batch_size=4"], 1),
+        (["device=cuda", "batch_size=4", "row_invariant=false"], 8192),
+        pytest.param(["device=cuda", "batch_size=16"], 8192, marks=pytest.mark.slow),
+        pytest.param(["device=cuda", "batch_size=16", "drafter=none"], 1, marks=pytest.mark.slow),
+        pytest.param(["device=cuda", "batch_size=4", "dtype=float32"], 8192, marks=pytest.mark.slow),
+        pytest.param(["device=cuda", "batch_size=4", "kernels=torch"], 8192, marks=pytest.mark.slow),
+        pytest.param(["device=cuda", "batch_size=4", "attention=torch"], 8192, marks=pytest.mark.slow),
+        pytest.param(["device=cuda", "drafter=frozen_kv", "tree=dynamic"], 8192, marks=pytest.mark.slow),
+        pytest.param(["device=cuda", "batch_size=4", "cache.prefill_tokens=64"], 64, marks=pytest.mark.slow),
+    ],
+)
+def test_how_many_prompt_rows_share_a_forward(overrides: list[str], expected: int) -> None:
+    """None but one prompt's where a round has so few rows that they are the same whatever stands beside them."""
+    assert compose_run(overrides)[0].cache.prefill_tokens == expected
 
 
 @pytest.mark.parametrize(

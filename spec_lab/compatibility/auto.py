@@ -13,16 +13,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from spec_kernels.product_tiles import INVARIANT_ROWS
 from spec_lab.assembly import registry
 from spec_lab.assembly.devices import runs_on_cuda
 from spec_lab.assembly.option import GraphOption
+from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.compatibility.run import refusals
-from spec_lab.config import AttentionConfig, CacheConfig, KernelSet, RunConfig
+from spec_lab.config import AttentionConfig, CacheConfig, Dtype, KernelSet, RunConfig
 from spec_lab.errors import UserError
 
 AUTO = "auto"
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
 """More rows a forward bring little on either: docs/performance.md. vLLM has 8192 on GPUs of this size."""
+ONE_PROMPT = 1
+"""Rows of several prompts take no share of a forward."""
 SHORT_CHUNK, LONG_CHUNK = 512, 8192
 """The long one is for attention without masks, which are as large as a chunk times all keys before it."""
 
@@ -90,8 +94,23 @@ def _with_prompt_sizes(config: RunConfig, on_cuda: bool) -> CacheConfig:
         is_long = on_cuda and config.attention.name == KNOBS["attention"].fast
         cache = dataclasses.replace(cache, prefill_chunk=LONG_CHUNK if is_long else SHORT_CHUNK)
     if cache.prefill_tokens is None:
-        cache = dataclasses.replace(cache, prefill_tokens=CUDA_PREFILL_TOKENS if on_cuda else CPU_PREFILL_TOKENS)
+        budget = CUDA_PREFILL_TOKENS if on_cuda else CPU_PREFILL_TOKENS
+        apart = on_cuda and _rounds_are_row_invariant(config)
+        cache = dataclasses.replace(cache, prefill_tokens=ONE_PROMPT if apart else budget)
     return cache
+
+
+def _rounds_are_row_invariant(config: RunConfig) -> bool:
+    """Tell whether a full round has so few rows that none depends on the others, if the target's layers are such.
+
+    A prompt's forward is of many rows, whose rounding follows from how many they are. Where decoding is to be the same
+    bit for bit, each prompt therefore has a forward of its own: which others come with it is decided by when requests
+    end, and drafts change that.
+    """
+    has_kernels = (config.attention.name, str(config.kernels)) == (KNOBS["attention"].fast, KNOBS["kernels"].fast)
+    num_rows = config.batch_size * (config.drafter.num_draft_tokens + 1)
+    is_chain_of_16_bits = config.dtype != Dtype.float32 and tree_sizes(config) is None
+    return config.row_invariant and has_kernels and is_chain_of_16_bits and num_rows <= INVARIANT_ROWS
 
 
 def _faster(config: RunConfig, knob: AutoKnob) -> RunConfig:
