@@ -189,7 +189,7 @@ class CacheConfig:
     )
     prefill_tokens: int | None = knob(
         None,
-        "prompt rows of all requests a forward, 1 for one each; null: 2048 on a CPU, 8192 on CUDA, 1 for row_invariant rounds",
+        "prompt rows of all requests a forward, 1 for one each; null: 2048, 8192 on CUDA, 1 if row_invariant holds",
         least=1,
     )
 
