@@ -19,12 +19,12 @@ POINTERS = (
     | dict.fromkeys(("routing_weights", "terms", "scratch"), "*fp32")
     | dict.fromkeys(("probability", "top_probability", "kept_logits", "draft_logits"), "*fp32")
     | dict.fromkeys(("scores", "ratios", "rates"), "*fp64")
-    | dict.fromkeys(("active", "is_top", "visible"), "*i1")
+    | dict.fromkeys(("active", "is_top"), "*i1")
     | dict.fromkeys(("mixed", "log_decay", "strength", "conv_weight", "rate", "time_bias", "outputs"), "*fp32")
     | dict.fromkeys(("committed",), "*i64")
     | dict.fromkeys(("arrivals",), "*i32")
     | {"token_map": "*i64"}
-    | dict.fromkeys(("depths", "key_depths"), "*i64")
+    | dict.fromkeys(("depths", "paths"), "*i64")
 )
 SCALARS = dict.fromkeys(
     (
@@ -313,7 +313,7 @@ def main() -> None:
     assert "wgmma.mma_async" in decode and "cp.async.cg" in decode, "tensor cores, and loads of 16 bytes"
     for dtype in ("bf16", "fp32"):
         plain, whole, tree = (layouts_of_sums(dtype, *kind) for kind in ((False, False), (True, False), (False, True)))
-        assert len(plain) == 2 and plain == whole == tree, "a row is the same bits in every form of the kernel"
+        assert len(plain) == 2 and plain == whole and plain * 2 == tree, "a row is the same bits in every form"
     float32 = compile_attention("fp32", 4, 128, 4, is_whole=False)
     assert "mma." not in float32, "no TF32"
     compile_attention("fp16", 1, 64, 7, is_whole=True)

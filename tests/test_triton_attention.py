@@ -10,7 +10,7 @@ import torch
 from spec_kernels.attention import paged_attention
 from spec_kernels.attention_reference import paged_attention_reference
 from spec_kernels.attention_tiles import MAX_DECODE_QUERIES, choose_split_keys
-from spec_lab.core.draft_tree import TreeRows
+from spec_lab.core.draft_tree import TreeRows, paths_of
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.tiers import checkerboard
 
@@ -86,7 +86,7 @@ def reference(
 
 
 def parts_of(tree: TreeRows | None) -> tuple[torch.Tensor, ...]:
-    return () if tree is None else (tree.visible, tree.depths, tree.key_depths)
+    return () if tree is None else (paths_of(tree), tree.depths)
 
 
 @pytest.mark.parametrize(

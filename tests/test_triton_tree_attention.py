@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from spec_lab.assembly.trees import DynamicTreeConfig
+from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.attention.triton_backend import TritonTreeAttention
 from spec_lab.config import AttentionConfig, CacheConfig, KernelSet
 from spec_lab.core.draft_tree import TreeRows, ancestors_and_self
 from spec_lab.core.kv_cache import LayerCache
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import Reference, generate, make_config, make_pair, random_requests
-from tests.test_triton_attention import attend, fill, reference
+from tests.test_triton_attention import Paged, attend, fill, reference
 from tests.tiers import checkerboard
 
 
@@ -45,6 +46,47 @@ def test_a_tree_that_is_a_chain_gives_the_bits_of_the_chain(
     chain = [max(0, row - 1) for row in range(num_rows)]
     tree = tree_rows([chain] * 3, num_rows)
     assert torch.equal(attend(paged, queries, window, tree=tree), attend(paged, queries, window))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((6, 3, None), DTYPES[-1]),
+        *(
+            pytest.param(shape, dtype, marks=pytest.mark.slow)
+            for shape, dtype in (((8, 7, 3), torch.float32), ((16, 4, None), DTYPES[-1]), ((40, 2, 30), DTYPES[-1]))
+        ),
+    ],
+)
+def test_a_row_has_the_bits_of_the_chain_that_leads_to_it(
+    shape: tuple[int, int, int | None], dtype: torch.dtype
+) -> None:
+    """Prefixes end in the middle of a tile of keys, one key before its end, and on it; one is empty."""
+    num_rows, group, window = shape
+    prefixes = [0, 20, 63, 128]
+    paged = fill([length + num_rows for length in prefixes], num_kv_heads=1, head_dim=64, dtype=dtype)
+    queries = randn(4 * num_rows, group, 64, seed=1, dtype=dtype)
+    tree = tree_rows([random_parents(num_rows, seed) for seed in range(4)], num_rows)
+    found = attend(paged, queries, window, tree=tree).view(4, num_rows, -1)
+    for request, prefix in enumerate(prefixes):
+        for row in range(num_rows):
+            chain, depth = along_path(paged, tree, request, row), int(tree.depths[request, row])
+            chain.seq_lens = torch.tensor([prefix + depth + 1], device=DEVICE)
+            query = queries.view(4, num_rows, group, 64)[request, row : row + 1]
+            assert torch.equal(attend(chain, query, window)[0], found[request, row])
+
+
+def along_path(paged: Paged, tree: TreeRows, request: int, row: int) -> Paged:
+    """Make the cache of one request, whose newest keys are those of a path, one behind the other."""
+    chain = Paged(paged.kv.clone(), paged.page_table[[request]], paged.seq_lens, paged.page_size)
+    path = tree.visible[request, row].nonzero().flatten()
+    prefix = int(paged.seq_lens[request]) - tree.visible.shape[2]
+
+    def slots(positions: torch.Tensor) -> torch.Tensor:
+        return chain.page_table[0, positions // 16] * 16 + positions % 16
+
+    chain.kv[slots(prefix + torch.arange(len(path), device=DEVICE))] = paged.kv[slots(prefix + path)]
+    return chain
 
 
 @pytest.mark.parametrize(("num_rows", "window"), checkerboard([5, 40], [None, 3, 70]))
@@ -85,8 +127,9 @@ def test_a_row_does_not_see_a_strangers_key() -> None:
 
 
 def test_the_backend_makes_what_the_kernel_reads() -> None:
-    """Depths of branches come as a view without memory of its own; the kernel asks for rows one after another."""
-    paged = fill([36, 5], page_size=4)
+    """Depths of branches come as a view without memory of its own; the kernel asks for rows one after another. A row's
+    path says the same as the mask of the backend in torch."""
+    paged = fill([36, 5], page_size=4, garbage=0.0)
     backend = TritonTreeAttention(4, 64)
     tree = tree_rows([[0, 0, 1, 1]] * 2, 3)
     depths = tree.depths[:1].expand(2, -1)
@@ -97,6 +140,9 @@ def test_the_backend_makes_what_the_kernel_reads() -> None:
     queries = randn(8, 4, 16, seed=1)
     out = backend.attend(queries, LayerCache(paged.kv), metadata, None, 0.25)
     assert_near(out, reference(paged, queries, tree=tree))
+    masked = TorchTreeAttention(4, 64)
+    metadata = masked.build_tree(rows, paged.seq_lens - 4, paged.page_table, 36)
+    assert_near(out, masked.attend(queries, LayerCache(paged.kv), metadata, None, 0.25))
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from spec_kernels.attention_decode import attend_split
 from spec_kernels.attention_prompt import attend_chunk
 from spec_kernels.attention_tiles import (
     MAX_DECODE_QUERIES,
-    MAX_TREE_KEYS,
     NUM_TILES_TO_FILL,
     decode_tiles,
     prompt_tiles,
@@ -39,9 +38,8 @@ def paged_attention(
     split_keys: int,
     scale: float,
     window: int | None,
-    visible: torch.Tensor | None = None,
+    paths: torch.Tensor | None = None,
     depths: torch.Tensor | None = None,
-    key_depths: torch.Tensor | None = None,
 ) -> None:
     """Attention of the newest query rows of each request over its paged keys and values.
 
@@ -49,8 +47,8 @@ def paged_attention(
     `end = seq_lens - (num_queries - 1 - j)`; a row that sees nothing gives zeros. Positions past `max_seq_len` and
     past the table's last page but one are not read. `seq_lens` is read on the device only.
 
-    Rows of a tree see all keys but the newest `num_tail`, and of these the ones that `visible` says; a window counts
-    positions, which are depths behind the prefix.
+    Rows of a tree see all keys but the newest `num_tail`, and of these the ones on their path, as if they stood one
+    behind the other: a row has the bits of the chain that its path is.
 
     Args:
         out: [batch * num_queries, num_heads * head_dim], contiguous, written.
@@ -61,10 +59,9 @@ def paged_attention(
         max_seq_len: upper bound of `seq_lens` known to the host; sets the launch grid and nothing else.
         split_keys: keys a split, see `choose_split_keys`. Prompt chunks are not split.
         window: newest keys that a row sees; None is all of them.
-        visible: [batch, num_queries, num_tail] bool of a tree of at most MAX_TREE_KEYS newest keys, contiguous as the
-            next two; None is a chain.
-        depths: [batch, num_queries] int64 of a tree.
-        key_depths: [batch, num_tail] int64 of a tree.
+        paths: [batch, num_queries, num_tail + 1] int64 of a tree, contiguous: which of the newest keys a row sees at
+            each position behind the prefix, up to its own; None is a chain.
+        depths: [batch, num_queries] int64 of a tree, contiguous: how far behind the prefix each row stands.
     """
     _assert_shapes(out, queries, kv, page_table)
     num_queries = queries.shape[0] // page_table.shape[0]
@@ -72,15 +69,13 @@ def paged_attention(
     heads = _heads(queries, kv, page_size)
     inputs = (queries, kv, page_table, seq_lens)
     with launch_on(out):
-        if num_queries > MAX_DECODE_QUERIES and visible is None:
+        if num_queries > MAX_DECODE_QUERIES and paths is None:
             _launch_chunk(out, inputs, reach, scale, heads)
-        elif visible is None:
-            _launch_splits(out, inputs, (seq_lens, seq_lens, seq_lens), 0, reach, scale, split_keys, heads)
+        elif paths is None:
+            _launch_splits(out, inputs, (seq_lens, seq_lens), 0, reach, scale, split_keys, heads)
         else:
-            assert depths is not None and key_depths is not None
-            tree, num_tail = (visible, depths, key_depths), visible.shape[2]
-            assert all(part.is_contiguous() for part in tree) and 0 < num_tail <= MAX_TREE_KEYS
-            _launch_splits(out, inputs, tree, num_tail, reach, scale, split_keys, heads)
+            assert depths is not None and paths.is_contiguous() and depths.is_contiguous() and paths.shape[2] > 1
+            _launch_splits(out, inputs, (paths, depths), paths.shape[2] - 1, reach, scale, split_keys, heads)
 
 
 def _heads(queries: torch.Tensor, kv: torch.Tensor, page_size: int) -> dict[str, int]:
@@ -113,7 +108,7 @@ def _launch_splits(
 
     Args:
         inputs: queries, kv, page_table, seq_lens.
-        tree: visible, depths, key_depths; anything of a chain, which has a `num_tail` of 0.
+        tree: paths and depths; anything of a chain, which has a `num_tail` of 0.
         reach: positions that can be read, and the window.
     """
     queries, kv, page_table, seq_lens = inputs

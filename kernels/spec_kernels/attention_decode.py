@@ -10,12 +10,40 @@ from spec_kernels.online_softmax import add_keys_across, divisor, key_slots, mer
 
 
 @triton.jit
-def _visible_bits(visible_ptr: tl.tensor, rows: tl.tensor, is_row: tl.tensor, num_tail: tl.tensor) -> tl.tensor:
-    """Packs which of a tree's keys each row sees: a number a row, as lengths are, leaves the layout of scores alone."""
-    numbers = tl.arange(0, 64)
-    is_seen = is_row[:, None] & (numbers < num_tail)[None, :]
-    visible = tl.load(visible_ptr + (rows * num_tail)[:, None] + numbers[None, :], mask=is_seen, other=0) != 0
-    return tl.sum(visible.to(tl.int64) << numbers.to(tl.int64)[None, :], 1)
+def _path_slots(
+    paths_ptr: tl.tensor,
+    pages_ptr: tl.tensor,
+    keys: tl.tensor,
+    prefix_len: tl.tensor,
+    is_key: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+) -> tl.tensor:
+    """Returns the cache slots of key positions as a tree's row has them: behind the prefix, its ancestors'."""
+    behind = keys - prefix_len
+    numbers = tl.load(paths_ptr + behind, mask=is_key & (behind >= 0), other=0).to(tl.int32)
+    places = tl.where(behind >= 0, prefix_len + numbers, keys)
+    pages = tl.load(pages_ptr + places // PAGE_SIZE, mask=is_key, other=0)
+    return pages.to(tl.int64) * PAGE_SIZE + places % PAGE_SIZE
+
+
+@triton.jit
+def _load_keys(
+    kv_ptr: tl.tensor,
+    slots: tl.tensor,
+    is_key: tl.tensor,
+    channels: tl.tensor,
+    is_channel: tl.tensor,
+    slot_stride: tl.tensor,
+    kv_head: tl.tensor,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Loads the keys and values of a tile [keys, channels]. Keys outside are never loaded: there may be NaN."""
+    key_ptrs = kv_ptr + (slots * slot_stride + kv_head * HEAD_DIM)[:, None] + channels[None, :]
+    is_cell = is_key[:, None] & is_channel[None, :]
+    key_rows = tl.load(key_ptrs, mask=is_cell, other=0.0)
+    value_rows = tl.load(key_ptrs + NUM_KV_HEADS * HEAD_DIM, mask=is_cell, other=0.0)
+    return key_rows, value_rows
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_tail", "num_readable", "window", "split_stride", "split_keys"])
@@ -28,9 +56,8 @@ def attend_split(
     kv_ptr: tl.tensor,
     page_table_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
-    visible_ptr: tl.tensor,
+    paths_ptr: tl.tensor,
     depths_ptr: tl.tensor,
-    key_depths_ptr: tl.tensor,
     num_queries: tl.tensor,
     num_tail: tl.tensor,
     num_readable: tl.tensor,
@@ -64,21 +91,20 @@ def attend_split(
     is_row = query < num_queries
     out_row = (request * num_queries + query).to(tl.int64)
 
-    # The keys that a row sees: a chain's up to itself; a tree's those of the prefix, and those that the tree says.
+    # The keys that a row sees: up to itself, in a tree along its path. In a chain these lie one behind the other, and
+    # all rows share a loop over them; of a tree's rows all share the whole tiles of the prefix.
     seq_len = tl.load(seq_lens_ptr + request).to(tl.int32)
+    last_query = tl.minimum((first_row + ROW_TILE - 1) // GROUP, num_queries - 1)
     if IS_TREE:
         prefix_len = seq_len - num_tail
-        depths = tl.load(depths_ptr + out_row, mask=is_row, other=0).to(tl.int32)
-        visible_bits = _visible_bits(visible_ptr, out_row, is_row, num_tail)
-        start = prefix_len + depths + 1 - window
-        end = tl.full((ROW_TILE,), 0, tl.int32) + prefix_len
+        end = prefix_len + 1 + tl.load(depths_ptr + out_row, mask=is_row, other=0).to(tl.int32)
+        start = end - window
         lowest = tl.maximum(prefix_len + 1 - window, 0)
-        highest = tl.minimum(seq_len, num_readable)
+        highest = tl.minimum(tl.max(tl.where(is_row, end, 0), 0), num_readable)
     else:
         prefix_len = seq_len - num_queries
         start = prefix_len + 1 + query - window
         end = prefix_len + 1 + query
-        last_query = tl.minimum((first_row + ROW_TILE - 1) // GROUP, num_queries - 1)
         lowest = tl.maximum(prefix_len + 1 + first_row // GROUP - window, 0)
         highest = tl.minimum(prefix_len + 1 + last_query, num_readable)
     low, high = lowest, highest
@@ -88,6 +114,9 @@ def attend_split(
         # Nobody reads what this split would write.
         if low >= high:
             return
+    shared_high = high
+    if IS_TREE:
+        shared_high = tl.minimum(high, prefix_len // KEY_TILE * KEY_TILE)
 
     channels = tl.arange(0, CHANNEL_TILE)
     is_channel = channels < HEAD_DIM
@@ -101,25 +130,15 @@ def attend_split(
     total_sums = tl.zeros((ROW_TILE,), tl.float32)
     total_acc = tl.zeros((CHANNEL_TILE, ROW_TILE), tl.float32)
     maxima, sums, acc = total_maxima, total_sums, total_acc
-    for first_key in tl.range(low // KEY_TILE * KEY_TILE, high, KEY_TILE, num_stages=STAGES):
+    for first_key in tl.range(low // KEY_TILE * KEY_TILE, shared_high, KEY_TILE, num_stages=STAGES):
         keys = first_key + tl.arange(0, KEY_TILE)
-        # Keys outside are never loaded: what lies there may be NaN.
-        is_key = (keys >= low) & (keys < high)
-        slots = key_slots(pages_ptr, keys, low, high, PAGE_SIZE)
-        key_ptrs = kv_ptr + (slots * slot_stride + kv_head * HEAD_DIM)[:, None] + channels[None, :]
-        is_cell = is_key[:, None] & is_channel[None, :]
-        key_rows = tl.load(key_ptrs, mask=is_cell, other=0.0)
-        value_rows = tl.load(key_ptrs + NUM_KV_HEADS * HEAD_DIM, mask=is_cell, other=0.0)
-
+        is_key = (keys >= low) & (keys < shared_high)
+        slots = key_slots(pages_ptr, keys, low, shared_high, PAGE_SIZE)
+        key_rows, value_rows = _load_keys(
+            kv_ptr, slots, is_key, channels, is_channel, slot_stride, kv_head, NUM_KV_HEADS, HEAD_DIM
+        )
         scores = tl.dot(key_rows, queries, input_precision="ieee") * scale
         is_visible = (keys[:, None] >= start[None, :]) & (keys[:, None] < end[None, :])
-        if IS_TREE:
-            numbers = keys - prefix_len
-            is_tail = (numbers >= 0) & (numbers < num_tail)
-            key_depths = tl.load(key_depths_ptr + request * num_tail + numbers, mask=is_tail, other=0).to(tl.int32)
-            in_tree = (visible_bits[None, :] >> tl.where(is_tail, numbers, 0).to(tl.int64)[:, None]) & 1 != 0
-            in_tree &= key_depths[:, None] > (depths - window)[None, :]
-            is_visible = tl.where(is_tail[:, None], in_tree, is_visible)
         scores = tl.where(is_visible & is_key[:, None], scores, float("-inf"))
         if IS_WHOLE:
             # Where a split begins, the one before is merged; elsewhere a row that saw nothing, which changes nothing.
@@ -128,6 +147,35 @@ def attend_split(
             total_maxima, total_sums, total_acc = merge(total_maxima, total_sums, total_acc, done, sums, acc, 0)
             maxima = tl.where(is_first, float("-inf"), maxima)
         maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, value_rows)
+
+    if IS_TREE:
+        # Behind these tiles each row has keys of its own, which stand where a chain's would: the sums of a row are
+        # then those of plain decoding. The tiles of one query row after the other; they change nothing of the others.
+        first_tail = tl.maximum(shared_high, low) // KEY_TILE * KEY_TILE
+        num_tiles = tl.cdiv(high - first_tail, KEY_TILE)
+        first_query = first_row // GROUP
+        for step in tl.range(0, (last_query + 1 - first_query) * num_tiles, num_stages=STAGES):
+            asking = first_query + step // num_tiles
+            first_key = first_tail + step % num_tiles * KEY_TILE
+            keys = first_key + tl.arange(0, KEY_TILE)
+            tree_row = (request * num_queries + asking).to(tl.int64)
+            own_end = prefix_len + 1 + tl.load(depths_ptr + tree_row).to(tl.int32)
+            is_key = (keys >= low) & (keys < tl.minimum(own_end, high))
+            path_ptr = paths_ptr + tree_row * (num_tail + 1)
+            slots = _path_slots(path_ptr, pages_ptr, keys, prefix_len, is_key, PAGE_SIZE)
+            key_rows, value_rows = _load_keys(
+                kv_ptr, slots, is_key, channels, is_channel, slot_stride, kv_head, NUM_KV_HEADS, HEAD_DIM
+            )
+            scores = tl.dot(key_rows, queries, input_precision="ieee") * scale
+            is_own = query == asking
+            is_visible = (keys[:, None] >= start[None, :]) & is_own[None, :]
+            scores = tl.where(is_visible & is_key[:, None], scores, float("-inf"))
+            if IS_WHOLE:
+                is_first = is_own & (first_key % split_keys == 0)
+                done = tl.where(is_first, maxima, float("-inf"))
+                total_maxima, total_sums, total_acc = merge(total_maxima, total_sums, total_acc, done, sums, acc, 0)
+                maxima = tl.where(is_first, float("-inf"), maxima)
+            maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, value_rows)
 
     out_head = out_row * (NUM_KV_HEADS * GROUP) + head
     if IS_WHOLE:

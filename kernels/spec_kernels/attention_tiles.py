@@ -13,9 +13,6 @@ import triton
 MAX_DECODE_QUERIES = 32
 """Up to here a row does not depend on the number of query rows; above, tiles are those of a prompt chunk."""
 
-MAX_TREE_KEYS = 64
-"""A row's visible keys of a tree are the bits of one number."""
-
 NUM_TILES_TO_FILL = 128
 """So many row tiles, of all requests and KV heads, keep a GPU busy without splits."""
 

@@ -68,11 +68,10 @@ def merge_splits(
     stride = split_stride.to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + row // num_queries).to(tl.int32)
     if IS_TREE:
-        end = seq_len
-        start = seq_len - num_tail + tl.load(depths_ptr + row).to(tl.int32) + 1 - window
+        end = seq_len - num_tail + tl.load(depths_ptr + row).to(tl.int32) + 1
     else:
         end = seq_len - (num_queries - 1 - row % num_queries)
-        start = end - window
+    start = end - window
     first_split = tl.maximum(start, 0) // split_keys
     last_split = tl.cdiv(tl.maximum(tl.minimum(end, num_readable), 0), split_keys)
 

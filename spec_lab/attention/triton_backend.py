@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from spec_kernels.attention import paged_attention
-from spec_kernels.attention_tiles import MAX_TREE_KEYS, choose_split_keys
+from spec_kernels.attention_tiles import choose_split_keys
 from spec_kernels.metadata import advance_metadata, build_metadata
 from spec_kernels.rope_write import write_kv
 from spec_lab.attention.long_prompts import AttendPiece, attend_long_chunk, is_long_chunk
 from spec_lab.attention.torch_latent import TorchLatentAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.attention.triton_latent import TritonLatentAttention
-from spec_lab.core.draft_tree import TreeRows
+from spec_lab.core.draft_tree import TreeRows, paths_of
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend
 from spec_lab.core.protocols import RopeWrite
@@ -92,31 +92,16 @@ class TritonAttention:
             self._split_keys,
             scale,
             window,
-            *(() if tree is None else (tree.visible, tree.depths, tree.key_depths)),
+            *(() if tree is None else (tree.paths, tree.depths)),
         )
         return out
 
 
 class TritonTreeAttention(TritonAttention):
-    """Keeps the protocol `TreeAttentionBackend`. Rows of a tree that is a chain give the chain's bits.
-
-    Drafts of more newest keys than the kernel takes, as of the widest and deepest trees, attend as in torch.
-    """
-
-    def attend(
-        self,
-        queries: torch.Tensor,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
-        window: int | None,
-        scale: float,
-    ) -> torch.Tensor:
-        if metadata.tree is not None and metadata.tree.visible.shape[2] > MAX_TREE_KEYS:
-            return self._reference.attend(queries, cache, metadata, window, scale)
-        return super().attend(queries, cache, metadata, window, scale)
+    """Keeps the protocol `TreeAttentionBackend`. A tree's row has the bits of the chain that leads to it."""
 
     def build_tree(
         self, rows: TreeRows, prefix_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
     ) -> AttentionMetadata:
-        whole = TreeRows(rows.visible.contiguous(), rows.depths.contiguous(), rows.key_depths.contiguous())
-        return self._reference.build_tree(whole, prefix_lens, page_table, max_seq_len)
+        ordered = TreeRows(rows.visible, rows.depths.contiguous(), rows.key_depths, paths_of(rows))
+        return self._reference.build_tree(ordered, prefix_lens, page_table, max_seq_len)

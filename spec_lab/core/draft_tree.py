@@ -33,11 +33,13 @@ class TreeRows:
             own, which is among the last `num_queries`.
         depths: [batch, num_queries] position of each row behind the end of the prefix.
         key_depths: [batch, num_tail] the same of the newest keys; siblings share a position, windows count positions.
+        paths: what `paths_of` gives, derived by backends that read a row's keys one behind the other; None elsewhere.
     """
 
     visible: torch.Tensor
     depths: torch.Tensor
     key_depths: torch.Tensor
+    paths: torch.Tensor | None = None
 
 
 def ancestors_and_self(parents: torch.Tensor, depth: int) -> torch.Tensor:
@@ -50,3 +52,14 @@ def ancestors_and_self(parents: torch.Tensor, depth: int) -> torch.Tensor:
         newest = parents.gather(1, newest)
         seen = seen | (rows == newest.unsqueeze(2))
     return seen
+
+
+def paths_of(rows: TreeRows) -> torch.Tensor:
+    """Say which of the newest keys each row sees by position behind the prefix: [batch, num_queries, num_tail + 1].
+
+    A row sees one key of each depth up to its own; behind that, and in the last column, stands junk.
+    """
+    num_tail = rows.visible.shape[2]
+    at = torch.where(rows.visible, rows.key_depths.unsqueeze(1), num_tail)
+    paths = at.new_zeros(*at.shape[:2], num_tail + 1)
+    return paths.scatter_(2, at, torch.arange(num_tail, device=at.device).expand_as(at))
