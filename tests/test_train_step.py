@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from spec_lab.train.config import OptimisationConfig
+from spec_lab.train.data import next_token_labels
+from spec_lab.train.decoder import DecoderLoss
 from spec_lab.train.loop import train
 from spec_lab.train.step import STEPS_BEFORE_CAPTURE, CapturedStep, LaunchedStep, adamw, make_step
 from spec_lab.train.target import NextTokenLoss
@@ -37,7 +39,7 @@ def test_what_is_made_of_a_batch_is_what_the_module_sees(tmp_path: Path) -> None
 @pytest.mark.parametrize("longest", [1e-3, 1e9])
 def test_a_step_clips_its_gradients_and_leaves_those_of_the_step_before(longest: float) -> None:
     module = Regression()
-    step = make_step(module, None, OptimisationConfig(num_steps=4, num_warmup_steps=1, max_grad_norm=longest), CPU)
+    step = make_step(module, OptimisationConfig(num_steps=4, num_warmup_steps=1, max_grad_norm=longest), CPU)
     norms = []
     for _ in range(2):
         step(Batches()(0), learning_rate=0.0)
@@ -52,10 +54,18 @@ def test_matrices_decay_and_scales_do_not() -> None:
     assert [[weight.ndim for weight in group["params"]] for group in groups] == [[2], [1]]
 
 
-def family_loss(family: str, device: torch.device) -> nn.Module:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_of_a_decoder_is_that_of_its_logits(family: str) -> None:
+    loss = family_loss(family, CPU).eval()
+    rows = torch.randint(FAMILIES[family][1]["vocab_size"], (2, 40), generator=torch.Generator().manual_seed(0))
+    labels = next_token_labels(rows, pad_id=0)
+    assert torch.equal(loss(rows, labels), NextTokenLoss(loss.model)(rows, labels))
+
+
+def family_loss(family: str, device: torch.device) -> DecoderLoss:
     kind, keys, _ = FAMILIES[family]
     torch.manual_seed(0)
-    return NextTokenLoss(kind(keys)).to(device).train()
+    return DecoderLoss(kind(keys)).to(device).train()
 
 
 def losses_of(step: Any, vocab_size: int, device: torch.device) -> Tensor:
@@ -69,16 +79,16 @@ def losses_of(step: Any, vocab_size: int, device: torch.device) -> Tensor:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_recorded_step_trains_as_a_launched_one(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_step_trains_as_a_launched_one(family: str) -> None:
     """Twenty steps, of which the first are launched either way; and the rate is read anew at every replay."""
-    monkeypatch.setattr(torch, "compile", lambda module: module)
     device = torch.device("cuda")
     optimisation = OptimisationConfig(num_steps=NUM_STEPS, num_warmup_steps=2)
     module = family_loss(family, device)
-    launched = LaunchedStep(module, lambda *batch: batch, adamw(module, optimisation, device), 1.0, device)
+    optimiser = adamw(module, optimisation, device)
+    launched = LaunchedStep(list(module.parameters()), module, lambda *batch: batch, optimiser, 1.0)
     vocab_size = FAMILIES[family][1]["vocab_size"]
     expected = losses_of(launched, vocab_size, device)
-    recorded = make_step(family_loss(family, device), None, optimisation, device)
+    recorded = make_step(family_loss(family, device), optimisation, device, compiled=lambda loss: loss)
     assert isinstance(recorded, CapturedStep)
     losses = losses_of(recorded, vocab_size, device)
     assert recorded.is_recorded and NUM_STEPS > STEPS_BEFORE_CAPTURE + 1
@@ -87,15 +97,13 @@ def test_a_recorded_step_trains_as_a_launched_one(family: str, monkeypatch: pyte
 
 
 @pytest.mark.gpu
-def test_what_asks_the_device_for_a_number_goes_on_being_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda module: module)
-
+def test_what_asks_the_device_for_a_number_goes_on_being_launched() -> None:
     class Asking(Regression):
         def forward(self, inputs: Tensor) -> Tensor:
             return super().forward(inputs) * (1.0 + 0.0 * inputs.sum().item())
 
     device, module = torch.device("cuda"), Asking()
-    step = make_step(module.to(device), None, OPTIMISATION, device)
+    step = make_step(module.to(device), OPTIMISATION, device, compiled=lambda module: module)
     assert isinstance(step, CapturedStep)
     before = module.linear.weight.detach().clone()
     for number in range(8):

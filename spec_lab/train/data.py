@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from spec_lab.corpus.example import END_OF_TEXT, Example, render_example
@@ -57,6 +58,11 @@ def next_token_labels(rows: Tensor, pad_id: int) -> Tensor:
     labels = rows[:, 1:].clone()
     labels[(rows[:, 1:] == pad_id) & (rows[:, :-1] == pad_id)] = IGNORED_LABEL
     return labels
+
+
+def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of `next_token_labels` under logits `[batch, length, vocab]`."""
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ recipes of drafters such a decoder looks as a model of transformers does: it is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from spec_lab.models.config import ModelConfig
 from spec_lab.models.families.table import read_decoder
 from spec_lab.models.plan import LayerPlan
 from spec_lab.train.attention_kinds import attend, attention_of, rotation_of
+from spec_lab.train.data import next_token_loss
 from spec_lab.train.delta_net import TrainableDeltaNet
 from spec_lab.train.experts import TrainableExperts
 from spec_lab.train.layers import INITIAL_STD, Rotation, SwiGLU, TrainableRMSNorm
@@ -177,10 +178,38 @@ def products_in_tf32() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+class DecoderLoss(nn.Module):
+    """Mean cross-entropy of the next token over rows `[batch, length]` and labels `[batch, length - 1]`."""
+
+    def __init__(self, model: TrainableDecoder) -> None:
+        super().__init__()
+        self.model = model
+        self._behind_layers: Callable[[Tensor, Tensor], Tensor] = self._head_loss
+
+    def forward(self, rows: Tensor, labels: Tensor) -> Tensor:
+        hidden_states, _ = self.model.run(rows)
+        return self._behind_layers(hidden_states[-1], labels)
+
+    def compiled(self) -> DecoderLoss:
+        """The same, compiled in parts: layers of a kind are compiled once, where a whole decoder takes a minute."""
+        compile_layers(self.model)
+        self._behind_layers = torch.compile(self._head_loss)
+        return self
+
+    def _head_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        return next_token_loss(self.model.logits(hidden), labels)
+
+
+def compile_layers(decoder: TrainableDecoder) -> None:
+    """Layers whose plans agree share what is compiled."""
+    for layer in decoder.model.layers:
+        layer.compile()
+
+
 def compile_on_gpu(target: TrainableDecoder, device: torch.device) -> None:
     """Compiles the forward of a target that a drafter is trained beside; its batches are all of one shape."""
     if device.type == "cuda":
-        target.compile()
+        compile_layers(target)
 
 
 def initialise(module: nn.Module) -> None:

@@ -15,13 +15,13 @@ from torch import Tensor
 from spec_lab.corpus.example import END_OF_TEXT, END_OF_TURN
 from spec_lab.train.config import DecoderTrainingConfig
 from spec_lab.train.data import TrainingTokens, next_token_labels
-from spec_lab.train.decoder import TrainableDecoder, products_in_tf32
+from spec_lab.train.decoder import DecoderLoss, TrainableDecoder, products_in_tf32
 from spec_lab.train.decoder_checkpoint import as_saved, from_saved, in_saved_dtype
 from spec_lab.train.decoder_families import gemma_keys, hybrid_keys, moe_keys
 from spec_lab.train.gemma4 import TrainableGemma4
 from spec_lab.train.generate import Continuation, generate_without_cache
 from spec_lab.train.loop import CurvePoint, train
-from spec_lab.train.target import NextTokenLoss, TargetDescription
+from spec_lab.train.target import TargetDescription
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -109,7 +109,8 @@ class DecoderRecipe:
             return rows, next_token_labels(rows, end_of_text_id)
 
         with products_in_tf32():
-            curve = train(NextTokenLoss(decoder), batch_of, self.config.optimisation, checkpoint, device)
+            loss = DecoderLoss(decoder)
+            curve = train(loss, batch_of, self.config.optimisation, checkpoint, device, compiled=DecoderLoss.compiled)
         self._save(decoder, [ends["eos_token_id"], end_of_text_id], folder)
         return curve
 

@@ -61,7 +61,10 @@ class TrainableDeltaNet(nn.Module):
         length, history = raw.shape[1], self.sizes.history
         known = F.pad(raw, (0, 0, history, 0))
         weight = self.conv1d.weight[:, 0]
-        return torch.stack([known[:, i : i + length] * weight[:, i] for i in range(history + 1)]).sum(0)
+        mixed = known[:, :length] * weight[:, 0]
+        for behind in range(1, history + 1):
+            mixed = mixed + known[:, behind : behind + length] * weight[:, behind]
+        return mixed
 
     def _unit(self, rows: Tensor) -> Tensor:
         heads = rows.unflatten(-1, (self.sizes.num_key_heads, self.sizes.key_head_dim))

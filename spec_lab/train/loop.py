@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from spec_lab.errors import Breakdown
 from spec_lab.train.config import OptimisationConfig
 from spec_lab.train.reading import reading
-from spec_lab.train.step import Batch, make_step
+from spec_lab.train.step import Batch, Compile, make_step
 
 log = logging.getLogger(__name__)
 
@@ -55,18 +55,20 @@ def train(
     checkpoint: Path,
     device: torch.device,
     inputs_of: Callable[..., Batch] | None = None,
+    compiled: Compile = torch.compile,
 ) -> list[CurvePoint]:
     """Minimises `loss_module(*batch_of(step))`, a scalar, over the module's parameters, and returns the loss curve.
 
     `batch_of` must depend on the step alone: nothing but weights, moments and the step is kept in `checkpoint`, from
     which an interrupted call goes on. The caller deletes the checkpoint once the result is saved. `inputs_of(*batch)`,
-    where given, is what the module takes of a batch; it is a part of the step, which a GPU replays (`train.step`).
+    where given, is what the module takes of a batch; it is a part of the step, which a GPU replays (`train.step`), once
+    `compiled(loss_module)` has made what computes the loss there.
 
     Raises:
         TrainingDiverged: a loss, or in the end a weight, is not finite.
     """
     loss_module.to(device).train()
-    take_step = make_step(loss_module, inputs_of, optimisation, device)
+    take_step = make_step(loss_module, optimisation, device, inputs_of, compiled)
     first_step, curve, seconds_before = _resume(checkpoint, loss_module, take_step.optimiser, device)
     losses = LossReader(device)
     started = time.perf_counter() - seconds_before

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from spec_lab.train.config import OptimisationConfig
 log = logging.getLogger(__name__)
 
 Batch = tuple[Tensor, ...]
+Compile = Callable[[Any], Callable[..., Tensor]]
+"""Makes what computes a module's loss faster on a GPU."""
 STEPS_BEFORE_CAPTURE = 3
 """Steps that are launched kernel by kernel: by then all is compiled, and libraries have chosen their kernels."""
 
@@ -39,17 +41,16 @@ class LaunchedStep:
 
     def __init__(
         self,
-        module: nn.Module,
+        parameters: list[nn.Parameter],
+        loss_of: Callable[..., Tensor],
         inputs_of: Callable[..., Batch],
         optimiser: torch.optim.Optimizer,
         max_grad_norm: float,
-        device: torch.device,
     ) -> None:
-        """`module(*inputs_of(*batch))` is the loss."""
+        """`loss_of(*inputs_of(*batch))` is the loss that `parameters` are moved by."""
         self.optimiser = optimiser
-        self._module, self._inputs_of = module, inputs_of
-        self._max_grad_norm, self._device = max_grad_norm, device
-        self._loss_of: Callable[..., Tensor] = torch.compile(module) if device.type == "cuda" else module
+        self._parameters, self._loss_of, self._inputs_of = parameters, loss_of, inputs_of
+        self._max_grad_norm, self._device_type = max_grad_norm, parameters[0].device.type
 
     def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
         set_learning_rate(self.optimiser, learning_rate)
@@ -59,10 +60,10 @@ class LaunchedStep:
     def update(self, batch: Batch) -> Tensor:
         """Everything that the device does, gradients and learning rate being set."""
         inputs = self._inputs_of(*batch)
-        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._device.type == "cuda"):
+        with torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=self._device_type == "cuda"):
             loss = self._loss_of(*inputs)
         loss.backward()
-        nn.utils.clip_grad_norm_(self._module.parameters(), self._max_grad_norm)
+        nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
         self.optimiser.step()
         return loss.detach()
 
@@ -91,29 +92,34 @@ class CapturedStep:
         return self._graph is not None
 
     def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
+        self._hold(batch)
         self._num_steps += 1
         if self._num_steps == STEPS_BEFORE_CAPTURE + 1:
-            self._capture(batch)
+            self._capture()
         if self._graph is None:
-            return self._launch(batch, learning_rate)
+            return self._launch(learning_rate)
         assert self._loss is not None
-        for kept, given in zip(self._batch, batch, strict=True):
-            kept.copy_(given)
         set_learning_rate(self.optimiser, learning_rate)
         self._graph.replay()
         return self._loss.clone()
 
-    def _launch(self, batch: Batch, learning_rate: float) -> Tensor:
+    def _hold(self, batch: Batch) -> None:
+        """Puts a batch where all steps read theirs, the launched ones too: what they compile is what is recorded."""
+        if not self._batch:
+            self._batch = tuple(torch.empty_like(tensor) for tensor in batch)
+        for held, given in zip(self._batch, batch, strict=True):
+            held.copy_(given)
+
+    def _launch(self, learning_rate: float) -> Tensor:
         """Takes a step on the stream that records, as what is warmed up must have been."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            loss = self._launched(batch, learning_rate)
+            loss = self._launched(self._batch, learning_rate)
         torch.cuda.current_stream().wait_stream(self._stream)
         return loss
 
-    def _capture(self, batch: Batch) -> None:
+    def _capture(self) -> None:
         """Records a step without running it. Its gradients are the graph's own memory, written anew at every replay."""
-        self._batch = tuple(tensor.clone() for tensor in batch)
         self.optimiser.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         try:
@@ -122,7 +128,6 @@ class CapturedStep:
         except RuntimeError as error:
             log.warning("the step cannot be recorded as a CUDA graph and is launched: %s", error)
             self.optimiser.zero_grad(set_to_none=True)
-            self._batch = ()
             return
         self._graph = graph
         log.info("the step is recorded as a CUDA graph")
@@ -130,14 +135,17 @@ class CapturedStep:
 
 def make_step(
     module: nn.Module,
-    inputs_of: Callable[..., Batch] | None,
     optimisation: OptimisationConfig,
     device: torch.device,
+    inputs_of: Callable[..., Batch] | None = None,
+    compiled: Compile = torch.compile,
 ) -> TrainingStep:
     """The step of a `module` whose output for `inputs_of(*batch)`, or for the batch as it is, is the loss."""
-    optimiser = adamw(module, optimisation, device)
-    launched = LaunchedStep(module, inputs_of or _as_it_is, optimiser, optimisation.max_grad_norm, device)
-    return CapturedStep(launched) if device.type == "cuda" else launched
+    on_gpu, optimiser = device.type == "cuda", adamw(module, optimisation, device)
+    loss_of = compiled(module) if on_gpu else module
+    parameters = list(module.parameters())
+    launched = LaunchedStep(parameters, loss_of, inputs_of or _as_it_is, optimiser, optimisation.max_grad_norm)
+    return CapturedStep(launched) if on_gpu else launched
 
 
 def _as_it_is(*batch: Tensor) -> Batch:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spec_lab.corpus.example import END_OF_TEXT, END_OF_TURN
 from spec_lab.errors import UserError
 from spec_lab.train.config import MAX_LENGTH, PocketTrainingConfig
-from spec_lab.train.data import IGNORED_LABEL, TrainingTokens, next_token_labels
+from spec_lab.train.data import TrainingTokens, next_token_labels, next_token_loss
 from spec_lab.train.generate import Continuation, generate
 from spec_lab.train.loop import CurvePoint, train
 
@@ -136,7 +135,7 @@ class NextTokenLoss(nn.Module):
     def forward(self, rows: Tensor, labels: Tensor) -> Tensor:
         # A ready mapping of masks keeps transformers from building one: plain causal attention needs none.
         logits = self.model(input_ids=rows, attention_mask={"full_attention": None}, use_cache=False).logits
-        return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL)
+        return next_token_loss(logits, labels)
 
 
 def save_target(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
