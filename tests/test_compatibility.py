@@ -138,7 +138,6 @@ FORBIDDEN = [
     ([*TREE, *STOP], "drafter.stop=confidence leaves out drafts of a chain", "tree=none"),
     ([*TREE, "drafter.k_schedule=[[1,4,3]]"], "drafter.k_schedule=[[1,4,3]] leaves out", "tree=none"),
     ([*TREE, "verify.budget=20"], "verify.budget=20 leaves out", "tree=none"),
-    ([*STOP, "kernels=triton", "device=cuda"], "kernels=triton judges", "kernels=torch"),
     ([*STOP, "record.topk=4"], "record.topk=4", "record.topk=0"),
     (
         ["drafter.k_schedule=[[1,4,3],[5,9,1]]", "graph=split_seed", "graph.verify=false"],

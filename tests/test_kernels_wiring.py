@@ -57,8 +57,10 @@ class Case:
     acceptance: AcceptanceConfig = field(default_factory=StrictAcceptanceConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     draft_sampling: str = "greedy"
+    options: dict[str, Any] = field(default_factory=dict)
 
 
+STOP = {"stop": "confidence", "stop_threshold": 0.15}
 CASES = {
     "strict": Case(frozenset({"strict_accept", "rope_write"})),
     "relaxed": Case(frozenset({"draft_standing", "rope_write"}), acceptance=RelaxedThinkingConfig()),
@@ -86,10 +88,20 @@ CASES = {
     "mtp_eagle": Case(frozenset({"strict_accept", "rope_write"}), drafter="mtp_eagle"),
     "frozen_kv": Case(frozenset({"strict_accept", "rope_write"}), drafter="frozen_kv"),
     "draft_model": Case(frozenset({"strict_accept", "rope_write"}), drafter="draft_model"),
+    "stop": Case(frozenset({"rope_write"}), options=STOP),
+    "stop_relaxed": Case(frozenset({"draft_standing", "rope_write"}), acceptance=RelaxedThinkingConfig(), options=STOP),
+    "stop_sampled": Case(
+        frozenset({"sample_draft", "rope_write"}),
+        acceptance=RejectionConfig(),
+        sampling=SAMPLED,
+        draft_sampling="distribution",
+        options=STOP,
+    ),
 }
 QUICK = [("strict", "eager"), ("standard", "step_replay")]
 GRAPHS = ("eager", "full_loop", "step_replay", "round")
 SLOW = [(case, graph) for case in CASES for graph in GRAPHS if (case, graph) not in QUICK]
+SLOW = [(case, graph) for case, graph in SLOW if not case.startswith("stop_") or graph == "round"]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +142,7 @@ def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "t
         dtype="float32",
         kernels=kernels,
         cache={"page_size": PAGE_SIZE},
-        options={"draft_sampling": case.draft_sampling},
+        options={"draft_sampling": case.draft_sampling} | case.options,
     )
     graph_config = registry.load().schemas()[f"graph/{graph}"]()
     return replace(config, acceptance=case.acceptance, sampling=case.sampling, graph=graph_config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from spec_lab.assembly.rules import (
     StrictAcceptanceConfig,
     SyntheticConfig,
 )
+from spec_lab.assembly.run_offers import may_offer_fewer
 from spec_lab.config import AcceptanceConfig, RunConfig
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.protocols import AcceptanceRule
@@ -80,8 +81,15 @@ def _rule_context(config: RunConfig, resources: RuleResources) -> RuleContext:
         models.target.eos_token_ids,
         config.cache.chunk_size,
         models.device,
-        models.kernels,
+        _judging_kernels(config, models),
     )
+
+
+def _judging_kernels(config: RunConfig, models: Models) -> Kernels:
+    """The kernels of a run; two of them judge every draft, so that torch's rules stand in where fewer are offered."""
+    if not may_offer_fewer(config):
+        return models.kernels
+    return replace(models.kernels, strict=TORCH.strict, rejection=TORCH.rejection)
 
 
 def build_tree_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRule:
@@ -159,7 +167,7 @@ def _either_pair() -> str:
 
 def rejection_rule(config: RunConfig, options: RejectionConfig, resources: RuleResources) -> AcceptanceRule:
     """Makes acceptance=rejection."""
-    kernels = resources.models.kernels
+    kernels = _judging_kernels(config, resources.models)
     return kernels.rejection(options.method, _sampling(config), resources.seeds, not options.allow_lossy)
 
 

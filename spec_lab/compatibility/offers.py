@@ -20,7 +20,7 @@ from spec_lab.assembly.run_offers import (
     without_offers,
 )
 from spec_lab.assembly.run_tree import tree_sizes
-from spec_lab.config import KernelSet, RunConfig
+from spec_lab.config import RunConfig
 from spec_lab.engine.k_schedule import problem_of
 
 Check = Callable[[RunConfig], str | None]
@@ -105,13 +105,6 @@ def rule_takes_fewer(config: RunConfig) -> str | None:
     )
 
 
-def kernels_take_all(config: RunConfig) -> str | None:
-    """The acceptance kernels judge every draft of a round."""
-    if config.kernels != KernelSet.triton:
-        return None
-    return f"{named_offers(config)} leaves out drafts, all of which kernels=triton judges; use kernels=torch"
-
-
 def recorded_rows_are_all_offered(config: RunConfig) -> str | None:
     """Kept verify rows are judged again by other rules, which would have been offered the same drafts."""
     if config.record.topk < 1:
@@ -143,7 +136,6 @@ OFFER_CHECKS: tuple[Check, ...] = (
             confidence_is_noted,
             drafts_are_a_chain,
             rule_takes_fewer,
-            kernels_take_all,
             recorded_rows_are_all_offered,
         ),
     ),
