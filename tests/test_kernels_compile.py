@@ -16,7 +16,7 @@ POINTERS = (
     | dict.fromkeys(("expert_ids",), "*i64")
     | dict.fromkeys(("top_ids", "num_ahead", "winners", "score_ids", "order", "starts"), "*i32")
     | dict.fromkeys(("sums", "maxima", "partial", "tops", "draft_tops", "draft_sums", "reached"), "*fp32")
-    | dict.fromkeys(("routing_weights", "terms", "scratch"), "*fp32")
+    | dict.fromkeys(("routing_weights", "terms", "totals", "scratch"), "*fp32")
     | dict.fromkeys(("probability", "top_probability", "kept_logits", "draft_logits"), "*fp32")
     | dict.fromkeys(("scores", "ratios", "rates"), "*fp64")
     | dict.fromkeys(("active", "is_top"), "*i1")
@@ -26,6 +26,8 @@ POINTERS = (
     | {"token_map": "*i64"}
     | dict.fromkeys(("depths", "paths"), "*i64")
 )
+LISTS = {"pieces": 3, "totals": 3}
+"""How many tensors stand in a list of them."""
 SCALARS = dict.fromkeys(
     (
         *("scale", "scaling", "temperature", "eps", "embedding_eps", "hidden_eps", "next_eps", "cap", "table_scale"),
@@ -48,9 +50,14 @@ def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, form: str = "
     for name in names:
         stem = name.removesuffix("_ptr")
         pointer = POINTERS.get(stem, f"*{dtype}")
+        if stem in LISTS:
+            pointer = (pointer,) * LISTS[stem]
         scalar = "constexpr" if name in constants else SCALARS.get(name, "i32")
         signature[name] = pointer if name.endswith("_ptr") else scalar
     aligned = [(i,) for i, name in enumerate(names) if name.endswith(("_ptr", "_stride", "vocab_size"))]
+    lists = {i: LISTS[name.removesuffix("_ptr")] for i, name in enumerate(names) if name.removesuffix("_ptr") in LISTS}
+    aligned = [place for place in aligned if place[0] not in lists]
+    aligned += [(i, place) for i, length in lists.items() for place in range(length)]
     source = ASTSource(
         fn=kernel,
         signature=signature,
@@ -307,7 +314,7 @@ def compile_gemma4() -> None:
 
 
 def main() -> None:
-    from spec_kernels import metadata, rope_write, split_merge
+    from spec_kernels import merge_pieces, metadata, rope_write, split_merge
 
     decode = compile_attention("bf16", 4, 128, 4, is_whole=False)
     assert "wgmma.mma_async" in decode and "cp.async.cg" in decode, "tensor cores, and loads of 16 bytes"
@@ -321,6 +328,8 @@ def main() -> None:
     compile_attention("bf16", 4, 512, 8, is_whole=True)
     merge = {"NUM_HEADS": 32, "HEAD_DIM": 128, "HEAD_TILE": 4, "CHANNEL_TILE": 128}
     compile_kernel(split_merge.merge_splits, "bf16", STAGES=4, IS_TREE=False, **merge)
+    pieces = {"NUM_HEADS": 32, "HEAD_DIM": 128, "ROW_TILE": 16, "CHANNEL_TILE": 128}
+    assert "ld.global.v4" in compile_kernel(merge_pieces.merge_rows, "bf16", **pieces), "in loads of 16 bytes"
     chunk = compile_chunk("bf16", 128, is_windowed=False)
     assert "wgmma.mma_async" in chunk and "cp.async.cg" in chunk, "Hopper's tensor core products"
     compile_chunk("bf16", 512, is_windowed=True)
