@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from spec_kernels.merge_pieces import merge_pieces_reference
 from spec_lab.attention import long_prompts
-from spec_lab.attention.long_prompts import attend_long_chunk, is_long_chunk, pieces_before
+from spec_lab.attention.long_prompts import attend_long_chunk, pieces_before, rows_to_plan
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.core.kv_cache import LayerCache
@@ -46,12 +47,17 @@ def fill(metadata: AttentionMetadata) -> LayerCache:
     return LayerCache(kv)
 
 
-@pytest.mark.parametrize(("num_rows", "num_before"), [(4, 0), (4, 4), (4, 28), (8, 40)])
-def test_pieces_merge_to_the_attention_of_all_keys(num_rows: int, num_before: int) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "num_before", "num_planned"), [(4, 0, 4), (4, 4, 4), (4, 28, 4), (8, 40, 8), (5, 16, 8), (7, 0, 16)]
+)
+def test_pieces_merge_to_the_attention_of_all_keys(num_rows: int, num_before: int, num_planned: int) -> None:
+    """Last chunks are filled up, and what is filled in changes nothing."""
     metadata = chunk(num_before, num_before + num_rows)
     cache = fill(metadata)
     queries = torch.randn(num_rows, 6, 16, generator=torch.Generator().manual_seed(1))[:, :4]
-    out = attend_long_chunk(queries, cache, metadata, PAGE, 0.5, attend_by_formula)
+    out = attend_long_chunk(
+        queries, cache, metadata, PAGE, 0.5, attend_by_formula, merge_pieces_reference, num_planned
+    )
     expected = TorchAttention(PAGE, 512).attend(queries, cache, metadata, None, 0.5)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
@@ -67,14 +73,31 @@ def test_pieces_are_of_few_sizes() -> None:
     assert sizes == {2048 << power for power in range(6)}
 
 
-def test_only_whole_chunks_of_one_prompt_far_behind_its_start_are_long() -> None:
-    assert is_long_chunk(chunk(8192, 8192 + 2048), 128) and is_long_chunk(chunk(20 * 512, 21 * 512), 64)
-    for start, end in ((6144, 8192), (10_000, 11_000), (8192 + 512, 10_240 + 512), (8200, 8712)):
-        assert not is_long_chunk(chunk(start, end), 128)
-    assert not is_long_chunk(chunk(8192, 10_240), 256), "wider heads have no such kernel"
-    metadata = chunk(8192, 10_240)
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (8192, 10_240, 2048),
+        (20 * 512, 21 * 512, 512),
+        (0, 8192, 8192),
+        (24_576, 32_000, 8192),
+        (0, 6500, 8192),
+        (0, 5000, 0),
+        (8192, 8192 + 3000, 4096),
+        (6144, 8192, 0),
+        (0, 2048, 0),
+        (10_000, 11_000, 0),
+        (8192 + 512, 10_240 + 512, 0),
+        (8200, 8712, 0),
+        (24_576, 24_576 + 4200, 0),
+    ],
+)
+def test_which_chunks_are_long_and_how_far_they_are_filled_up(start: int, end: int, expected: int) -> None:
+    """Chunks far behind a prompt's start, or of many rows; where half of a plan would be in vain, none."""
+    assert rows_to_plan(chunk(start, end), 128) == rows_to_plan(chunk(start, end), 64) == expected
+    assert rows_to_plan(chunk(start, end), 256) == 0, "wider heads have no such kernel"
+    metadata = chunk(start, end)
     metadata.known_len = None
-    assert not is_long_chunk(metadata, 128), "a round's lengths are on the device"
+    assert rows_to_plan(metadata, 128) == 0, "a round's lengths are on the device"
 
 
 def test_the_backend_leaves_long_chunks_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,29 @@
-"""Attention of a chunk far behind the start of its prompt, by a library's kernel over keys gathered from their pages.
+"""Attention of a prompt's long chunks, by a library's kernel over keys gathered from their pages.
 
 cuDNN's kernel comes nearer to the tensor cores' rate than ours, and plans anew for every shape, for tens to hundreds of
 milliseconds. So a chunk's keys are cut into pieces of few sizes: the chunk itself, which is causal, and before it
-powers of two of its size. Pieces are merged by the logarithms of their sums (Flash-Decoding, Dao et al. 2023).
+powers of two of its size. A prompt's last chunk is filled up with rows that nobody reads. Pieces are merged by the
+logarithms of their sums (Flash-Decoding, Dao et al. 2023).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.types import AttentionMetadata
 
-MIN_KEYS_BEFORE = 8192
-"""So many keys before a chunk make it worth gathering them and merging pieces."""
+MIN_KEYS_BEFORE, MIN_ROWS = 8192, 4096
+"""So many keys before a chunk, or rows in it, make it worth gathering keys and merging pieces."""
 
 ROW_UNIT = 512
-"""Chunks of other sizes are the last ones of their prompts, for whose sizes no kernel is worth its planning."""
+"""Other sizes are last chunks of their prompts, which are filled up or are not worth a plan."""
+
+LEAST_USE = 0.6
+"""A library's kernel is as quick as ours if no more of its work than this is of any use."""
 
 MAX_WIDTH = 128
 """Wider heads have no such kernel."""
@@ -26,6 +31,10 @@ MAX_WIDTH = 128
 AttendPiece = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], tuple[torch.Tensor, torch.Tensor]]
 """Attends queries [1, heads, rows, width] over keys and values [1, KV heads, keys, width], causal or not; returns the
 result and, in float32, the logarithm of the sum of exponentials [1, heads, rows]."""
+
+MergePieces = Callable[[torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
+"""Writes to its first argument [rows, heads * width] what pieces [rows, heads, width] and the logarithms of their sums
+[rows, heads] come to together."""
 
 
 def attend_by_cudnn(
@@ -38,13 +47,20 @@ def attend_by_cudnn(
     return out, logsumexp.view(out.shape[:3])
 
 
-def is_long_chunk(metadata: AttentionMetadata, width: int) -> bool:
-    """Says whether rows are a chunk of one prompt for `attend_long_chunk`, with heads of this width."""
+def rows_to_plan(metadata: AttentionMetadata, width: int) -> int:
+    """Return how many rows `attend_long_chunk` should attend for a chunk, its own or more.
+
+    It is 0 where the rows are no chunk of one prompt, or not worth it.
+    """
     if metadata.known_len is None or metadata.page_table.shape[0] > 1 or width > MAX_WIDTH or width % 8 > 0:
-        return False
+        return 0
     num_rows = metadata.num_queries
     num_before = metadata.known_len - num_rows
-    return num_rows % ROW_UNIT == 0 and num_before >= MIN_KEYS_BEFORE and num_before % num_rows == 0
+    if num_rows % ROW_UNIT == 0 and num_before % num_rows == 0:
+        return num_rows if num_before >= MIN_KEYS_BEFORE or num_rows >= MIN_ROWS else 0
+    filled = 1 << (num_rows - 1).bit_length()
+    used, done = (rows * (num_before + rows / 2) for rows in (num_rows, filled))
+    return filled if filled >= MIN_ROWS and num_before % filled == 0 and used >= LEAST_USE * done else 0
 
 
 def pieces_before(num_before: int, unit: int) -> Iterator[tuple[int, int]]:
@@ -64,21 +80,37 @@ def attend_long_chunk(
     page_size: int,
     scale: float,
     attend_piece: AttendPiece,
+    merge_pieces: MergePieces,
+    num_planned: int,
 ) -> torch.Tensor:
-    """Attend a chunk's queries [rows, heads, width] over all keys up to their own; returns [rows, heads * width]."""
+    """Attend a chunk's queries [rows, heads, width] over all keys up to their own; returns [rows, heads * width].
+
+    Args:
+        num_planned: of `rows_to_plan`.
+    """
     assert metadata.known_len is not None
-    kv, num_rows, num_keys = cache.kv, metadata.num_queries, metadata.known_len
-    pages, num_before = metadata.page_table[0], num_keys - num_rows
-    by_page = kv.view(-1, page_size, *kv.shape[1:])
-    gathered = by_page.index_select(0, pages[: -(-num_keys // page_size)]).flatten(0, 1)
+    num_rows, num_keys = metadata.num_queries, metadata.known_len
+    num_before, num_filling = num_keys - num_rows, num_planned - num_rows
+    gathered = _gathered(cache, metadata, page_size, num_keys + num_filling)
     keys, values = gathered.permute(1, 2, 0, 3).unsqueeze(1).unbind(0)
-    heads = queries.transpose(0, 1).unsqueeze(0)
-    own = slice(num_before, num_keys)
-    piece, total = attend_piece(heads, keys[:, :, own], values[:, :, own], True, scale)
-    merged = piece.float()
-    for first, size in pieces_before(num_before, num_rows):
+    heads = F.pad(queries, (0, 0, 0, 0, 0, num_filling)).transpose(0, 1).unsqueeze(0)
+    parts = [attend_piece(heads, keys[:, :, num_before:], values[:, :, num_before:], True, scale)]
+    for first, size in pieces_before(num_before, num_planned):
         span = slice(first, first + size)
-        piece, logsumexp = attend_piece(heads, keys[:, :, span], values[:, :, span], False, scale)
-        merged.lerp_(piece.float(), torch.sigmoid(logsumexp - total).unsqueeze(-1))
-        total = torch.logaddexp(total, logsumexp)
-    return merged.to(queries.dtype).transpose(1, 2).reshape(num_rows, -1)
+        parts.append(attend_piece(heads, keys[:, :, span], values[:, :, span], False, scale))
+    pieces = [piece[0].transpose(0, 1)[:num_rows] for piece, _ in parts]
+    out = queries.new_empty(num_rows, queries.shape[1] * queries.shape[2])
+    merge_pieces(out, pieces, [total[0].t()[:num_rows] for _, total in parts])
+    return out
+
+
+def _gathered(cache: LayerCache, metadata: AttentionMetadata, page_size: int, num_keys: int) -> torch.Tensor:
+    """Return keys and values of a request in order, [num_keys, 2, KV heads, width], zeros behind its end."""
+    assert metadata.known_len is not None
+    by_page = cache.kv.view(-1, page_size, *cache.kv.shape[1:])
+    num_pages = -(-metadata.known_len // page_size)
+    gathered = cache.kv.new_empty(max(num_keys, num_pages * page_size), *cache.kv.shape[1:])
+    pages = metadata.page_table[0, :num_pages]
+    torch.index_select(by_page, 0, pages, out=gathered[: num_pages * page_size].view(-1, *by_page.shape[1:]))
+    gathered[metadata.known_len :] = 0
+    return gathered[:num_keys]

@@ -6,9 +6,10 @@ import torch
 
 from spec_kernels.attention import paged_attention
 from spec_kernels.attention_tiles import choose_split_keys
+from spec_kernels.merge_pieces import merge_pieces
 from spec_kernels.metadata import advance_metadata, build_metadata
 from spec_kernels.rope_write import write_kv
-from spec_lab.attention.long_prompts import AttendPiece, attend_long_chunk, is_long_chunk
+from spec_lab.attention.long_prompts import AttendPiece, attend_long_chunk, rows_to_plan
 from spec_lab.attention.torch_latent import TorchLatentAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.attention.triton_latent import TritonLatentAttention
@@ -77,8 +78,9 @@ class TritonAttention:
         scale: float,
     ) -> torch.Tensor:
         piece = self._attend_piece
-        if piece is not None and window is None and is_long_chunk(metadata, queries.shape[2]):
-            return attend_long_chunk(queries, cache, metadata, self._page_size, scale, piece)
+        if piece is not None and window is None and (num_planned := rows_to_plan(metadata, queries.shape[2])):
+            sizes = self._page_size, scale
+            return attend_long_chunk(queries, cache, metadata, *sizes, piece, merge_pieces, num_planned)
         out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
         tree = metadata.tree
         paged_attention(
