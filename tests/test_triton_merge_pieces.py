@@ -1,4 +1,4 @@
-"""Attention over stretches of keys, merged: the kernel against its reference, and both against one softmax over all keys."""
+"""Attention over stretches of keys, merged: the kernel against its reference, and against one softmax over all keys."""
 
 from __future__ import annotations
 

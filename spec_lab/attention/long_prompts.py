@@ -1,9 +1,9 @@
 """Attention of a prompt's long chunks, by a library's kernel over keys gathered from their pages.
 
-cuDNN's kernel comes nearer to the tensor cores' rate than ours, and plans anew for every shape, for tens to hundreds of
-milliseconds. So a chunk's keys are cut into pieces of few sizes: the chunk itself, which is causal, and before it
-powers of two of its size. A prompt's last chunk is filled up with rows that nobody reads. Pieces are merged by the
-logarithms of their sums (Flash-Decoding, Dao et al. 2023).
+cuDNN's kernel comes nearer to the tensor cores' rate than ours, and plans anew for every shape, for 50 milliseconds and
+more. So a chunk's keys are cut into pieces of few sizes: the chunk itself, which is causal, and powers of two before
+it. A prompt's last chunk is filled up with rows that nobody reads. Pieces are merged by the logarithms of their sums
+(Flash-Decoding, Dao et al. 2023).
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ import torch.nn.functional as F
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.types import AttentionMetadata
 
-MIN_KEYS_BEFORE, MIN_ROWS = 8192, 4096
-"""So many keys before a chunk, or rows in it, make it worth gathering keys and merging pieces."""
+MIN_KEYS_BEFORE = 8192
+"""So many keys before a chunk make it worth gathering them and merging pieces."""
 
 ROW_UNIT = 512
-"""Other sizes are last chunks of their prompts, which are filled up or are not worth a plan."""
+"""Chunks have a multiple of so many rows, the last ones of their prompts with those that fill them up."""
 
-LEAST_USE = 0.6
-"""A library's kernel is as quick as ours if no more of its work than this is of any use."""
+MIN_KEYS_BEFORE_LAST = 16_384
+"""Last chunks have sizes of their own, which fewer keys are not worth planning for."""
+
+FIRST_UNIT = 4096
+"""A prompt's first chunk is worth it if it has a multiple of so many rows: any other is all of its prompt."""
 
 MAX_WIDTH = 128
 """Wider heads have no such kernel."""
@@ -56,21 +59,21 @@ def rows_to_plan(metadata: AttentionMetadata, width: int) -> int:
         return 0
     num_rows = metadata.num_queries
     num_before = metadata.known_len - num_rows
+    if num_before % ROW_UNIT > 0:
+        return 0
     if num_rows % ROW_UNIT == 0 and num_before % num_rows == 0:
-        return num_rows if num_before >= MIN_KEYS_BEFORE or num_rows >= MIN_ROWS else 0
-    filled = 1 << (num_rows - 1).bit_length()
-    used, done = (rows * (num_before + rows / 2) for rows in (num_rows, filled))
-    return filled if filled >= MIN_ROWS and num_before % filled == 0 and used >= LEAST_USE * done else 0
+        return num_rows if num_before >= MIN_KEYS_BEFORE or num_rows % FIRST_UNIT == 0 else 0
+    is_worth_it = num_before >= MIN_KEYS_BEFORE_LAST and num_rows >= ROW_UNIT
+    return -(-num_rows // ROW_UNIT) * ROW_UNIT if is_worth_it else 0
 
 
-def pieces_before(num_before: int, unit: int) -> Iterator[tuple[int, int]]:
-    """Yield first key and size of pieces of [0, num_before): each `unit` times another power of two, largest first."""
+def pieces_before(num_before: int) -> Iterator[tuple[int, int]]:
+    """Yield first key and size of pieces of [0, num_before), each another power of two, largest first."""
     first = 0
-    for power in reversed(range((num_before // unit).bit_length())):
-        size = unit << power
-        if num_before - first >= size:
-            yield first, size
-            first += size
+    for power in reversed(range(num_before.bit_length())):
+        if num_before >> power & 1:
+            yield first, 1 << power
+            first += 1 << power
 
 
 def attend_long_chunk(
@@ -93,9 +96,10 @@ def attend_long_chunk(
     num_before, num_filling = num_keys - num_rows, num_planned - num_rows
     gathered = _gathered(cache, metadata, page_size, num_keys + num_filling)
     keys, values = gathered.permute(1, 2, 0, 3).unsqueeze(1).unbind(0)
-    heads = F.pad(queries, (0, 0, 0, 0, 0, num_filling)).transpose(0, 1).unsqueeze(0)
+    filled = F.pad(queries, (0, 0, 0, 0, 0, num_filling)) if num_filling else queries
+    heads = filled.transpose(0, 1).unsqueeze(0)
     parts = [attend_piece(heads, keys[:, :, num_before:], values[:, :, num_before:], True, scale)]
-    for first, size in pieces_before(num_before, num_planned):
+    for first, size in pieces_before(num_before):
         span = slice(first, first + size)
         parts.append(attend_piece(heads, keys[:, :, span], values[:, :, span], False, scale))
     pieces = [piece[0].transpose(0, 1)[:num_rows] for piece, _ in parts]
