@@ -24,7 +24,7 @@ KINDS = (
     *(("attend", "paged attention"), ("merge", "merging pieces"), ("silu_gate", "gate"), ("norm", "norms")),
     *(("rope", "RoPE and write"), ("gather", "gather"), ("index", "gather"), ("elementwise", "elementwise")),
 )
-"""What a kernel is for, by the first of these words in its name."""
+"""Kernels are told by the first of these words in their names."""
 
 
 def main() -> None:
