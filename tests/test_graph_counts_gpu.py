@@ -62,7 +62,7 @@ def test_stages_of_a_graph_are_timed_at_each_replay(device: torch.device) -> Non
             for _ in range(num_replays):
                 with timer.replay("graph" if num_replays == 1 else "again", marks if num_replays == 1 else []):
                     graph.replay()
-        found.extend(timer.collect())
+        found.extend(timer.collect(timer.spans))
     for seconds in found[:2]:
         assert seconds["recur"] > 10 * seconds["verify"] > 0
     assert found[2]["again"] > 1.5 * found[1]["recur"]
@@ -88,6 +88,6 @@ def test_stages_of_rounds_in_one_graph_are_timed_apart(device: torch.device) -> 
                 graph.replay()
             with timer.span("readback"):
                 x.add_(1)
-        first, second = timer.collect(2)
+        first, second = timer.collect(timer.spans, 2)
         assert second["verify"] > 10 * first["verify"] > 0 and first["readback"] == second["readback"] > 0
-        assert timer.collect(1)[0]["readback"] == pytest.approx(2 * first["readback"])
+        assert timer.collect(timer.spans, 1)[0]["readback"] == pytest.approx(2 * first["readback"])

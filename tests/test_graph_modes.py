@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig
 from spec_lab.engine.capture import count_syncs
+from spec_lab.engine.graphs.segment import Segment
 from spec_lab.engine.readback import RoundResult, read_later
 from tests.graph_lab import (
     DRAFTERS,
@@ -173,6 +175,30 @@ def test_the_recorder_of_these_tests_poisons_temporaries(lab: Lab) -> None:
     assert graphs and all(isinstance(graph, PoisonedGraph) for graph in graphs)
     temporaries = [tensor for graph in graphs for tensor in graph.temporaries if tensor.is_floating_point()]
     assert temporaries and all(tensor.isnan().all() for tensor in temporaries)
+
+
+@pytest.mark.parametrize("mode", ["round", pytest.param("step_replay", marks=pytest.mark.slow)])
+def test_copies_of_a_graph_are_replayed_in_turn(lab: Lab, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the events of one are read while the other runs; both read and leave the same state."""
+    requests = mixed_requests(3, 9)
+    expected = lab.engine(requests, None, batch_size=2).generate(requests)
+    engine = lab.engine(requests, MODES[mode], batch_size=2)
+    graph: Any = engine.graph
+    graph.recorder.num_copies = 2
+    engine.prepare()
+    call, called = Segment.__call__, list[Segment[Any, Any]]()
+
+    def noted(segment: Segment[Any, Any], inputs: Any) -> Any:
+        called.append(segment)
+        return call(segment, inputs)
+
+    monkeypatch.setattr(Segment, "__call__", noted)
+    assert outcome(engine.generate(requests)) == outcome(expected)
+    for bucket in graph.buckets.values():
+        first = [next(iter(copy.values())) for copy in bucket.copies]
+        mine = [segment for segment in called if segment in first]
+        assert len(first) == 2 and len(mine) > 1
+        assert all(left is not right for left, right in pairwise(mine))
 
 
 def test_a_surplus_round_emits_nothing_and_frees_late(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

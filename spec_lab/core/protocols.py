@@ -287,8 +287,13 @@ class StageTimer(Protocol):
         """Around a replay of segment `name`; its time counts as that of the marked spans, or without marks as one."""
         ...
 
-    def collect(self, num_rounds: int = 1) -> list[dict[str, float]]:
-        """Seconds by name, of each of the first `num_rounds` of the rounds just ended.
+    @property
+    def spans(self) -> Any:
+        """Return what holds the spans of the rounds launched last, for `collect` behind the next launch."""
+        ...
+
+    def collect(self, spans: Any, num_rounds: int = 1) -> list[dict[str, float]]:
+        """Seconds by name, of each of the first `num_rounds` of the rounds that `spans` are of, which have ended.
 
         A span that holds several rounds, or lies around them, is shared by them equally.
         """

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from spec_lab.core.origins import round_origins
 from spec_lab.core.pruning_protocols import CatchupPruning
@@ -25,7 +26,8 @@ from spec_lab.engine.scheduler import emit_round
 class Launch:
     """Holds what was launched at once until its results are read: one round, or as many as the graph mode replays.
 
-    `num_drafted`: drafts a request that a round made for the next, unless the device says it.
+    `num_drafted`: drafts a request that a round made for the next, unless the device says it; `spans`: what its timer
+    reads the times of stages from.
     """
 
     sequences: list[Sequence]
@@ -33,6 +35,7 @@ class Launch:
     launch_seconds: float
     num_drafted: int
     result: PendingResult
+    spans: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +99,11 @@ class RoundAccounts:
         self.num_wasted_rounds += 0 if self._graph.skips_rounds else num_launched - len(results)
         seconds = now - max(settled.launched_at, self._settled_at)
         self._settled_at = now
+        emitted = [self._emit(settled, result, now) for result in results]
         if not results:
             self._unrecorded.append(partial(self._prolong, seconds))
-        for result, stage_seconds in zip(results, self._stage_seconds(len(results)), strict=True):
-            emitted = self._emit(settled, result, now)
-            times = _Times(seconds / len(results), settled.launch_seconds / len(results), stage_seconds)
-            self._unrecorded.append(partial(self._record, settled, result, emitted, times))
+        else:
+            self._unrecorded.append(partial(self._record_all, settled, results, emitted, seconds))
         has_ended = [sequence.finish_reason is not None for sequence in settled.sequences]
         assert len(results) == num_launched or all(has_ended), "the device ended a request that goes on"
 
@@ -135,6 +137,15 @@ class RoundAccounts:
             emitted.append(_Emitted(index, num_offered, sequence.emitted_per_round[-1], sequence.truncated))
         return emitted
 
+    def _record_all(
+        self, settled: Launch, results: list[RoundResult], emitted: list[list[_Emitted]], seconds: float
+    ) -> None:
+        """Keep what the rounds of a launch came to, with an equal share of its time each."""
+        count = len(results)
+        stages = self._stage_seconds(settled, count)
+        for result, kept, stage_seconds in zip(results, emitted, stages, strict=True):
+            self._record(settled, result, kept, _Times(seconds / count, settled.launch_seconds / count, stage_seconds))
+
     def _record(self, settled: Launch, result: RoundResult, emitted: list[_Emitted], times: _Times) -> None:
         """Keep what a round came to for those it did not run for in vain."""
         record = RoundRecord(
@@ -167,7 +178,7 @@ class RoundAccounts:
             catchup_live=len(passes) * len(emitted),
         )
 
-    def _stage_seconds(self, num_rounds: int) -> list[dict[str, float]]:
+    def _stage_seconds(self, settled: Launch, num_rounds: int) -> list[dict[str, float]]:
         """Keep the stages that exist: without drafts there is nothing to catch up, with one draft nothing recurs.
 
         Nothing is kept with overlap: the next round has recorded over this one's events.
@@ -179,7 +190,7 @@ class RoundAccounts:
         absent |= {"recur"} if num_draft_tokens <= 1 else set()
         return [
             {name: seconds for name, seconds in stages.items() if name not in absent}
-            for stages in self._parts.timer.collect(num_rounds)
+            for stages in self._parts.timer.collect(settled.spans, num_rounds)
         ]
 
 

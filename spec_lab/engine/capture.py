@@ -58,9 +58,12 @@ class GraphRecorder(Protocol):
 
     Attributes:
         skips: what stands inside `when_any` is left out of a replay; else it runs, for nobody.
+        num_copies: graphs to make of one function, which are replayed in turn. With two the events inside one can be
+            read while the other runs.
     """
 
     skips: bool
+    num_copies: int
 
     def when_any(self, values: torch.Tensor, idle: int) -> AbstractContextManager[None]:
         """Stand around a stretch of a captured function which nobody needs where all of `values` [batch] are `idle`.
@@ -101,6 +104,8 @@ class CudaGraphRecorder:
     What a graph puts out stays as it is while graphs captured later are replayed, but may lie where an earlier one has
     its temporaries: use it before an earlier one is replayed, as a round does, whose segments are captured in order.
     """
+
+    num_copies = 2
 
     def __init__(self, device: torch.device, num_warmups: int = 2) -> None:
         """Set the number of warm-ups: the first of two compiles kernels and lets libraries choose, the second runs

@@ -190,7 +190,8 @@ class _GenerationRun:
             verification = engine.graph.run(decode_round, [s.slot for s in ready], max(s.kv_len for s in ready))
             with parts.timer.span("readback"):
                 result = read_later(verification)
-        return Launch(ready, launched_at, self._now() - launched_at, decode_round.num_drafted, result)
+        launch_seconds = self._now() - launched_at
+        return Launch(ready, launched_at, launch_seconds, decode_round.num_drafted, result, parts.timer.spans)
 
     def _settle(self, settled: Launch) -> None:
         self._accounts.settle(settled)

@@ -78,6 +78,7 @@ class TapeRecorder:
     """Records by executing, and undoes that: buffers are restored, results poisoned."""
 
     skips = False
+    num_copies = 1
 
     def __init__(self, num_warmups: int = 1) -> None:
         """Set the number of warm-ups: one, as on a GPU, derives outside the tape what a function derives once and

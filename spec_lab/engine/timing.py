@@ -17,12 +17,12 @@ class HostTimer:
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+        self.spans: dict[str, float] = {}
         self._is_capturing = False
 
     @contextmanager
     def round(self, num_rounds: int = 1) -> Iterator[None]:
-        self._seconds.clear()
+        self.spans = {}
         yield
 
     def inner_round(self, index: int) -> AbstractContextManager[None]:
@@ -36,7 +36,7 @@ class HostTimer:
         start = perf_counter()
         yield
         if not self._is_capturing:
-            self._seconds[name] = self._seconds.get(name, 0.0) + perf_counter() - start
+            self.spans[name] = self.spans.get(name, 0.0) + perf_counter() - start
 
     def reading(self) -> AbstractContextManager[None]:
         return self.span("readback")
@@ -54,8 +54,8 @@ class HostTimer:
         with self.span(name):
             yield
 
-    def collect(self, num_rounds: int = 1) -> list[dict[str, float]]:
-        shares = {name: seconds / num_rounds for name, seconds in self._seconds.items()}
+    def collect(self, spans: dict[str, float], num_rounds: int = 1) -> list[dict[str, float]]:
+        shares = {name: seconds / num_rounds for name, seconds in spans.items()}
         return [dict(shares) for _ in range(num_rounds)]
 
 
@@ -72,18 +72,19 @@ class EventPair:
 class CudaEventTimer:
     """Records events on the stream around each span, read only in `collect`, so that no span waits for the device.
 
-    Inside a graph they are external events: nodes of the graph that each replay records anew.
+    Inside a graph they are external events: nodes of the graph that each replay records anew. So they are to be read
+    before this graph is replayed again.
     """
 
     def __init__(self) -> None:
-        self._pairs: list[EventPair] = []
+        self.spans: list[EventPair] = []
         self._marks: list[EventPair] | None = None
         self._round_index: int | None = None
         self._is_unmarked = False
 
     @contextmanager
     def round(self, num_rounds: int = 1) -> Iterator[None]:
-        self._pairs.clear()
+        self.spans = []
         yield
 
     @contextmanager
@@ -113,7 +114,7 @@ class CudaEventTimer:
         yield
         end.record()
         pair = EventPair(name, start, end, self._round_index)
-        (self._pairs if self._marks is None else self._marks).append(pair)
+        (self.spans if self._marks is None else self._marks).append(pair)
 
     def reading(self) -> AbstractContextManager[None]:
         """The device has nothing to do meanwhile; an event behind the reading would be one more to wait for."""
@@ -136,14 +137,14 @@ class CudaEventTimer:
                 yield
             return
         yield
-        self._pairs.extend(marks)
+        self.spans.extend(marks)
 
-    def collect(self, num_rounds: int = 1) -> list[dict[str, float]]:
+    def collect(self, spans: list[EventPair], num_rounds: int = 1) -> list[dict[str, float]]:
         """A stage of which a span cannot be read is left out: no time rather than a wrong one."""
-        if self._pairs:
-            self._pairs[-1].end.synchronize()  # the last one that was recorded, so the others are there too
+        if spans:
+            spans[-1].end.synchronize()  # the last one that was recorded, so the others are there too
         rounds = [StageSeconds() for _ in range(num_rounds)]
-        for pair in self._pairs:
+        for pair in spans:
             if pair.round_index is None:
                 took = _elapsed_seconds(pair)
                 for part in rounds:

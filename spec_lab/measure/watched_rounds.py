@@ -26,6 +26,8 @@ class WatchedRounds(ABC):
         num_replays: graph replays in them.
     """
 
+    spans = None
+
     def __init__(self, num_skipped: int, num_launches: int) -> None:
         self.num_rounds = 0
         self.num_replays = 0
@@ -75,7 +77,7 @@ class WatchedRounds(ABC):
         with self.span(f"replay {name}"):
             yield
 
-    def collect(self, num_rounds: int = 1) -> list[dict[str, float]]:
+    def collect(self, spans: None, num_rounds: int = 1) -> list[dict[str, float]]:
         return [{} for _ in range(num_rounds)]
 
     @abstractmethod

@@ -23,16 +23,26 @@ class Bucket:
     Attributes:
         slot_ids: [bucket size] what a replay reads: the slots of its requests, padded with the scratch slot.
         held: the slots that stand there, in their order.
+        copies: the segments by name, once for each copy of a graph that the recorder asks for.
         fixed: what segments read where it stands: `slot_ids`, and their own outputs, which replays rewrite in place.
     """
 
     slot_ids: torch.Tensor
+    copies: list[dict[str, Segment[Any, Any]]]
     held: list[int] = field(default_factory=list)
-    segments: dict[str, Segment[Any, Any]] = field(default_factory=dict)
     fixed: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.fixed.append(self.slot_ids)
+
+    @property
+    def segments(self) -> dict[str, Segment[Any, Any]]:
+        """Return those of the copy whose turn it is."""
+        return self.copies[0]
+
+    def take_turns(self) -> None:
+        """Give the turn to the next copy."""
+        self.copies.append(self.copies.pop(0))
 
 
 class CapturedMode(ABC):
@@ -60,8 +70,10 @@ class CapturedMode(ABC):
         size = self.padded_size(num_requests)
         place = decode_round.num_draft_tokens, size
         if place not in self.buckets:
-            bucket = Bucket(decode_round.parts.slots.ids([], size))
-            self._run(bucket, decode_round, bucket.slot_ids)
+            bucket = Bucket(decode_round.parts.slots.ids([], size), [{} for _ in range(self.recorder.num_copies)])
+            for _ in range(self.recorder.num_copies):
+                bucket.take_turns()
+                self._run(bucket, decode_round, bucket.slot_ids)
             self.buckets[place] = bucket
 
     def admit(self, slot: int, request: Request) -> None:
@@ -75,6 +87,7 @@ class CapturedMode(ABC):
         if bucket.held != slots:  # from round to round they are mostly the same: then nothing goes to the device
             bucket.slot_ids.copy_(decode_round.parts.slots.ids(slots, size))
             bucket.held = slots
+        bucket.take_turns()
         return self._run(bucket, decode_round, bucket.slot_ids)
 
     @abstractmethod
