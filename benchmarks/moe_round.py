@@ -65,6 +65,9 @@ NUM_ROUNDS, LEFT_OUT = 24, 4
 EMBEDDING_SCALE = 50.0
 """Random layers make all tokens of a text alike, so that their rows choose the same experts, unless embeddings outweigh
 what attention mixes in."""
+HEAD_SCALE = 100.0
+"""A random EAGLE-3 head drafts one token again and again, whose rows choose the same experts, unless what its MLP adds
+outweighs what comes in. Its attention is a mean over the context, and alike for all rows."""
 COMMON = (
     *("target.weights=random", "workload=random_ids", "attention=triton", "kernels=triton", "graph=round"),
     *("device=cuda", "references=[]", "warmup_requests=0"),
@@ -133,11 +136,12 @@ QWEN3 = Model(
     ("target=qwen3_30b_a3b",),
     ("drafter=eagle3", "drafter.weights=random", "drafter.draft_vocab_size=32000"),
 )
+DENSE = Model("qwen3_4b", ("target=qwen3_4b",), QWEN3.drafter)
 GLM = Model("glm4_7_flash", ("target=glm4_7_flash",))
 DEEPSEEK = Model("deepseek_v3", ("target=deepseek_v3",))
 BATCHES = (1, 16, 4, 64)
 CELLS = (
-    *(Cell(model, batch, K) for model, K, batch in product((QWEN3, GLM, DEEPSEEK), (0, 3), BATCHES)),
+    *(Cell(model, batch, K) for model, K, batch in product((QWEN3, GLM, DEEPSEEK, DENSE), (0, 3), BATCHES)),
     *(
         Cell(model, batch, 3, catchup)
         for model, catchup, batch in product((GLM, DEEPSEEK), ("none", "post_attention"), BATCHES)
@@ -235,6 +239,8 @@ class Bench:
         gc.collect()
         torch.cuda.empty_cache()
         config, _ = compose_run(cell.overrides())
+        if self.models.backend.latent is not None:
+            self.models.backend.latent.expect(cell.batch_size)
         _, requests = open_workload(config, target_folder(config))
         limits = engine_limits(config, requests, cell.num_draft_tokens)
         make = (
@@ -301,6 +307,9 @@ def read_drafter(config: RunConfig, models: Models) -> Drafter:
     options: Any = config.drafter
     if options.name == "eagle3":
         head, tensors = read_eagle3(config, options, models)
+        for name, tensor in tensors.items():
+            if name.endswith("down_proj.weight"):
+                tensor.mul_(HEAD_SCALE)
         return Drafter(
             lambda cell: eagle3_factory(cell, cell.drafter, models, head, tensors),  # type: ignore[arg-type]
             lambda cell, _, seq_len: eagle3_works(head, cell, seq_len),

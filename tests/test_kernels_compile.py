@@ -223,7 +223,7 @@ def compile_latent_attention() -> None:
     from spec_kernels.attention_tiles import choose_latent_tiles
 
     for num_heads, dtype, is_whole in ((20, "bf16", False), (128, "bf16", True), (8, "bf16", False)):
-        tiles = choose_latent_tiles(num_heads, 576, 2)
+        tiles = choose_latent_tiles(num_heads, 128, 2)
         ptx = compile_kernel(
             latent_attention._attend_latents,
             dtype,

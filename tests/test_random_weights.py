@@ -180,7 +180,10 @@ def test_more_draft_tokens_than_the_target_has_are_refused(shape: Path, capsys: 
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("llama3_8b", 8.03), ("qwen3_8b", 8.19), ("llama3_70b", 70.55), ("glm4_7_flash", 29.94), ("qwen3_30b_a3b", 30.53)],
+    [
+        *(("llama3_8b", 8.03), ("llama3_70b", 70.55), ("qwen3_4b", 4.02), ("qwen3_8b", 8.19), ("qwen3_30b_a3b", 30.53)),
+        ("glm4_7_flash", 29.94),
+    ],
 )
 def test_a_shape_has_the_parameters_of_its_model(name: str, billions: float) -> None:
     """They are as many as the model's card counts."""

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from attention import BANDWIDTH, L2_BYTES, LAUNCHES, microseconds
 from figures import Figure, write_figures
 
-from spec_kernels.attention_tiles import choose_split_keys
+from spec_kernels.attention_tiles import choose_latent_split_keys
 from spec_kernels.latent_attention import latent_attention
 
 FLOPS = 790e12
@@ -106,7 +106,7 @@ def main() -> None:
     for sizes in itertools.product(options.heads, options.batch, options.keys, options.rows):
         shape = LatentShape(*sizes)
         sdpa = sdpa_time(shape)
-        for split_keys in options.split_keys or [choose_split_keys(shape.keys)]:
+        for split_keys in options.split_keys or [choose_latent_split_keys(shape.keys, shape.batch, shape.num_heads)]:
             kernel = kernel_time(shape, split_keys)
             floor = shape.floor_us
             cells = f"{kernel:12.1f}{sdpa:12.1f}{floor:12.1f}{floor / kernel:12.0%}{shape.flops / kernel / 1e6:9.0f}"

@@ -142,14 +142,14 @@ def latent_attention(
         page_table: [batch, num_pages + 1] int64; the last column is the scratch page and is not read.
         seq_lens: [batch] int64 keys that the last query row sees.
         max_seq_len: upper bound of `seq_lens` known to the host; sets the launch grid and nothing else.
-        split_keys: keys a split, a power of two; see `choose_latent_split_keys`.
+        split_keys: keys a split, a multiple of 64; see `choose_latent_split_keys`.
         window: newest keys that a row sees; None is all of them.
     """
     batch, num_columns = page_table.shape
     num_rows, num_heads, row_width = queries.shape
     rank = out.shape[2]
     _assert_shapes(out, queries, cache, page_table)
-    tiles = choose_latent_tiles(num_heads, row_width, queries.element_size())
+    tiles = choose_latent_tiles(num_heads, split_keys, queries.element_size())
     assert split_keys % tiles.keys == 0
     num_queries = num_rows // batch
     num_readable = min(max_seq_len, (num_columns - 1) * page_size)

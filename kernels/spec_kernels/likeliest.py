@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.product import load_rows, load_weight, multiply, weighted
+from spec_kernels.product import load_norm, load_rows, load_weight, multiply
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, lowest_top, nan_as_largest
@@ -48,13 +48,17 @@ def _likeliest(
     is_row = row < num_rows
     sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
     squares = tl.zeros((ROW_TILE, DEPTH), tl.float32)
+    norm = tl.zeros((DEPTH,), tl.float32)
+    if NORMED:
+        norm = load_norm(norm_ptr, tl.arange(0, DEPTH), IN_FEATURES)
     for start in tl.range(0, IN_FEATURES, DEPTH, num_stages=STAGES):
         inputs = start + tl.arange(0, DEPTH)
         rows = load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
         if NORMED:
             wide = rows.to(tl.float32)
             squares += wide * wide
-            rows = weighted(wide, norm_ptr, inputs, IN_FEATURES, WHOLE_TILES).to(rows.dtype)
+            rows = (wide * norm[None, :]).to(rows.dtype)
+            norm = load_norm(norm_ptr, inputs + DEPTH, IN_FEATURES)
         weight = load_weight(weight_ptr, token, inputs, num_tokens, IN_FEATURES, WHOLE_TILES)
         sums = multiply(rows, weight, sums, TURNED)
     if TURNED:

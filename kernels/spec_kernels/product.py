@@ -56,15 +56,10 @@ def load_rows(
 
 
 @triton.jit
-def weighted(
-    wide: tl.tensor, norm_ptr: tl.tensor, inputs: tl.tensor, IN_FEATURES: tl.constexpr, WHOLE_TILES: tl.constexpr
-) -> tl.tensor:
-    """Multiply by a norm's weight; what it divides by is known when all inputs have been seen."""
-    if WHOLE_TILES:
-        norm = tl.load(norm_ptr + inputs)
-    else:
-        norm = tl.load(norm_ptr + inputs, mask=inputs < IN_FEATURES, other=0.0)
-    return wide * norm[None, :]
+def load_norm(norm_ptr: tl.tensor, inputs: tl.tensor, IN_FEATURES: tl.constexpr) -> tl.tensor:
+    """Load some of a norm's weights, which multiply the rows; what the norm divides by is known when all inputs have
+    been seen. They are asked for a step before their use: the compiler does that for operands of products alone."""
+    return tl.load(norm_ptr + inputs, mask=inputs < IN_FEATURES, other=0.0)
 
 
 @triton.jit
@@ -123,13 +118,17 @@ def _product(
     sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
     up_sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
     squares = tl.zeros((ROW_TILE, DEPTH), tl.float32)
+    norm = tl.zeros((DEPTH,), tl.float32)
+    if NORMED:
+        norm = load_norm(norm_ptr, split * SPLIT_DEPTH + tl.arange(0, DEPTH), IN_FEATURES)
     for start in tl.range(0, SPLIT_DEPTH, DEPTH, num_stages=STAGES):
         inputs = split * SPLIT_DEPTH + start + tl.arange(0, DEPTH)
         rows = load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
         if NORMED:
             wide = rows.to(tl.float32)
             squares += wide * wide
-            rows = weighted(wide, norm_ptr, inputs, IN_FEATURES, WHOLE_TILES).to(rows.dtype)
+            rows = (wide * norm[None, :]).to(rows.dtype)
+            norm = load_norm(norm_ptr, inputs + DEPTH, IN_FEATURES)
         weight = load_weight(weight_ptr, column, inputs, out_features, IN_FEATURES, WHOLE_TILES)
         sums = multiply(rows, weight, sums, TURNED)
         if GATED:

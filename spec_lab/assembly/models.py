@@ -242,6 +242,8 @@ def load_models(
     assert make_backend is not None, "a backend that masks no trees is refused one"
     backend = make_backend(context)
     _refuse_backend_without_latents(config, model_config, backend)
+    if backend.latent is not None:
+        backend.latent.expect(config.batch_size)
     checkpoint = None if config.target.weights == Weights.random else folder
     source = WeightSource(checkpoint, dtype, device, partition, config.seed)
     target = load_target(model_config, source, backend, max_positions)

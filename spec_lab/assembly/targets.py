@@ -76,6 +76,7 @@ OPTIONS = (
         for name in (
             "llama3_8b",
             "llama3_70b",
+            "qwen3_4b",
             "qwen3_8b",
             "qwen3_30b_a3b",
             "glm4_7_flash",

@@ -31,6 +31,9 @@ class TorchLatentAttention:
         self.kernels: LatentKernels | None = None
         self._keys = keys
 
+    def expect(self, batch_size: int) -> None:
+        """Take no note: nothing here is cut by what a GPU holds."""
+
     def write(self, cache: LayerCache, metadata: AttentionMetadata, rows: torch.Tensor) -> None:
         cache.kv.index_copy_(0, metadata.slot_mapping, rows)
 

@@ -43,7 +43,7 @@ class TritonAttention:
         self._split_keys = choose_split_keys(max_positions)
         self._reference = TorchTreeAttention(page_size, max_positions)
         self.latent: LatentAttentionBackend | None = TritonLatentAttention(
-            TorchLatentAttention(self._reference), page_size, choose_split_keys(max_positions)
+            TorchLatentAttention(self._reference), page_size, max_positions
         )
 
     def build(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from spec_kernels.attention_tiles import choose_latent_split_keys
 from spec_kernels.head_products import MAX_HEAD_ROWS, multiply_heads
 from spec_kernels.latent_attention import latent_attention
 from spec_kernels.latent_rows import turn_queries, write_latents
@@ -17,14 +18,23 @@ from spec_lab.core.types import AttentionMetadata
 class TritonLatentAttention:
     """Keeps the protocol `LatentAttentionBackend`. A row's output does not depend on what is computed beside it."""
 
-    def __init__(self, reference: TorchLatentAttention, page_size: int, split_keys: int) -> None:
-        """`reference` writes rows, and attends where they are unfolded or those of a tree."""
+    def __init__(
+        self, reference: TorchLatentAttention, page_size: int, max_positions: int, batch_size: int = 1
+    ) -> None:
+        """`reference` writes rows, and attends where they are unfolded or those of a tree.
+
+        `max_positions` and `batch_size` are the run's: splits follow from them, and not from what is computed.
+        """
         self._reference = reference
         self.kernels: LatentKernels | None = LatentKernels(write_latents, turn_queries, multiply_heads, MAX_HEAD_ROWS)
         self._page_size = page_size
-        self._split_keys = split_keys
+        self._max_positions = max_positions
+        self._batch_size = batch_size
         self.write = reference.write
         self.attend_unfolded = reference.attend_unfolded
+
+    def expect(self, batch_size: int) -> None:
+        self._batch_size = batch_size
 
     def attend(
         self,
@@ -46,7 +56,7 @@ class TritonLatentAttention:
             metadata.seq_lens,
             self._page_size,
             metadata.max_seq_len,
-            self._split_keys,
+            choose_latent_split_keys(self._max_positions, self._batch_size, queries.shape[1]),
             scale,
             window,
         )

@@ -40,6 +40,10 @@ class LatentAttentionBackend(Protocol):
 
     kernels: LatentKernels | None
 
+    def expect(self, batch_size: int) -> None:
+        """Take note of the most requests that a round of the run has. It is known before anything is computed."""
+        ...
+
     def write(self, cache: LayerCache, metadata: AttentionMetadata, rows: torch.Tensor) -> None:
         """Write [rows, row_width] to `metadata.slot_mapping`."""
         ...
