@@ -55,14 +55,16 @@ def test_what_is_refused_is_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "net"),
+    ("row", "net", "num_rows"),
     [
-        ("Qwen3.5-9B", QWEN),
-        ("Qwen3.5-35B-A3B", QWEN),
-        ("Qwen3.5-27B", replace(QWEN, num_value_heads=48)),
+        ("Qwen3.5-9B, K=1", QWEN, 2),
+        ("Qwen3.5-9B", QWEN, 4),
+        ("Qwen3.5-9B, K=7", QWEN, 8),
+        ("Qwen3.5-35B-A3B", QWEN, 4),
+        ("Qwen3.5-27B", replace(QWEN, num_value_heads=48), 4),
     ],
 )
-def test_bytes_of_a_slot(model: str, net: DeltaNetSizes) -> None:
-    num_layers, checkpoints, replay = (int(cell.replace(",", "")) for cell in cells(model)[1:])
-    assert checkpoints == num_layers * net.checkpoint_bytes(num_rows=4, item_size=2)
-    assert replay == num_layers * net.replay_bytes(num_rows=4, item_size=2)
+def test_bytes_of_a_slot(row: str, net: DeltaNetSizes, num_rows: int) -> None:
+    num_layers, checkpoints, replay = (int(cell.replace(",", "")) for cell in cells(row)[1:])
+    assert checkpoints == num_layers * net.checkpoint_bytes(num_rows, item_size=2)
+    assert replay == num_layers * net.replay_bytes(num_rows, item_size=2)
