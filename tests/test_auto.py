@@ -17,6 +17,7 @@ from spec_lab.cli.folder import folder_name
 from spec_lab.compatibility.run import refusals
 from tests.tiny_checkpoints import refused
 
+TREE = ["device=cuda", "drafter=frozen_kv", "tree=dynamic"]
 SAMPLED = ["acceptance=rejection", "sampling.temperature=0.7", "drafter.draft_sampling=distribution"]
 
 
@@ -75,7 +76,8 @@ def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: 
         pytest.param(["device=cuda", "batch_size=4", "dtype=float32"], 8192, marks=pytest.mark.slow),
         pytest.param(["device=cuda", "batch_size=4", "kernels=torch"], 8192, marks=pytest.mark.slow),
         pytest.param(["device=cuda", "batch_size=4", "attention=torch"], 8192, marks=pytest.mark.slow),
-        pytest.param(["device=cuda", "drafter=frozen_kv", "tree=dynamic"], 8192, marks=pytest.mark.slow),
+        pytest.param([*TREE, "tree.num_rows=16"], 1, marks=pytest.mark.slow),
+        pytest.param([*TREE, "tree.num_rows=17"], 8192, marks=pytest.mark.slow),
         pytest.param(["device=cuda", "batch_size=4", "cache.prefill_tokens=64"], 64, marks=pytest.mark.slow),
     ],
 )

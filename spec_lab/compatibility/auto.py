@@ -108,9 +108,9 @@ def _rounds_are_row_invariant(config: RunConfig) -> bool:
     end, and drafts change that.
     """
     has_kernels = (config.attention.name, str(config.kernels)) == (KNOBS["attention"].fast, KNOBS["kernels"].fast)
-    num_rows = config.batch_size * (config.drafter.num_draft_tokens + 1)
-    is_chain_of_16_bits = config.dtype != Dtype.float32 and tree_sizes(config) is None
-    return config.row_invariant and has_kernels and is_chain_of_16_bits and num_rows <= INVARIANT_ROWS
+    tree, has_16_bits = tree_sizes(config), config.dtype != Dtype.float32
+    num_rows = config.drafter.num_draft_tokens + 1 if tree is None else tree.num_rows
+    return config.row_invariant and has_kernels and has_16_bits and config.batch_size * num_rows <= INVARIANT_ROWS
 
 
 def _faster(config: RunConfig, knob: AutoKnob) -> RunConfig:
