@@ -156,6 +156,8 @@ def tree_cases() -> Iterator[Case]:
             graph=graph,
             tree=tree,
         )
+    for turn, tree in enumerate(("dynamic", "deep", "flat")):
+        yield Case(list(TARGETS)[turn], "ngram", "none", BATCHES[turn], page_size=PAGES[turn], padding=4, tree=tree)
 
 
 QUICK_TREES = list(tree_cases())[::48]

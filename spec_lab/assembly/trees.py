@@ -90,11 +90,11 @@ def dynamic_rows_exist(config: RunConfig) -> str | None:
 def branches_have_keys(config: RunConfig) -> str | None:
     """Only a drafter that writes keys for its branches can see those of a stranger."""
     options: Any = config.tree
-    if options.branches == TreeBranches.exact or config.drafter.name != "frozen_kv":
+    if options.branches == TreeBranches.exact or config.drafter.name not in ("frozen_kv", "ngram"):
         return None
     return (
-        "tree.branches=approximate changes nothing with drafter=frozen_kv, whose branches write no keys; use "
-        "tree.branches=exact or drafter=eagle3"
+        f"tree.branches=approximate changes nothing with drafter={config.drafter.name}, whose branches write no keys; "
+        "use tree.branches=exact or drafter=eagle3"
     )
 
 

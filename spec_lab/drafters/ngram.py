@@ -6,6 +6,9 @@ so that it needs no host copy of the tokens.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
 import torch
 
 from spec_lab.core.prompts import PromptPack
@@ -14,37 +17,49 @@ from spec_lab.core.types import DraftStep, Request, VerifiedRound
 from spec_lab.drafters.history import LookupState, TokenHistory
 from spec_lab.drafters.picking import GivenDrafts
 
+Found = TypeVar("Found")
 
-class NgramDrafter(GivenDrafts):
-    """Looks drafts up. Where nothing matches, or a match runs into the end, it drafts token 0: hardly ever accepted."""
+
+class HistoryLookup(GivenDrafts, ABC, Generic[Found]):
+    """Keeps the text of each slot, and looks drafts up behind it: all but what is found."""
 
     requirements = DrafterRequirements()
 
-    def __init__(self, num_draft_tokens: int, max_ngram: int, min_ngram: int, history: TokenHistory) -> None:
+    def __init__(self, num_draft_tokens: int, history: TokenHistory) -> None:
         self.num_draft_tokens = num_draft_tokens
-        self.sizes = range(max_ngram, min_ngram - 1, -1)
         self.history = history
+
+    @abstractmethod
+    def propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> Found:
+        """Return the drafts after the `lengths` [batch] known tokens of each slot."""
 
     def admit(self, slot: int, request: Request) -> None:
         self.history.reset(slot, request.prompt_ids)
 
-    def ingest(self, pack: PromptPack) -> LookupState | None:
+    def ingest(self, pack: PromptPack) -> Found | None:
         ends = pack.ends
         if ends is None:
             return None
         self.history.tokens[ends.slot_ids, ends.kv_lens] = ends.tokens
-        return self._propose(ends.slot_ids, ends.kv_lens + 1)
+        return self.propose(ends.slot_ids, ends.kv_lens + 1)
 
-    def catch_up(self, verified: VerifiedRound) -> LookupState:
+    def catch_up(self, verified: VerifiedRound) -> Found:
         self.history.append(verified)
         lengths = verified.batch.kv_lens + verified.verification.num_emitted + 1
-        return self._propose(verified.batch.slot_ids, lengths)
+        return self.propose(verified.batch.slot_ids, lengths)
+
+
+class NgramDrafter(HistoryLookup[LookupState]):
+    """Looks drafts up. Where nothing matches, or a match runs into the end, it drafts token 0: hardly ever accepted."""
+
+    def __init__(self, num_draft_tokens: int, max_ngram: int, min_ngram: int, history: TokenHistory) -> None:
+        super().__init__(num_draft_tokens, history)
+        self.sizes = range(max_ngram, min_ngram - 1, -1)
 
     def step(self, state: LookupState, step: DraftStep) -> None:
         state.take(step)
 
-    def _propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> LookupState:
-        """Return the drafts after the `lengths` [batch] known tokens of each slot."""
+    def propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> LookupState:
         tokens = self.history.tokens.index_select(0, slot_ids)
         start = torch.full_like(lengths, -1)
         for size in self.sizes:

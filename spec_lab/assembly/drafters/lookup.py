@@ -7,7 +7,8 @@ from typing import Any
 
 from spec_lab.assembly.deferred import Deferred
 from spec_lab.assembly.option import DrafterOption
-from spec_lab.config import DrafterConfig, RunConfig, knob
+from spec_lab.assembly.trees import DynamicTreeConfig
+from spec_lab.config import DrafterConfig, RunConfig, TreeConfig, knob
 
 LOADER = "spec_lab.assembly.drafters.lookup_loader"
 
@@ -65,6 +66,13 @@ def ngram_lengths(config: RunConfig) -> str | None:
     )
 
 
+def continuations_have_no_ranks(config: RunConfig) -> str | None:
+    """Continuations that are looked up have no probabilities by which paths could name them."""
+    if config.tree.name in (TreeConfig.name, DynamicTreeConfig.name):
+        return None
+    return f"drafter=ngram looks up no ranks of tree={config.tree.name}; use tree=dynamic, or drafter=eagle3"
+
+
 OPTIONS = (
     DrafterOption(
         name="none",
@@ -79,8 +87,9 @@ OPTIONS = (
         name="ngram",
         schema=NgramDrafterConfig,
         load=Deferred(LOADER, "load_ngram"),
-        refusals=(ngram_lengths,),
+        refusals=(ngram_lengths, continuations_have_no_ranks),
         no_loop="looks its drafts up",
+        load_tree=Deferred(LOADER, "load_ngram_tree"),
     ),
     DrafterOption(
         name="oracle",

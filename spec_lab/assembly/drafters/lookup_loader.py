@@ -5,9 +5,11 @@ from __future__ import annotations
 from spec_lab.assembly.drafters.lookup import NgramDrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources
 from spec_lab.assembly.models import Models
+from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import DrafterConfig, RunConfig
 from spec_lab.drafters.history import TokenHistory
 from spec_lab.drafters.ngram import NgramDrafter
+from spec_lab.drafters.ngram_tree import NgramTreeDrafter
 from spec_lab.drafters.none import NoDrafter
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.drafters.random import RandomDrafter
@@ -38,3 +40,11 @@ def load_ngram(config: RunConfig, options: NgramDrafterConfig, models: Models) -
     """Makes drafter=ngram."""
     sizes = options.max_ngram, options.min_ngram
     return lambda resources: NgramDrafter(options.num_draft_tokens, *sizes, _history(resources, models))
+
+
+def load_ngram_tree(config: RunConfig, options: NgramDrafterConfig, models: Models) -> DrafterFactory:
+    """Makes drafter=ngram for trees."""
+    sizes = tree_sizes(config)
+    assert sizes is not None, "only runs with a tree are asked"
+    of_tree, of_suffix = (sizes.depth, sizes.num_rows, sizes.topk), (options.max_ngram, options.min_ngram)
+    return lambda resources: NgramTreeDrafter(*of_tree, *of_suffix, _history(resources, models))

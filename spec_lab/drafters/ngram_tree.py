@@ -1,0 +1,147 @@
+"""Prompt lookup drafts a tree: what followed several earlier occurrences of the text's end, merged where they agree.
+
+SGLang's NGRAM and suffix decoding keep such a trie on the host; ours is made anew in every round of tensors, from the
+token history on the device. With one occurrence it is the chain that prompt lookup drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.core.draft_tree import DraftTree
+from spec_lab.core.types import DraftStep
+from spec_lab.drafters.history import TokenHistory
+from spec_lab.drafters.ngram import HistoryLookup
+
+NUM_MATCHES = 16
+"""So many occurrences are looked at: those of the longest suffixes, and of equally long ones the latest."""
+
+
+@dataclass(slots=True)
+class LookedUpTree:
+    """Holds a round's tree; `tokens` and `attention`, which a draft loop would read, are None."""
+
+    tree: DraftTree
+    tokens: None = None
+    attention: None = None
+
+
+@dataclass(slots=True)
+class Continuations:
+    """Holds what followed each match, the best match first: both [batch, matches, depth].
+
+    Attributes:
+        known: False behind the end of the text, and everywhere where there is no such match.
+    """
+
+    tokens: torch.Tensor
+    known: torch.Tensor
+
+
+class NgramTreeDrafter(HistoryLookup[LookedUpTree]):
+    """Keeps the protocol `TreeDrafter`. Rows for which no draft is found hold none: each is its own parent."""
+
+    def __init__(
+        self, depth: int, num_rows: int, topk: int, max_ngram: int, min_ngram: int, history: TokenHistory
+    ) -> None:
+        super().__init__(depth, history)
+        self._num_rows = num_rows
+        self._topk = topk
+        self._max_ngram = max_ngram
+        self._min_ngram = min_ngram
+
+    def step(self, state: LookedUpTree, step: DraftStep) -> None:
+        """Do nothing: all levels were looked up at once."""
+
+    def finish(self, state: LookedUpTree) -> DraftTree:
+        return state.tree
+
+    def propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> LookedUpTree:
+        tokens = self.history.tokens.index_select(0, slot_ids)
+        starts = matches(tokens, lengths, self._max_ngram, self._min_ngram)
+        found = continuations(tokens, lengths, starts, self.num_draft_tokens)
+        return LookedUpTree(merge(found, self._topk, self._num_rows))
+
+
+def matches(tokens: torch.Tensor, lengths: torch.Tensor, max_ngram: int, min_ngram: int) -> torch.Tensor:
+    """Return the positions [batch, matches] after earlier occurrences of the last `max_ngram` to `min_ngram` tokens,
+    the longest first and of equal ones the latest; -1 where there is none.
+
+    Args:
+        tokens: [batch, capacity]; lengths: [batch] known tokens of each row.
+    """
+    capacity = tokens.shape[1]
+    lengths = lengths.unsqueeze(1)
+    ends = torch.arange(capacity, device=tokens.device)
+    goes_on = ends < lengths
+    longest = torch.zeros_like(tokens)
+    for back in range(1, min(max_ngram, capacity - 1) + 1):
+        # A text of one token more than is gone back has a token to compare with; its own end is at `lengths`.
+        own = tokens.gather(1, (lengths - back).clamp(min=0, max=capacity - 1))
+        same = torch.zeros_like(goes_on)
+        same[:, back:] = tokens[:, : capacity - back] == own
+        goes_on = goes_on & same & (lengths >= back)
+        longest = longest + goes_on
+    order = torch.where(longest >= min_ngram, longest * capacity + ends, -1)
+    best = order.topk(min(NUM_MATCHES, capacity), dim=1)
+    return torch.where(best.values >= 0, best.indices, -1)
+
+
+def continuations(tokens: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor, depth: int) -> Continuations:
+    """Read `depth` tokens from each of `starts` [batch, matches] on."""
+    positions = starts.unsqueeze(2) + torch.arange(depth, device=starts.device)
+    known = (starts.unsqueeze(2) >= 0) & (positions < lengths.view(-1, 1, 1))
+    inside = positions.clamp(0, tokens.shape[1] - 1).flatten(1)
+    return Continuations(tokens.gather(1, inside).view_as(positions), known)
+
+
+def merge(found: Continuations, topk: int, num_rows: int) -> DraftTree:
+    """Merge continuations that begin alike, and keep the `num_rows` - 1 drafts that most of them share.
+
+    Of each level the `topk` most frequent go on, the continuation of the best match always, which is the chain's draft.
+    """
+    batch, num_matches, depth = found.tokens.shape
+    drafts = (found.tokens.unsqueeze(2) == found.tokens.unsqueeze(1)) & found.known.unsqueeze(1)
+    shared = (drafts & found.known.unsqueeze(2)).cummin(dim=3).values
+    # The first match with the same beginning stands for all of them.
+    leaders = shared.int().argmax(dim=2)
+    numbers = torch.arange(num_matches, device=leaders.device)
+    stands = found.known & (leaders == numbers.unsqueeze(1))
+    on_spine = (numbers == 0).unsqueeze(1)
+    scores = (shared.sum(dim=2) + on_spine * num_matches) * num_matches - numbers.unsqueeze(1)
+
+    goes_on = torch.ones_like(stands[:, :, 0])
+    pool = []
+    for level in range(depth):
+        parents = leaders[:, :, level - 1] if level > 0 else numbers.expand(batch, -1)
+        there = stands[:, :, level] & goes_on.gather(1, parents)
+        pool.append(torch.where(there, scores[:, :, level], _NONE))
+        better = pool[-1].unsqueeze(1) > pool[-1].unsqueeze(2)
+        goes_on = there & (better.sum(dim=2) < topk)
+    return _rows(found.tokens, leaders, torch.stack(pool, dim=2), num_rows)
+
+
+_NONE = -(2**40)
+
+
+def _rows(tokens: torch.Tensor, leaders: torch.Tensor, scores: torch.Tensor, num_rows: int) -> DraftTree:
+    """Give rows to the best drafts of [batch, matches, depth], parents first; the rows that are left hold none."""
+    batch, _, depth = tokens.shape
+    flat = scores.flatten(1)
+    # Enough that hold nothing, so that there are always as many as there are rows.
+    flat = torch.cat((flat, flat.new_full((batch, num_rows - 1), _NONE)), dim=1)
+    best = flat.sort(dim=1, descending=True, stable=True)
+    is_draft = best.values[:, : num_rows - 1] > _NONE
+    places = torch.where(is_draft, best.indices[:, : num_rows - 1], flat.shape[1]).sort(dim=1).values
+    is_draft = places < flat.shape[1]
+    places = torch.where(is_draft, places, 0)
+    rows = torch.arange(1, num_rows, device=tokens.device).expand_as(places)
+    row_of = torch.zeros_like(flat).scatter(1, torch.where(is_draft, places, flat.shape[1] - 1), rows)
+    level = places % depth
+    parent_leader = leaders.flatten(1).gather(1, (places - 1).clamp(min=0))
+    parents = torch.where(level > 0, row_of.gather(1, parent_leader * depth + (level - 1).clamp(min=0)), 0)
+    parents = torch.where(is_draft, parents, rows)
+    of_rows = torch.where(is_draft, tokens.flatten(1).gather(1, places), 0)
+    return DraftTree(of_rows, torch.cat((torch.zeros_like(parents[:, :1]), parents), dim=1))
