@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from spec_lab.core.trees import copy_tensors
 from spec_lab.core.types import Request
 from spec_lab.engine.adaptive_round import AdaptiveRound, ScheduledRound
 from spec_lab.engine.engine import Engine
+from spec_lab.engine.graphs.captured import CapturedMode
 from spec_lab.engine.if_nodes import has_if_nodes
 from spec_lab.engine.k_schedule import KSchedule, problem_of
 from spec_lab.engine.round import DecodeRound
@@ -136,7 +137,8 @@ def test_k_follows_the_running_requests(lab: Lab) -> None:
     assert [engine.round.of_batch(count).num_draft_tokens for count in (1, 2, 3)] == [3, 0, 1]
     assert engine.parts.slots.input_ids.shape[1] == 4
     result = engine.generate(requests)
-    assert result.graph.captures == 3, "a graph a batch size and K"
+    recorder = cast(CapturedMode, engine.graph).recorder
+    assert result.graph.captures == 3 * recorder.num_copies, "a graph a batch size and K"
     for record in result.rounds:
         k = {1: 3, 2: 0, 3: 1}[len(record.request_ids)]
         padded = engine.graph.padded_size(len(record.request_ids))
