@@ -34,7 +34,7 @@ from spec_lab.engine.engine import Engine
 from spec_lab.report.table import format_table
 
 DRAFTERS = ("none", "eagle3", "mtp_eagle")
-MEBI = 2**20
+MEBI, GIBI = 2**20, 2**30
 KEYS = ("drafter", "prefill", "tokens", "chunk")
 Row = dict[str, str]
 
@@ -180,7 +180,7 @@ def relative(row: Row, rows: Sequence[Row]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw rates over that of no drafter by length, a panel a chunk, a line a drafter and kind."""
+    """Draw rates over that of no drafter, and memory, by length: a column of panels a chunk, a line a drafter and kind."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -188,28 +188,37 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     import pandas as pd
     import seaborn as sns
 
-    found = [
-        (int(row["tokens"]), int(row["chunk"]), row["drafter"], row["prefill"], float(share))
-        for row in rows
-        if (share := relative(row, rows)) != "-"
-    ]
-    frame = pd.DataFrame(found, columns=["prompt tokens", "chunk", "drafter", "prune.prefill", "rate"])
+    rate, memory = "prompt tokens/s over\nno drafter's last_row", "memory of a pass, GiB"
+    found = []
+    for row in rows:
+        where = (int(row["tokens"]), int(row["chunk"]), row["drafter"], row["prefill"])
+        if (share := relative(row, rows)) != "-":
+            found.append((*where, rate, float(share)))
+        if row["peak_bytes"]:
+            found.append((*where, memory, int(row["peak_bytes"]) / GIBI))
+    frame = pd.DataFrame(found, columns=["prompt tokens", "chunk", "drafter", "prune.prefill", "quantity", "value"])
     sns.set_theme(style="whitegrid", context="notebook")
     grid = sns.relplot(
         frame,
         x="prompt tokens",
-        y="rate",
+        y="value",
         hue="drafter",
         style="prune.prefill",
         col="chunk",
+        row="quantity",
         kind="line",
         markers=True,
         palette="colorblind",
-        height=3.4,
-        aspect=1.25,
+        height=2.9,
+        aspect=1.4,
+        facet_kws={"sharey": "row", "margin_titles": True},
     )
-    grid.set(xscale="log", ylabel="prompt tokens/s over no drafter's, last row")
-    grid.savefig(path, dpi=90, metadata={"Software": ""})
+    grid.set(xscale="log")
+    grid.set_titles(col_template="chunks of {col_name}", row_template="")
+    for quantity, axes in zip(grid.row_names, grid.axes, strict=True):
+        axes[0].set_ylabel(quantity)
+    grid.figure.subplots_adjust(hspace=0.15)
+    grid.savefig(path, dpi=80, metadata={"Software": ""})
     plt.close(grid.figure)
 
 
