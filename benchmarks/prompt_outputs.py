@@ -180,7 +180,7 @@ def relative(row: Row, rows: Sequence[Row]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw rates over that of no drafter, and memory, by length: a column of panels a chunk, a line a drafter and kind."""
+    """Draw rates over no drafter's, and memory, by length: a column of panels a chunk, a line a drafter and kind."""
     import matplotlib
 
     matplotlib.use("agg")
