@@ -71,6 +71,13 @@ def target_work(
     return Work(work.num_bytes + batch_size * (states + gathered), work.flops)
 
 
+def prompt_work(config: ModelConfig, num_tokens: int) -> Work:
+    """Work of the pass of one prompt, in which weights are read once; the head, and what a drafter ingests, is left
+    out. Plain layers of attention and MLPs alone."""
+    elements = weights_read(decoder_tensor_shapes(config), left_out={"lm_head.weight"})
+    return _forward_work(config, elements, 1, num_tokens, num_tokens / 2, 0.0)
+
+
 def _state_bytes(net: DeltaNetSizes, num_rows: int, replays: bool) -> int:
     """Count what a layer reads and writes of one request's state: one and one a row, or one and one beside the rows."""
     state, row = prod(net.state_shape), net.key_size + net.value_size

@@ -31,7 +31,10 @@ from spec_lab.report.table import format_table
 
 SHAPES = Path(spec_lab.__file__).parent / "models" / "shapes"
 DRAFT_VOCAB_SIZE = 32_000
-COLUMNS = ("cell", "ms a round", "acceptance length", "floor ms", "share", "nodes", "prompt pass ms", "folder")
+COLUMNS = (
+    *("cell", "ms a round", "acceptance length", "floor ms", "share", "nodes", "prompt pass ms", "prompt floor ms"),
+    "folder",
+)
 COMMON = (
     "target.weights=random",
     "workload=random_ids",
@@ -96,6 +99,10 @@ class Cell:
             works += floor.draft_work(config, shapes, self.num_draft_tokens, self.batch_size, seq_len)
         return 1e3 * sum(work.seconds for work in works)
 
+    def prompt_floor_ms(self) -> float:
+        """The floor of a request's prompt pass, where prompts come one at a time."""
+        return 1e3 * floor.prompt_work(read_model_config(SHAPES / self.target), self.prompt_tokens).seconds
+
 
 CELLS = (
     *(Cell(0, 1.0, batch_size) for batch_size in (1, 16, 64)),
@@ -147,6 +154,7 @@ def line(cell: Cell, summary: Any, folder: str) -> dict[str, str]:
         f"{100 * floor_ms / round_ms:.0f} %",
         str(sum(summary["graph"]["nodes"].values())),
         f"{summary['prefill_ms_per_request']:.1f}",
+        f"{cell.prompt_floor_ms():.1f}",
         folder,
     )
     return dict(zip(COLUMNS, cells, strict=True))

@@ -42,6 +42,15 @@ def test_floors_grow_by_the_keys_that_are_read(rounds: ModuleType) -> None:
     )
 
 
+def test_floors_of_prompts_are_products_and_causal_attention(rounds: ModuleType) -> None:
+    """Of the 8B shape 6.98e9 weights without embedding and head, and 4 operations a channel and pair of tokens."""
+    for num_tokens, expected in ((32_768, 0.94), (120_000, 6.9)):
+        cell = rounds.Cell(3, 2.5, 1, num_tokens)
+        flops = 2 * 6.98e9 * num_tokens + 4 * 32 * 32 * 128 * num_tokens**2 / 2
+        assert cell.prompt_floor_ms() == pytest.approx(1e3 * flops / 790e12, rel=1e-3)
+        assert cell.prompt_floor_ms() == pytest.approx(1e3 * expected, rel=0.01)
+
+
 @pytest.mark.slow
 def test_every_cell_composes(rounds: ModuleType) -> None:
     assert len({cell.name for cell in rounds.CELLS}) == len(rounds.CELLS)
