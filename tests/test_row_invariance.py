@@ -18,7 +18,7 @@ from spec_lab.assembly import models
 from spec_lab.assembly.engine import build_teacher
 from spec_lab.assembly.kernels import TORCH
 from spec_lab.assembly.models import engine_limits
-from spec_lab.config import AttentionConfig, KernelSet
+from spec_lab.config import AttentionConfig, Dtype, KernelSet
 from spec_lab.measure.lab import Lab, load_lab
 from tests.kernel_lab import DEVICE
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
@@ -77,20 +77,28 @@ def test_the_teacher_has_the_logits_of_plain_decoding(lab: Lab) -> None:
     assert not torch.equal(torch.cat(rounded_otherwise)[-LIMIT:], torch.cat(expected))
 
 
+CHAIN = ("drafter=eagle3",)
+TREE = ("drafter=frozen_kv", "tree=dynamic", "tree.depth=5", "tree.num_rows=16")
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_speculative_output_in_bfloat16_is_that_of_plain_decoding(batch_size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("drafts", "batch_size"), [(CHAIN, 1), (CHAIN, 4), (TREE, 1)])
+def test_speculative_output_in_bfloat16_is_that_of_plain_decoding(
+    drafts: tuple[str, ...], batch_size: int, tmp_path: Path
+) -> None:
     """The shipped pair, whole rounds in a graph; by plain decoding beside it, and by the teacher's own judgement."""
-    assert_equal_to_plain(tmp_path, batch_size, "device=cuda", "dtype=bfloat16", "graph=round")
+    assert_equal_to_plain(tmp_path, batch_size, *drafts, "device=cuda", "dtype=bfloat16", "graph=round")
 
 
 def assert_equal_to_plain(folder: Path, batch_size: int, *overrides: str) -> None:
     shared = [
-        *("drafter=eagle3", "prune=catchup", "repeats=1", "warmup_requests=0", "profile_rounds=0"),
+        *("prune=catchup", "repeats=1", "warmup_requests=0", "profile_rounds=0"),
         *("workload.limit=12", "max_new_tokens=48", f"batch_size={batch_size}", *overrides),
     ]
     for references in ("[plain]", "[]"):
         composed = spec_lab.compose([f"output_dir={folder}", f"references={references}", *shared])
-        found = spec_lab.run(composed).summary["divergence"]
+        summary = spec_lab.run(composed).summary
+        found = summary["divergence"]
+        assert summary["row_invariant"] is (composed.config.dtype == Dtype.bfloat16)
         assert found is not None and found["requests"] == 12
         assert (found["near_ties"], found["bugs"]) == (0, 0)
