@@ -23,7 +23,7 @@ POINTERS = (
     | dict.fromkeys(("mixed", "log_decay", "strength", "conv_weight", "rate", "time_bias", "outputs"), "*fp32")
     | dict.fromkeys(("committed",), "*i64")
     | dict.fromkeys(("arrivals",), "*i32")
-    | {"token_map": "*i64"}
+    | {"token_map": "*i64", "token_ids": "*i64", "chosen": "*i32"}
     | dict.fromkeys(("depths", "paths"), "*i64")
 )
 LISTS = {"pieces": 3, "totals": 3}
@@ -46,6 +46,8 @@ def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, form: str = "
     from triton.compiler import ASTSource
 
     names = [parameter.name for parameter in kernel.params]  # type: ignore[attr-defined]
+    if "EARLY" in names:
+        constants = {"EARLY": True} | constants
     signature = {}
     for name in names:
         stem = name.removesuffix("_ptr")
@@ -299,7 +301,7 @@ def compile_products() -> None:
 
 def compile_gemma4() -> None:
     """Compile what Gemma 4's layers have beside those of other families, at the sizes of E4B."""
-    from spec_kernels import layer_embedding, norms, rope_write, softcap
+    from spec_kernels import clusters, layer_embedding, norms, rope_write, softcap
 
     for is_last in (False, True):
         ending = {"SCALED": is_last, "HAS_NEXT": not is_last}
@@ -307,6 +309,10 @@ def compile_gemma4() -> None:
     tiles = {"NUM_LAYERS": 42, "WIDTH": 256, "WIDTH_TILE": 256}
     compile_kernel(layer_embedding._layer_embeddings, "bf16", 1, **tiles)
     compile_kernel(softcap._softcap, "bf16", TILE=2048)
+    choice = {"NUM_CLUSTERS": 2048, "NUM_CHOSEN": 32, "CLUSTER_TILE": 64, "OTHERS_TILE": 128}
+    compile_kernel(clusters._choose_clusters, "bf16", **choice)
+    sizes = {"HIDDEN": 256, "SIZE": 128, "SIZE_TILE": 128, "NUM_CHOSEN": 32, "CHOSEN_TILE": 32, "CHANNEL_TILE": 64}
+    compile_kernel(clusters._best_of_clusters, "bf16", **sizes)
     head = {"HALF": 128, "HALF_TILE": 128, "REST": 0, "REST_TILE": 1, "PAIR_TILE": 8, "NORMED": True}
     for num_kv_heads, keys_are_values in ((2, False), (4, True), (0, False)):
         of_values = {"NORMS_VALUES": num_kv_heads > 0, "KEYS_ARE_VALUES": keys_are_values}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from spec_kernels.clusters import likeliest_in_clusters, likeliest_in_clusters_reference
 from spec_kernels.layer_embedding import layer_embeddings, layer_embeddings_reference
 from spec_kernels.norms import add_normed, add_normed_reference
 from spec_kernels.softcap import softcap, softcap_reference
@@ -60,3 +61,27 @@ def test_embeddings_of_layers_equal_their_reference(dtype: torch.dtype, in_float
     for out, function in zip(results, (layer_embeddings, layer_embeddings_reference), strict=True):
         function(out, tokens, table, 4.0, projected, 0.3, weight, EPS, 2**-0.5)
     assert_near(*results)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_likeliest_token_of_clusters_is_that_of_the_reference(dtype: torch.dtype) -> None:
+    """Of 140 clusters of five tokens; scores of few values, so that clusters and tokens tie."""
+    cluster_logits, rows = (2 * randn(6, 140)).round().to(dtype), randn(6, 72, seed=1).round().to(dtype)
+    weight = randn(140, 5, 72, seed=2).round().to(dtype)
+    token_ids = torch.randperm(700, generator=torch.Generator().manual_seed(3)).view(140, 5).to(DEVICE)
+    arrivals, results = torch.zeros(8, dtype=torch.int32, device=DEVICE), []
+    for function in (likeliest_in_clusters, likeliest_in_clusters_reference):
+        tokens = torch.full((6,), -7, device=DEVICE)
+        function(tokens, rows, cluster_logits, weight, token_ids, arrivals, 20)
+        results.append(tokens)
+    assert torch.equal(*results) and not arrivals.any()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_junk_rows_find_tokens_of_the_vocabulary(value: float) -> None:
+    """A padded row may hold anything; its draft is embedded all the same."""
+    weight, token_ids = randn(9, 4, 16), torch.arange(36, device=DEVICE).view(9, 4)
+    tokens, arrivals = torch.full((2,), -7, device=DEVICE), torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    junk = torch.full((2, 16), value, device=DEVICE)
+    likeliest_in_clusters(tokens, junk, junk[:, :9], weight, token_ids, arrivals, 3)
+    assert int(tokens.min()) >= 0 and int(tokens.max()) < 36

@@ -12,9 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.early import EARLY, ask_for, wait_for_inputs
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
+
+ASKED_BYTES = tl.constexpr(1024)
+"""Of each row of a weight's tile so many are asked for ahead: with all programs of a product some ten megabytes."""
 
 
 @triton.jit
@@ -72,6 +76,20 @@ def multiply(rows: tl.tensor, weight: tl.tensor, sums: tl.tensor, TURNED: tl.con
     return sums
 
 
+@triton.jit
+def ask_for_tile(
+    weight_ptr: tl.tensor,
+    columns: tl.tensor,
+    first: tl.tensor,
+    IN_FEATURES: tl.constexpr,
+    NUM_INPUTS: tl.constexpr,
+) -> None:
+    """Ask for the first bytes that a program reads of these rows of a weight, before its other inputs are there."""
+    NUM_BYTES: tl.constexpr = min(NUM_INPUTS * 2, ASKED_BYTES)
+    if weight_ptr.dtype.element_ty.primitive_bitwidth == 16:
+        ask_for(weight_ptr + columns.to(tl.int64) * IN_FEATURES + first, NUM_BYTES)
+
+
 @triton.jit(do_not_specialize=["num_rows", "out_features"])
 def _product(
     out_ptr: tl.tensor,
@@ -103,6 +121,7 @@ def _product(
     HAS_BIAS: tl.constexpr,
     HAS_MULTIPLIED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Computes one split of one tile of outputs; the split that ends last adds all of them up, in their order."""
     tile = tl.program_id(0)
@@ -115,6 +134,12 @@ def _product(
     HALVES: tl.constexpr = 2 if GATED else 1
     TILE_SIZE: tl.constexpr = ROW_TILE * COLUMN_TILE
 
+    if EARLY and WHOLE_TILES:
+        ask_for_tile(weight_ptr, column, split * SPLIT_DEPTH, IN_FEATURES, SPLIT_DEPTH)
+        if GATED:
+            up_columns = column + out_features
+            ask_for_tile(weight_ptr, up_columns, split * SPLIT_DEPTH, IN_FEATURES, SPLIT_DEPTH)
+    wait_for_inputs(EARLY)
     sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
     up_sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
     squares = tl.zeros((ROW_TILE, DEPTH), tl.float32)
@@ -248,6 +273,7 @@ def product(
             HAS_BIAS=bias is not None,
             HAS_MULTIPLIED=multiplied is not None,
             HAS_RESIDUAL=residual is not None,
+            **EARLY,
             num_warps=tiles.num_warps,
         )
 

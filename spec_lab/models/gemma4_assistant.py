@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING
 from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantLayerConfig
 from spec_lab.models.layers import GatedMLP, RMSNorm, RotaryRows, fused_linear, gelu_tanh
@@ -182,9 +183,8 @@ class DenseHead:
 class CentroidHead:
     """Scores only the tokens of the likeliest clusters.
 
-    The rows of the embedding are put in cluster order once (as SGLang does), so that a cluster is read as one block;
-    the embedding serves the head alone, tokens go in by the target's. Unscored tokens are -inf: transformers'
-    smallest score minus 1 leaves them real probability, and asks the device for it.
+    The embedding serves the head alone, tokens go in by the target's. Unscored tokens are -inf: transformers' smallest
+    score minus 1 leaves them real probability, and asks the device for it.
     """
 
     def __init__(
@@ -197,30 +197,20 @@ class CentroidHead:
     ) -> None:
         """embedding [vocab, hidden_size], centroids [num_centroids, hidden_size], token_ordering [vocab]."""
         num_centroids, (self._vocab_size, hidden_size) = centroids.shape[0], embedding.shape
-        self._centroids = products.linear(make_linear(centroids))
-        self._tokens = token_ordering.view(num_centroids, -1)
-        self._rows = embedding.index_select(0, token_ordering).view(num_centroids, -1, hidden_size)
-        self._top_k = top_k
+        self._clusters = TokenClusters(
+            products.linear(make_linear(centroids)),
+            embedding.index_select(0, token_ordering).view(num_centroids, -1, hidden_size),
+            token_ordering.view(num_centroids, -1),
+            top_k,
+        )
+        self._likeliest = products.likeliest_in_clusters(self._clusters)
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        tokens, logits = self._scored(hidden)
-        # Clusters come in the order of their scores, so the lowest id of the best is looked for by itself.
-        best = logits.amax(dim=-1, keepdim=True)
-        return tokens.masked_fill(logits < best, self._vocab_size - 1).amin(dim=-1)
+        return self._likeliest(hidden)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        tokens, logits = self._scored(hidden)
+        tokens, logits = self._clusters.scored(hidden)
         return logits.new_full((hidden.shape[0], self._vocab_size), float("-inf")).scatter_(1, tokens, logits)
-
-    def _scored(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return token ids and logits of the likeliest clusters, both [batch, top_k * vocab / num_centroids]."""
-        # topk promises no order of equal scores; the sort is stable.
-        order = self._centroids(hidden).sort(dim=-1, descending=True, stable=True).indices
-        clusters = order[:, : self._top_k].reshape(-1)
-        batch, hidden_size = hidden.shape
-        rows = self._rows.index_select(0, clusters).view(batch, -1, hidden_size)
-        tokens = self._tokens.index_select(0, clusters).view(batch, -1)
-        return tokens, torch.bmm(rows, hidden.unsqueeze(2)).squeeze(2)
 
 
 def build_token_head(

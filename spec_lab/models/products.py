@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.layers import AttentionPart, DecoderLayer, RotaryRows, RowsPart
 from spec_lab.models.linear import Linear
 from spec_lab.models.plan import LayerPlan
@@ -138,6 +139,8 @@ class Products(Protocol):
 
     def likeliest(self, part: LikeliestToken) -> Likeliest: ...
 
+    def likeliest_in_clusters(self, part: TokenClusters) -> Likeliest: ...
+
     def sandwich(self, parts: SandwichParts) -> SandwichParts:
         """Give those of a layer whose halves are normed before and after."""
         ...
@@ -171,6 +174,9 @@ class PlainProducts:
         return part
 
     def likeliest(self, part: LikeliestToken) -> Likeliest:
+        return part
+
+    def likeliest_in_clusters(self, part: TokenClusters) -> Likeliest:
         return part
 
     def sandwich(self, parts: SandwichParts) -> SandwichParts:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 
+from spec_kernels.clusters import likeliest_in_clusters
 from spec_kernels.draft_input import draft_input
 from spec_kernels.likeliest import likeliest
 from spec_kernels.norms import add_rms_norm
@@ -20,6 +21,7 @@ from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layers import (
     Attention,
@@ -243,6 +245,25 @@ class FusedLikeliest:
         return tokens
 
 
+class TritonClusters:
+    """Is a `TokenClusters` in a product and two kernels, for up to 64 rows."""
+
+    __slots__ = ("_arrivals", "_plain")
+
+    def __init__(self, plain: TokenClusters) -> None:
+        self._plain = plain
+        self._arrivals = torch.zeros(MAX_ROWS, dtype=torch.int32, device=plain.rows.device)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        plain, num_rows = self._plain, hidden.shape[0]
+        if num_rows > MAX_ROWS:
+            return plain(hidden)
+        tokens = torch.empty(num_rows, dtype=torch.int64, device=hidden.device)
+        clusters = plain.rows, plain.token_ids, self._arrivals, plain.num_chosen
+        likeliest_in_clusters(tokens, hidden, plain.centroids(hidden), *clusters)
+        return tokens
+
+
 class TritonProducts:
     """Keeps the protocol `Products`, for 16-bit weights.
 
@@ -305,6 +326,9 @@ class TritonProducts:
 
     def likeliest(self, part: LikeliestToken) -> Likeliest:
         return FusedLikeliest(part, cast("WeightedNorm | None", part.norm), self._max_rows)
+
+    def likeliest_in_clusters(self, part: TokenClusters) -> Likeliest:
+        return TritonClusters(part)
 
     def sandwich(self, parts: SandwichParts) -> SandwichParts:
         return triton_sandwich(parts, self._max_rows)
