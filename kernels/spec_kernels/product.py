@@ -18,7 +18,7 @@ from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
 
 ASKED_BYTES = tl.constexpr(1024)
-"""Of each row of a weight's tile so many are asked for ahead: with all programs of a product some ten megabytes."""
+"""Says how much of each row of a weight's tile is asked for ahead: of all programs together some ten megabytes."""
 
 
 @triton.jit
