@@ -57,8 +57,10 @@ def test_rows_of_padded_requests_are_left_out_and_a_graph_counts_anew() -> None:
         for stage, rows in ((ReadingStage.VERIFY, 3), (ReadingStage.CATCHUP, 1)):
             with counter.stage(stage):
                 for _ in range(2):
-                    counter.saw(Routing(choices[rows], torch.ones(0)), 16)
-        counter.saw(Routing(choices[1], torch.ones(0)), 16)  # outside a stage, as in a prompt pass
+                    counter.saw(Routing(choices[rows], torch.ones(0)), 16, AnyPart.expert_bytes)
+        counter.saw(
+            Routing(choices[1], torch.ones(0)), 16, AnyPart.expert_bytes
+        )  # outside a stage, as in a prompt pass
 
     graph = TapeRecorder().capture(run_round)
     counter.restart()
@@ -70,12 +72,18 @@ def test_rows_of_padded_requests_are_left_out_and_a_graph_counts_anew() -> None:
         rows: sum(2 * len(set(choices[rows][: rows * n].flatten().tolist())) for n in (2, 4, 1)) for rows in (1, 3)
     }
     assert counter.read() == ExpertCounts(verify=expected[3], catchup=expected[1], recur=0)
+    assert counter.read_bytes() == ExpertCounts(10 * expected[3], 10 * expected[1], 0)
 
 
 class AnyPart:
-    """A part that can be watched."""
+    """A part that can be watched, and its experts."""
 
     observer: Any = None
+    expert_bytes = 10
+
+    @property
+    def experts(self) -> AnyPart:
+        return self
 
 
 def counts_of(engine: Engine) -> tuple[ExpertCounts, int]:
@@ -94,6 +102,8 @@ def test_one_request_reads_what_its_rows_choose(folder: Path) -> None:
     engine = make_engine(nextn_config(folder, "none"), requests)
     plain, rounds = counts_of(engine)
     assert plain == ExpertCounts(rounds * NUM_LAYERS * NUM_CHOSEN, 0, 0)
+    sizes = {shape for part in engine.parts.target.expert_parts for shape in [part.experts.expert_bytes]}
+    assert engine.parts.experts_read.read_bytes() == ExpertCounts(plain.verify * sizes.pop(), 0, 0) and not sizes
     assert counts_of(engine) == (plain, rounds), "every pass counts for itself"
     pruned, rounds = counts_of(make_engine(nextn_config(folder), requests))
     assert (pruned.catchup, pruned.recur) == (rounds * NUM_CHOSEN, rounds * 2 * NUM_CHOSEN)
@@ -115,8 +125,8 @@ class Listener:
             monkeypatch.setattr(engine.round, stage, self._during(stage, getattr(engine.round, stage)))
 
     def _overhear(self, saw: Any) -> Any:
-        def overheard(routing: Routing, num_experts: int) -> None:
-            saw(routing, num_experts)
+        def overheard(routing: Routing, num_experts: int, expert_bytes: int) -> None:
+            saw(routing, num_experts, expert_bytes)
             if self._stage is not None:
                 self.counts[self._stage] += len(routing.expert_ids.unique())
 
@@ -171,14 +181,19 @@ def test_the_record_has_the_mean_of_a_round_and_the_table_shows_it() -> None:
     num_rounds = summary["verify_calls"]
     expected = {"verify": 600 / num_rounds, "catchup": 300 / num_rounds, "recur": 90 / num_rounds}
     assert summary["experts_read"] == expected
+    assert summary["expert_bytes_read"] == pytest.approx({stage: 3e6 * count for stage, count in expected.items()})
     assert summary["references"]["plain"]["experts_read"] is None
     table = format_run(summary)
     assert "experts read a round" in table and f"{600 / num_rounds:.1f}" in table
+    assert "verify MB" in table and f"{1800 / num_rounds:.2f}" in table
     assert "experts read" not in format_run(make_summary())
 
 
 def with_counts(measured: Measured, counts: ExpertCounts) -> Measured:
-    return Measured([replace(result, experts_read=counts) for result in measured.repeats], measured.correct)
+    """Let every repeat have read these experts, of three million bytes each."""
+    num_bytes = ExpertCounts(*(3_000_000 * count for count in (counts.verify, counts.catchup, counts.recur)))
+    repeats = [replace(result, experts_read=counts, expert_bytes_read=num_bytes) for result in measured.repeats]
+    return Measured(repeats, measured.correct)
 
 
 def test_the_verdict_says_what_pruning_saved() -> None:

@@ -44,7 +44,8 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class ExpertCounts:
-    """Different experts read, layer by layer and pass by pass, summed over layers, passes and rounds; by stage."""
+    """Different experts read, or bytes of them, layer by layer and pass by pass, summed over layers, passes and rounds;
+    by stage."""
 
     verify: int
     catchup: int
@@ -149,6 +150,7 @@ class GenerationResult:
     Attributes:
         tree_rows: rows a request of each verify, None without a tree.
         experts_read: of its rounds; None where no layer has experts.
+        expert_bytes_read: the bytes of their weights.
         num_wasted_rounds: rounds that ran behind the end of all their requests, since the host had launched them
             together with earlier ones; they have no record, and their time is in that of the others.
         num_prompt_forwards: of the target, each over chunks of one prompt or more.
@@ -162,5 +164,6 @@ class GenerationResult:
     seconds: float
     tree_rows: int | None = None
     experts_read: ExpertCounts | None = None
+    expert_bytes_read: ExpertCounts | None = None
     num_wasted_rounds: int = 0
     num_prompt_forwards: int = 0

@@ -142,6 +142,7 @@ class _GenerationRun:
             seconds=self._now(),
             tree_rows=self._engine.round.tree_rows,
             experts_read=self._engine.parts.experts_read.read(),
+            expert_bytes_read=self._engine.parts.experts_read.read_bytes(),
             num_wasted_rounds=self._accounts.num_wasted_rounds,
         )
 

@@ -25,6 +25,11 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 class RoutedExperts(Protocol):
     """Sends rows through the experts that were chosen for them."""
 
+    @property
+    def expert_bytes(self) -> int:
+        """The bytes of one expert's weights."""
+        ...
+
     def __call__(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
         """Return the weighted sums of the experts' outputs: [rows, hidden_size]."""
         ...
@@ -41,8 +46,8 @@ ExpertsMaker = Callable[[torch.Tensor, torch.Tensor, Activation], RoutedExperts]
 class RoutingObserver(Protocol):
     """Sees every choice of the routers that it watches (`spec_lab.engine.experts_read`)."""
 
-    def saw(self, routing: Routing, num_experts: int) -> None:
-        """Take note of a choice among `num_experts`; nothing is computed yet."""
+    def saw(self, routing: Routing, num_experts: int, expert_bytes: int) -> None:
+        """Take note of a choice among `num_experts` of that size; nothing is computed yet."""
         ...
 
 
@@ -66,10 +71,14 @@ class ExpertMLP:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         routing = self.router(rows)
-        if self.observer is not None:
-            self.observer.saw(routing, self.sizes.num_experts)
+        self.observe(routing)
         out = self.experts(rows, routing)
         return out if self.shared is None else out + self.shared(rows)
+
+    def observe(self, routing: Routing) -> None:
+        """Show a choice to the observer, if there is one."""
+        if self.observer is not None:
+            self.observer.saw(routing, self.sizes.num_experts, self.experts.expert_bytes)
 
     @property
     def expert_parts(self) -> tuple[ExpertMLP, ...]:
@@ -100,6 +109,10 @@ class SortedExperts:
         self._down = down
         self._activation = activation
         self._expert_ids = torch.arange(gate_up.shape[0], device=gate_up.device)
+
+    @property
+    def expert_bytes(self) -> int:
+        return self._gate_up[0].nbytes + self._down[0].nbytes
 
     def __call__(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
         num_chosen = routing.expert_ids.shape[1]

@@ -54,6 +54,10 @@ class NormedExperts:
     norm: Float32Norm
     experts: RoutedExperts
 
+    @property
+    def expert_bytes(self) -> int:
+        return self.experts.expert_bytes
+
     def __call__(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
         return self.experts(self.norm(rows), routing)
 

@@ -38,8 +38,7 @@ class ResidualExperts:
         if not 0 < len(stream) <= MAX_INVARIANT_ROWS:
             return stream + mlp(self._many_norm(stream))
         routing, rows = self._router.of_few(stream, self._norm.kernel_weight, self._norm.eps)
-        if mlp.observer is not None:
-            mlp.observer.saw(routing, mlp.sizes.num_experts)
+        mlp.observe(routing)
         if mlp.shared is not None and self._shared is None:
             stream = stream + mlp.shared(rows)
         return self._experts.added_to(stream, rows, routing, self._shared)

@@ -56,6 +56,10 @@ class TritonExperts:
         is_there = has_grouped_product(gate_up.dtype, gate_up.device)
         self._many = SortedExperts(gate_up, down, activation) if is_there else None
 
+    @property
+    def expert_bytes(self) -> int:
+        return self._gate_up[0].nbytes + self._down[0].nbytes
+
     def __call__(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
         if self._many is not None and len(rows) > MAX_ROWS:
             return self._many(rows, routing)

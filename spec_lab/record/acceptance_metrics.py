@@ -18,7 +18,7 @@ from spec_lab.record.draft_counts import DraftCounts
 from spec_lab.record.schema import ExpertsReadByStage, PositionRates, Relaxed, Rows
 
 if TYPE_CHECKING:
-    from spec_lab.core.results import GenerationResult, PrefillRecord, RequestRecord, RoundRecord
+    from spec_lab.core.results import ExpertCounts, GenerationResult, PrefillRecord, RequestRecord, RoundRecord
 
 
 def num_request_rounds(requests: Iterable[RequestRecord]) -> int:
@@ -109,7 +109,16 @@ def experts_read(result: GenerationResult) -> ExpertsReadByStage | None:
 
     The prompt pass is not counted. A stage of several passes, as recur is, reads an expert again in each.
     """
-    counts, num_rounds = result.experts_read, len(result.rounds)
+    return _a_round(result.experts_read, len(result.rounds))
+
+
+def expert_bytes_read(result: GenerationResult) -> ExpertsReadByStage | None:
+    """Bytes of the weights of the experts that a round read, by stage, counted as `experts_read` is."""
+    return _a_round(result.expert_bytes_read, len(result.rounds))
+
+
+def _a_round(counts: ExpertCounts | None, num_rounds: int) -> ExpertsReadByStage | None:
+    """Averages over rounds."""
     if counts is None or num_rounds == 0:
         return None
     return ExpertsReadByStage(

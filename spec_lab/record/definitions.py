@@ -11,6 +11,7 @@ from spec_lab.record.acceptance_metrics import (
     acceptance_rate_by_position,
     accepted_histogram,
     emitted_histogram,
+    expert_bytes_read,
     experts_read,
     num_emitted_tokens,
     num_output_tokens,
@@ -122,6 +123,7 @@ DEFINITIONS: dict[str, str] = {
         "Prompt rows that entered the target's layers that only read KV (Gemma 4 E2B and E4B); 0 where there are none."
     ),
     "experts_read": _first_paragraph(experts_read),
+    "expert_bytes_read": _first_paragraph(expert_bytes_read),
     "graph": "Captures, replays and fallbacks to eager since the engine was made, warm-up included.",
     "graph.rounds_per_replay": "Rounds that one graph holds, where it holds whole ones; else 1.",
     "graph.nodes": "Kernels, copies and fills of each segment's graph, on a CPU operators; of the last one captured.",

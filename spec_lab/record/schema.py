@@ -1,4 +1,4 @@
-"""The layout of `summary.json` and of the JSON Lines beside it, schema version 6.
+"""The layout of `summary.json` and of the JSON Lines beside it, schema version 7.
 
 Version 1 knew neither launches and graph nodes nor the stages `draft` and `graph`, which its readers could not do
 without. Version 2 left rounds cut short out of the acceptance length and the rates, and surplus rounds out of
@@ -6,7 +6,7 @@ everything; it had no `judged_per_round` and no `num_surplus`, and its stage `co
 Version 3 did not say where each token came from. Version 4 knew no rounds that offer fewer than K drafts: it had no
 `offered_per_round`, and `rows` did not count what was drafted, offered and verified; nor did it count experts.
 Version 5 launched every round alone: it had no `wasted_rounds`, and no `rounds_per_replay` among the counts of a graph.
-Nor did it say whether rows depend on each other (`row_invariant`).
+Nor did it say whether rows depend on each other (`row_invariant`). Version 6 counted experts, and not their bytes.
 `spec_lab/record/versions.py` reads it.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 Status = Literal["finished", "failed", "refused", "interrupted"]
 DivergenceKind = Literal["near_tie", "bug", "lossy"]
@@ -67,7 +67,7 @@ class Rows(TypedDict):
 
 
 class ExpertsReadByStage(TypedDict):
-    """Different experts read in a round, by the stage that read them."""
+    """Different experts read in a round, or bytes of them, by the stage that read them."""
 
     verify: float
     catchup: float
@@ -167,6 +167,7 @@ class Speed(TypedDict):
     prompt_forwards: NotRequired[int]
     rows: Rows
     experts_read: NotRequired[ExpertsReadByStage | None]
+    expert_bytes_read: NotRequired[ExpertsReadByStage | None]
     graph: Graph
     wasted_rounds: NotRequired[int]
 

@@ -179,6 +179,7 @@ def _speed(repeats: Sequence[GenerationResult]) -> Speed:
         prompt_forwards=first.num_prompt_forwards if first else 0,
         rows=acceptance_metrics.rows(first.rounds, first.prefills) if first else acceptance_metrics.rows([], []),
         experts_read=acceptance_metrics.experts_read(first) if first else None,
+        expert_bytes_read=acceptance_metrics.expert_bytes_read(first) if first else None,
         graph=_graph(repeats),
         wasted_rounds=first.num_wasted_rounds if first else 0,
     )

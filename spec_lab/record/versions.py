@@ -8,7 +8,7 @@ from typing import Any, cast
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.schema import SCHEMA_VERSION, Speed, Summary
 
-READABLE_VERSIONS = (1, 2, 3, 4, 5, SCHEMA_VERSION)
+READABLE_VERSIONS = (1, 2, 3, 4, 5, 6, SCHEMA_VERSION)
 SINCE_JUDGED_ROUNDS = 3
 """The first version whose acceptance length counts rounds cut short."""
 
@@ -34,6 +34,7 @@ def upgraded_summary(summary: Summary) -> Summary:
     for speed in speeds:
         speed["stage_ms_per_round"].setdefault("readback", None)
         speed.setdefault("experts_read", None)
+        speed.setdefault("expert_bytes_read", None)
         speed.setdefault("wasted_rounds", 0)
         speed["graph"].setdefault("rounds_per_replay", 1)
     summary.setdefault("row_invariant", None)

@@ -83,6 +83,7 @@ COLUMNS: dict[str, Column] = {
     "prefill_logits": Column("count", "prompt rows for which the target computed logits"),
     "prefill_shared": Column("count", "prompt rows that entered the target's layers that only read KV"),
     **{f"experts_read_{stage}": Column("number", f"different experts a round, in {stage}") for stage in READING_STAGES},
+    **{f"expert_bytes_read_{stage}": Column("number", f"bytes of them, in {stage}") for stage in READING_STAGES},
     "launches_per_round": Column("number", "device work that the host submits"),
     "gpu_idle_share": Column("number", "of a round's time"),
     "accuracy": Column("number", "share of right answers"),
@@ -223,6 +224,7 @@ def _speed(part: Speed) -> dict[str, Any]:
         "prefill_ms_per_request": part["prefill_ms_per_request"],
         **part["rows"],
         **{f"experts_read_{stage}": count for stage, count in (part.get("experts_read") or {}).items()},
+        **{f"expert_bytes_read_{stage}": count for stage, count in (part.get("expert_bytes_read") or {}).items()},
     }
 
 

@@ -163,8 +163,17 @@ def _experts_table(speeds: Mapping[str, Speed]) -> str:
     counts = {name: read for name, speed in speeds.items() if (read := speed.get("experts_read")) is not None}
     if not counts:
         return ""
-    body = [[name, *[number(read[stage], 1) for stage in READING_STAGES]] for name, read in counts.items()]
-    return format_table(["experts read a round", *READING_STAGES], body, left=("experts read a round",))
+    sizes = {name: speed.get("expert_bytes_read") for name, speed in speeds.items()}
+    body = [
+        [
+            name,
+            *[number(read[stage], 1) for stage in READING_STAGES],
+            *[number(None if (size := sizes[name]) is None else size[stage] / 1e6, 2) for stage in READING_STAGES],
+        ]
+        for name, read in counts.items()
+    ]
+    header = ["experts read a round", *READING_STAGES, *[f"{stage} MB" for stage in READING_STAGES]]
+    return format_table(header, body, left=("experts read a round",))
 
 
 def _run_cells(run: Run, varied: Sequence[str]) -> list[str]:
