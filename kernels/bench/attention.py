@@ -1,6 +1,6 @@
 """Time of the paged attention kernel on a GPU, beside torch's SDPA and the bytes that have to move.
 
-    PYTHONPATH=.:kernels python kernels/bench/attention.py [--batch 1 16 64] [--keys 512 4096] [--rows 1 4]
+    PYTHONPATH=.:kernels python kernels/bench/attention.py [--batch 1 16 64] [--keys 512 4096] [--rows 1 4] [--tree]
 
 The physics: with few query rows a request, attention reads every key and value once and does next to no arithmetic, so
 its floor is `2 * keys * num_kv_heads * head_dim * bytes` a request over the memory's bandwidth (an H200 streams about
@@ -89,7 +89,20 @@ def num_copies(shape: Shape) -> int:
     return min(LAUNCHES, 1 + int(2 * L2_BYTES / shape.kv_bytes))
 
 
-def kernel_time(shape: Shape, split_keys: int) -> float:
+def binary_tree(shape: Shape) -> tuple[torch.Tensor, ...]:
+    """Make paths and depths of rows of which each has two children: row 0 is the parent of 1 and 2, and so on."""
+    paths = [[0]]
+    for row in range(1, shape.rows):
+        paths.append([*paths[(row - 1) // 2], row])
+    table = torch.zeros(shape.rows, shape.rows + 1, dtype=torch.int64)
+    for row, path in enumerate(paths):
+        table[row, : len(path)] = torch.tensor(path)
+    depths = torch.tensor([len(path) - 1 for path in paths])
+    return tuple(part.cuda().expand(shape.batch, *part.shape).contiguous() for part in (table, depths))
+
+
+def kernel_time(shape: Shape, split_keys: int, *tree: torch.Tensor) -> float:
+    """Time the kernel for rows of a chain, or of a `tree` given by paths and depths."""
     columns = -(-shape.keys // shape.page_size)
     pages = torch.randperm(shape.batch * columns, device="cuda").view(shape.batch, columns) + 2
     page_table = torch.cat((pages, torch.ones_like(pages[:, :1])), dim=1)
@@ -102,7 +115,7 @@ def kernel_time(shape: Shape, split_keys: int) -> float:
 
     def launch(index: int) -> None:
         tables = (caches[index % len(caches)], page_table, seq_lens, shape.page_size)
-        paged_attention(out, queries, *tables, shape.keys, split_keys, shape.head_dim**-0.5, shape.window)
+        paged_attention(out, queries, *tables, shape.keys, split_keys, shape.head_dim**-0.5, shape.window, *tree)
 
     return microseconds(launch)
 
@@ -138,11 +151,12 @@ def main() -> None:
     for name, default in (("num-heads", 32), ("num-kv-heads", 8), ("head-dim", 128), ("page-size", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--window", type=int)
+    parser.add_argument("--tree", action="store_true", help="time rows of a binary tree too, in a last column")
     parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
     options = parser.parse_args()
     torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for every shape
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of {REPEATS} replays")
-    print("batch   keys  rows  split   kernel us    sdpa us   floor us   of floor")
+    print("batch   keys  rows  split   kernel us    sdpa us   floor us   of floor" + "    tree us" * options.tree)
     figures = []
     for batch, keys, rows in itertools.product(options.batch, options.keys, options.rows):
         heads = (options.num_heads, options.num_kv_heads, options.head_dim)
@@ -151,7 +165,8 @@ def main() -> None:
         for split_keys in options.split_keys or [choose_split_keys(keys)]:
             kernel = kernel_time(shape, split_keys)
             cells = f"{kernel:11.2f}{sdpa:11.2f}{floor:11.2f}{floor / kernel:11.0%}"
-            print(f"{batch:5}{keys:7}{rows:6}{split_keys:7} {cells}")
+            tree = f"{kernel_time(shape, split_keys, *binary_tree(shape)):11.2f}" if options.tree else ""
+            print(f"{batch:5}{keys:7}{rows:6}{split_keys:7} {cells}{tree}")
             figures.append(Figure("paged attention", str(shape), shape.kv_bytes, shape.flops, kernel, sdpa))
     if options.csv is not None:
         write_figures(options.csv, figures)
