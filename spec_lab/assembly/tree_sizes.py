@@ -14,9 +14,11 @@ class TreeSizes:
         num_rows: rows a request that verify runs: the pending token, which is the root, and the drafts.
         topk: likeliest continuations that are looked at of a drafted token.
         width: rows a request of the widest draft step.
+        spine: drafts on the path of likeliest ones, as far as a tree is bound to have a place for them.
     """
 
     depth: int
     num_rows: int
     topk: int
     width: int
+    spine: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from spec_lab.assembly.deferred import Deferred
@@ -59,7 +60,8 @@ class StaticTreeConfig(TreeConfig):
 
 def dynamic_sizes(options: DynamicTreeConfig) -> TreeSizes:
     """The sizes of a dynamic tree stand in its keys."""
-    return TreeSizes(options.depth, options.num_rows, options.topk, options.topk if options.depth > 1 else 1)
+    width = options.topk if options.depth > 1 else 1
+    return TreeSizes(options.depth, options.num_rows, options.topk, width, spine=options.depth)
 
 
 def static_sizes(options: StaticTreeConfig) -> TreeSizes:
@@ -72,6 +74,7 @@ def static_sizes(options: StaticTreeConfig) -> TreeSizes:
         num_rows=len(paths) + 1,
         topk=max((path[-1] for path in paths if path), default=0) + 1,
         width=max(widths.values()),
+        spine=next(length for length in count() if [0] * (length + 1) not in paths),
     )
 
 

@@ -64,9 +64,6 @@ def gather(subject: Subject, loop: LoopRun) -> Evidence | None:
     if len(rounds) < MIN_ROUNDS:
         return None
     forced = TeacherForcedDrafts(subject, rounds)
-    in_loop = Drafted(
-        torch.tensor([loop_round.drafts for loop_round in rounds]),
-        torch.tensor([loop_round.accepted for loop_round in rounds]),
-    )
-    make_drafter = load_drafter(subject.config, subject.reference_models)
+    in_loop = forced.judged(torch.tensor([loop_round.drafts for loop_round in rounds]))
+    make_drafter = load_drafter(subject.of_spine, subject.reference_models)
     return Evidence(subject, loop.features, forced, in_loop, forced.draft(make_drafter))

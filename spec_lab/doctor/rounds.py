@@ -23,7 +23,7 @@ class LoopRound:
         text: index of the request.
         kv_len: L at its start: the drafts judged in it are for the positions L + 1 to L + K.
         accepted: drafts accepted.
-        drafts: the K drafts, where they were recorded.
+        drafts: the K drafts, where they were recorded; of a tree its spine, with -1 behind the last it had a place for.
     """
 
     text: int
@@ -59,7 +59,7 @@ class DraftRecorder:
     def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
         state = decode_round.parts.slots
         request_ids = {sequence.slot: sequence.request.request_id for sequence in self._scheduler.running}
-        kv_lens, drafts = state.kv_lens[slots].tolist(), state.input_ids[slots, 1:].tolist()
+        kv_lens, drafts = state.kv_lens[slots].tolist(), decode_round.waiting_drafts(slots)
         for slot, kv_len, tokens in zip(slots, kv_lens, drafts, strict=True):
             self.drafts[request_ids[slot], kv_len] = tuple(tokens)
         return self._graph.run(decode_round, slots, max_kv_len)
@@ -80,7 +80,7 @@ def rounds_of(
         for accepted, emitted in zip(record.accepted_per_round, record.emitted_per_round, strict=True):
             # The output's token `done` is pending at this round's start; its drafts are the next K.
             if done > 0 and done + subject.num_draft_tokens < num_same:
-                tokens = () if drafts is None else drafts[record.request_id, start + done]
+                tokens = () if drafts is None else drafts[record.request_id, start + done][: subject.num_draft_tokens]
                 found.append(LoopRound(text, start + done, accepted, tokens))
             done += emitted
     return found

@@ -16,9 +16,10 @@ from spec_lab.assembly.models import Limits, Models, engine_limits, load_models,
 from spec_lab.assembly.rules import StrictAcceptanceConfig
 from spec_lab.assembly.run_offers import may_offer_fewer, named_offers, without_offers
 from spec_lab.assembly.run_tree import tree_sizes
+from spec_lab.assembly.trees import TreeBranches
 from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig
+from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig, TreeConfig
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -53,7 +54,16 @@ class Subject:
 
     @property
     def num_draft_tokens(self) -> int:
-        return self.config.drafter.num_draft_tokens
+        return self.of_spine.drafter.num_draft_tokens
+
+    @property
+    def of_spine(self) -> RunConfig:
+        """The same run whose drafts are a chain: of a tree the likeliest drafts, which are its spine."""
+        sizes = tree_sizes(self.config)
+        if sizes is None:
+            return self.config
+        drafter = dataclasses.replace(self.config.drafter, num_draft_tokens=sizes.spine)
+        return dataclasses.replace(self.config, drafter=drafter, tree=TreeConfig())
 
     @property
     def reference_models(self) -> Models:
@@ -84,13 +94,12 @@ def load_subject(config: RunConfig) -> Subject:
     """Load target and drafter, and let the target write.
 
     Raises:
-        UserError: there is no drafter, it drafts a tree, or a checkpoint, a prompt set or a size is not what it should
-            be.
+        UserError: there is no drafter, its tree has no spine, or a checkpoint, a prompt set or a size is not what it
+            should be.
     """
     if config.drafter.num_draft_tokens == 0:
         raise UserError("drafter=none drafts nothing that could be examined; choose drafter=eagle3")
-    if tree_sizes(config) is not None:
-        raise UserError(f"tree={config.tree.name}: what is examined is a chain of drafts; use tree=none")
+    refuse_no_spine(config)
     if may_offer_fewer(config):
         raise UserError(f"{named_offers(config)}: what is examined is all K drafts; use {without_offers()}")
     num_rounds = getattr(config.graph, "rounds_per_replay", 1)
@@ -115,6 +124,19 @@ def load_subject(config: RunConfig) -> Subject:
     for record in plain:
         teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
     return subject
+
+
+def refuse_no_spine(config: RunConfig) -> None:
+    """Raise UserError for a tree without a path that a chain drafts too."""
+    options: Any = config.tree
+    sizes = tree_sizes(config)
+    if sizes is not None and sizes.spine == 0:
+        raise UserError("tree.paths without [0]: what is examined is the path of the likeliest drafts; add [0]")
+    if getattr(options, "branches", TreeBranches.exact) != TreeBranches.exact:
+        raise UserError(
+            f"tree.branches={options.branches} lets drafts see the keys of others, which would be found as a fault; "
+            "use tree.branches=exact"
+        )
 
 
 def strict_greedy(config: RunConfig) -> RunConfig:

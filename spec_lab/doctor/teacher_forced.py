@@ -86,7 +86,7 @@ class TeacherForcedDrafts:
     @torch.inference_mode()
     def draft(self, make_drafter: DrafterFactory, change: FeatureChange | None = None) -> Drafted:
         """Drafts at every round; `change` is done to the features first."""
-        proposed, accepted = [], []
+        proposed = []
         by_text: dict[int, Drafter[Any]] = {}
         for loop_round in self.rounds:
             drafter = by_text.get(loop_round.text) or self._make(make_drafter, loop_round.text)
@@ -94,13 +94,17 @@ class TeacherForcedDrafts:
             features = self.features(loop_round.text, drafter.requirements.features)
             if features is not None and change is not None:
                 features = change(features)
-            tokens = self._drafts(drafter, loop_round, features)
-            text = self._texts[loop_round.text].token_ids
-            first = loop_round.kv_len + 1
-            same = tokens == text[first : first + drafter.num_draft_tokens]
-            proposed.append(tokens)
-            accepted.append(same.long().cumprod(0).sum())
-        return Drafted(torch.stack(proposed).cpu(), torch.stack(accepted).cpu())
+            proposed.append(self._drafts(drafter, loop_round, features))
+        return self.judged(torch.stack(proposed))
+
+    def judged(self, tokens: torch.Tensor) -> Drafted:
+        """Count of [rounds, num_draft_tokens] drafts how many the target's own text agrees with."""
+        num_drafts = tokens.shape[1]
+        texts = [
+            self._texts[loop_round.text].token_ids[loop_round.kv_len + 1 :][:num_drafts] for loop_round in self.rounds
+        ]
+        same = tokens.cpu() == torch.stack(texts).cpu()
+        return Drafted(tokens.cpu(), same.long().cumprod(1).sum(1))
 
     @torch.inference_mode()
     def features(self, text: int, spec: FeatureSpec) -> torch.Tensor | None:

@@ -76,6 +76,11 @@ class DecodeRound:
         self.commit(verified, drafts)
         return verified.verification
 
+    def waiting_drafts(self, slots: list[int]) -> list[list[int]]:
+        """Tell the host the K drafts that wait in each of `slots` to be verified, for whoever examines them."""
+        drafts: list[list[int]] = self.parts.slots.input_ids[slots, 1:].tolist()
+        return drafts
+
     def load(self, slot_ids: torch.Tensor, max_kv_len: int) -> RoundBatch:
         """Read the rows of [batch] slots from the slot state."""
         return self.parts.slots.batch(slot_ids, max_kv_len)

@@ -48,6 +48,11 @@ class TreeRound(DecodeRound):
         # The parent of each row of a slot's next tree, [num_slots + 1, N]; the last slot is the scratch slot.
         self.parents = torch.zeros((num_slots, num_rows), dtype=torch.int64, device=parts.slots.kv_lens.device)
 
+    def waiting_drafts(self, slots: list[int]) -> list[list[int]]:
+        """Tell the spines: from the root on the first child of each, -1 behind the last."""
+        trees = zip(self.parents[slots].tolist(), self.parts.slots.input_ids[slots].tolist(), strict=True)
+        return [_spine(parents, tokens, self._depth) for parents, tokens in trees]
+
     def attention(self, batch: RoundBatch) -> AttentionMetadata:
         """Build the metadata of verify's rows: slots L..L+N-1, positions L + depth."""
         visible = ancestors_and_self(self._parents(batch), self._depth)
@@ -118,3 +123,12 @@ class TreeRound(DecodeRound):
         targets = cache_slots(batch.page_table, start + drafts, self._page_size).reshape(-1)
         for rows in self.parts.cache.tensors:
             rows.index_copy_(1, targets, rows.index_select(1, sources))
+
+
+def _spine(parents: list[int], tokens: list[int], depth: int) -> list[int]:
+    row: int | None = 0
+    drafts: list[int] = []
+    while row is not None and len(drafts) <= depth:
+        drafts.append(tokens[row])
+        row = next((child for child in range(row + 1, len(parents)) if parents[child] == row), None)
+    return [*drafts[1:], *[-1] * (depth + 1 - len(drafts))]

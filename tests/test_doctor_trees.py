@@ -1,0 +1,130 @@
+"""The doctor reads a tree by its spine: healthy ones have no fault, and faults of heads, caches and trees are named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.cli.compose import compose_run
+from spec_lab.config import RunConfig
+from spec_lab.doctor.examine import examine
+from spec_lab.doctor.findings import Finding, Verdict, faults
+from spec_lab.doctor.subject import Subject, load_subject, refuse_no_spine
+from spec_lab.engine.tree_round import TreeRound, _spine
+from spec_lab.errors import UserError
+from tests.test_doctor_faults import QUICK, change_tensors, copy_of, examined, skipped, with_broken_writes
+
+TREE = ("drafter=eagle3", "tree=dynamic", "tree.num_rows=8")
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Subject:
+    """The shipped pair, as the doctor loads it for a tree; other trees of its sizes may stand in its place."""
+    return load_subject(compose_run([*QUICK, *TREE])[0])
+
+
+@pytest.fixture(autouse=True)
+def few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the bounds, which are of chains, nor other readings, but for the order of the halves."""
+    monkeypatch.setattr("spec_lab.doctor.examine.check_bounds", lambda subject: [])
+    from spec_lab.doctor.aspects import aspects_of
+
+    def kept(*arguments: Any) -> list[Any]:
+        return [aspect for aspect in aspects_of(*arguments) if aspect.name == "concat order"]
+
+    monkeypatch.setattr("spec_lab.doctor.examine.aspects_of", kept)
+
+
+def faults_of(subject: Subject) -> list[Finding]:
+    return faults(examine(subject))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [TREE, ("drafter=frozen_kv", "tree=static", "tree.paths=[[0],[1],[0,0],[1,0],[1,0,0]]", "graph=full_loop")],
+)
+def test_a_healthy_tree_has_no_fault(healthy: Subject, overrides: tuple[str, ...]) -> None:
+    findings = examine(examined(healthy, *overrides))
+    assert faults(findings) == []
+    verdicts = {finding.check: finding.verdict for finding in findings}
+    assert verdicts["loop against teacher forcing"] is verdicts["concat order"] is Verdict.OK
+
+
+@pytest.mark.slow
+def test_a_head_is_misread_under_a_tree(healthy: Subject, tmp_path: Path) -> None:
+    head = copy_of("frozen_kv", tmp_path)
+
+    def swap(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        name = "pre_projection.weight"
+        return {name: torch.cat(tensors[name].chunk(2, dim=1)[::-1], dim=1)}
+
+    change_tensors(head, swap)
+    subject = examined(healthy, "drafter=frozen_kv", f"drafter.path={head}", "tree=dynamic", "tree.num_rows=8")
+    assert faults_of(subject)[0].check == "concat order"
+
+
+@pytest.mark.slow
+def test_a_catch_up_behind_a_tree_writes_nothing(healthy: Subject) -> None:
+    fault = faults_of(with_broken_writes(examined(healthy, *TREE), skipped))[0]
+    assert fault.check == "loop against teacher forcing"
+    assert fault.cause is not None and "draft 1 is another in the loop" in fault.cause
+
+
+@pytest.mark.slow
+def test_branches_that_see_the_keys_of_others(healthy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft 1 is as it should be, since no branch stands behind it."""
+    from spec_lab.drafters import branching
+
+    exactly = branching.see_ancestors
+
+    def blindly(backend: Any, state: Any, *arguments: Any) -> Any:
+        attention = exactly(backend, state, *arguments)
+        attention.tree.visible[:, :, :-1] = True
+        return attention
+
+    monkeypatch.setattr(branching, "see_ancestors", blindly)
+    fault = faults_of(examined(healthy, *TREE))[0]
+    assert fault.check == "loop against teacher forcing"
+    assert fault.cause is not None and "draft 1 is as it should be" in fault.cause
+
+
+@pytest.mark.slow
+def test_keys_of_the_path_are_left_where_they_were(healthy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TreeRound, "_compact", lambda *arguments: None)
+    assert faults_of(examined(healthy, *TREE))[0].check == "output against plain decoding"
+
+
+def test_the_spine_is_the_first_child_of_each() -> None:
+    tokens = [9, 5, 6, 7, 8, 4]
+    assert _spine([0, 0, 0, 1, 3, 1], tokens, 3) == [5, 7, 8]
+    assert _spine([0, 0, 0, 2, 3, 3], tokens, 3) == [5, -1, -1]
+    assert _spine([0, 1, 2, 3, 4, 5], tokens, 2) == [-1, -1]
+
+
+def tree_config(*overrides: str) -> RunConfig:
+    return compose_run([*QUICK, "drafter=frozen_kv", *overrides])[0]
+
+
+def test_a_tree_of_another_path_than_the_likeliest_is_refused() -> None:
+    refuse_no_spine(tree_config("tree=static", "tree.paths=[[1],[0]]"))
+    with pytest.raises(UserError, match=r"tree\.paths without \[0\].*add \[0\]$"):
+        refuse_no_spine(tree_config("tree=static", "tree.paths=[[1],[1,0]]"))
+    with pytest.raises(UserError, match=r"tree\.branches=approximate.*use tree\.branches=exact$"):
+        refuse_no_spine(tree_config("drafter=eagle3", "tree=dynamic", "tree.branches=approximate"))
+
+
+def test_the_spine_is_as_long_as_the_tree_is_bound_to_have_it() -> None:
+    for overrides, length in ((["tree=dynamic", "tree.depth=4"], 4), (["tree=static", "tree.paths=[[0],[0,1]]"], 1)):
+        subject: Any = replace(_empty(), config=tree_config(*overrides))
+        assert subject.num_draft_tokens == subject.of_spine.drafter.num_draft_tokens == length
+        assert subject.of_spine.tree.name == "none"
+
+
+def _empty() -> Subject:
+    nothing: Any = None
+    return Subject(nothing, nothing, [], nothing, nothing, [])
