@@ -18,6 +18,7 @@ from spec_lab.models.gemma4_assistant_checkpoint import assistant_tensor_shapes
 from spec_lab.models.gemma4_assistant_config import AssistantConfig
 from spec_lab.models.gemma4_checkpoint import gemma4_tensor_shapes
 from spec_lab.models.mtp_checkpoint import mtp_tensor_shapes
+from spec_lab.models.narrow import is_product
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 
@@ -25,6 +26,7 @@ from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 BYTES_PER_SECOND = 4.2e12
 FLOPS_PER_SECOND = 790e12
 ITEM_SIZE = 2  # bf16
+FP8_ITEM_SIZE = 1 + 4 / 128**2  # with a float32 scale for 128 x 128 numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,11 @@ def target_work(
     seq_len: float,
     experts_read: float = 0.0,
     replays: bool = False,
+    is_fp8: bool = False,
 ) -> Work:
     """Work of verifying `num_rows` rows of each of `batch_size` requests with `seq_len` keys; of experts `experts_read`
-    different ones, added up over the layers. `replays` is of `recurrent.rollback`."""
+    different ones, added up over the layers. `replays` is of `recurrent.rollback`, `is_fp8` of
+    `target.weight_dtype`."""
     shapes = decoder_tensor_shapes(config) if config.gemma4 is None else gemma4_tensor_shapes(config)
     elements = weights_read(shapes, left_out=expert_names(shapes))
     if config.tie_word_embeddings:
@@ -68,7 +72,9 @@ def target_work(
     nets = (plan.delta_net for plan in config.layers if plan.delta_net is not None)
     states = sum(_state_bytes(net, num_rows, replays) for net in nets)
     gathered = num_rows * config.num_layers * config.gemma4.per_layer_width * ITEM_SIZE if config.gemma4 else 0
-    return Work(work.num_bytes + batch_size * (states + gathered), work.flops)
+    narrow = sum(prod(shape) for name, shape in shapes.items() if is_product(name)) if is_fp8 else 0
+    saved = narrow * (ITEM_SIZE - FP8_ITEM_SIZE)
+    return Work(work.num_bytes + batch_size * (states + gathered) - saved, work.flops)
 
 
 def prompt_work(config: ModelConfig, num_tokens: int) -> Work:

@@ -93,7 +93,8 @@ class Cell:
         """The floor of a round in the middle of the output."""
         config = read_model_config(SHAPES / self.target)
         seq_len = self.prompt_tokens + self.max_new_tokens / 2
-        works = [floor.target_work(config, self.batch_size, self.num_draft_tokens + 1, seq_len)]
+        is_fp8 = "target.weight_dtype=fp8" in self.changes
+        works = [floor.target_work(config, self.batch_size, self.num_draft_tokens + 1, seq_len, is_fp8=is_fp8)]
         if self.num_draft_tokens:
             shapes = eagle3_tensor_shapes(random_eagle3_config(config, DRAFT_VOCAB_SIZE))
             works += floor.draft_work(config, shapes, self.num_draft_tokens, self.batch_size, seq_len)

@@ -93,6 +93,13 @@ class Weights(Choice):
     random = "random", "made on the device, for speed studies; config.json is all that is read"
 
 
+class WeightDtype(Choice):
+    """The types that the weights of the products of a target's layers can be kept in."""
+
+    auto = "auto", "dtype"
+    fp8 = "fp8", "e4m3 with a float32 scale for 128 x 128, widened as it is read"
+
+
 @dataclass
 class TargetConfig:
     """target=pocket (shipped), target=hf target.path=DIR, or the shape of a known model."""
@@ -102,6 +109,10 @@ class TargetConfig:
         None, "folder of a Hugging Face checkpoint of a family in docs/families.md; target=hf, or a shape"
     )
     weights: Weights = knob(Weights.checkpoint, "where the weights come from")
+    weight_dtype: WeightDtype = knob(
+        WeightDtype.auto,
+        "what the products of its layers keep their weights in; embedding, head and drafter stay in dtype",
+    )
     tensor_parallel: int = knob(1, "processes that the layers are split over, as torchrun starts them", least=1)
 
 

@@ -213,6 +213,27 @@ FORBIDDEN = [
     (["profile_rounds=-1"], "profile_rounds=-1", "profile_rounds=0"),
     (["target.tensor_parallel=2"], "target.tensor_parallel=2", "torchrun --nproc-per-node 2"),
     (
+        ["target=pocket_moe", "drafter=none", "target.weight_dtype=fp8"],
+        "target.weight_dtype=fp8 is for plain attention and MLPs, and the target has layers of experts",
+        "target.weight_dtype=auto",
+    ),
+    (
+        ["target=pocket_gemma", "drafter=none", "target.weight_dtype=fp8"],
+        "the target has layers of Gemma 4",
+        "target.weight_dtype=auto",
+    ),
+    (
+        ["target=pocket_hybrid", "drafter=none", "target.weight_dtype=fp8"],
+        "the target has layers that keep a state",
+        "target.weight_dtype=auto",
+    ),
+    (
+        ["target.weight_dtype=fp8", "row_invariant=false"],
+        "row_invariant=false takes the library's products",
+        "target.weight_dtype=auto",
+    ),
+    (["target.weight_dtype=fp8", "target.tensor_parallel=2"], "splits no weights in fp8", "target.tensor_parallel=1"),
+    (
         ["target=qwen3_30b_a3b", "target.weights=random", "drafter=none", "target.tensor_parallel=2"],
         "target.tensor_parallel=2 splits no layers of experts yet",
         "target.tensor_parallel=1",

@@ -32,6 +32,13 @@ def test_floors_are_those_that_were_reckoned_by_hand(rounds: ModuleType) -> None
         assert few_keys.floor_ms() == pytest.approx(expected, abs=0.01)
 
 
+def test_a_floor_of_fp8_has_half_the_bytes_of_the_layers(rounds: ModuleType) -> None:
+    """They are 6.98 G numbers, with a float32 for 16 384 of them."""
+    plain, narrow = (rounds.Cell(3, 2.5, 1, changes=changes) for changes in ((), ("target.weight_dtype=fp8",)))
+    saved = 6.979e9 * (2 - 1 - 4 / 128**2) / 4.2e12
+    assert plain.floor_ms() - narrow.floor_ms() == pytest.approx(1e3 * saved, rel=1e-3)
+
+
 def test_floors_grow_by_the_keys_that_are_read(rounds: ModuleType) -> None:
     """A token of the 8B shape is 131,072 bytes in the target and 4,096 in the head, which is read three times."""
     near, far = (rounds.Cell(3, 2.5, 2, prompt_tokens=tokens) for tokens in (1000, 2000))

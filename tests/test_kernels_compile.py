@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 
@@ -37,9 +38,16 @@ SCALARS = dict.fromkeys(
 )
 
 
-def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, form: str = "ptx", **constants: int | bool) -> str:
+def compile_kernel(
+    kernel: object,
+    dtype: str,
+    num_warps: int = 4,
+    form: str = "ptx",
+    pointers: Mapping[str, str] | None = None,
+    **constants: int | bool,
+) -> str:
     """Compile a kernel to PTX, or another `form`, for compute capability 9.0. Its arguments are aligned as the
-    launchers' tensors are, and as the size of most vocabularies is.
+    launchers' tensors are, and as the size of most vocabularies is. `pointers` are those of other types than usual.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -51,7 +59,7 @@ def compile_kernel(kernel: object, dtype: str, num_warps: int = 4, form: str = "
     signature = {}
     for name in names:
         stem = name.removesuffix("_ptr")
-        pointer = POINTERS.get(stem, f"*{dtype}")
+        pointer = {**POINTERS, **(pointers or {})}.get(stem, f"*{dtype}")
         if stem in LISTS:
             pointer = (pointer,) * LISTS[stem]
         scalar = "constexpr" if name in constants else SCALARS.get(name, "i32")
@@ -276,7 +284,26 @@ def compile_product(dtype: str, rows: int, columns: int, splits: int, **constant
         ("TURNED", "NORMED", "GATED", "IS_GELU", "HAS_BIAS", "HAS_MULTIPLIED", "HAS_RESIDUAL"), False
     )
     sizes = {"IN_FEATURES": 4096, "SPLITS": splits, "ROW_TILE": rows, "COLUMN_TILE": columns, "DEPTH": 128}
-    return compile_kernel(product._product, dtype, STAGES=3, WHOLE_TILES=True, **sizes, **(options | constants))
+    options |= {"SCALE_ROWS": 0, **constants}
+    return compile_kernel(product._product, dtype, STAGES=3, WHOLE_TILES=True, **sizes, **options)
+
+
+def compile_fp8_products() -> None:
+    """Compile products with a weight in e4m3, and what widens such a weight for the library."""
+    from spec_kernels import block_fp8, product
+
+    pairs = {"weight": "*i16", "scales": "*fp32"}
+    for gated in (False, True):
+        sizes = {"IN_FEATURES": 4096, "SPLITS": 1, "ROW_TILE": 16, "COLUMN_TILE": 64, "DEPTH": 128, "STAGES": 4}
+        options = {"TURNED": True, "WHOLE_TILES": True, "SCALE_ROWS": 128, "NORMED": True, "GATED": gated}
+        rest = dict.fromkeys(("HAS_BIAS", "HAS_MULTIPLIED", "IS_GELU"), False) | {"HAS_RESIDUAL": not gated}
+        ptx = compile_kernel(product._product, "bf16", 4, pointers=pairs, **sizes, **options, **rest)
+        assert "wgmma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
+        assert "ldmatrix" in ptx, "pairs go straight to registers"
+        assert ptx.count("0x87f087f0") == (32 if gated else 16), "an instruction for two numbers"
+    sizes = {"IN_FEATURES": 4096, "SCALE_ROWS": 128, "ROW_TILE": block_fp8.ROWS_OF_PROGRAM}
+    compile_kernel(block_fp8._dequantise, "bf16", 4, pointers=pairs, **sizes)
+    compile_kernel(block_fp8._dequantise, "fp16", 4, pointers=pairs, **sizes)
 
 
 def compile_products() -> None:
@@ -357,6 +384,7 @@ def main() -> None:
     compile_delta_net()
     compile_products()
     compile_gemma4()
+    compile_fp8_products()
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Time of the products of few rows on a GPU, beside the library's, at the shapes of Llama-3.1-8B and an EAGLE-3 head.
 
-    PYTHONPATH=.:kernels python kernels/bench/products.py [--rows 1 4 16 64]
+    PYTHONPATH=.:kernels python kernels/bench/products.py [--rows 1 4 16 64] [--fp8]
 
 The physics: a product reads its weight once, `out_features * in_features * 2` bytes in bfloat16, and next to nothing
 else. Times are of one call inside a CUDA graph of several, on weights that take turns, so that none is still in L2.
@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from attention import BANDWIDTH, REPEATS, microseconds
 
+from spec_kernels.block_fp8 import dequantise
+from spec_kernels.block_fp8_reference import packed
 from spec_kernels.product import product
 
 SHAPES = {
@@ -29,30 +31,43 @@ SHAPES = {
 }
 """Outputs, inputs, and what is fused, of each product."""
 
+OF_A_LAYER = ("qkv", "o", "gate_up", "down")
+
 BYTES_IN_TURN = 9e8
 """The weights of a case take so many together, many times what L2 holds."""
 
 
-def times(num_rows: int, out_features: int, in_features: int, fused: str) -> tuple[float, float, float]:
-    """Return microseconds of the kernel, of the kernel with all that is fused, and of F.linear."""
+def times(num_rows: int, out_features: int, in_features: int, fused: str, is_fp8: bool) -> tuple[float, float, float]:
+    """Return microseconds of the kernel, of the kernel with all that is fused, and of F.linear, for which a weight in
+    e4m3 is widened."""
     gated = "gate" in fused
     height = out_features * (2 if gated else 1)
     shape, options = (height, in_features), {"device": "cuda", "dtype": torch.bfloat16}
-    weights = [torch.randn(shape, **options) for _ in range(max(3, int(BYTES_IN_TURN / (2 * height * in_features))))]
+    num_weights = max(3, int(BYTES_IN_TURN / ((1 if is_fp8 else 2) * height * in_features)))
+    wide = torch.empty(shape, **options)
+    weights: list[torch.Tensor] = []
+    scales = torch.ones(-(-height // 128), in_features // 128, device="cuda") if is_fp8 else None
+    for _ in range(num_weights):
+        weight = torch.randn(shape, **options)
+        weights.append(packed(weight.to(torch.float8_e4m3fn)) if is_fp8 else weight)
     rows, residual = torch.randn(num_rows, in_features, **options), torch.randn(num_rows, out_features, **options)
     norm_weight = torch.ones(in_features, device="cuda") if "norm" in fused and num_rows <= 16 else None
     arrivals = torch.zeros(height // 16, dtype=torch.int32, device="cuda")
     whole, half = torch.empty(num_rows, height, **options), torch.empty_like(residual)
 
     def bare(index: int) -> None:
-        product(whole, rows, weights[index % len(weights)], arrivals, None, None, 0.0, None, False)
+        product(whole, rows, weights[index % len(weights)], arrivals, None, None, 0.0, None, False, scales=scales)
 
     def with_all(index: int) -> None:
-        added = residual if "residual" in fused else None
-        product(half, rows, weights[index % len(weights)], arrivals, None, norm_weight, 1e-5, added, gated)
+        parts = None, norm_weight, 1e-5, residual if "residual" in fused else None, gated
+        product(half, rows, weights[index % len(weights)], arrivals, *parts, scales=scales)
 
     def library(index: int) -> torch.Tensor:
-        return F.linear(rows, weights[index % len(weights)])
+        weight = weights[index % len(weights)]
+        if scales is not None:
+            dequantise(wide, weight, scales)
+            weight = wide
+        return F.linear(rows, weight)
 
     return microseconds(bare), microseconds(with_all), microseconds(library)
 
@@ -60,13 +75,16 @@ def times(num_rows: int, out_features: int, in_features: int, fused: str) -> tup
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--fp8", action="store_true", help="the products of a layer, with weights in e4m3")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of {REPEATS} replays, us")
     print(f"{'rows':>4} {'product':10s} {'bytes':>7} {'kernel':>7} {'with all':>8} {'F.linear':>8}  fused")
     for num_rows in options.rows:
         for name, (out_features, in_features, fused) in SHAPES.items():
-            num_bytes = 2 * out_features * in_features * (2 if "gate" in fused else 1)
-            kernel, with_all, library = times(num_rows, out_features, in_features, fused)
+            if options.fp8 and name not in OF_A_LAYER:
+                continue
+            num_bytes = (1 if options.fp8 else 2) * out_features * in_features * (2 if "gate" in fused else 1)
+            kernel, with_all, library = times(num_rows, out_features, in_features, fused, options.fp8)
             floor = 1e6 * num_bytes / BANDWIDTH
             print(f"{num_rows:4d} {name:10s} {floor:7.1f} {kernel:7.1f} {with_all:8.1f} {library:8.1f}  {fused}")
 

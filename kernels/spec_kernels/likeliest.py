@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.early import EARLY, wait_for_inputs
-from spec_kernels.product import ask_for_tile, load_norm, load_rows, load_weight, multiply
+from spec_kernels.product_steps import ask_for_tile, load_norm, load_rows, load_weight, multiply
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, lowest_top, nan_as_largest

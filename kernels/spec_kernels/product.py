@@ -12,82 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, ask_for, wait_for_inputs
+from spec_kernels.block_fp8 import BLOCK
+from spec_kernels.block_fp8_reference import dequantise_reference, rows_of_scale
+from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
+from spec_kernels.product_steps import add_product, ask_for_tile, load_norm, load_rows
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
-
-ASKED_BYTES = tl.constexpr(1024)
-"""Says how much of each row of a weight's tile is asked for ahead: of all programs together some ten megabytes."""
-
-
-@triton.jit
-def load_weight(
-    weight_ptr: tl.tensor,
-    columns: tl.tensor,
-    inputs: tl.tensor,
-    out_features: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    WHOLE_TILES: tl.constexpr,
-) -> tl.tensor:
-    """Load a tile of a weight [columns, inputs], which is read once: it need not stay in L2."""
-    at = weight_ptr + columns.to(tl.int64)[:, None] * IN_FEATURES + inputs[None, :]
-    if WHOLE_TILES:
-        weight = tl.load(at, eviction_policy="evict_first")
-    else:
-        inside = (columns < out_features)[:, None] & (inputs < IN_FEATURES)[None, :]
-        weight = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
-    return weight
-
-
-@triton.jit
-def load_rows(
-    rows_ptr: tl.tensor,
-    row: tl.tensor,
-    inputs: tl.tensor,
-    num_rows: tl.tensor,
-    rows_stride: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    WHOLE_TILES: tl.constexpr,
-) -> tl.tensor:
-    """Load a tile of the rows [row, inputs], zeros past the last one."""
-    at = rows_ptr + row[:, None] * rows_stride + inputs[None, :]
-    if WHOLE_TILES:
-        rows = tl.load(at, mask=(row < num_rows)[:, None], other=0.0)
-    else:
-        rows = tl.load(at, mask=(row < num_rows)[:, None] & (inputs < IN_FEATURES)[None, :], other=0.0)
-    return rows
-
-
-@triton.jit
-def load_norm(norm_ptr: tl.tensor, inputs: tl.tensor, IN_FEATURES: tl.constexpr) -> tl.tensor:
-    """Load some of a norm's weights, which multiply the rows; what the norm divides by is known when all inputs have
-    been seen. They are asked for a step before their use: the compiler does that for operands of products alone."""
-    return tl.load(norm_ptr + inputs, mask=inputs < IN_FEATURES, other=0.0)
-
-
-@triton.jit
-def multiply(rows: tl.tensor, weight: tl.tensor, sums: tl.tensor, TURNED: tl.constexpr) -> tl.tensor:
-    """Add the product of two tiles to float32 sums [rows, columns], or turned ones. float32 is exact (no TF32)."""
-    if TURNED:
-        sums = tl.dot(weight, tl.trans(rows), sums, input_precision="ieee")
-    else:
-        sums = tl.dot(rows, tl.trans(weight), sums, input_precision="ieee")
-    return sums
-
-
-@triton.jit
-def ask_for_tile(
-    weight_ptr: tl.tensor,
-    columns: tl.tensor,
-    first: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    NUM_INPUTS: tl.constexpr,
-) -> None:
-    """Ask for the first bytes that a program reads of these rows of a weight, before its other inputs are there."""
-    NUM_BYTES: tl.constexpr = min(NUM_INPUTS * 2, ASKED_BYTES)
-    if weight_ptr.dtype.element_ty.primitive_bitwidth == 16:
-        ask_for(weight_ptr + columns.to(tl.int64) * IN_FEATURES + first, NUM_BYTES)
 
 
 @triton.jit(do_not_specialize=["num_rows", "out_features"])
@@ -95,6 +26,7 @@ def _product(
     out_ptr: tl.tensor,
     rows_ptr: tl.tensor,
     weight_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     norm_ptr: tl.tensor,
     multiplied_ptr: tl.tensor,
@@ -115,6 +47,7 @@ def _product(
     STAGES: tl.constexpr,
     TURNED: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
     NORMED: tl.constexpr,
     GATED: tl.constexpr,
     IS_GELU: tl.constexpr,
@@ -135,10 +68,12 @@ def _product(
     TILE_SIZE: tl.constexpr = ROW_TILE * COLUMN_TILE
 
     if EARLY and WHOLE_TILES:
-        ask_for_tile(weight_ptr, column, split * SPLIT_DEPTH, IN_FEATURES, SPLIT_DEPTH)
+        # Two numbers of e4m3 share an entry, in whole blocks.
+        WIDTH: tl.constexpr = IN_FEATURES if SCALE_ROWS == 0 else (IN_FEATURES + BLOCK - 1) // BLOCK * (BLOCK // 2)
+        ask_for_tile(weight_ptr, column, split * (WIDTH // SPLITS), WIDTH, WIDTH // SPLITS)
         if GATED:
             up_columns = column + out_features
-            ask_for_tile(weight_ptr, up_columns, split * SPLIT_DEPTH, IN_FEATURES, SPLIT_DEPTH)
+            ask_for_tile(weight_ptr, up_columns, split * (WIDTH // SPLITS), WIDTH, WIDTH // SPLITS)
     wait_for_inputs(EARLY)
     sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
     up_sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
@@ -147,19 +82,33 @@ def _product(
     if NORMED:
         norm = load_norm(norm_ptr, split * SPLIT_DEPTH + tl.arange(0, DEPTH), IN_FEATURES)
     for start in tl.range(0, SPLIT_DEPTH, DEPTH, num_stages=STAGES):
-        inputs = split * SPLIT_DEPTH + start + tl.arange(0, DEPTH)
+        first_input = split * SPLIT_DEPTH + start
+        inputs = first_input + tl.arange(0, DEPTH)
         rows = load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
         if NORMED:
             wide = rows.to(tl.float32)
             squares += wide * wide
             rows = (wide * norm[None, :]).to(rows.dtype)
             norm = load_norm(norm_ptr, inputs + DEPTH, IN_FEATURES)
-        weight = load_weight(weight_ptr, column, inputs, out_features, IN_FEATURES, WHOLE_TILES)
-        sums = multiply(rows, weight, sums, TURNED)
+        sums = add_product(
+            *(sums, rows, weight_ptr, scales_ptr, tile * 0, column, first_input, out_features),
+            IN_FEATURES=IN_FEATURES,
+            COLUMN_TILE=COLUMN_TILE,
+            DEPTH=DEPTH,
+            SCALE_ROWS=SCALE_ROWS,
+            WHOLE_TILES=WHOLE_TILES,
+            TURNED=TURNED,
+        )
         if GATED:
-            up_ptr = weight_ptr + out_features.to(tl.int64) * IN_FEATURES
-            up = load_weight(up_ptr, column, inputs, out_features, IN_FEATURES, WHOLE_TILES)
-            up_sums = multiply(rows, up, up_sums, TURNED)
+            up_sums = add_product(
+                *(up_sums, rows, weight_ptr, scales_ptr, out_features, column, first_input, out_features),
+                IN_FEATURES=IN_FEATURES,
+                COLUMN_TILE=COLUMN_TILE,
+                DEPTH=DEPTH,
+                SCALE_ROWS=SCALE_ROWS,
+                WHOLE_TILES=WHOLE_TILES,
+                TURNED=TURNED,
+            )
     if TURNED:
         sums = tl.trans(sums)
         up_sums = tl.trans(up_sums)
@@ -223,13 +172,15 @@ def product(
     gated: bool,
     activation: str = "silu",
     multiplied: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> None:
     """Multiply up to 64 rows by a weight, normed before, with bias, activation and residual after, rounded once.
 
     Args:
         out: [rows, out_features], contiguous, written; not one of the inputs.
         rows: [rows, in_features].
-        weight: [out_features, in_features], contiguous; [2 * out_features, in_features] where gated, gates first.
+        weight: [out_features, in_features], contiguous; [2 * out_features, in_features] where gated, gates first. One
+            in e4m3 as `block_fp8_reference.packed` gives it.
         arrivals: [tiles or more] int32 zeros, which it leaves zero: of this product alone, or of one stream.
         bias: [out_features], not where gated.
         norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`.
@@ -237,25 +188,31 @@ def product(
         gated: the outcome is activation(gate) * up.
         activation: one of `gate.ACTIVATIONS`.
         multiplied: [rows, out_features], not where gated: the outcome is activation(product) * multiplied.
+        scales: of a weight in e4m3, [blocks of 128 of its rows, or its rows; blocks of 128 inputs] float32.
     """
     num_rows, in_features = rows.shape
     out_features = out.shape[1]
     assert_rows_of(out, num_rows, out_features)
     assert_rows_of(rows, num_rows, in_features)
-    assert_rows_of(weight, out_features * (2 if gated else 1), in_features)
-    assert out.is_contiguous() and weight.is_contiguous() and rows.dtype == weight.dtype
+    height = out_features * (2 if gated else 1)
+    if scales is None:
+        assert rows.dtype == weight.dtype
+        assert_rows_of(weight, height, in_features)
+    assert out.is_contiguous() and weight.is_contiguous()
     assert not (gated and (bias is not None or multiplied is not None)) and activation in ACTIVATIONS
     for entries in (multiplied, residual):
         assert entries is None or (entries.shape == out.shape and entries.stride(1) == 1)
     tile_rows = row_tile(num_rows)
-    tiles = choose_tiles(tile_rows, out_features, in_features, gated)
+    rows_of = 0 if scales is None else rows_of_scale(weight, scales, height, in_features)
+    tiles = choose_tiles(tile_rows, out_features, in_features, gated, scales is not None)
     num_tiles = triton.cdiv(out_features, tiles.columns)
     assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
     part_size = tile_rows * (tiles.columns * (2 if gated else 1) + 1)
     partial = out.new_empty(num_tiles * tiles.splits * part_size if tiles.splits > 1 else 1, dtype=torch.float32)
     with launch_on(rows):
         _product[(num_tiles, tiles.splits)](
-            *(out, rows, weight, out if bias is None else bias, out if norm_weight is None else norm_weight),
+            *(out, rows, weight, out if scales is None else scales, out if bias is None else bias),
+            *(out if norm_weight is None else norm_weight,),
             *(out if multiplied is None else multiplied, out if residual is None else residual, partial, arrivals),
             *(num_rows, out_features, rows.stride(0), 0 if multiplied is None else multiplied.stride(0)),
             *(0 if residual is None else residual.stride(0), eps),
@@ -267,6 +224,7 @@ def product(
             STAGES=tiles.stages,
             TURNED=tiles.turned,
             WHOLE_TILES=out_features % tiles.columns == 0 and in_features % (tiles.splits * tiles.depth) == 0,
+            SCALE_ROWS=rows_of,
             NORMED=norm_weight is not None,
             GATED=gated,
             IS_GELU=activation == "gelu_tanh",
@@ -290,13 +248,19 @@ def product_reference(
     gated: bool,
     activation: str = "silu",
     multiplied: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> None:
     """Do what `product` does."""
     wide = rows.float()
     scale = torch.rsqrt(wide.square().mean(1, keepdim=True) + eps)
     if norm_weight is not None:
         wide = (wide * norm_weight).to(rows.dtype).float()
-    sums = wide @ weight.float().T
+    wide_weight = torch.empty(weight.shape[0], rows.shape[1], dtype=torch.float32, device=weight.device)
+    if scales is None:
+        wide_weight.copy_(weight)
+    else:
+        dequantise_reference(wide_weight, weight, scales)
+    sums = wide @ wide_weight.T
     if norm_weight is not None:
         sums = sums * scale
     if bias is not None:

@@ -47,9 +47,9 @@ LARGE = 2**26
 """A weight of so many numbers is read faster by our products than by the library's with 17 to 64 rows as well."""
 
 
-def most_rows(out_features: int, in_features: int) -> int:
-    """Return the number of rows up to which a plain product is ours."""
-    return MAX_ROWS if out_features * in_features > LARGE else INVARIANT_ROWS
+def most_rows(out_features: int, in_features: int, is_fp8: bool = False) -> int:
+    """Return the number of rows up to which a plain product is ours: all, where the library has none."""
+    return MAX_ROWS if is_fp8 or out_features * in_features > LARGE else INVARIANT_ROWS
 
 
 def row_tile(num_rows: int) -> int:
@@ -59,11 +59,13 @@ def row_tile(num_rows: int) -> int:
 
 
 @cache
-def choose_tiles(rows: int, out_features: int, in_features: int, gated: bool) -> SkinnyTiles:
+def choose_tiles(rows: int, out_features: int, in_features: int, gated: bool, is_fp8: bool = False) -> SkinnyTiles:
     """Return the tiles of a product whose row tile is `rows`: a function of the weight's shape alone for up to 16 rows.
 
     A gated product has two weights of [out_features, in_features], and so two tiles a step.
     """
+    if is_fp8:
+        return _fp8_tiles(rows, out_features, in_features, gated)
     if rows == INVARIANT_ROWS and not gated and (out_features, in_features) in TUNED:
         return TUNED[out_features, in_features]
     depth = min(128, _power_of_two(in_features))
@@ -85,3 +87,12 @@ def num_arrivals(out_features: int) -> int:
 def _power_of_two(size: int) -> int:
     """Return the least power of two that is at least `size`, and at least 16, as a tensor core wants it."""
     return max(16, 1 << (size - 1).bit_length())
+
+
+def _fp8_tiles(rows: int, out_features: int, in_features: int, gated: bool) -> SkinnyTiles:
+    """Return the tiles of a product with a weight in e4m3, a step of which is a block of inputs."""
+    num_tiles = -(-out_features // 64)
+    splits = 1
+    while num_tiles * splits < 2 * ENOUGH_PROGRAMS and splits < 4 and in_features % (256 * splits) == 0:
+        splits *= 2
+    return SkinnyTiles(64, 128, splits, 3 if gated else 5, turned=True)

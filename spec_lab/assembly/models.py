@@ -18,7 +18,7 @@ from spec_lab.assembly.devices import has_cuda
 from spec_lab.assembly.kernels import KERNELS, Kernels
 from spec_lab.assembly.memory import room_for
 from spec_lab.assembly.run_tree import tree_sizes
-from spec_lab.config import Rollback, RunConfig, Weights
+from spec_lab.config import Rollback, RunConfig, WeightDtype, Weights
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, CacheRow, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import Request
@@ -245,7 +245,8 @@ def load_models(
     if backend.latent is not None:
         backend.latent.expect(config.batch_size)
     checkpoint = None if config.target.weights == Weights.random else folder
-    source = WeightSource(checkpoint, dtype, device, partition, config.seed)
+    is_fp8 = config.target.weight_dtype == WeightDtype.fp8
+    source = WeightSource(checkpoint, dtype, device, partition, config.seed, is_fp8)
     target = load_target(model_config, source, backend, max_positions)
     if partition is WHOLE:
         target.use(kernels.products)

@@ -21,6 +21,7 @@ from spec_lab.compatibility.names import refuse_name, refuse_output_dir
 from spec_lab.compatibility.offers import OFFER_CHECKS
 from spec_lab.compatibility.ranks import RANK_CHECKS
 from spec_lab.compatibility.trees import TREE_CHECKS
+from spec_lab.compatibility.weights import WEIGHT_CHECKS
 from spec_lab.config import Dtype, RunConfig
 from spec_lab.errors import UserError
 
@@ -179,6 +180,7 @@ CHECKS: tuple[Check, ...] = (
     *KERNEL_CHECKS,
     *TREE_CHECKS,
     *OFFER_CHECKS,
+    *WEIGHT_CHECKS,
     *RANK_CHECKS,
     sampling_range,
     truncation_needs_sampling,

@@ -14,7 +14,7 @@ from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.assembly import registry
 from spec_lab.assembly.models import engine_limits
 from spec_lab.assembly.option import LoggerOption
-from spec_lab.config import RunConfig
+from spec_lab.config import RunConfig, WeightDtype
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.errors import is_interruption
 from spec_lab.measure.audit import audit
@@ -274,7 +274,15 @@ def _keep_verify_rows(lab: Lab, records: list[RequestRecord], folder: Path, prog
 def _provenance(lab: Lab) -> Provenance:
     dtype = str(lab.models.dtype).removeprefix("torch.")
     origins = registry.of(lab.config).origins()
-    return collect_provenance(str(lab.models.device), dtype, torch.get_num_threads(), origins, lab.world.size)
+    narrow = lab.config.target.weight_dtype
+    return collect_provenance(
+        str(lab.models.device),
+        dtype,
+        torch.get_num_threads(),
+        origins,
+        lab.world.size,
+        weight_dtype=dtype if narrow == WeightDtype.auto else str(narrow),
+    )
 
 
 def _sinks(config: RunConfig) -> list[Sink]:

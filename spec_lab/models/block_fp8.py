@@ -1,16 +1,19 @@
-"""fp8 matrices with a scale for each block are dequantised when they are read; `quantization` says which."""
+"""fp8 matrices with a scale for each block: dequantised when they are read, or kept; `quantization` says which."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from spec_kernels.block_fp8_reference import BLOCK_SIZE
 from spec_lab.errors import UserError
 from spec_lab.models.json_input import read_json
+from spec_lab.models.narrow import is_product, of_each_row
 from spec_lab.models.quantization import SCALES_SUFFIX, Block, read_block, scales_shape
 
 if TYPE_CHECKING:
@@ -52,6 +55,29 @@ def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, S
                 f"{list(block)}; take weights and config.json from the same checkpoint"
             )
         result[name] = replace(stored[name], scales=BlockScales(scales, block))
+    return result
+
+
+def with_products_as_stored(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Leave the fp8 products of layers as they are in the file, and their scales beside them, as `narrow` has both.
+
+    Raises:
+        UserError: blocks of a width that no kernel here has.
+    """
+    result: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        result[name] = tensor
+        if tensor.scales is not None and is_product(name):
+            assert tensor.part is None, "a split target in e4m3 is refused"
+            block_rows, block_columns = tensor.scales.block
+            if block_columns != BLOCK_SIZE:
+                raise UserError(
+                    f"{tensor.file}: target.weight_dtype=fp8 keeps fp8 weights in blocks of {BLOCK_SIZE} inputs, "
+                    f"weight_block_size is {list(tensor.scales.block)}; use target.weight_dtype=auto"
+                )
+            form = partial(of_each_row, block_rows=block_rows, num_rows=tensor.shape[0])
+            result[name] = replace(tensor, scales=None, as_stored=True)
+            result[f"{name}{SCALES_SUFFIX}"] = replace(tensor.scales.tensor, form=form, in_float32=True)
     return result
 
 

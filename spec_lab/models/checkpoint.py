@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 from spec_lab.errors import UserError
-from spec_lab.models.block_fp8 import dequantised, with_scales
+from spec_lab.models.block_fp8 import dequantised, with_products_as_stored, with_scales
 from spec_lab.models.checkpoint_files import INDEX_FILE, StoredTensor, checkpoint_files, few, opened, tensors_of
 from spec_lab.models.expert_checkpoint import with_stacked_experts
 from spec_lab.models.partition import WHOLE, Partition
@@ -41,6 +41,7 @@ def load_tensors(
     optional: Collection[str] = (),
     partition: Partition = WHOLE,
     own: OwnTensors = without_mtp,
+    narrow: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Read the wanted tensors of a checkpoint, of each what `partition` keeps, cast to `dtype`, in the order of
     `wanted`.
@@ -52,6 +53,7 @@ def load_tensors(
         wanted: name -> shape of every tensor the model has.
         optional: names among `wanted` that the checkpoint may lack; they are then absent from the result.
         own: picks the model's tensors of all in the folder, and gives them the names of `wanted`.
+        narrow: fp8 products of layers stay so, with scales (`block_fp8.with_products_as_stored`).
 
     Raises:
         UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape or not expected.
@@ -65,7 +67,7 @@ def load_tensors(
         for name, shape in wanted.items()
         if name in stored
     }
-    tensors = read_tensors(kept, dtype, device)
+    tensors = read_tensors(with_products_as_stored(kept) if narrow else kept, dtype, device)
     if tied_head is not None:
         _check_tied_head(tied_head, stored.get("model.embed_tokens.weight"))
     return tensors
@@ -165,7 +167,8 @@ def _read_whole(
             for key, tensor in stored.items():
                 if tensor.file == file:
                     value = _read(handle, tensor)
-                    kept_dtype = torch.float32 if tensor.in_float32 else _dtype_in_memory(key, value, dtype)
+                    kept_dtype = value.dtype if tensor.as_stored else _dtype_in_memory(key, value, dtype)
+                    kept_dtype = torch.float32 if tensor.in_float32 else kept_dtype
                     made = value if tensor.form is None else tensor.form(value)
                     tensors[key] = made.to(device=device, dtype=kept_dtype, copy=True)
                     if not is_finite(tensors[key]):
@@ -188,6 +191,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
     """Tells whether no value is NaN or infinite, in one pass on the device, without a second tensor of its size."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
+    if tensor.dtype is torch.float8_e4m3fn:
+        return not bool((tensor.view(torch.uint8) & 0x7F == 0x7F).any())  # NaN, in a type without infinity
     least, most = torch.aminmax(tensor)  # NaN goes through
     return bool(torch.isfinite(least) & torch.isfinite(most))
 

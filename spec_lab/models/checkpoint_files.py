@@ -34,6 +34,7 @@ class StoredTensor:
         scales: of the blocks of an fp8 matrix; None where the numbers stand for themselves.
         form: what is made of it once it is read; `shape` is what comes of it. None is nothing.
         in_float32: what comes of it stays so, whatever the run's dtype.
+        as_stored: it keeps the file's dtype.
     """
 
     file: Path
@@ -45,6 +46,7 @@ class StoredTensor:
     scales: BlockScales | None = None
     form: Callable[[torch.Tensor], torch.Tensor] | None = None
     in_float32: bool = False
+    as_stored: bool = False
 
 
 def checkpoint_files(folder: Path) -> dict[Path, list[str]]:

@@ -26,6 +26,8 @@ from spec_lab.models.layers import (
     make_norm,
     per_head_norm,
 )
+from spec_lab.models.linear import Linear
+from spec_lab.models.narrow import SCALES
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.plan import LayerPlan
 
@@ -71,9 +73,10 @@ def build_attention(
         )
     projections = _attention_inputs(plan, tensors, prefix, "weight")
     biases = _attention_inputs(plan, tensors, prefix, "bias") if plan.qkv_bias else None
+    is_narrow = f"{prefix}q_proj.{SCALES}" in tensors
     return Attention(
-        qkv=fused_linear(projections, biases),
-        o=partition.output(tensors[f"{prefix}o_proj.weight"], tensors.get(f"{prefix}o_proj.bias")),
+        qkv=fused_linear(projections, biases, _attention_inputs(plan, tensors, prefix, SCALES) if is_narrow else None),
+        o=_output(tensors, f"{prefix}o_proj.", partition),
         num_heads=plan.num_heads,
         head_dim=plan.head_dim,
         rope_and_write=_rope_and_write(plan, eps, tensors, prefix, backend),
@@ -81,6 +84,12 @@ def build_attention(
         window=plan.window,
         gated=plan.attention_gate,
     )
+
+
+def _output(tensors: Mapping[str, torch.Tensor], prefix: str, partition: Partition) -> Linear:
+    """Make the product that ends an attention or an MLP, from the names below `prefix`."""
+    of_weight = tensors[f"{prefix}weight"], tensors.get(f"{prefix}bias"), tensors.get(f"{prefix}{SCALES}")
+    return partition.output(*of_weight)
 
 
 def _rope_and_write(
@@ -101,8 +110,8 @@ def _rope_and_write(
 def _attention_inputs(
     plan: LayerPlan, tensors: Mapping[str, torch.Tensor], prefix: str, kind: str
 ) -> list[torch.Tensor]:
-    """Return weights or biases of q, k and v, and of the gate, which shares q_proj: a head's query rows, then its
-    gate's."""
+    """Return weights, biases or scales of q, k and v, and of the gate, which shares q_proj: a head's query rows, then
+    its gate's."""
     q, k, v = (tensors[f"{prefix}{name}.{kind}"] for name in ("q_proj", "k_proj", "v_proj"))
     if not plan.attention_gate:
         return [q, k, v]
@@ -116,11 +125,10 @@ def build_mlp(
     """Build an MLP, or the experts in its place, from Hugging Face names below `prefix` (ending in `mlp.`)."""
     if plan.experts is not None:
         return build_experts(plan.experts, tensors, prefix)
-    names = ("gate_proj", "up_proj")
-    return GatedMLP(
-        gate_up=fused_linear(
-            [tensors[f"{prefix}{name}.weight"] for name in names],
-            [tensors[f"{prefix}{name}.bias"] for name in names] if plan.mlp_bias else None,
-        ),
-        down=partition.output(tensors[f"{prefix}down_proj.weight"], tensors.get(f"{prefix}down_proj.bias")),
-    )
+
+    def both(kind: str) -> list[torch.Tensor]:
+        return [tensors[f"{prefix}{name}.{kind}"] for name in ("gate_proj", "up_proj")]
+
+    is_narrow = f"{prefix}gate_proj.{SCALES}" in tensors
+    biases, scales = both("bias") if plan.mlp_bias else None, both(SCALES) if is_narrow else None
+    return GatedMLP(fused_linear(both("weight"), biases, scales), _output(tensors, f"{prefix}down_proj.", partition))

@@ -308,9 +308,13 @@ def expert_parts(part: object) -> tuple[ExpertMLP, ...]:
     return found
 
 
-def fused_linear(weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None) -> Linear:
-    """Make one product for several projections of the same rows; weights are stacked along the output."""
-    return make_linear(torch.cat(weights), torch.cat(biases) if biases else None)
+def fused_linear(
+    weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None, scales: list[torch.Tensor] | None = None
+) -> Linear:
+    """Make one product for several projections of the same rows; weights, and the scales of those in e4m3, are stacked
+    along the output."""
+    bias, of_rows = (torch.cat(parts) if parts else None for parts in (biases, scales))
+    return make_linear(torch.cat(weights), bias, of_rows)
 
 
 def make_norm(weight: torch.Tensor, eps: float, in_float32: bool) -> RowsPart:

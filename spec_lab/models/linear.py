@@ -9,16 +9,51 @@ decoding one still differ by some 1e-6.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from copy import copy
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+
+from spec_kernels.block_fp8_reference import BLOCK_SIZE, dequantise_reference, packed
 
 
 class Linear(Protocol):
     """Multiplies [rows, in_features] to [rows, out_features]."""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
+
+
+Dequantise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Writes what a packed weight and its scales stand for: `dequantise_reference`, or a kernel."""
+
+
+class StreamedLinear(Protocol):
+    """Has a weight that lies as kernels read it.
+
+    Attributes:
+        weight: [out_features, in_features]; in e4m3 as `Fp8Linear` has it.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the numbers of outputs and of inputs."""
+        ...
+
+    @property
+    def scales(self) -> torch.Tensor | None:
+        """Return what the blocks of a weight in e4m3 are multiplied by; None for others."""
+        ...
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
+
+    def widened_by(self, dequantise: Dequantise) -> Linear:
+        """Return the library's product, for which `dequantise` widens a weight in e4m3."""
+        ...
 
 
 class DenseLinear:
@@ -32,6 +67,56 @@ class DenseLinear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return F.linear(rows, self.weight, self.bias)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        out_features, in_features = self.weight.shape
+        return out_features, in_features
+
+    @property
+    def scales(self) -> None:
+        return None
+
+    def widened_by(self, dequantise: Dequantise) -> DenseLinear:
+        return self
+
+
+class Fp8Linear:
+    """Uses the library's product on an e4m3 weight that is widened for it, every time anew.
+
+    Attributes:
+        weight: [out_features, 64 * blocks of inputs] int16, as the kernels read it.
+        scales: [blocks of rows, blocks of inputs], or a row for each of the weight's where blocks are not the same.
+    """
+
+    __slots__ = ("_dequantise", "bias", "scales", "shape", "weight")
+
+    def __init__(self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Take a float8_e4m3fn weight [out_features, in_features], and scales for each of its rows."""
+        self.shape: tuple[int, int] = (values.shape[0], values.shape[1])
+        self.weight, self.scales = packed(values), by_blocks(scales)
+        self.bias = bias
+        self._dequantise: Dequantise = dequantise_reference
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        wide = rows.new_empty(self.shape)
+        self._dequantise(wide, self.weight, self.scales)
+        return F.linear(rows, wide, self.bias)
+
+    def widened_by(self, dequantise: Dequantise) -> Fp8Linear:
+        other = copy(self)
+        other._dequantise = dequantise
+        return other
+
+
+def by_blocks(scales: torch.Tensor) -> torch.Tensor:
+    """Return a row of scales for each block of 128, where all rows of a block have the same ones; else those of rows.
+
+    Blocks of several projections that are one product need not begin where its own do.
+    """
+    of_blocks = scales[::BLOCK_SIZE].contiguous()
+    same = torch.equal(of_blocks.repeat_interleave(BLOCK_SIZE, dim=0)[: len(scales)], scales)
+    return of_blocks if same else scales
 
 
 class PackedLinear:
@@ -62,6 +147,9 @@ def can_pack(weight: torch.Tensor) -> bool:
     return False
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """Make the fastest product for this weight [out_features, in_features]."""
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None) -> Linear:
+    """Make the fastest product for this weight [out_features, in_features]; one in e4m3 has `scales`, for each row
+    [out_features, blocks of inputs]."""
+    if scales is not None:
+        return Fp8Linear(weight, scales, bias)
     return PackedLinear(weight, bias) if can_pack(weight) else DenseLinear(weight, bias)

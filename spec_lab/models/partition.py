@@ -28,8 +28,11 @@ class Partition(Protocol):
         """Return the share of the tensor that a checkpoint calls `name`; None where every process has all of it."""
         ...
 
-    def output(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """Make the product that ends an attention or an MLP, from the share of its weight and the whole bias."""
+    def output(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None
+    ) -> Linear:
+        """Make the product that ends an attention or an MLP, from the share of its weight and the whole bias; `scales`
+        are as in `make_linear`."""
         ...
 
     def head(self, weight: torch.Tensor) -> Linear:
@@ -46,8 +49,10 @@ class Whole:
     def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
         return None
 
-    def output(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        return make_linear(weight, bias)
+    def output(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None
+    ) -> Linear:
+        return make_linear(weight, bias, scales)
 
     def head(self, weight: torch.Tensor) -> Linear:
         return make_linear(weight)

@@ -1,4 +1,5 @@
-"""Says which quantized checkpoints are read, without torch: fp8 with a scale for each block, as DeepSeek-V3 has it.
+"""Says which quantized checkpoints are read, and which layers can be fp8, without torch: fp8 with a scale for each
+block, as DeepSeek-V3 has it.
 
 A matrix `X.weight` of float8_e4m3fn has its scales in `X.weight_scale_inv`, which despite the name are multiplied with
 (README_WEIGHTS.md of DeepSeek-V3). Blocks at the lower and the right edge may be cut off: a matrix of 576 rows has 4.5
@@ -8,10 +9,13 @@ blocks of 128. The size of a block therefore comes from config.json, and not fro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spec_lab.errors import UserError
 from spec_lab.models.json_input import ConfigFields, shown
+
+if TYPE_CHECKING:
+    from spec_lab.models.config import ModelConfig
 
 SCALES_SUFFIX = "_scale_inv"
 REMEDY = "use the float16, bfloat16 or float32 checkpoint"
@@ -39,6 +43,17 @@ def read_block(config: Mapping[str, Any], source: str) -> Block | None:
     if len(block) != 2 or min(block) < 1:
         raise UserError(f"{source}: weight_block_size must be two positive integers, is {list(block[:4])}; {REMEDY}")
     return block[0], block[1]
+
+
+def problem_of_fp8(model: ModelConfig) -> str | None:
+    """Name the kind of layer that `target.weight_dtype=fp8` knows no products of; None where it knows all."""
+    kinds = {
+        "layers of Gemma 4": model.gemma4 is not None,
+        "layers of experts": any(plan.experts is not None for plan in model.layers),
+        "latent attention (MLA)": any(plan.latent is not None for plan in model.layers),
+        "layers that keep a state (gated delta net)": model.keeps_states,
+    }
+    return next((kind for kind, is_there in kinds.items() if is_there), None)
 
 
 def scales_shape(shape: tuple[int, ...], block: Block) -> tuple[int, ...]:

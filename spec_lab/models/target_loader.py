@@ -16,6 +16,7 @@ from spec_lab.models.decoder import Decoder, DecoderTarget
 from spec_lab.models.gemma4 import Gemma4Target
 from spec_lab.models.gemma4_checkpoint import gemma4_tensor_shapes, own_tensors
 from spec_lab.models.hybrid_checkpoint import counts_from_one, hybrid_tensors
+from spec_lab.models.narrow import with_narrow_products, with_wide_products
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.random_weights import random_tensors
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
@@ -31,6 +32,8 @@ class WeightSource:
     Attributes:
         folder: a checkpoint; None for random weights.
         partition: what of each tensor is kept.
+        is_fp8: the products of layers are in e4m3 (`narrow`). On a CPU, which has no product for it, they are in
+            `dtype`, with the values of e4m3.
     """
 
     folder: Path | None
@@ -38,15 +41,23 @@ class WeightSource:
     device: torch.device
     partition: Partition = WHOLE
     seed: int = 0
+    is_fp8: bool = False
 
     def read(
         self, shapes: Shapes, own: OwnTensors = without_mtp, in_float32: Callable[[str], bool] = lambda name: False
     ) -> Tensors:
         """Read, or draw, tensors of these names and shapes; `own` as in `load_tensors`, and `in_float32` says of drawn
         ones what `own` says of those that are read."""
+        to = self.dtype, self.device
+        tensors: Tensors
         if self.folder is None:
-            return random_tensors(shapes, self.dtype, self.device, self.seed, self.partition, in_float32)
-        return load_tensors(self.folder, shapes, self.dtype, self.device, partition=self.partition, own=own)
+            tensors = random_tensors(shapes, *to, self.seed, self.partition, in_float32)
+        else:
+            tensors = load_tensors(self.folder, shapes, *to, partition=self.partition, own=own, narrow=self.is_fp8)
+        if not self.is_fp8:
+            return tensors
+        narrow = with_narrow_products(tensors)
+        return with_wide_products(narrow, self.dtype) if self.device.type == "cpu" else narrow
 
 
 def read_plain(config: ModelConfig, source: WeightSource) -> Tensors:

@@ -101,7 +101,10 @@ class TensorParallel:
             return slice(None), self._share(shape[1])
         return None
 
-    def output(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    def output(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None
+    ) -> Linear:
+        assert scales is None, "a split target in e4m3 is refused"
         return SummedLinear(make_linear(weight), bias, self.collectives)
 
     def head(self, weight: torch.Tensor) -> Linear:

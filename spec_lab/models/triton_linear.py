@@ -8,12 +8,13 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 
+from spec_kernels.block_fp8 import dequantise
 from spec_kernels.gate import gated
 from spec_kernels.norms import rms_norm
 from spec_kernels.product import product
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS, most_rows, num_arrivals
 from spec_lab.models.layers import Activation, GatedMLP, WeightedNorm, gelu_tanh
-from spec_lab.models.linear import DenseLinear, Linear
+from spec_lab.models.linear import Linear, StreamedLinear
 
 ACTIVATIONS: dict[Activation, str] = {F.silu: "silu", gelu_tanh: "gelu_tanh"}
 
@@ -51,23 +52,24 @@ class SkinnyProduct:
         "_norm",
         "_norm_weight",
         "_out_features",
+        "_scales",
         "_weight",
     )
 
     def __init__(
         self,
-        linear: DenseLinear,
+        linear: StreamedLinear,
         norm: WeightedNorm | None = None,
         gated: bool = False,
         activation: Activation = F.silu,
     ) -> None:
-        self._weight, self._bias = linear.weight, linear.bias
+        self._weight, self._scales, self._bias = linear.weight, linear.scales, linear.bias
         self._norm = None if norm is None else TritonNorm.of(norm)
         self._norm_weight = None if norm is None else norm.kernel_weight.float()
         self._eps = 0.0 if norm is None else norm.eps
         self._gated = gated
         self._activation = ACTIVATIONS[activation]
-        self._out_features = linear.weight.shape[0] // (2 if gated else 1)
+        self._out_features = linear.shape[0] // (2 if gated else 1)
         self._arrivals = no_arrivals(self._out_features, linear.weight.device)
 
     def __call__(
@@ -78,7 +80,7 @@ class SkinnyProduct:
         norm_weight = self._norm_weight
         if self._norm is not None and rows.shape[0] > INVARIANT_ROWS:
             rows, norm_weight = self._norm(rows), None
-        parts = self._bias, norm_weight, self._eps, residual, self._gated, self._activation, multiplied
+        parts = self._bias, norm_weight, self._eps, residual, self._gated, self._activation, multiplied, self._scales
         product(out, rows, self._weight, self._arrivals, *parts)
         return out
 
@@ -88,15 +90,16 @@ def no_arrivals(out_features: int, device: torch.device) -> torch.Tensor:
 
 
 class SkinnyLinear:
-    """Is a product, of normed rows where it has a norm: of few rows by the kernel, of many by the library."""
+    """Is a product, of normed rows where it has a norm: of few rows by the kernel, of many by the library, for which a
+    weight in e4m3 is widened."""
 
     __slots__ = ("_few", "_many", "_max_rows", "_norm")
 
-    def __init__(self, linear: DenseLinear, max_rows: int = MAX_ROWS, norm: WeightedNorm | None = None) -> None:
+    def __init__(self, linear: StreamedLinear, max_rows: int = MAX_ROWS, norm: WeightedNorm | None = None) -> None:
         self._few = SkinnyProduct(linear, norm)
-        self._many = linear
+        self._many = linear.widened_by(dequantise)
         self._norm = None if norm is None else TritonNorm.of(norm)
-        self._max_rows = min(max_rows, most_rows(*linear.weight.shape))
+        self._max_rows = min(max_rows, most_rows(*linear.shape, linear.scales is not None))
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if 0 < rows.shape[0] <= self._max_rows:
@@ -109,6 +112,12 @@ class TritonGatedMLP:
     """Is a gated MLP of many rows: products of the library, and one kernel between them."""
 
     plain: GatedMLP
+
+    @classmethod
+    def of(cls, mlp: GatedMLP) -> TritonGatedMLP:
+        """Take a kernel to widen weights in e4m3."""
+        gate_up, down = (dense(linear).widened_by(dequantise) for linear in (mlp.gate_up, mlp.down))
+        return cls(GatedMLP(gate_up, down, mlp.activation))
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         gate, up = self.plain.gate_up(rows).chunk(2, dim=-1)
@@ -125,14 +134,14 @@ class SkinnyMLP:
     def __init__(self, mlp: GatedMLP, max_rows: int = MAX_ROWS) -> None:
         self._gate_up = SkinnyProduct(dense(mlp.gate_up), gated=True, activation=mlp.activation)
         self._down = SkinnyProduct(dense(mlp.down))
-        self._many = TritonGatedMLP(mlp)
+        self._many = TritonGatedMLP.of(mlp)
         self._max_rows = max_rows
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return self._down(self._gate_up(rows)) if 0 < len(rows) <= self._max_rows else self._many(rows)
 
 
-def dense(linear: Linear) -> DenseLinear:
+def dense(linear: Linear) -> StreamedLinear:
     """Return a product whose weight lies as the kernels read it; on a GPU each does."""
     assert hasattr(linear, "weight"), "a packed or split product has no kernel"
-    return cast(DenseLinear, linear)
+    return cast(StreamedLinear, linear)

@@ -8,6 +8,7 @@ there and not bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -80,7 +81,7 @@ class FinishWithMLP:
     def __init__(self, mlp: GatedMLP, max_rows: int) -> None:
         self._gate_up = SkinnyProduct(dense(mlp.gate_up), gated=True)
         self._down = SkinnyProduct(dense(mlp.down))
-        self._many = TritonGatedMLP(mlp)
+        self._many = TritonGatedMLP.of(mlp)
         self._max_rows = max_rows
 
     def __call__(self, stream: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
@@ -319,7 +320,16 @@ class TritonProducts:
         finish: Finish = FinishWithPart(body.mlp)
         if has_dense_mlp(plan):
             finish = FinishWithMLP(cast(GatedMLP, body.mlp), self._max_rows)
-        return ManyRowsBody(body.attention, cast(RMSNorm, body.mlp_norm), finish)
+        return ManyRowsBody(self._many_rows_attention(body.attention), cast(RMSNorm, body.mlp_norm), finish)
+
+    def _many_rows_attention(self, part: AttentionPart[LayerCache]) -> AttentionPart[LayerCache]:
+        """Take our products up to 64 rows where the library's would have to widen every weight for them."""
+        attention = cast(Attention, part)
+        if getattr(attention.qkv, "scales", None) is None:
+            return part
+        ours = copy(attention)
+        ours.qkv, ours.o = (SkinnyLinear(dense(linear), self._max_rows) for linear in (attention.qkv, attention.o))
+        return ours
 
     def draft_input(self, part: DraftInput) -> DraftInputs:
         return FusedDraftInput(part, cast(RMSNorm, part.embedding_norm), cast(RMSNorm, part.hidden_norm))

@@ -33,7 +33,7 @@ GIT_TIMEOUT_SECONDS = 5
 class Provenance:
     """The machine and versions that a run stood on. `device_name` is the accelerator's, or the CPU's of a run there.
 
-    Before anything is loaded (a refused run) the device, dtype and threads are unknown: None.
+    Before anything is loaded (a refused run) the device, dtypes and threads are unknown: None.
     """
 
     versions: dict[str, str | None]
@@ -45,6 +45,7 @@ class Provenance:
     num_threads: int | None
     extensions: dict[str, ExtensionOrigin] = field(default_factory=dict)
     world_size: int | None = None
+    weight_dtype: str | None = None
 
 
 def collect_provenance(
@@ -53,6 +54,7 @@ def collect_provenance(
     num_threads: int | None = None,
     extensions: Mapping[str, ExtensionOrigin] | None = None,
     world_size: int | None = None,
+    weight_dtype: str | None = None,
 ) -> Provenance:
     """Look at this process and machine; no network.
 
@@ -60,6 +62,7 @@ def collect_provenance(
         device: as torch spells it, such as `cpu` or `cuda:0`.
         extensions: modules outside this package that added options, by name.
         world_size: how many processes the run has.
+        weight_dtype: what the products of the target's layers keep their weights in.
     """
     return Provenance(
         versions=package_versions(),
@@ -71,6 +74,7 @@ def collect_provenance(
         num_threads=num_threads,
         extensions=dict(extensions or {}),
         world_size=world_size,
+        weight_dtype=weight_dtype,
     )
 
 

@@ -7,6 +7,7 @@ Version 3 did not say where each token came from. Version 4 knew no rounds that 
 `offered_per_round`, and `rows` did not count what was drafted, offered and verified; nor did it count experts.
 Version 5 launched every round alone: it had no `wasted_rounds`, and no `rounds_per_replay` among the counts of a graph.
 Nor did it say whether rows depend on each other (`row_invariant`). Version 6 counted experts, and not their bytes.
+`weight_dtype` is younger than it.
 `spec_lab/record/versions.py` reads it.
 """
 
@@ -255,6 +256,7 @@ class Origin(TypedDict):
     num_threads: int | None
     extensions: NotRequired[dict[str, ExtensionOrigin]]
     world_size: NotRequired[int | None]
+    weight_dtype: NotRequired[str | None]
 
 
 class Comparison(TypedDict):

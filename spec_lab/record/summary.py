@@ -134,6 +134,7 @@ def _origin(info: RunInfo) -> Origin:
         num_threads=provenance.num_threads,
         extensions=provenance.extensions,
         world_size=provenance.world_size,
+        weight_dtype=provenance.weight_dtype,
     )
 
 

@@ -38,6 +38,7 @@ def upgraded_summary(summary: Summary) -> Summary:
         speed.setdefault("wasted_rounds", 0)
         speed["graph"].setdefault("rounds_per_replay", 1)
     summary.setdefault("row_invariant", None)
+    summary.setdefault("weight_dtype", None)
     return summary
 
 

@@ -1,0 +1,132 @@
+"""Kernels over weights in e4m3 with block scales; `block_fp8_reference` says how they lie."""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.block_fp8_reference import BLOCK_SIZE, rows_of_scale
+from spec_kernels.utils import launch_on
+
+BLOCK = tl.constexpr(BLOCK_SIZE)
+ROWS_OF_PROGRAM = 32
+
+
+@triton.jit
+def load_scale(
+    scales_ptr: tl.tensor,
+    first: tl.tensor,
+    columns: tl.tensor,
+    block: tl.tensor,
+    out_features: tl.tensor,
+    IN_FEATURES: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    COLUMN_TILE: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
+    TURNED: tl.constexpr,
+) -> tl.tensor:
+    """Load the scales of the rows `first + columns` of a weight in a block of its inputs, as they meet the sums.
+
+    A tile inside a block has one.
+    """
+    scales_ptr += block
+    NUM_BLOCKS: tl.constexpr = (IN_FEATURES + BLOCK - 1) // BLOCK
+    if WHOLE_TILES and SCALE_ROWS % COLUMN_TILE == 0:
+        scale = tl.load(scales_ptr + (first + tl.program_id(0) * COLUMN_TILE) // SCALE_ROWS * NUM_BLOCKS)
+    else:
+        scale = tl.load(
+            scales_ptr + (first + columns) // SCALE_ROWS * NUM_BLOCKS, mask=columns < out_features, other=0.0
+        )
+        scale = scale[:, None] if TURNED else scale[None, :]
+    return scale
+
+
+@triton.jit
+def widened(weight: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
+    """Turn packed pairs of e4m3 [rows, 64] into wider numbers [rows, 128], without rounding, `multiplier` times too
+    small."""
+    if tl.bfloat16 == DTYPE:
+        low, high = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 up, down;
+            and.b32 $0, $2, 0x87f087f0;
+            shl.b32 up, $2, 4;
+            shr.u32 down, $2, 4;
+            and.b32 up, up, 0x80f080f0;
+            and.b32 down, down, 0x07000700;
+            or.b32 $1, up, down;
+            }""",
+            "=r,=r,r",
+            [weight],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        low = float16_of(weight).to(DTYPE)
+        high = float16_of(((weight << 4) & -32528) | ((weight >> 4) & 0x0700)).to(DTYPE)
+    both = tl.permute(tl.join(low, high), (0, 2, 1))
+    return tl.reshape(both, (weight.shape[0], 2 * weight.shape[1]))
+
+
+@triton.jit
+def float16_of(bits: tl.tensor) -> tl.tensor:
+    """Turn numbers in the bits of bfloat16 into float16, whose exponent is three bits narrower."""
+    bits = (bits & -32768) | ((bits & 0x07F0) << 3)
+    return bits.to(tl.int16).to(tl.float16, bitcast=True) * 256.0
+
+
+@triton.jit
+def multiplier(DTYPE: tl.constexpr) -> tl.constexpr:
+    """Return the power of two that numbers in the bits of bfloat16 lack: its exponent counts from 127, e4m3's from 7."""
+    return 2.0**120 if tl.bfloat16 == DTYPE else 1.0
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _dequantise(
+    out_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    IN_FEATURES: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+) -> None:
+    """Widens a tile of rows in one block of inputs."""
+    row = tl.program_id(0) * ROW_TILE + tl.arange(0, ROW_TILE)
+    block = tl.program_id(1)
+    pair = tl.arange(0, BLOCK // 2)
+    NUM_BLOCKS: tl.constexpr = (IN_FEATURES + BLOCK - 1) // BLOCK
+    is_row = row < num_rows
+    at = row.to(tl.int64)[:, None] * (NUM_BLOCKS * (BLOCK // 2)) + block * (BLOCK // 2) + pair[None, :]
+    pairs = tl.load(weight_ptr + at, mask=is_row[:, None], other=0, eviction_policy="evict_first")
+    wide = widened(pairs, out_ptr.dtype.element_ty).to(tl.float32) * multiplier(out_ptr.dtype.element_ty)
+    scale = tl.load(scales_ptr + row // SCALE_ROWS * NUM_BLOCKS + block, mask=is_row, other=0.0)[:, None]
+    inputs = block * BLOCK + tl.arange(0, BLOCK)
+    at = row.to(tl.int64)[:, None] * IN_FEATURES + inputs[None, :]
+    inside = is_row[:, None] & (inputs < IN_FEATURES)[None, :]
+    tl.store(out_ptr + at, (wide * scale).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@torch.library.custom_op("spec_kernels::dequantise", mutates_args=("out",))
+def dequantise(out: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> None:
+    """Multiply every block of a packed weight by its scale, rounded once.
+
+    Args:
+        out: [rows, inputs], contiguous, written.
+        weight: as `packed` gives it, contiguous.
+        scales: [blocks of 128 rows, or rows; blocks of inputs] float32, contiguous.
+    """
+    num_rows, in_features = out.shape
+    assert out.is_contiguous() and weight.is_contiguous()
+    scale_rows = rows_of_scale(weight, scales, num_rows, in_features)
+    grid = triton.cdiv(num_rows, ROWS_OF_PROGRAM), triton.cdiv(in_features, BLOCK_SIZE)
+    with launch_on(weight):
+        _dequantise[grid](
+            *(out, weight, scales, num_rows),
+            IN_FEATURES=in_features,
+            SCALE_ROWS=scale_rows,
+            ROW_TILE=ROWS_OF_PROGRAM,
+        )

@@ -1,0 +1,62 @@
+"""Weights in e4m3, an 8-bit floating point format, with a float32 scale for each block of 128 rows and 128 inputs.
+
+So DeepSeek-V3 is published, and so the engines (vLLM, SGLang) run such checkpoints. Here only weights are narrow: a
+round of few rows takes as long as its weights take to be read, and narrow activations would save nothing of that.
+
+In memory two inputs of a block share 16 bits: input i has those that bfloat16 has of it, the sign and bits 4 to 10, and
+input 64 + i the others. So one instruction takes two numbers out of a register, and five the two others, and they meet
+rows as those lie (the idea of Marlin, vLLM `marlin/dequant.h`, whose order is that of its tensor cores).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+BLOCK_SIZE = 128
+"""Rows, and inputs, of a block."""
+
+
+def num_blocks(length: int) -> int:
+    """Count blocks, a begun one included."""
+    return -(-length // BLOCK_SIZE)
+
+
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """Put an e4m3 weight [rows, inputs] as the kernels read it: [rows, 64 * blocks of inputs] int16, zeros behind."""
+    assert weight.dtype is torch.float8_e4m3fn
+    num_rows, in_features = weight.shape
+    blocks = num_blocks(in_features)
+    codes = F.pad(weight.contiguous().view(torch.uint8), (0, blocks * BLOCK_SIZE - in_features))
+    low, high = codes.view(num_rows, blocks, 2, BLOCK_SIZE // 2).to(torch.int16).unbind(2)
+    low = (low & 0x80) << 8 | (low & 0x7F) << 4
+    # What goes up by four places when it is taken out: the sign and the four last bits; what goes down: the others.
+    high = (high & 0x80) << 4 | (high & 0x0F) | (high & 0x70) << 8
+    return (low | high).view(num_rows, -1)
+
+
+def unpacked(weight: torch.Tensor, in_features: int) -> torch.Tensor:
+    """Turn a packed weight back: [rows, inputs] float8_e4m3fn."""
+    num_rows = weight.shape[0]
+    pairs = weight.view(num_rows, -1, BLOCK_SIZE // 2).to(torch.int32)
+    low = (pairs >> 8 & 0x80) | (pairs >> 4 & 0x7F)
+    high = (pairs >> 4 & 0x80) | (pairs & 0x0F) | (pairs >> 8 & 0x70)
+    codes = torch.stack((low, high), dim=2).view(num_rows, -1)[:, :in_features]
+    return codes.to(torch.uint8).view(torch.float8_e4m3fn)
+
+
+def rows_of_scale(weight: torch.Tensor, scales: torch.Tensor, num_rows: int, in_features: int) -> int:
+    """Check a packed weight and its scales; return how many of its rows have a row of scales together: 128, or 1."""
+    blocks, row_blocks = num_blocks(in_features), num_blocks(num_rows)
+    assert weight.dtype is torch.int16 and weight.shape == (num_rows, blocks * BLOCK_SIZE // 2)
+    assert scales.dtype is torch.float32 and weight.is_contiguous() and scales.is_contiguous()
+    assert scales.shape in ((row_blocks, blocks), (num_rows, blocks))
+    return BLOCK_SIZE if scales.shape[0] == row_blocks else 1
+
+
+def dequantise_reference(out: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> None:
+    """Do what `dequantise` does."""
+    num_rows, in_features = out.shape
+    of_rows = scales.repeat_interleave(rows_of_scale(weight, scales, num_rows, in_features), dim=0)[:num_rows]
+    of_numbers = of_rows.repeat_interleave(BLOCK_SIZE, dim=1)[:, :in_features]
+    out.copy_(unpacked(weight, in_features).float() * of_numbers)
