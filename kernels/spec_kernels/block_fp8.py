@@ -80,7 +80,7 @@ def float16_of(bits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def multiplier(DTYPE: tl.constexpr) -> tl.constexpr:
-    """Return the power of two that numbers in the bits of bfloat16 lack: its exponent counts from 127, e4m3's from 7."""
+    """Return what numbers in the bits of bfloat16 lack: its exponent counts from 127, that of e4m3 from 7."""
     return 2.0**120 if tl.bfloat16 == DTYPE else 1.0
 
 

@@ -15,7 +15,7 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.latent import LatentAttention, NarrowQuery
 from spec_lab.models.layers import DecoderLayer, GatedMLP, RMSNorm, RotaryRows, RowsPart
-from spec_lab.models.linear import StreamedLinear
+from spec_lab.models.linear import DenseLinear, StreamedLinear
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import Body, Layer, LayerBody
 from spec_lab.models.triton_linear import SkinnyLinear, SkinnyMLP, SkinnyProduct, TritonNorm, dense
@@ -47,7 +47,7 @@ class NarrowProducts:
     __slots__ = ("_both", "_query", "_query_width", "_row")
 
     def __init__(self, query: StreamedLinear, row: StreamedLinear, norm: RMSNorm | None) -> None:
-        both = StreamedLinear(torch.cat((query.weight, row.weight)), _cat_bias(query, row))
+        both = DenseLinear(torch.cat((query.weight, row.weight)), _cat_bias(query, row))
         self._query_width = len(query.weight)
         # Views of it: the weights are kept once.
         query.weight, row.weight = both.weight[: self._query_width], both.weight[self._query_width :]
