@@ -378,9 +378,13 @@ def test_the_hosts_reading_is_a_stage_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert min(seconds["commit"] for seconds in stages) < 0.05
 
 
-def test_a_record_is_made_when_the_next_round_has_been_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is between two rounds is what decides about the second."""
+@pytest.mark.parametrize("looks_at_lengths", [False, True])
+def test_a_record_is_made_when_the_next_round_has_been_launched(
+    looks_at_lengths: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is between two rounds is what decides about the second, and all of it where that one asks for lengths."""
     engine, _ = make_fake_engine(lambda target: ScriptedDrafter(2, target, [0]))
+    engine.graph.looks_at_lengths = looks_at_lengths
     seen: list[str] = []
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -393,7 +397,8 @@ def test_a_record_is_made_when_the_next_round_has_been_launched(monkeypatch: pyt
     monkeypatch.setattr(engine.graph, "run", noted("run", engine.graph.run))
     monkeypatch.setattr(RoundAccounts, "_record", noted("record", RoundAccounts._record))
     result = engine.generate([Request("a", "x", (5, 6, 7), 4, ignore_eos=True)])
-    assert seen == ["run", *["run", "record"] * (len(result.rounds) - 1), "record"] and len(result.rounds) == 3
+    assert seen == (["run", "record"] * 3 if looks_at_lengths else ["run", "run", "record", "run", "record", "record"])
+    assert sum(record.seconds for record in result.rounds) + result.prefills[0].seconds <= result.seconds
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The host accounts here for rounds behind their launch: tokens for the sequences, and a record a round.
 
-Tokens decide who goes on, so they come before the next launch; records are made when the device is busy again.
+Before the next launch stands only whether a request may have ended; the rest is done when the device is busy again.
 
 Rounds that were launched together (`graph.rounds_per_replay`) are gone through as if they had come one by one.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from spec_lab.core.origins import round_origins
@@ -26,16 +25,26 @@ from spec_lab.engine.scheduler import emit_round
 class Launch:
     """Holds what was launched at once until its results are read: one round, or as many as the graph mode replays.
 
-    `num_drafted`: drafts a request that a round made for the next, unless the device says it; `spans`: what its timer
-    reads the times of stages from.
+    `began_at`: from when on its time counts; `num_drafted`: drafts a request that a round made for the next, unless the
+    device says it; `spans`: what its timer reads the times of stages from.
     """
 
     sequences: list[Sequence]
-    launched_at: float
+    began_at: float
     launch_seconds: float
     num_drafted: int
     result: PendingResult
     spans: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Holds the results of what was launched, when the host had them, and the time they took."""
+
+    launched: Launch
+    result: RoundResult
+    at: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,7 @@ class RoundAccounts:
     Attributes:
         rounds: a record of each that ran for somebody.
         num_wasted_rounds: the others.
+        read_at: when the host last had results, in seconds since the call began.
     """
 
     def __init__(
@@ -85,37 +95,57 @@ class RoundAccounts:
         self._now = now
         self._eos = parts.target.eos_token_ids
         self._accepts_unseen = parts.rule.traits.imposed
-        self._settled_at = 0.0
-        self._unrecorded: list[Callable[[], None]] = []
+        self.read_at = 0.0
+        self._unaccounted: list[_Read] = []
 
-    def settle(self, settled: Launch) -> None:
-        """Account for the tokens of the rounds that were launched; one that ran for nobody is only counted, and leaves
-        its time to the others. `record` does the rest."""
-        num_launched = self._graph.rounds_per_replay
+    def read(self, launched: Launch) -> bool:
+        """Wait for the results of what was launched, and keep them until `catch_up`.
+
+        Returns:
+            Whether a request may have ended, with the tokens it asked for or at an end of sequence: no more than that
+            decides about the next launch.
+        """
         with self._parts.timer.reading():
-            results = settled.result.read().split(num_launched)
+            result = launched.result.read()
         now = self._now()
-        results = [result for result in results if any(result.num_emitted)]
+        self._unaccounted.append(_Read(launched, result, now, now - max(launched.began_at, self.read_at)))
+        self.read_at = now
+        num_rows = len(result.num_emitted) // self._graph.rounds_per_replay
+        rows = zip(result.tokens, result.num_emitted, strict=True)
+        emitted = [tokens[:count] for tokens, count in rows]
+        return any(
+            self._may_have_ended(sequence, emitted[index::num_rows])
+            for index, sequence in enumerate(launched.sequences)
+        )
+
+    def catch_up(self) -> None:
+        """Account for the tokens of all that was read, and make its records."""
+        for read in self._unaccounted:
+            self._settle(read)
+        self._unaccounted.clear()
+
+    def _may_have_ended(self, sequence: Sequence, emitted: list[list[int]]) -> bool:
+        """Tells whether `sequence` has ended, or may have with what its rounds `emitted`."""
+        request = sequence.request
+        return (
+            sequence.finish_reason is not None
+            or sequence.num_output_tokens + sum(map(len, emitted)) >= request.max_new_tokens
+            or not (request.ignore_eos or all(map(self._eos.isdisjoint, emitted)))
+        )
+
+    def _settle(self, read: _Read) -> None:
+        """Account for the rounds of a launch; one that ran for nobody is only counted, and leaves its time to the
+        others."""
+        launched, num_launched = read.launched, self._graph.rounds_per_replay
+        results = [result for result in read.result.split(num_launched) if any(result.num_emitted)]
         self.num_wasted_rounds += 0 if self._graph.skips_rounds else num_launched - len(results)
-        seconds = now - max(settled.launched_at, self._settled_at)
-        self._settled_at = now
-        emitted = [self._emit(settled, result, now) for result in results]
         if not results:
-            self._unrecorded.append(partial(self._prolong, seconds))
-        else:
-            self._unrecorded.append(partial(self._record_all, settled, results, emitted, seconds))
-        has_ended = [sequence.finish_reason is not None for sequence in settled.sequences]
+            self.rounds[-1].seconds += read.seconds  # a replay for nobody, which the round before it had brought about
+        shares = read.seconds / max(1, len(results)), launched.launch_seconds / max(1, len(results))
+        for result, stages in zip(results, self._stage_seconds(launched, len(results)), strict=True):
+            self._record(launched, result, self._emit(launched, result, read.at), _Times(*shares, stages))
+        has_ended = [sequence.finish_reason is not None for sequence in launched.sequences]
         assert len(results) == num_launched or all(has_ended), "the device ended a request that goes on"
-
-    def record(self) -> None:
-        """Make the records of the rounds settled since this was called last."""
-        for make in self._unrecorded:
-            make()
-        self._unrecorded.clear()
-
-    def _prolong(self, seconds: float) -> None:
-        """Leave the time of a replay that ran for nobody to the round before it."""
-        self.rounds[-1].seconds += seconds
 
     def _emit(self, settled: Launch, result: RoundResult, now: float) -> list[_Emitted]:
         """Account for a round's tokens; those for a sequence that an earlier round finished are surplus, and nothing is
@@ -136,15 +166,6 @@ class RoundAccounts:
             emit_round(sequence, tokens, origins, self._eos, now, num_offered, num_imposed)
             emitted.append(_Emitted(index, num_offered, sequence.emitted_per_round[-1], sequence.truncated))
         return emitted
-
-    def _record_all(
-        self, settled: Launch, results: list[RoundResult], emitted: list[list[_Emitted]], seconds: float
-    ) -> None:
-        """Keep what the rounds of a launch came to, with an equal share of its time each."""
-        count = len(results)
-        stages = self._stage_seconds(settled, count)
-        for result, kept, stage_seconds in zip(results, emitted, stages, strict=True):
-            self._record(settled, result, kept, _Times(seconds / count, settled.launch_seconds / count, stage_seconds))
 
     def _record(self, settled: Launch, result: RoundResult, emitted: list[_Emitted], times: _Times) -> None:
         """Keep what a round came to for those it did not run for in vain."""

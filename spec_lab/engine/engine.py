@@ -106,10 +106,11 @@ class _GenerationRun:
         """Admit, run one chunk of each unfinished prompt (as many together as fit a forward), then one round of
         everything that is ready.
 
-        Between the end of a round and the next launch stands what decides about that launch: tokens, and who has ended.
-        Records are made while the device works on the next round. With overlap the host reads the round before only
-        after the next one is launched; but it reads what is in flight before a prompt pass, which waits for the device
-        anyway, so that no round's time holds a prompt's, and before a launch without those that the device has ended.
+        Between the end of a round and the next launch stands what decides about that launch: whether a request may have
+        ended. Tokens and records are accounted for while the device works on the next round. With overlap the host
+        reads the round before only after the next one is launched; but it reads what is in flight before a prompt pass,
+        which waits for the device anyway, so that no round's time holds a prompt's, and before a launch without those
+        that the device has ended.
         """
         scheduler = self._engine.scheduler
         for sequence in scheduler.admit(self._now()):
@@ -122,15 +123,15 @@ class _GenerationRun:
         for pack in self._engine.prompt_pass.packs(prefilling):
             self._prefill(pack)
         ready = [s for s in scheduler.running if not s.is_prefilling and s.finish_reason is None]
-        launched = self._launch(ready) if ready else None
-        self._accounts.record()
+        launched = self._launch(ready, follows=not prefilling) if ready else None
+        self._accounts.catch_up()
         if self._engine.overlap:
             launched, self._in_flight = self._in_flight, launched
         if launched is not None:
             self._settle(launched)
 
     def result(self, requests: list[Request]) -> GenerationResult:
-        self._accounts.record()
+        self._accounts.catch_up()
         counts = self._engine.graph.counts
         return GenerationResult(
             requests=[self._requests[request.request_id] for request in requests],
@@ -182,22 +183,25 @@ class _GenerationRun:
         emit_first(sequence, self._eos, self._now())
         self._retire_if_finished(sequence)
 
-    def _launch(self, ready: list[Sequence]) -> Launch:
+    def _launch(self, ready: list[Sequence], follows: bool) -> Launch:
+        """Launch a round; where it `follows` another, all of the host's time since that one's reading is its own."""
         engine, parts = self._engine, self._engine.parts
         decode_round = engine.round.of_batch(len(ready))
         engine.graph.prepare(decode_round, len(ready))
         launched_at = self._now()
+        began_at = self._accounts.read_at if follows else launched_at
         with parts.timer.round(engine.graph.rounds_per_replay):
             verification = engine.graph.run(decode_round, [s.slot for s in ready], max(s.kv_len for s in ready))
             with parts.timer.span("readback"):
                 result = read_later(verification)
         launch_seconds = self._now() - launched_at
-        return Launch(ready, launched_at, launch_seconds, decode_round.num_drafted, result, parts.timer.spans)
+        return Launch(ready, began_at, launch_seconds, decode_round.num_drafted, result, parts.timer.spans)
 
     def _settle(self, settled: Launch) -> None:
-        self._accounts.settle(settled)
-        for sequence in settled.sequences:
-            self._retire_if_finished(sequence)
+        if self._accounts.read(settled) or self._engine.graph.looks_at_lengths:
+            self._accounts.catch_up()
+            for sequence in settled.sequences:
+                self._retire_if_finished(sequence)
 
     def _ended_on_device(self, launched: Launch) -> bool:
         """Tells whether a request of `launched` has ended before it, which the device knew."""

@@ -34,10 +34,11 @@ def end_to_end_tokens_per_second(result: GenerationResult) -> float | None:
 
 
 def round_ms(rounds: Sequence[RoundRecord]) -> float | None:
-    """Mean time of a round in milliseconds, from its launch until the host has read its tokens. Median over repeats.
+    """Mean time of a round in milliseconds, until the host has read its tokens. Median over repeats.
 
-    With graph.overlap from the reading of the round before, if that came later: the times add up to the wall time of
-    decoding. With graph.rounds_per_replay the rounds of a replay share its time equally, that of wasted ones with it.
+    It begins where the host had read the round before, and behind a prompt pass with the launch: the times add up to
+    the wall time of decoding. With graph.rounds_per_replay the rounds of a replay share its time equally, that of
+    wasted ones with it.
     """
     return mean([1e3 * record.seconds for record in rounds])
 

@@ -54,6 +54,7 @@ class CapturedMode(ABC):
 
     rounds_per_replay = 1
     skips_rounds = False
+    looks_at_lengths = False
 
     def __init__(self, name: str, recorder: GraphRecorder, num_slots: int, max_kv_len: int) -> None:
         """`max_kv_len`: the longest committed length there can be; a replay cannot be given a nearer bound."""

@@ -13,6 +13,7 @@ class EagerGraph:
     recorder = None
     rounds_per_replay = 1
     skips_rounds = False
+    looks_at_lengths = True
 
     def __init__(self) -> None:
         self.counts = GraphCounts(mode="eager")

@@ -16,11 +16,13 @@ class GraphMode(Protocol):
     Attributes:
         rounds_per_replay: rounds that one `run` is, R.
         skips_rounds: a round behind the end of all requests does not run.
+        looks_at_lengths: `run` makes use of `max_kv_len`, which must so be that of all rounds before.
     """
 
     counts: GraphCounts
     rounds_per_replay: int
     skips_rounds: bool
+    looks_at_lengths: bool
 
     @property
     def recorder(self) -> GraphRecorder | None:
