@@ -14,6 +14,8 @@ import pytest
 from spec_lab.__main__ import main
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import conf_folder
+from spec_lab.cli.points import with_points
+from spec_lab.errors import UserError
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.report.__main__ import main as report
 from spec_lab.report.knob_plot import plotted_numbers
@@ -130,6 +132,32 @@ def test_full_size_has_its_jobs_and_nothing_of_it_is_refused(
     some, num_jobs = NUM_JOBS_FULL[experiment]
     assert main([f"experiment={experiment}", "size=full", *some, "--dry-run"]) == 0
     assert capsys.readouterr().out.count("nothing is refused before the weights are read") == num_jobs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("points", "found"),
+    [("static,chain7", {("static", 3), ("none", 7)}), ("depth5_rows16", {("dynamic", 5)})],
+)
+def test_points_of_a_grid_run_by_their_names(ran: list[Any], points: str, found: set[tuple[str, int]]) -> None:
+    assert main(["experiment=trees", f"points={points}", "batch_size=1"]) == 0
+    assert {(config.tree.name, config.drafter.num_draft_tokens) for config in ran} == found
+    assert len(ran) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "remedy"),
+    [
+        (["experiment=trees", "points=chain33"], "no point chain33; did you mean chain3?"),
+        (["experiment=pruning", "points=chain3"], "add experiment=adaptive_k|relaxed_thinking|sampling|trees"),
+        (["points=chain3"], "add experiment=adaptive_k|"),
+        (["experiment=trees", "points=static", "points=chain3"], "points=a,b"),
+    ],
+)
+def test_points_that_are_not_there_are_refused(overrides: list[str], remedy: str) -> None:
+    with pytest.raises(UserError, match=r"^points=[^\n]+$") as refused:
+        with_points(overrides)
+    assert remedy in str(refused.value)
 
 
 def _runs(*changes: dict[str, Any], experiment: str = "batch_scaling") -> list[Run]:

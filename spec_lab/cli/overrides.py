@@ -21,6 +21,7 @@ from spec_lab.assembly.registry import KNOBS
 from spec_lab.cli.flags import DRY_RUN_FLAG, FLAGS_THAT_ADD_OPTIONS, split_flags
 from spec_lab.cli.nearest import hint, nearest
 from spec_lab.cli.options import Key, Menu, conf_folder, run_menu
+from spec_lab.cli.points import with_points
 from spec_lab.errors import UserError
 
 LIST_OF_LISTS = "list[list["
@@ -40,9 +41,14 @@ def check_arguments(arguments: Sequence[str], menu: Menu | None = None) -> list[
     flags, overrides = split_flags(arguments)
     if DRY_RUN_FLAG in flags and "dry_run" not in menu.keys:
         raise UserError(f"{DRY_RUN_FLAG}: there is none here; --cfg job prints what would be done")
-    check_overrides(overrides, any(flag in FLAGS_THAT_ADD_OPTIONS for flag in flags), menu)
+    of_hydra = with_points(overrides) if "experiment" in menu.groups else overrides
+    check_overrides([text for text in of_hydra if text in overrides], _may_add_options(flags), menu)
     dry_run = ["dry_run=true"] if DRY_RUN_FLAG in flags else []
-    return [*(flag for flag in flags if flag != DRY_RUN_FLAG), *overrides, *dry_run]
+    return [*(flag for flag in flags if flag != DRY_RUN_FLAG), *of_hydra, *dry_run]
+
+
+def _may_add_options(flags: Iterable[str]) -> bool:
+    return any(flag in FLAGS_THAT_ADD_OPTIONS for flag in flags)
 
 
 def check_overrides(overrides: Iterable[str], may_add_options: bool = False, menu: Menu | None = None) -> None:

@@ -1,0 +1,51 @@
+"""`points=a,b` runs some points of an experiment whose grid has points: files of their own, for knobs that go together.
+
+Hydra's name of such a choice, `experiment/trees/point@_global_`, says where files lie and in which package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spec_lab.cli.nearest import hint, nearest
+from spec_lab.cli.options import conf_folder
+from spec_lab.errors import UserError
+
+KEY = "points"
+
+
+def with_points(overrides: Sequence[str]) -> list[str]:
+    """Return overrides as Hydra takes them, of which `points=` stands for a choice of the experiment's.
+
+    Raises:
+        UserError: there is no such point, or no experiment that has points.
+    """
+    typed = [text for text in overrides if text.startswith(f"{KEY}=")]
+    if not typed:
+        return list(overrides)
+    if len(typed) > 1:
+        raise UserError(f"{' '.join(typed)}: {KEY} is given twice; name all points in one list, as in {KEY}=a,b")
+    (text,) = typed
+    experiment = next((other.partition("=")[2] for other in overrides if other.startswith("experiment=")), "")
+    points = points_of(experiment)
+    if not points:
+        having = "|".join(name for name in _experiments() if points_of(name))
+        raise UserError(f"{text}: only experiments whose grid has points read it; add experiment={having}")
+    chosen = [point.strip() for point in text.partition("=")[2].split(",")]
+    for point in chosen:
+        if point not in points:
+            near = hint(nearest(point, points)) or f"; it takes some of {', '.join(points)}"
+            raise UserError(f"{text}: experiment={experiment} has no point {point}{near}")
+    others = [other for other in overrides if other != text]
+    return [*others, f"experiment/{experiment}/point@_global_={','.join(dict.fromkeys(chosen))}"]
+
+
+def points_of(experiment: str) -> list[str]:
+    """List the points of an experiment, in alphabetical order; empty where it has none, or there is no such study."""
+    if experiment not in _experiments():
+        return []
+    return sorted(file.stem for file in (conf_folder() / "experiment" / experiment / "point").glob("*.yaml"))
+
+
+def _experiments() -> list[str]:
+    return sorted(file.stem for file in (conf_folder() / "experiment").glob("*.yaml"))
