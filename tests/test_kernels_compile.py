@@ -307,7 +307,7 @@ def compile_fp8_products() -> None:
 
 
 def compile_products() -> None:
-    from spec_kernels import draft_input, gate, likeliest, norms
+    from spec_kernels import draft_input, gate, gated_share, likeliest, norms
 
     gated = compile_product("bf16", 16, 32, 1, NORMED=True, GATED=True)
     assert "mma.sync" in gated and "cp.async.cg" in gated
@@ -322,6 +322,7 @@ def compile_products() -> None:
     compile_kernel(draft_input._draft_input, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms._rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms._add_rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
+    compile_kernel(gated_share._add_gated_share, "bf16", 8, SIZE=2048, SIZE_TILE=2048)
     for is_gelu in (False, True):
         compile_kernel(gate._gate, "bf16", TILE=1024, IS_GELU=is_gelu)
 

@@ -7,6 +7,7 @@ import torch
 
 from spec_kernels.draft_input import draft_input, draft_input_reference
 from spec_kernels.gate import ACTIVATIONS, gated, gated_reference
+from spec_kernels.gated_share import add_gated_share, add_gated_share_reference
 from spec_kernels.likeliest import likeliest, likeliest_reference
 from spec_kernels.norms import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from spec_kernels.product_tiles import SkinnyTiles
@@ -50,6 +51,17 @@ def test_a_gate_equals_its_reference(dtype: torch.dtype, num_rows: int, size: in
     got, expected = (torch.full((num_rows, size), float("nan"), dtype=dtype, device=DEVICE) for _ in range(2))
     gated(got, gate, up, activation)
     gated_reference(expected, gate, up, activation)
+    assert_near(got, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gated_share_equals_its_reference(dtype: torch.dtype) -> None:
+    """Stream and rows are views of wider rows, of different widths."""
+    stream, rows = randn(3, 44, dtype=dtype)[:, :40], randn(3, 48, seed=1, dtype=dtype)[:, :40]
+    gate, added = 0.2 * randn(1, 40, seed=2, dtype=dtype), randn(3, 40, seed=3, dtype=dtype)
+    got, expected = (torch.full((3, 40), float("nan"), dtype=dtype, device=DEVICE) for _ in range(2))
+    add_gated_share(got, stream, rows, gate, added)
+    add_gated_share_reference(expected, stream, rows, gate, added)
     assert_near(got, expected)
 
 

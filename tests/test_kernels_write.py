@@ -112,6 +112,8 @@ def test_heads_of_gemma_and_of_qwen_are_those_of_the_reference(
     ]
     (queries, kv), (expected_queries, expected_kv) = outcomes
     assert_near(queries, expected_queries)
+    if dtype != torch.float32:
+        assert (queries != expected_queries).float().mean() < 0.05, "rounded once, behind the weight"
     assert torch.equal(kv.isnan(), expected_kv.isnan())
     assert_near(kv.nan_to_num(9.0), expected_kv.nan_to_num(9.0))
     if num_kv_heads and not norms_values:

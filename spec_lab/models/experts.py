@@ -8,6 +8,7 @@ the weights of chosen experts are read. `benchmarks/expert_products.py` compares
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -85,17 +86,15 @@ class ExpertMLP:
         return (self,)
 
 
+@dataclass(frozen=True, slots=True)
 class GatedSharedExpert:
     """Computes sigmoid(gate(x)) * mlp(x): Qwen's shared expert, which each row takes part of."""
 
-    __slots__ = ("_gate", "_mlp")
-
-    def __init__(self, mlp: Linear, gate: Linear) -> None:
-        self._mlp = mlp
-        self._gate = gate
+    mlp: GatedMLP
+    gate: Linear
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(self._gate(rows)) * self._mlp(rows)
+        return torch.sigmoid(self.gate(rows)) * self.mlp(rows)
 
 
 class SortedExperts:

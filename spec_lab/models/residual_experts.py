@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS
+from spec_kernels.gated_share import add_gated_share
 from spec_kernels.routing import can_choose
 from spec_lab.models.expert_sizes import ExpertSizes
-from spec_lab.models.experts import ExpertMLP
+from spec_lab.models.experts import ExpertMLP, GatedSharedExpert
 from spec_lab.models.layers import GatedMLP, RowsPart, WeightedNorm
 from spec_lab.models.linear import DenseLinear
 from spec_lab.models.triton_experts import SharedWeights, TritonExperts, TritonRouter, triton_router
+from spec_lab.models.triton_linear import SkinnyMLP, dense
 
 
 class ResidualExperts:
@@ -23,7 +25,7 @@ class ResidualExperts:
     More than 16 rows go through the norm and the `ExpertMLP` as it is by then: the run's kernels replace its parts.
     """
 
-    __slots__ = ("_experts", "_many_norm", "_mlp", "_norm", "_router", "_shared")
+    __slots__ = ("_experts", "_many_norm", "_mlp", "_norm", "_router", "_share", "_shared")
 
     def __init__(self, mlp: ExpertMLP, norm: WeightedNorm, many_norm: RowsPart) -> None:
         """Take experts whose choice has a kernel (`fits_few_rows`), and the norm before them, for many rows too."""
@@ -32,6 +34,7 @@ class ResidualExperts:
         self._router = cast(TritonRouter, mlp.router.made_by(triton_router))
         self._experts = cast(TritonExperts, mlp.experts.made_by(TritonExperts))
         self._shared = shared_weights(mlp)
+        self._share = SharedPart(cast(GatedSharedExpert, mlp.shared)) if mlp.sizes.shared_gate else None
 
     def __call__(self, stream: torch.Tensor) -> torch.Tensor:
         mlp = self._mlp
@@ -39,9 +42,26 @@ class ResidualExperts:
             return stream + mlp(self._many_norm(stream))
         routing, rows = self._router.of_few(stream, self._norm.kernel_weight, self._norm.eps)
         mlp.observe(routing)
-        if mlp.shared is not None and self._shared is None:
+        if self._share is not None:
+            stream = self._share(stream, rows)
+        elif mlp.shared is not None and self._shared is None:
             stream = stream + mlp.shared(rows)
         return self._experts.added_to(stream, rows, routing, self._shared)
+
+
+class SharedPart:
+    """Adds a gated shared expert of few rows to the stream, in three launches."""
+
+    __slots__ = ("_gate", "_mlp")
+
+    def __init__(self, plain: GatedSharedExpert) -> None:
+        self._gate = dense(plain.gate).weight
+        self._mlp = SkinnyMLP(plain.mlp)
+
+    def __call__(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(stream)
+        add_gated_share(out, stream, rows, self._gate, self._mlp(rows))
+        return out
 
 
 def fits_few_rows(sizes: ExpertSizes) -> bool:

@@ -1,0 +1,74 @@
+"""This module adds Qwen's shared expert to the stream: of each row the part that a gate lets through."""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.early import EARLY, wait_for_inputs
+from spec_kernels.utils import assert_rows_of, launch_on
+
+
+@triton.jit
+def _add_gated_share(
+    out_ptr: tl.tensor,
+    stream_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    gate_ptr: tl.tensor,
+    added_ptr: tl.tensor,
+    stream_stride: tl.tensor,
+    rows_stride: tl.tensor,
+    SIZE: tl.constexpr,
+    SIZE_TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+) -> None:
+    wait_for_inputs(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    channels = tl.arange(0, SIZE_TILE)
+    is_channel = channels < SIZE
+    rows = tl.load(rows_ptr + row * rows_stride + channels, mask=is_channel, other=0.0)
+    gate = tl.load(gate_ptr + channels, mask=is_channel, other=0.0)
+    added = tl.load(added_ptr + row * SIZE + channels, mask=is_channel, other=0.0)
+    stream = tl.load(stream_ptr + row * stream_stride + channels, mask=is_channel, other=0.0)
+    logit = tl.sum(rows.to(tl.float32) * gate.to(tl.float32), 0).to(rows.dtype).to(tl.float32)
+    share = tl.sigmoid(logit).to(rows.dtype).to(tl.float32)
+    part = (added.to(tl.float32) * share).to(rows.dtype).to(tl.float32)
+    out = (stream.to(tl.float32) + part).to(rows.dtype)
+    tl.store(out_ptr + row * SIZE + channels, out, mask=is_channel)
+
+
+@torch.library.custom_op("spec_kernels::add_gated_share", mutates_args=("out",))
+def add_gated_share(
+    out: torch.Tensor, stream: torch.Tensor, rows: torch.Tensor, gate: torch.Tensor, added: torch.Tensor
+) -> None:
+    """Compute stream + sigmoid(rows . gate) * added, rounded after each step.
+
+    Args:
+        out: [rows, size], contiguous, written.
+        stream: [rows, size]; `rows` likewise.
+        gate: [1, size].
+        added: [rows, size], contiguous.
+    """
+    num_rows, size = out.shape
+    for tensor in (out, stream, rows, added):
+        assert_rows_of(tensor, num_rows, size)
+    assert_rows_of(gate, 1, size)
+    assert out.is_contiguous() and added.is_contiguous()
+    with launch_on(out):
+        _add_gated_share[(num_rows,)](
+            *(out, stream, rows, gate, added, stream.stride(0), rows.stride(0)),
+            SIZE=size,
+            SIZE_TILE=triton.next_power_of_2(size),
+            **EARLY,
+            num_warps=8 if size > 1024 else 4,
+        )
+
+
+def add_gated_share_reference(
+    out: torch.Tensor, stream: torch.Tensor, rows: torch.Tensor, gate: torch.Tensor, added: torch.Tensor
+) -> None:
+    """Do what `add_gated_share` does."""
+    share = torch.sigmoid((rows.float() @ gate.float().T).to(rows.dtype))
+    out.copy_(stream + share * added)
