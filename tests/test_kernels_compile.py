@@ -202,12 +202,12 @@ def compile_experts() -> None:
                 else:
                     assert "mma." not in ptx, "no TF32"
     compile_kernel(experts._sort_pairs, "i32", PAIR_TILE=1024, NO_EXPERT=1 << 30)
-    compile_kernel(experts._add_terms, "bf16", NUM_CHOSEN=8, HIDDEN=2048, CHANNEL_TILE=512)
+    compile_kernel(experts._add_terms, "bf16", NUM_CHOSEN=8, HIDDEN=2048, CHANNEL_TILE=512, HAS_RESIDUAL=True)
     choice = {"NUM_EXPERTS": 256, "EXPERT_TILE": 256, "NUM_CHOSEN": 8, "IS_RENORMALIZED": True}
     for is_sigmoid, groups in ((True, 8), (False, 1)):
         kind = {"IS_SIGMOID": is_sigmoid, "HAS_BIAS": is_sigmoid, "NUM_GROUPS": groups, "NUM_CHOSEN_GROUPS": 4}
         compile_kernel(routing._choose, "fp32", 2, **choice, **kind)
-        rows = {"HIDDEN": 2048, "HIDDEN_TILE": 2048, "NORMED": True}
+        rows = {"HIDDEN": 2048, "HIDDEN_TILE": 2048, "NORMED": True, "AT_ONCE": 4}
         assert "ld.global.v4" in compile_kernel(routing._route, "bf16", 1, **rows, **choice, **kind)
 
 

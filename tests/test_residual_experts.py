@@ -11,7 +11,7 @@ from spec_lab.engine.experts_read import ExpertsRead, ReadingStage
 from spec_lab.models.expert_sizes import ExpertSizes, RouterScores, expert_tensor_shapes
 from spec_lab.models.experts import build_experts
 from spec_lab.models.layers import RMSNorm
-from spec_lab.models.residual_experts import ResidualExperts
+from spec_lab.models.residual_experts import FinishWithExperts, ResidualExperts
 from spec_lab.models.triton_experts import TritonExperts, triton_router
 from spec_lab.models.triton_linear import TritonNorm
 from tests.kernel_lab import DEVICE, randn
@@ -39,12 +39,13 @@ def test_it_gives_what_its_parts_give(sizes: ExpertSizes, num_rows: int) -> None
     norm = RMSNorm(1 + randn(HIDDEN, seed=20, dtype=DTYPE), 1e-5)
     stream = 3 * randn(num_rows, HIDDEN, seed=21, dtype=DTYPE)
     part = ResidualExperts(mlp, norm, TritonNorm.of(norm))
-    reads = []
-    for run in (part, lambda rows: rows + mlp(norm(rows))):
+    many, reads = FinishWithExperts(mlp), []
+    for run in (part, lambda rows: many(rows, norm(rows)), lambda rows: rows + mlp(norm(rows))):
         counts = ExpertsRead(DEVICE, 1)
         counts.watch([mlp])
         counts.begin_round(torch.ones(1, dtype=torch.bool, device=DEVICE))
         with counts.stage(ReadingStage.VERIFY):
             reads.append((run(stream), counts))
-    assert_alike(reads[0][0], reads[1][0])
-    assert reads[0][1].read() == reads[1][1].read() != ExpertsRead(DEVICE, 1).read()
+    for out, counts in reads[:2]:
+        assert_alike(out, reads[2][0])
+        assert counts.read() == reads[2][1].read() != ExpertsRead(DEVICE, 1).read()

@@ -157,17 +157,23 @@ def _down(
 def _add_terms(
     out_ptr: tl.tensor,
     terms_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    residual_stride: tl.tensor,
     NUM_CHOSEN: tl.constexpr,
     HIDDEN: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
 ) -> None:
-    """Adds up a row's terms, in the order in which its experts were chosen."""
+    """Adds up a row's terms, in the order in which its experts were chosen, and the residual."""
     row = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * CHANNEL_TILE + tl.arange(0, CHANNEL_TILE)
     is_channel = channels < HIDDEN
     acc = tl.zeros((CHANNEL_TILE,), tl.float32)
     for choice in tl.static_range(NUM_CHOSEN):
         acc += tl.load(terms_ptr + (row * NUM_CHOSEN + choice) * HIDDEN + channels, mask=is_channel, other=0.0)
+    if HAS_RESIDUAL:
+        residual_ptrs = residual_ptr + row * residual_stride + channels
+        acc += tl.load(residual_ptrs, mask=is_channel, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * HIDDEN + channels, acc.to(out_ptr.dtype.element_ty), mask=is_channel)
 
 
@@ -180,8 +186,9 @@ def routed_experts(
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
     activation: str,
+    residual: torch.Tensor | None = None,
 ) -> None:
-    """The weighted sum of each row's experts.
+    """The weighted sum of each row's experts, and the residual where there is one.
 
     Args:
         out: [rows, hidden_size], contiguous, written.
@@ -191,6 +198,7 @@ def routed_experts(
         expert_ids: [rows, chosen] int64, contiguous, from 0 to experts - 1.
         weights: [rows, chosen] float32, contiguous: what the experts' outputs are multiplied by.
         activation: of the gates, one of `gate.ACTIVATIONS`.
+        residual: [rows, hidden_size] of any row stride.
     """
     num_rows, hidden_size = rows.shape
     num_experts, _, inner_size = down.shape
@@ -234,7 +242,11 @@ def routed_experts(
             num_stages=tiles.down.num_stages,
         )
         _add_terms[(num_rows, triton.cdiv(hidden_size, _CHANNELS_AT_ONCE))](
-            out, terms, NUM_CHOSEN=num_chosen, HIDDEN=hidden_size, CHANNEL_TILE=_CHANNELS_AT_ONCE
+            *(out, terms, out if residual is None else residual, 0 if residual is None else residual.stride(0)),
+            NUM_CHOSEN=num_chosen,
+            HIDDEN=hidden_size,
+            CHANNEL_TILE=_CHANNELS_AT_ONCE,
+            HAS_RESIDUAL=residual is not None,
         )
 
 

@@ -1,5 +1,5 @@
-"""The router of experts for a few rows: the norm before it, its logits, and the choice with its weights, in one launch
-instead of a dozen; of more rows the choice alone.
+"""The router of experts for up to 64 rows: the norm before it, its logits, and the choice with its weights, in one
+launch instead of a dozen; of more rows the choice alone.
 
 Logits and scores are float32, whatever the rows are. A row's logits are sums in one order and its choice looks at
 nothing else, so that no bit of it depends on the rows beside it.
@@ -17,6 +17,10 @@ import triton.language as tl
 from spec_kernels.norms import normed_channels, rms_norm_reference
 from spec_kernels.utils import assert_rows_of, launch_on
 
+MAX_ROUTED_ROWS = 64
+"""Of more rows the library makes the logits: they share the reading of the gate."""
+
+_FEW_ROWS, _EXPERTS_AT_ONCE = 16, 4
 _TAKEN = tl.constexpr(-(1 << 63))
 
 
@@ -147,6 +151,7 @@ def _route(
     HIDDEN: tl.constexpr,
     HIDDEN_TILE: tl.constexpr,
     NORMED: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     EXPERT_TILE: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
@@ -156,21 +161,25 @@ def _route(
     HAS_BIAS: tl.constexpr,
     IS_RENORMALIZED: tl.constexpr,
 ) -> None:
-    """Multiplies one normed row with one expert's row of the gate; the program that ends last chooses for the row."""
-    expert = tl.program_id(0)
+    """Multiplies one normed row with some experts' rows of the gate, one after the other; the program that ends last
+    chooses for the row."""
+    first_expert = tl.program_id(0) * AT_ONCE
     row = tl.program_id(1).to(tl.int64)
     channels = tl.arange(0, HIDDEN_TILE)
     is_channel = channels < HIDDEN
     values = tl.load(rows_ptr + row * row_stride + channels, mask=is_channel, other=0.0)
     if NORMED:
         values = normed_channels(values, norm_ptr + channels, is_channel, eps, HIDDEN)
-        if expert == 0:
+        if first_expert == 0:
             tl.store(normed_ptr + row * HIDDEN + channels, values, mask=is_channel)
-    gate = tl.load(gate_ptr + expert * HIDDEN + channels, mask=is_channel, other=0.0)
-    logit = tl.sum(values.to(tl.float32) * gate.to(tl.float32), 0)
-    tl.store(scratch_ptr + row * NUM_EXPERTS + expert, logit)
+    for offset in tl.static_range(AT_ONCE):
+        expert = first_expert + offset
+        is_there = is_channel & (expert < NUM_EXPERTS)
+        gate = tl.load(gate_ptr + expert * HIDDEN + channels, mask=is_there, other=0.0)
+        logit = tl.sum(values.to(tl.float32) * gate.to(tl.float32), 0)
+        tl.store(scratch_ptr + row * NUM_EXPERTS + expert, logit, mask=expert < NUM_EXPERTS)
     tl.debug_barrier()  # all threads have stored before one of them says so
-    if tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel") == NUM_EXPERTS - 1:
+    if tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel") == tl.num_programs(0) - 1:
         tl.store(arrivals_ptr + row, 0)
         _choose_of_row(
             expert_ids_ptr,
@@ -230,13 +239,15 @@ def route(
     choice = _choice(expert_ids, weights, logits, num_groups, num_chosen_groups, scores)
     hidden_tile = triton.next_power_of_2(hidden_size)
     with launch_on(rows):
-        _route[(num_experts, num_rows)](
+        at_once = 1 if num_rows <= _FEW_ROWS else _EXPERTS_AT_ONCE
+        _route[(triton.cdiv(num_experts, at_once), num_rows)](
             *(expert_ids, weights, logits if normed is None else normed, logits, rows),
             *(logits if norm_weight is None else norm_weight, gate, logits if bias is None else bias, arrivals),
             *(rows.stride(0), eps, scaling),
             HIDDEN=hidden_size,
             HIDDEN_TILE=hidden_tile,
             NORMED=norm_weight is not None,
+            AT_ONCE=at_once,
             HAS_BIAS=bias is not None,
             IS_RENORMALIZED=renormalized,
             num_warps=max(1, min(4, hidden_tile // 2048)),

@@ -64,6 +64,24 @@ class SharedPart:
         return out
 
 
+class FinishWithExperts:
+    """Adds the experts of a norm to the stream, of many rows: the residual is part of the experts' sum."""
+
+    __slots__ = ("_experts", "_mlp")
+
+    def __init__(self, mlp: ExpertMLP) -> None:
+        self._mlp = mlp
+        self._experts = cast(TritonExperts, mlp.experts.made_by(TritonExperts))
+
+    def __call__(self, stream: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        mlp = self._mlp
+        routing = mlp.router(normed)
+        mlp.observe(routing)
+        if mlp.shared is not None:
+            stream = stream + mlp.shared(normed)
+        return self._experts.added_to(stream, normed, routing, None)
+
+
 def fits_few_rows(sizes: ExpertSizes) -> bool:
     """Tell whether the kernel of few rows has the choice of these experts."""
     return can_choose(sizes.num_experts, sizes.num_groups, sizes.num_chosen_groups)

@@ -9,7 +9,7 @@ import torch
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS
 from spec_kernels.experts import routed_experts
 from spec_kernels.few_experts import few_experts, num_experts_arrivals
-from spec_kernels.routing import can_choose, choose_experts, route
+from spec_kernels.routing import MAX_ROUTED_ROWS, can_choose, choose_experts, route
 from spec_lab.errors import UserError
 from spec_lab.models.expert_sizes import ExpertSizes
 from spec_lab.models.experts import Activation, ExpertsMaker, RoutedExperts, SortedExperts, has_grouped_product
@@ -65,17 +65,24 @@ class TritonExperts:
             return self._many(rows, routing)
         if 0 < len(rows) <= MAX_INVARIANT_ROWS:
             return self._of_few(rows, routing, None, None)
-        out = rows.new_empty(rows.shape)
-        expert_ids = routing.expert_ids.contiguous()
-        name = ACTIVATIONS[self._activation]
-        routed_experts(out, rows, self._gate_up, self._down, expert_ids, routing.weights, name)
-        return out
+        return self._sorted(rows, routing, None)
 
     def added_to(
         self, stream: torch.Tensor, rows: torch.Tensor, routing: Routing, shared: SharedWeights | None
     ) -> torch.Tensor:
-        """Return the stream plus the experts of up to 16 rows, with the shared expert where there is one."""
-        return self._of_few(rows, routing, shared, stream)
+        """Return the stream plus the experts of the rows; of up to 16 with the shared expert, where one is given."""
+        if 0 < len(rows) <= MAX_INVARIANT_ROWS:
+            return self._of_few(rows, routing, shared, stream)
+        assert shared is None, "it is an expert of its own where rows are many"
+        if self._many is not None and len(rows) > MAX_ROWS:
+            return stream + self._many(rows, routing)
+        return self._sorted(rows, routing, stream)
+
+    def _sorted(self, rows: torch.Tensor, routing: Routing, residual: torch.Tensor | None) -> torch.Tensor:
+        out = rows.new_empty(rows.shape)
+        weights = (self._gate_up, self._down, routing.expert_ids.contiguous(), routing.weights)
+        routed_experts(out, rows, *weights, ACTIVATIONS[self._activation], residual)
+        return out
 
     def _of_few(
         self, rows: torch.Tensor, routing: Routing, shared: SharedWeights | None, residual: torch.Tensor | None
@@ -91,10 +98,7 @@ class TritonExperts:
 
 
 class TritonRouter:
-    """Keeps the protocol `Router`. For up to 16 rows a row's choice does not depend on the rows beside it.
-
-    Of more rows the library makes the logits: they share the reading of the weight.
-    """
+    """Keeps the protocol `Router`. For up to 64 rows a row's choice does not depend on the rows beside it."""
 
     __slots__ = ("_arrivals", "_bias", "_many_logits", "_sizes", "_weight")
 
@@ -104,10 +108,10 @@ class TritonRouter:
         self._many_logits = float32_product(weight)
         self._bias = bias
         self._sizes = sizes
-        self._arrivals = torch.zeros(MAX_INVARIANT_ROWS, dtype=torch.int32, device=weight.device)
+        self._arrivals = torch.zeros(MAX_ROUTED_ROWS, dtype=torch.int32, device=weight.device)
 
     def __call__(self, rows: torch.Tensor) -> Routing:
-        if len(rows) <= MAX_INVARIANT_ROWS:
+        if len(rows) <= MAX_ROUTED_ROWS:
             return self._route(rows, None, None, 0.0)
         logits = self._many_logits(rows.float())
         routing = self._empty(rows)
@@ -115,7 +119,7 @@ class TritonRouter:
         return routing
 
     def of_few(self, stream: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> tuple[Routing, torch.Tensor]:
-        """Return the choice for the RMSNorm of up to 16 rows, and that norm."""
+        """Return the choice for the RMSNorm of up to 64 rows, and that norm."""
         normed = torch.empty_like(stream)
         return self._route(stream, normed, norm_weight, eps), normed
 

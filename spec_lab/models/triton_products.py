@@ -37,7 +37,7 @@ from spec_lab.models.layers import (
 from spec_lab.models.linear import Linear
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import Body, DraftInput, DraftInputs, Layer, LayerBody, Likeliest, LikeliestToken
-from spec_lab.models.residual_experts import ResidualExperts, fits_few_rows
+from spec_lab.models.residual_experts import FinishWithExperts, ResidualExperts, fits_few_rows
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding, SandwichParts
 from spec_lab.models.triton_linear import SkinnyLinear, SkinnyProduct, TritonGatedMLP, TritonNorm, dense
 from spec_lab.models.triton_sandwich import TritonLogitCap, TritonPerLayerEmbedding, triton_sandwich
@@ -92,7 +92,7 @@ class FinishWithMLP:
 
 @dataclass(frozen=True, slots=True)
 class FinishWithPart:
-    """Adds a part of a norm to the stream: experts, which have kernels of their own."""
+    """Adds a part of a norm to the stream: an MLP with biases."""
 
     part: RowsPart
 
@@ -320,6 +320,8 @@ class TritonProducts:
         finish: Finish = FinishWithPart(body.mlp)
         if has_dense_mlp(plan):
             finish = FinishWithMLP(cast(GatedMLP, body.mlp), self._max_rows)
+        elif plan.experts is not None:
+            finish = FinishWithExperts(cast(ExpertMLP, body.mlp))
         return ManyRowsBody(self._many_rows_attention(body.attention), cast(RMSNorm, body.mlp_norm), finish)
 
     def _many_rows_attention(self, part: AttentionPart[LayerCache]) -> AttentionPart[LayerCache]:
