@@ -18,7 +18,7 @@ from spec_kernels.norms import normed_channels, rms_norm_reference
 from spec_kernels.utils import assert_rows_of, launch_on
 
 MAX_ROUTED_ROWS = 64
-"""Of more rows the library makes the logits: they share the reading of the gate."""
+"""Beyond, the library makes the logits: rows share its reading of the gate."""
 
 _FEW_ROWS, _EXPERTS_AT_ONCE = 16, 4
 _TAKEN = tl.constexpr(-(1 << 63))
