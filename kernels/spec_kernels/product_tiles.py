@@ -90,9 +90,14 @@ def _power_of_two(size: int) -> int:
 
 
 def _fp8_tiles(rows: int, out_features: int, in_features: int, gated: bool) -> SkinnyTiles:
-    """Return the tiles of a product with a weight in e4m3, a step of which is a block of inputs."""
+    """Return the tiles of a product with a weight in e4m3, a step of which is a block of inputs.
+
+    A program computes more for a byte than one of 16-bit weights, so that more of them have to keep memory busy.
+    """
+    is_few = rows <= INVARIANT_ROWS
+    enough = 2 * ENOUGH_PROGRAMS if is_few or in_features > out_features else ENOUGH_PROGRAMS
     num_tiles = -(-out_features // 64)
     splits = 1
-    while num_tiles * splits < 2 * ENOUGH_PROGRAMS and splits < 4 and in_features % (256 * splits) == 0:
+    while num_tiles * splits < enough and splits < 4 and in_features % (256 * splits) == 0:
         splits *= 2
-    return SkinnyTiles(64, 128, splits, 3 if gated else 5, turned=True)
+    return SkinnyTiles(64, 128, splits, 3 if gated else 5 if is_few else 4, turned=True)
