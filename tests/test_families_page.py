@@ -16,6 +16,7 @@ from spec_lab.models.families.deepseek import refuse_deepseek_v2
 from spec_lab.models.families.table import READERS
 from spec_lab.models.latent_sizes import LatentSizes
 from spec_lab.models.plan import LayerPlan, RopeConfig
+from spec_lab.models.quantization import problem_of_fp8
 from spec_lab.models.tensor_parallel import TensorParallel
 
 PAGE = (Path(__file__).parents[1] / "docs" / "families.md").read_text()
@@ -42,10 +43,11 @@ def test_every_architecture_that_runs_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("kind", PLANS)
 def test_what_is_refused_is_refused(kind: str) -> None:
-    _, tree, ranks, draft_model = cells(kind)
+    _, tree, ranks, narrow, draft_model = cells(kind)
     plan = PLANS[kind]
     config = ModelConfig("any", 8, 8, 1e-6, 8, False, (FULL, plan), (), None, "float32")
     assert (tree == "refused") == (draft_model == "refused") == config.keeps_states
+    assert (narrow == "refused") == (problem_of_fp8(config) is not None)
     try:
         TensorParallel(0, 2, None).share(plan)  # type: ignore[arg-type]
         found = "runs"
