@@ -10,8 +10,10 @@ import torch
 from spec_lab.assembly import registry
 from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.core.prompts import LiveRows
+from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from tests.graph_lab import DEVICES
 
 NO_FEATURES, TAPS, FINAL = FeatureSpec(), FeatureSpec(layer_inputs=(2, 4)), FeatureSpec(final_hidden=NormSide.POST_NORM)
 
@@ -27,6 +29,20 @@ def rows() -> torch.Tensor:
 
 
 LIVE = torch.tensor([0, 5, 11])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((40, 24), torch.bfloat16), ((40,), torch.int64), ((40, 3, 5), torch.float32)]
+)
+@pytest.mark.parametrize("count", [0, 1, 16, 33])
+def test_rows_are_gathered_as_they_are(device: str, shape: tuple[int, ...], dtype: torch.dtype, count: int) -> None:
+    """Also twice the same one, and from a view with a stride."""
+    table = (torch.randn(2 * shape[0], *shape[1:]) * 100).to(dtype)[::2].to(device)
+    indices = (torch.arange(count) * 7 % 13).to(device)
+    rows = rows_at(table, indices)
+    assert rows.is_contiguous() and rows.shape == (count, *shape[1:])
+    assert rows.cpu().tolist() == [table[index].cpu().tolist() for index in indices.tolist()]
 
 
 def test_all_rows_go_on_and_the_live_ones_are_picked_from_the_output(rows: torch.Tensor) -> None:

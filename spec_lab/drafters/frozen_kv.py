@@ -16,6 +16,7 @@ import torch
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import AttentionBackend, DrafterRequirements
+from spec_lab.core.rows import rows_at
 from spec_lab.core.types import (
     AttentionMetadata,
     DraftStep,
@@ -122,7 +123,7 @@ class FrozenFirstStep:
         last = emitted.num_live - 1
         tokens = emitted.tokens.gather(1, last.unsqueeze(1)).squeeze(1)
         first_rows = torch.arange(batch.num_rows, device=last.device) * num_rows
-        target_hidden = verified.features.index_select(0, first_rows + last)
+        target_hidden = rows_at(verified.features, first_rows + last)
         rows = DraftedRows(batch.slot_ids, batch.kv_lens + last + 1)
         return self._take_first_step(tokens, target_hidden, rows, batch.page_table, batch.max_kv_len + num_rows)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from spec_lab.core.prompts import PromptEnds
+from spec_lab.core.rows import rows_at
 from spec_lab.core.types import RoundBatch, Verification
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import NoStates, SlotStates
@@ -41,9 +42,9 @@ class SlotState:
         return RoundBatch(
             slot_ids=slot_ids,
             active=slot_ids != self.table.scratch_slot,
-            kv_lens=self.kv_lens.index_select(0, slot_ids),
-            input_ids=self.input_ids.index_select(0, slot_ids),
-            page_table=self.table.pages.index_select(0, slot_ids),
+            kv_lens=rows_at(self.kv_lens, slot_ids),
+            input_ids=rows_at(self.input_ids, slot_ids),
+            page_table=rows_at(self.table.pages, slot_ids),
             max_kv_len=max_kv_len,
             recurrent=self.states.of_round(slot_ids),
         )

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, RowSelection
+from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.delta_net import GatedDeltaNet
@@ -121,7 +121,7 @@ class DecoderTarget(Decoder):
         selection: RowSelection,
         features: FeatureSpec,
     ) -> TargetOutput:
-        stream = F.embedding(token_ids, self.embedding)
+        stream = rows_at(self.embedding, token_ids)
         rotary = [table.rows(attention.positions) for table in self.rotary_tables]
         taps: list[torch.Tensor] = []
         last_layer = len(self.layers) - 1

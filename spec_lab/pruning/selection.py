@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import torch
 
+from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata
 
 
@@ -30,7 +31,7 @@ class AllRows:
         return rows
 
     def live(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows if self.live_rows is None else rows.index_select(0, self.live_rows)
+        return rows if self.live_rows is None else rows_at(rows, self.live_rows)
 
     def behind(self, metadata: AttentionMetadata) -> AttentionMetadata | None:
         return metadata
@@ -54,10 +55,10 @@ class AfterAttention:
         return queries, metadata
 
     def attended(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.index_select(0, self.live_rows)
+        return rows_at(rows, self.live_rows)
 
     def residual(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.index_select(0, self.live_rows)
+        return rows_at(rows, self.live_rows)
 
     def live(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
@@ -78,13 +79,13 @@ class BeforeAttention:
     is_empty: ClassVar[bool] = False
 
     def queries(self, queries: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:
-        return queries.index_select(0, self.live_rows), self.live_attention
+        return rows_at(queries, self.live_rows), self.live_attention
 
     def attended(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
 
     def residual(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.index_select(0, self.live_rows)
+        return rows_at(rows, self.live_rows)
 
     def live(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
