@@ -17,7 +17,7 @@ import argparse
 import gc
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -67,7 +67,8 @@ EMBEDDING_SCALE = 50.0
 what attention mixes in."""
 HEAD_SCALE = 100.0
 """A random EAGLE-3 head drafts one token again and again, whose rows choose the same experts, unless what its MLP adds
-outweighs what comes in. Its attention is a mean over the context, and alike for all rows."""
+outweighs what comes in, and each step hands on a normed state, so that the next one's does too. Its attention is a mean
+over the context, and alike for all rows."""
 COMMON = (
     *("target.weights=random", "workload=random_ids", "attention=triton", "kernels=triton", "graph=round"),
     *("device=cuda", "references=[]", "warmup_requests=0"),
@@ -307,6 +308,7 @@ def read_drafter(config: RunConfig, models: Models) -> Drafter:
     options: Any = config.drafter
     if options.name == "eagle3":
         head, tensors = read_eagle3(config, options, models)
+        head = replace(head, norm_output=True)
         for name, tensor in tensors.items():
             if name.endswith("down_proj.weight"):
                 tensor.mul_(HEAD_SCALE)

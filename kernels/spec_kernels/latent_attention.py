@@ -178,7 +178,8 @@ def latent_attention(
             num_warps=tiles.num_warps,
         )
         if not is_whole:
-            merge_latents(out, partials, seq_lens, reach, split_keys)
+            most_splits = triton.cdiv((num_columns - 1) * page_size, split_keys)
+            merge_latents(out, partials, seq_lens, reach, split_keys, most_splits)
 
 
 def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, cache: torch.Tensor, page_table: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ from spec_kernels.online_softmax import divisor
 from spec_kernels.split_merge import Partials
 from spec_kernels.vocabulary import finite_or_zero
 
-_SPLITS_AT_ONCE = 32
+_MAX_SPLITS_AT_ONCE = 32
 _CHANNELS_AT_ONCE = 128
 
 
@@ -70,10 +70,20 @@ def merge_wide_splits(
 
 
 def merge_latents(
-    out: torch.Tensor, partials: Partials, seq_lens: torch.Tensor, reach: tuple[int, int], split_keys: int
+    out: torch.Tensor,
+    partials: Partials,
+    seq_lens: torch.Tensor,
+    reach: tuple[int, int],
+    split_keys: int,
+    most_splits: int,
 ) -> None:
-    """Write the merged rows of a launch to `out` [rows, heads, width]; `reach`: positions that could be read, and the
-    window."""
+    """Write the merged rows of a launch to `out` [rows, heads, width].
+
+    Args:
+        reach: positions that could be read, and the window.
+        most_splits: of the longest request that the page table could have: which splits are added up together follows
+            from it, so that it is no matter of the launch.
+    """
     _, num_rows, num_heads, width = partials.acc.shape
     channel_tile = min(_CHANNELS_AT_ONCE, max(16, triton.next_power_of_2(width)))
     merge_wide_splits[num_rows * num_heads, triton.cdiv(width, channel_tile)](
@@ -81,6 +91,6 @@ def merge_latents(
         *(num_rows // seq_lens.shape[0], *reach, num_rows * num_heads, split_keys),
         NUM_HEADS=num_heads,
         RANK=width,
-        SPLIT_TILE=_SPLITS_AT_ONCE,
+        SPLIT_TILE=min(_MAX_SPLITS_AT_ONCE, triton.next_power_of_2(most_splits)),
         CHANNEL_TILE=channel_tile,
     )

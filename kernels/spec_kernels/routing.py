@@ -168,14 +168,17 @@ def _route(
     channels = tl.arange(0, HIDDEN_TILE)
     is_channel = channels < HIDDEN
     values = tl.load(rows_ptr + row * row_stride + channels, mask=is_channel, other=0.0)
+    # Asked for before the norm is known, for which all of the row has to be there.
+    gate = tl.load(gate_ptr + first_expert * HIDDEN + channels, mask=is_channel, other=0.0)
     if NORMED:
         values = normed_channels(values, norm_ptr + channels, is_channel, eps, HIDDEN)
         if first_expert == 0:
             tl.store(normed_ptr + row * HIDDEN + channels, values, mask=is_channel)
     for offset in tl.static_range(AT_ONCE):
         expert = first_expert + offset
-        is_there = is_channel & (expert < NUM_EXPERTS)
-        gate = tl.load(gate_ptr + expert * HIDDEN + channels, mask=is_there, other=0.0)
+        if offset > 0:
+            is_there = is_channel & (expert < NUM_EXPERTS)
+            gate = tl.load(gate_ptr + expert * HIDDEN + channels, mask=is_there, other=0.0)
         logit = tl.sum(values.to(tl.float32) * gate.to(tl.float32), 0)
         tl.store(scratch_ptr + row * NUM_EXPERTS + expert, logit, mask=expert < NUM_EXPERTS)
     tl.debug_barrier()  # all threads have stored before one of them says so
