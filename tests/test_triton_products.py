@@ -23,7 +23,8 @@ from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.families.plain import Family
 from spec_lab.models.families.table import read_model_config
-from spec_lab.models.linear import make_linear
+from spec_lab.models.layers import GatedMLP
+from spec_lab.models.linear import DenseLinear, make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.narrow import with_narrow_products, with_wide_products
 from spec_lab.models.plan import LayerPlan
@@ -31,6 +32,7 @@ from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.random_weights import random_eagle3, random_mtp, random_tensors
 from spec_lab.models.rope import rotary_table
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
+from spec_lab.models.triton_linear import TritonGatedMLP, dense
 from spec_lab.models.triton_products import FusedLayer, TritonProducts
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.kernel_lab import DEVICE, randn
@@ -261,3 +263,22 @@ def test_what_is_row_invariant(llama: ModelConfig) -> None:
     assert not TritonProducts(row_invariant=False).is_row_invariant(plan) and not PLAIN.is_row_invariant(plan)
     for change in ({"attention_gate": True}, {"float32_norms": True}, {"mlp_bias": True}):
         assert not TritonProducts().is_row_invariant(replace(plan, **change))  # type: ignore[arg-type]
+
+
+def test_many_rows_of_an_mlp_are_added_to_the_stream_in_place() -> None:
+    """The product that adds rounds once, where a product and a sum round twice."""
+    gate_up, down = (DenseLinear(randn(*shape, seed=shape[0], dtype=DTYPE) / 4, None) for shape in ((48, 16), (16, 24)))
+    mlp = GatedMLP(gate_up, down)
+    stream, rows = (randn(70, 16, seed=seed, dtype=DTYPE) for seed in (1, 2))
+    expected = stream + mlp(rows)
+    got = TritonGatedMLP.of(mlp).add_to(stream, rows)
+    assert got is stream
+    torch.testing.assert_close(got, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_a_product_in_e4m3_is_added_as_it_is_without() -> None:
+    values = randn(256, 128).to(torch.float8_e4m3fn)
+    linear = make_linear(values, scales=torch.rand(256, 1, device=DEVICE) + 0.5)
+    stream, rows = randn(70, 256, seed=1), randn(70, 128, seed=2)
+    expected = stream + linear(rows)
+    torch.testing.assert_close(dense(linear).add_to(stream, rows), expected, rtol=1e-4, atol=1e-3)

@@ -102,6 +102,8 @@ def attend_long_chunk(
     for first, size in pieces_before(num_before):
         span = slice(first, first + size)
         parts.append(attend_piece(heads, keys[:, :, span], values[:, :, span], False, scale))
+    if len(parts) == 1:
+        return parts[0][0][0].transpose(0, 1)[:num_rows].flatten(1)
     pieces = [piece[0].transpose(0, 1)[:num_rows] for piece, _ in parts]
     out = queries.new_empty(num_rows, queries.shape[1] * queries.shape[2])
     merge_pieces(out, pieces, [total[0].t()[:num_rows] for _, total in parts])

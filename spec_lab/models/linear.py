@@ -51,7 +51,11 @@ class StreamedLinear(Protocol):
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
-    def widened_by(self, dequantise: Dequantise) -> Linear:
+    def add_to(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Add the product to [rows, out_features], in place; a product without a bias. Returns `stream`."""
+        ...
+
+    def widened_by(self, dequantise: Dequantise) -> StreamedLinear:
         """Return the library's product, for which `dequantise` widens a weight in e4m3."""
         ...
 
@@ -67,6 +71,10 @@ class DenseLinear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return F.linear(rows, self.weight, self.bias)
+
+    def add_to(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        assert self.bias is None
+        return stream.addmm_(rows, self.weight.t())
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -99,9 +107,16 @@ class Fp8Linear:
         self._dequantise: Dequantise = dequantise_reference
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return F.linear(rows, self._widened(rows), self.bias)
+
+    def add_to(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        assert self.bias is None
+        return stream.addmm_(rows, self._widened(rows).t())
+
+    def _widened(self, rows: torch.Tensor) -> torch.Tensor:
         wide = rows.new_empty(self.shape)
         self._dequantise(wide, self.weight, self.scales)
-        return F.linear(rows, wide, self.bias)
+        return wide
 
     def widened_by(self, dequantise: Dequantise) -> Fp8Linear:
         other = copy(self)

@@ -111,19 +111,28 @@ class SkinnyLinear:
 class TritonGatedMLP:
     """Is a gated MLP of many rows: products of the library, and one kernel between them."""
 
-    plain: GatedMLP
+    gate_up: StreamedLinear
+    down: StreamedLinear
+    activation: Activation
 
     @classmethod
     def of(cls, mlp: GatedMLP) -> TritonGatedMLP:
         """Take a kernel to widen weights in e4m3."""
         gate_up, down = (dense(linear).widened_by(dequantise) for linear in (mlp.gate_up, mlp.down))
-        return cls(GatedMLP(gate_up, down, mlp.activation))
+        return cls(gate_up, down, mlp.activation)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        gate, up = self.plain.gate_up(rows).chunk(2, dim=-1)
+        return self.down(self._inner(rows))
+
+    def add_to(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Add it to `stream`, in place: the library's product does so as it writes, and one pass less is made."""
+        return self.down.add_to(stream, self._inner(rows))
+
+    def _inner(self, rows: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(rows).chunk(2, dim=-1)
         inner = gate.new_empty(gate.shape)
-        gated(inner, gate, up, ACTIVATIONS[self.plain.activation])
-        return self.plain.down(inner)
+        gated(inner, gate, up, ACTIVATIONS[self.activation])
+        return inner
 
 
 class SkinnyMLP:

@@ -70,7 +70,7 @@ class ResidualPart:
 
 
 Finish = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Turns the residual stream and its norm into the stream behind a layer's second half."""
+"""Turns the residual stream and its norm into the stream behind a layer's second half, and may do so in place."""
 
 
 class FinishWithMLP:
@@ -87,7 +87,7 @@ class FinishWithMLP:
     def __call__(self, stream: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
         if 0 < stream.shape[0] <= self._max_rows:
             return self._down(self._gate_up(normed), stream)
-        return stream + self._many(normed)
+        return self._many.add_to(stream, normed)
 
 
 @dataclass(frozen=True, slots=True)
