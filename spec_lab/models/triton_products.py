@@ -322,7 +322,8 @@ class TritonProducts:
             finish = FinishWithMLP(cast(GatedMLP, body.mlp), self._max_rows)
         elif plan.experts is not None:
             finish = FinishWithExperts(cast(ExpertMLP, body.mlp))
-        return ManyRowsBody(self._many_rows_attention(body.attention), cast(RMSNorm, body.mlp_norm), finish)
+        attention = body.attention if plan.latent is not None else self._many_rows_attention(body.attention)
+        return ManyRowsBody(attention, cast(RMSNorm, body.mlp_norm), finish)
 
     def _many_rows_attention(self, part: AttentionPart[LayerCache]) -> AttentionPart[LayerCache]:
         """Take our products up to 64 rows where the library's would have to widen every weight for them."""
