@@ -1,0 +1,85 @@
+"""Time of the gated delta rule beside that of flash-linear-attention, where that library can be imported.
+
+    PYTHONPATH=.:kernels:FOLDER python kernels/bench/delta_library.py [--batch 1 16 64] [--rows 1 4] [--prompts 512]
+
+FOLDER holds `fla` and `einops` of the wheels of fla-core and einops, which are plain Python. One layer, by default
+Qwen3.5-9B's. The library's recurrence leaves the last row's state, this project's one behind each row, as verify needs
+them; its form in chunks serves prompts. Its queries, keys and values are bf16, the states of both float32. The farthest
+value is over the largest one, of outputs and last states.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attention import BANDWIDTH, L2_BYTES, LAUNCHES, microseconds
+from delta_net import Net, random_rows
+
+from spec_kernels import delta_rule
+
+Library = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+def compare(library: Library, net: Net, batch: int, num_rows: int, is_prompt: bool) -> tuple[float, float, float]:
+    """Return microseconds of the kernel and of the library, and how far apart they end."""
+    rows = random_rows(net, batch, num_rows)
+    rows_kept = 1 if is_prompt else num_rows
+    copies = min(LAUNCHES, 1 + int(2 * L2_BYTES / (batch * rows_kept * net.state_bytes)))
+    heads = (net.num_value_heads, net.head_dim, net.head_dim)
+    states = torch.zeros(copies, batch + 1, rows_kept, *heads, device="cuda")
+    begun = torch.zeros(copies, batch, *heads, device="cuda")
+    out = torch.empty(batch, num_rows, *heads[:2], device="cuda")
+    slots, first = torch.arange(batch, device="cuda"), torch.zeros(batch, dtype=torch.int64, device="cuda")
+
+    def kernel(index: int) -> None:
+        delta_rule.delta_rule(out, states[index % copies], *rows, slots, first, net.num_key_heads, is_prompt)
+
+    given = library_rows(net, *rows)
+
+    def of_library(index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return library(**given, scale=1.0, initial_state=begun[index % copies], output_final_state=True)
+
+    kernel(0)
+    apart = max(farthest(*pair) for pair in zip(of_library(0), (out, states[0, :batch, -1]), strict=True))
+    return microseconds(kernel), microseconds(of_library), apart
+
+
+def library_rows(net: Net, mixed: torch.Tensor, log_decay: torch.Tensor, strength: torch.Tensor) -> dict[str, Any]:
+    """Return the rows [batch, rows, heads, head_dim] under the library's names."""
+    key_size = net.num_key_heads * net.head_dim
+    parts = mixed.split([key_size, key_size, net.num_value_heads * net.head_dim], dim=-1)
+    queries, keys, values = (part.unflatten(-1, (-1, net.head_dim)).bfloat16().contiguous() for part in parts)
+    return {"q": queries, "k": keys, "v": values, "g": log_decay.contiguous(), "beta": strength.contiguous()}
+
+
+def farthest(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.float() - expected).abs().max() / expected.abs().max())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 16, 64])
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 4])
+    parser.add_argument("--prompts", type=int, nargs="*", default=[512, 4096], help="rows of one prompt's chunk")
+    options = parser.parse_args()
+    from fla import __version__
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, fla-core {__version__}")
+    print("batch  rows  what     kernel us  library us   apart   floor us")
+    net = Net()
+    shapes = [(batch, num_rows, False) for batch in options.batch for num_rows in options.rows]
+    with torch.no_grad():
+        for batch, num_rows, is_prompt in (*shapes, *((1, num_rows, True) for num_rows in options.prompts)):
+            library = chunk_gated_delta_rule if is_prompt else fused_recurrent_gated_delta_rule
+            ours, theirs, apart = compare(library, net, batch, num_rows, is_prompt)
+            floor_us = batch * (1 + (1 if is_prompt else num_rows)) * net.state_bytes / BANDWIDTH * 1e6
+            what = "prompt" if is_prompt else "verify"
+            print(f"{batch:5}{num_rows:6}  {what:7}{ours:11.1f}{theirs:12.1f}{apart:8.0e}{floor_us:11.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
