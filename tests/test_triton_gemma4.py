@@ -73,7 +73,7 @@ def caches(lane: Lane) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("kind", "num_rows"), [("31b", 4), ("26b", 2), ("e4b", 4), ("e4b", 10), ("31b", 33)])
 def test_a_target_gives_what_it_gives_without(tmp_path: Path, kind: str, num_rows: int) -> None:
     """Prompt rows first, of which the last layers take the last alone, then rows of two requests: few, which have
-    products of ours with norms inside, some, which have ours and the library's, and more, which have the library's."""
+    products of ours with norms inside, and more, which have the library's with kernels between them."""
     config, outcomes = read_target(tmp_path, kind), []
     for products in (PLAIN, TritonProducts(), TritonProducts(row_invariant=False)):
         lane = Lane.of(config.layers)
@@ -146,6 +146,16 @@ def test_a_layer_is_eight_kernels_and_three_more_with_embeddings_of_its_own(tmp_
             for name in (*KERNELS_OF_A_LAYER, *before)
         }
         assert launched.count == expected | {"rms_norm": 1}
+
+
+@pytest.mark.slow
+def test_small_weights_have_the_librarys_products_beyond_sixteen_rows(tmp_path: Path) -> None:
+    config = read_target(tmp_path, "e4b")
+    lane = Lane.of(config.layers)
+    target, metadata = make_target(config, lane, TritonProducts()), lane.metadata([6, 4], 10)
+    with CountedKernels() as launched:
+        target.forward(prompt(2, 10).flatten(), lane.cache, metadata, AllRows(), FeatureSpec())
+    assert launched.count["product"] == 0 and launched.count["gated"] == 2 * len(config.layers)
 
 
 def make_assistant(

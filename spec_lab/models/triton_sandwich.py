@@ -14,7 +14,7 @@ import torch
 from spec_kernels.gate import gated
 from spec_kernels.layer_embedding import layer_embeddings
 from spec_kernels.norms import add_normed
-from spec_kernels.product_tiles import INVARIANT_ROWS
+from spec_kernels.product_tiles import INVARIANT_ROWS, most_rows
 from spec_kernels.softcap import softcap
 from spec_lab.models.layers import GatedMLP, WeightedNorm, gelu_tanh
 from spec_lab.models.linear import Linear
@@ -30,14 +30,15 @@ from spec_lab.models.triton_linear import ACTIVATIONS, SkinnyLinear, SkinnyMLP, 
 
 
 def triton_sandwich(parts: SandwichParts, max_rows: int) -> SandwichParts:
-    """Put kernels in the place of a layer's parts; products of more than `max_rows` rows are the library's."""
-    project = cast(NormedLinear, parts.project)
+    """Put kernels in the place of a layer's parts; products of more than `max_rows` rows are the library's, those of
+    small weights of more than 16."""
+    project, mlp = cast(NormedLinear, parts.project), cast(GatedMLP, parts.mlp)
     return replace(
         parts,
         project=SkinnyLinear(dense(project.linear), max_rows, cast(WeightedNorm, project.norm)),
         output=SkinnyLinear(dense(parts.output), max_rows),
         after_attention=TritonAddNormedThenNorm.of(cast(AddNormedThenNorm, parts.after_attention)),
-        mlp=SkinnyMLP(cast(GatedMLP, parts.mlp), max_rows),
+        mlp=SkinnyMLP(mlp, min(max_rows, most_rows(*dense(mlp.gate_up).weight.shape))),
         after_mlp=TritonAddNormed.of(cast(AddNormed, parts.after_mlp)),
         gate=None if parts.gate is None else SkinnyGate(cast(PerLayerGate, parts.gate), max_rows),
         after_gate=None if parts.after_gate is None else TritonAddNormed.of(cast(AddNormed, parts.after_gate)),
