@@ -257,6 +257,9 @@ def compile_latent_attention() -> None:
     tiles_of_heads = {"ROW_TILE": 16, "COLUMN_TILE": 64, "CHANNEL_TILE": 64}
     ptx = compile_kernel(head_products._multiply_heads, "bf16", IN=192, OUT=512, **tiles_of_heads, **halves)
     assert "mma" in ptx and "cp.async.cg" in ptx
+    both = {"IN": 192, "OUT": 512, "RANK_TILE": 512}
+    ptx = compile_kernel(head_products._absorb_and_write, "bf16", **both, **tiles_of_heads, **halves)
+    assert "mma" in ptx and "cp.async.cg" in ptx
 
 
 def compile_delta_net() -> None:

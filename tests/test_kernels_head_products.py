@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spec_kernels.head_products import MAX_HEAD_ROWS, multiply_heads, multiply_heads_reference
+from spec_kernels.head_products import MAX_HEAD_ROWS, absorb_and_write, multiply_heads, multiply_heads_reference
+from spec_kernels.latent_rows import write_latents
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 
 NUM_HEADS, IN, OUT, ROTATED = 3, 36, 72, 8
@@ -44,3 +45,19 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None
     for first, last in ((0, 1), (15, 16), (3, 7)):
         part = slice(first, last)
         assert torch.equal(run(heads[part], maps, cos[part], sin[part]), together[part])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [1, 7])
+def test_both_launches_before_attention_in_one_are_the_same_bits(num_rows: int) -> None:
+    """With more rows than programs that write them, of a product that has further columns beside them."""
+    cos, sin = turns(num_rows)
+    heads = randn(num_rows, NUM_HEADS, IN + ROTATED)
+    maps = randn(NUM_HEADS, IN, OUT, seed=1).div(IN**0.5)
+    projected = randn(num_rows, 5 + OUT + ROTATED, seed=5)[:, 5:]
+    norm, slots = 1 + randn(OUT, seed=6), torch.randperm(20, device=DEVICE)[:num_rows]
+    caches = [torch.full((20, OUT + ROTATED), 7.0, device=DEVICE) for _ in range(2)]
+    write_latents(caches[0], projected, norm, cos, sin, slots, 1e-5)
+    queries = torch.full((num_rows, NUM_HEADS, OUT + ROTATED), float("nan"), device=DEVICE)
+    absorb_and_write(queries, heads, maps, cos, sin, caches[1], projected, norm, slots, 1e-5)
+    assert torch.equal(queries, run(heads, maps, cos, sin)) and torch.equal(caches[1], caches[0])

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.latent_rows import turned_reference
+from spec_kernels.latent_rows import turned_reference, write_row
 from spec_kernels.utils import assert_rows_of, launch_on
 
 MAX_HEAD_ROWS = 16
@@ -45,8 +45,8 @@ def _turn(
     tl.store(out_ptrs[:, None] + half + HALF, out.to(out_ptrs.dtype.element_ty), mask=is_there)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _multiply_heads(
+@triton.jit
+def _multiply_head(
     out_ptr: tl.tensor,
     heads_ptr: tl.tensor,
     maps_ptr: tl.tensor,
@@ -92,6 +92,120 @@ def _multiply_heads(
             _turn(out_ptrs + OUT, head_ptrs + IN, cos_ptr + turns, signed_sin_ptr + turns, is_row, HALF, HALF_TILE)
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def _multiply_heads(
+    out_ptr: tl.tensor,
+    heads_ptr: tl.tensor,
+    maps_ptr: tl.tensor,
+    cos_ptr: tl.tensor,
+    signed_sin_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    out_row_stride: tl.tensor,
+    out_head_stride: tl.tensor,
+    row_stride: tl.tensor,
+    head_stride: tl.tensor,
+    turn_stride: tl.tensor,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_TILE: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    COLUMN_TILE: tl.constexpr,
+    CHANNEL_TILE: tl.constexpr,
+) -> None:
+    """Multiplies one head of all rows with some columns of its matrix."""
+    _multiply_head(
+        out_ptr,
+        heads_ptr,
+        maps_ptr,
+        cos_ptr,
+        signed_sin_ptr,
+        num_rows,
+        out_row_stride,
+        out_head_stride,
+        row_stride,
+        head_stride,
+        turn_stride,
+        IN,
+        OUT,
+        HALF,
+        HALF_TILE,
+        ROW_TILE,
+        COLUMN_TILE,
+        CHANNEL_TILE,
+    )
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _absorb_and_write(
+    out_ptr: tl.tensor,
+    heads_ptr: tl.tensor,
+    maps_ptr: tl.tensor,
+    cos_ptr: tl.tensor,
+    signed_sin_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    out_row_stride: tl.tensor,
+    out_head_stride: tl.tensor,
+    row_stride: tl.tensor,
+    head_stride: tl.tensor,
+    turn_stride: tl.tensor,
+    cache_ptr: tl.tensor,
+    projected_ptr: tl.tensor,
+    norm_weight_ptr: tl.tensor,
+    slot_mapping_ptr: tl.tensor,
+    eps: tl.tensor,
+    projected_stride: tl.tensor,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_TILE: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    COLUMN_TILE: tl.constexpr,
+    CHANNEL_TILE: tl.constexpr,
+    RANK_TILE: tl.constexpr,
+) -> None:
+    """Multiplies one head of all rows with some columns of its matrix; behind the last head, writes some cache rows."""
+    if tl.program_id(1) == tl.num_programs(1) - 1:
+        for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
+            write_row(
+                cache_ptr,
+                projected_ptr,
+                norm_weight_ptr,
+                cos_ptr,
+                signed_sin_ptr,
+                slot_mapping_ptr,
+                row,
+                eps,
+                projected_stride,
+                turn_stride,
+                OUT,
+                HALF,
+                RANK_TILE,
+                HALF_TILE,
+            )
+    else:
+        _multiply_head(
+            out_ptr,
+            heads_ptr,
+            maps_ptr,
+            cos_ptr,
+            signed_sin_ptr,
+            num_rows,
+            out_row_stride,
+            out_head_stride,
+            row_stride,
+            head_stride,
+            turn_stride,
+            IN,
+            OUT,
+            HALF,
+            HALF_TILE,
+            ROW_TILE,
+            COLUMN_TILE,
+            CHANNEL_TILE,
+        )
+
+
 @torch.library.custom_op("spec_kernels::multiply_heads", mutates_args=("out",))
 def multiply_heads(
     out: torch.Tensor,
@@ -131,6 +245,53 @@ def multiply_heads(
             ROW_TILE=MAX_HEAD_ROWS,
             COLUMN_TILE=_COLUMNS,
             CHANNEL_TILE=64 if in_width % 128 else 128,
+            num_stages=4,
+        )
+
+
+@torch.library.custom_op("spec_kernels::absorb_and_write", mutates_args=("queries", "cache"))
+def absorb_and_write(
+    queries: torch.Tensor,
+    heads: torch.Tensor,
+    maps: torch.Tensor,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+    cache: torch.Tensor,
+    projected: torch.Tensor,
+    norm_weight: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    eps: float,
+) -> None:
+    """Both launches before latent attention in one: `multiply_heads` of rows that turn, and `write_latents` of as many.
+
+    Args:
+        queries: [rows, num_heads, row_width], contiguous in the last dimension, written; `heads` to `signed_sin` as in
+            `multiply_heads`, where `queries` is `out`.
+        cache: [num_slots, row_width], written; it and what follows as in `write_latents`.
+    """
+    num_rows, num_heads, query_width = heads.shape
+    _, in_width, rank = maps.shape
+    rotated = cos.shape[1]
+    assert 0 < num_rows <= MAX_HEAD_ROWS and query_width == in_width + rotated and maps.is_contiguous()
+    assert_rows_of(queries, num_rows, num_heads, rank + rotated)
+    assert_rows_of(projected, num_rows, rank + rotated)
+    assert_rows_of(cache, cache.shape[0], rank + rotated)
+    assert_rows_of(norm_weight, rank)
+    assert cache.is_contiguous() and cos.stride() == signed_sin.stride() and heads.stride(2) == 1
+    assert heads.dtype == maps.dtype == queries.dtype and slot_mapping.shape == (num_rows,)
+    with launch_on(heads):
+        _absorb_and_write[(triton.cdiv(rank, _COLUMNS), num_heads + 1)](
+            *(queries, heads, maps, cos, signed_sin, num_rows, queries.stride(0), queries.stride(1)),
+            *(heads.stride(0), heads.stride(1), cos.stride(0)),
+            *(cache, projected, norm_weight, slot_mapping, eps, projected.stride(0)),
+            IN=in_width,
+            OUT=rank,
+            HALF=rotated // 2,
+            HALF_TILE=triton.next_power_of_2(rotated // 2),
+            ROW_TILE=MAX_HEAD_ROWS,
+            COLUMN_TILE=_COLUMNS,
+            CHANNEL_TILE=64 if in_width % 128 else 128,
+            RANK_TILE=triton.next_power_of_2(rank),
             num_stages=4,
         )
 

@@ -16,13 +16,14 @@ _HEADS_AT_ONCE = 16
 
 
 @triton.jit
-def _write_rows(
+def write_row(
     cache_ptr: tl.tensor,
     projected_ptr: tl.tensor,
     norm_weight_ptr: tl.tensor,
     cos_ptr: tl.tensor,
     signed_sin_ptr: tl.tensor,
     slot_mapping_ptr: tl.tensor,
+    row: tl.tensor,
     eps: tl.tensor,
     projected_stride: tl.tensor,
     turn_stride: tl.tensor,
@@ -32,7 +33,6 @@ def _write_rows(
     HALF_TILE: tl.constexpr,
 ) -> None:
     """Norms the latent numbers of one row, rotates its key, and writes both to its slot."""
-    row = tl.program_id(0).to(tl.int64)
     channels = tl.arange(0, RANK_TILE)
     is_channel = channels < RANK
     source = projected_ptr + row * projected_stride
@@ -55,6 +55,41 @@ def _write_rows(
     tl.store(target + RANK + half, turned.to(cache_ptr.dtype.element_ty), mask=is_half)
     turned = second * second_cos + first * second_sin
     tl.store(target + RANK + HALF + half, turned.to(cache_ptr.dtype.element_ty), mask=is_half)
+
+
+@triton.jit
+def _write_rows(
+    cache_ptr: tl.tensor,
+    projected_ptr: tl.tensor,
+    norm_weight_ptr: tl.tensor,
+    cos_ptr: tl.tensor,
+    signed_sin_ptr: tl.tensor,
+    slot_mapping_ptr: tl.tensor,
+    eps: tl.tensor,
+    projected_stride: tl.tensor,
+    turn_stride: tl.tensor,
+    RANK: tl.constexpr,
+    HALF: tl.constexpr,
+    RANK_TILE: tl.constexpr,
+    HALF_TILE: tl.constexpr,
+) -> None:
+    """Writes one row."""
+    write_row(
+        cache_ptr,
+        projected_ptr,
+        norm_weight_ptr,
+        cos_ptr,
+        signed_sin_ptr,
+        slot_mapping_ptr,
+        tl.program_id(0).to(tl.int64),
+        eps,
+        projected_stride,
+        turn_stride,
+        RANK,
+        HALF,
+        RANK_TILE,
+        HALF_TILE,
+    )
 
 
 @triton.jit

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from spec_kernels.attention_tiles import choose_latent_split_keys
-from spec_kernels.head_products import MAX_HEAD_ROWS, multiply_heads
+from spec_kernels.head_products import MAX_HEAD_ROWS, absorb_and_write, multiply_heads
 from spec_kernels.latent_attention import latent_attention
 from spec_kernels.latent_rows import turn_queries, write_latents
 from spec_lab.attention.torch_latent import TorchLatentAttention
@@ -26,7 +26,9 @@ class TritonLatentAttention:
         `max_positions` and `batch_size` are the run's: splits follow from them, and not from what is computed.
         """
         self._reference = reference
-        self.kernels: LatentKernels | None = LatentKernels(write_latents, turn_queries, multiply_heads, MAX_HEAD_ROWS)
+        self.kernels: LatentKernels | None = LatentKernels(
+            write_latents, turn_queries, multiply_heads, absorb_and_write, MAX_HEAD_ROWS
+        )
         self._page_size = page_size
         self._max_positions = max_positions
         self._batch_size = batch_size

@@ -23,11 +23,13 @@ class LatentKernels:
         write: norms and rotates the rows of a forward, and writes them to the cache.
         turn: rotates the last channels of query heads into absorbed queries.
         multiply: multiplies each head of up to `max_head_rows` rows with its matrix, and rotates its other channels.
+        absorb_and_write: does that to query heads, and what `write` does, for rows that all attend.
     """
 
     write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], None]
     turn: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
     multiply: MultiplyHeads
+    absorb_and_write: Callable[..., None]
     max_head_rows: int
 
 

@@ -106,6 +106,19 @@ class LatentAttention:
             values = self.values(selection.attended(latents))
         return values.flatten(1)
 
+    def written_and_attended(
+        self,
+        queries: torch.Tensor,
+        projected: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        """Do `write_projected` and `attended`, of rows that all attend."""
+        self.write_projected(projected, rotary, cache, metadata)
+        return self.attended(queries, rotary, cache, metadata, selection)
+
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         """Write the latent rows of all rows, and nothing else: for a layer whose output nobody reads."""
         self.write_projected(self.row(rows), rotary, cache, metadata)
@@ -170,6 +183,26 @@ class FusedLatentAttention(LatentAttention):
     ) -> None:
         turns = (rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1))
         self.kernels.write(cache.kv, projected, self.norm.weight, *turns, metadata.slot_mapping, self.norm.eps)
+
+    def written_and_attended(
+        self,
+        queries: torch.Tensor,
+        projected: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        is_unfolded = self.sizes.unfolding_is_cheaper(metadata.num_queries, metadata.max_seq_len)
+        if is_unfolded or not 0 < len(queries) <= self.kernels.max_head_rows:
+            return super().written_and_attended(queries, projected, rotary, cache, metadata, selection)
+        heads = queries.unflatten(-1, (-1, self.sizes.query_width))
+        absorbed = heads.new_empty((*heads.shape[:2], self.sizes.row_width))
+        turns = (rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1))
+        row_parts = (cache.kv, projected, self.norm.weight, metadata.slot_mapping, self.norm.eps)
+        self.kernels.absorb_and_write(absorbed, heads, self.key_map, *turns, *row_parts)
+        latents = self._attend_absorbed(absorbed, cache, metadata)
+        return self.values(selection.attended(latents)).flatten(1)
 
     def absorb(self, heads: torch.Tensor, rotary: RotaryRows) -> torch.Tensor:
         sizes = self.sizes

@@ -1,5 +1,5 @@
-"""kernels=triton in layers with latent attention and in shared experts: a layer of up to 16 rows is eleven launches,
-with a dense MLP ten."""
+"""kernels=triton in layers with latent attention and in shared experts: a layer of up to 16 rows is ten launches, with
+a dense MLP nine."""
 
 from __future__ import annotations
 
@@ -110,15 +110,18 @@ class FusedLatentBody:
             return self._many(rows, residual, rotary, cache, metadata, selection)
         attending, live_metadata = selection.queries(rows, metadata)
         if attending is rows:
-            queries, projected = self._narrow.both(rows)
+            narrow, projected = self._narrow.both(rows)
+            where = (rotary, cache, metadata, selection)
+            attended = self._attention.written_and_attended(self._queries(narrow), projected, *where)
         else:
-            queries, projected = self._narrow.query(attending), self._narrow.row(rows)
-        self._attention.write_projected(projected, rotary, cache, metadata)
-        if self._widen is not None:
-            queries = self._widen(queries)
-        turns = RotaryRows(*(selection.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
-        attended = self._attention.attended(queries, turns, cache, live_metadata, selection)
+            self._attention.write_projected(self._narrow.row(rows), rotary, cache, metadata)
+            turns = RotaryRows(*(selection.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
+            queries = self._queries(self._narrow.query(attending))
+            attended = self._attention.attended(queries, turns, cache, live_metadata, selection)
         return self._rows_part(self._o(attended, residual))
+
+    def _queries(self, narrow: torch.Tensor) -> torch.Tensor:
+        return narrow if self._widen is None else self._widen(narrow)
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         if rows.shape[0] > self._max_rows:
