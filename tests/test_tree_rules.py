@@ -11,11 +11,14 @@ import torch
 
 from spec_lab.acceptance.distribution import SamplingParams
 from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.acceptance.phase import ThinkingMarkers, TokenPhase
+from spec_lab.acceptance.relaxed import DeltaForm
+from spec_lab.acceptance.relaxed_tree import RelaxedThinkingTreeAcceptance
 from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance, SyntheticTreeAcceptance, follow
 from spec_lab.assembly.rules import RejectionConfig, RejectionMethodChoice, SyntheticConfig
 from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
 from spec_lab.config import TreeConfig
-from spec_lab.core.tree_protocols import JudgedRows, Walk
+from spec_lab.core.tree_protocols import JudgedRows, TreeRule, Walk
 from tests.acceptance_cases import CPU
 from tests.graph_lab import MODES, SAMPLED, Lab, Rule, generate_watched, lab, mixed_requests, outcome
 from tests.graph_lab import RULES as CHAIN_RULES
@@ -126,6 +129,23 @@ def test_an_imposed_length_takes_the_first_path_as_long(rate: int, tokens: list[
     assert [DEPTHS[row] for row in path] == list(range(rate + 1))
     assert all(PARENTS[child] == row for row, child in pairwise(path))
     assert emitted(rule.walk(judged_rows(2, active=False), DEPTH)) == [[], []]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        StrictTreeAcceptance(),
+        OneHotTreeAcceptance(SamplingParams(0.0), SlotSeeds(2, 0, CPU)),
+        SyntheticTreeAcceptance([1.0] * DEPTH, SlotSeeds(2, 0, CPU), CPU),
+        RelaxedThinkingTreeAcceptance(DeltaForm(1.0), 3, TokenPhase(2, ThinkingMarkers(7, 8), [], CPU)),
+    ],
+    ids=["strict", "one_hot", "synthetic", "relaxed"],
+)
+def test_rows_that_are_their_own_parents_are_never_accepted(rule: TreeRule) -> None:
+    """Row 1 holds the right token, but no draft."""
+    judged = judged_rows(2)
+    judged.parents = torch.tensor([[0, 1, 2, 3, 4, 5]] * 2)
+    assert emitted(rule.walk(judged, DEPTH)) == [[1]] * 2
 
 
 def test_imposed_rates_are_met_and_a_shallow_tree_gives_what_it_has() -> None:

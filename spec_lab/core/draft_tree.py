@@ -1,7 +1,7 @@
 """A round's drafts as a tree: rows that name their parent, and what follows from that.
 
 Row 0 is the pending token, the root, and its own parent; every other row is a draft below the row that it names as its
-parent, which stands before it, or holds no draft and is its own parent too: no way from the root leads there. Every
+parent, which stands before it, or holds no draft, has none below it, and is its own parent too. Every
 tensor has a fixed shape: what differs from round to round is its contents.
 """
 
