@@ -70,7 +70,7 @@ def test_every_experiment_is_counted() -> None:
 def rows_of_the_readme() -> dict[str, tuple[int, int]]:
     """Runs and prompts of each experiment, as the README's table says."""
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| .* \| (\d+) of (\d+) \| about \d+ \|$", readme, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (\d+) of (\d+) \| \d+\.\d \|$", readme, flags=re.MULTILINE)
     return {name: (int(num_jobs), int(num_prompts)) for name, num_jobs, num_prompts in rows}
 
 
