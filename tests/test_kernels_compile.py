@@ -54,8 +54,6 @@ def compile_kernel(
     from triton.compiler import ASTSource
 
     names = [parameter.name for parameter in kernel.params]  # type: ignore[attr-defined]
-    if "EARLY" in names:
-        constants = {"EARLY": True} | constants
     signature = {}
     for name in names:
         stem = name.removesuffix("_ptr")
@@ -76,9 +74,6 @@ def compile_kernel(
     )
     options = {"num_warps": num_warps, "num_stages": 2}
     compiled: str = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm[form]
-    if form == "ptx" and constants.get("EARLY"):
-        access = re.search(r"(ld|st|atom)\.global|cp\.async\.c", compiled)
-        assert access is not None and 0 < compiled.find("griddepcontrol.wait") < access.start(), "it waits first"
     return compiled
 
 

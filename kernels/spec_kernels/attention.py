@@ -19,7 +19,6 @@ from spec_kernels.attention_tiles import (
     decode_tiles,
     prompt_tiles,
 )
-from spec_kernels.early import EARLY
 from spec_kernels.split_merge import empty_partials, merge_partials
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -133,7 +132,6 @@ def _launch_splits(
         STAGES=tiles.num_stages,
         IS_TREE=num_tail > 0,
         IS_WHOLE=is_whole,
-        **EARLY,
         num_warps=tiles.num_warps,
     )
     if not is_whole:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from spec_kernels.early import wait_for_inputs
 from spec_kernels.online_softmax import add_keys_across, divisor, key_slots, merge
 
 
@@ -80,10 +79,8 @@ def attend_split(
     STAGES: tl.constexpr,
     IS_TREE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Attends one row tile over the keys of one split, or of all of them, one after the other, when IS_WHOLE."""
-    wait_for_inputs(EARLY)
     tiles_per_request = tl.cdiv(num_queries * GROUP, ROW_TILE)
     request = tl.program_id(0) // tiles_per_request
     first_row = tl.program_id(0) % tiles_per_request * ROW_TILE

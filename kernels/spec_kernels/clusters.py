@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, lowest_top, nan_as_largest
 
@@ -26,11 +25,9 @@ def _choose_clusters(
     NUM_CHOSEN: tl.constexpr,
     CLUSTER_TILE: tl.constexpr,
     OTHERS_TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Finds the ranks of some clusters of a row: how many have more, or are equal and come before. Each rank is one
     cluster's, so that all chosen places are written."""
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     clusters = tl.program_id(1) * CLUSTER_TILE + tl.arange(0, CLUSTER_TILE)
     row_ptr = logits_ptr + row * logits_stride
@@ -64,10 +61,8 @@ def _best_of_clusters(
     NUM_CHOSEN: tl.constexpr,
     CHOSEN_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Finds the best token of one chosen cluster; a row's program that ends last compares those of all."""
-    wait_for_inputs(EARLY)
     row, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cluster = tl.load(chosen_ptr + row * NUM_CHOSEN + place).to(tl.int64)
     members = tl.arange(0, SIZE_TILE)
@@ -138,7 +133,6 @@ def likeliest_in_clusters(
             NUM_CHOSEN=num_chosen,
             CLUSTER_TILE=_CLUSTER_TILE,
             OTHERS_TILE=_OTHERS_TILE,
-            **EARLY,
         )
         _best_of_clusters[(num_rows, num_chosen)](
             *(tokens, rows, weight, token_ids, chosen, tops, torch.empty_like(chosen), arrivals, rows.stride(0)),
@@ -148,7 +142,6 @@ def likeliest_in_clusters(
             NUM_CHOSEN=num_chosen,
             CHOSEN_TILE=triton.next_power_of_2(num_chosen),
             CHANNEL_TILE=_CHANNEL_TILE,
-            **EARLY,
         )
 
 

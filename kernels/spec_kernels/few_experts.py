@@ -15,7 +15,6 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, choose_expert_tiles
 from spec_kernels.experts import routed_experts_reference
 from spec_kernels.gate import activate
@@ -70,10 +69,8 @@ def _gate_up_of_few(
     COLUMN_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
     IS_GELU: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Computes activation(gate) * up in some columns of one expert, for all rows that chose it."""
-    wait_for_inputs(EARLY)
     slot = tl.program_id(1)
     expert, is_row, pairs, is_own = _rows_of_slot(expert_ids_ptr, slot, num_rows, ROW_TILE, NUM_CHOSEN, CHOICE_TILE)
     if is_own:
@@ -120,11 +117,9 @@ def _down_of_few(
     CHANNEL_TILE: tl.constexpr,
     HAS_SHARED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Computes some columns of one expert's outputs times the routing weights; the program that ends last adds up the
     terms of all rows, in the order in which their experts were chosen."""
-    wait_for_inputs(EARLY)
     slot = tl.program_id(1)
     expert, is_row, pairs, is_own = _rows_of_slot(expert_ids_ptr, slot, num_rows, ROW_TILE, NUM_CHOSEN, CHOICE_TILE)
     columns = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
@@ -228,7 +223,6 @@ def few_experts(
             num_warps=tiles.gate_up.num_warps,
             num_stages=tiles.gate_up.num_stages,
             **sizes,
-            **EARLY,
         )
         _down_of_few[(num_tiles, num_slots)](
             *(out, terms, inner, down, down if shared_down is None else shared_down),
@@ -241,7 +235,6 @@ def few_experts(
             num_warps=tiles.down.num_warps,
             num_stages=tiles.down.num_stages,
             **sizes,
-            **EARLY,
         )
 
 

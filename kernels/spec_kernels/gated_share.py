@@ -7,7 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.utils import assert_rows_of, launch_on
 
 
@@ -22,9 +21,7 @@ def _add_gated_share(
     rows_stride: tl.tensor,
     SIZE: tl.constexpr,
     SIZE_TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     channels = tl.arange(0, SIZE_TILE)
     is_channel = channels < SIZE
@@ -61,7 +58,6 @@ def add_gated_share(
             *(out, stream, rows, gate, added, stream.stride(0), rows.stride(0)),
             SIZE=size,
             SIZE_TILE=triton.next_power_of_2(size),
-            **EARLY,
             num_warps=8 if size > 1024 else 4,
         )
 

@@ -12,11 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.block_fp8 import BLOCK
 from spec_kernels.block_fp8_reference import dequantise_reference, rows_of_scale
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
-from spec_kernels.product_steps import add_product, ask_for_tile, load_norm, load_rows
+from spec_kernels.product_steps import add_product, load_norm, load_rows
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -54,7 +52,6 @@ def _product(
     HAS_BIAS: tl.constexpr,
     HAS_MULTIPLIED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Computes one split of one tile of outputs; the split that ends last adds all of them up, in their order."""
     tile = tl.program_id(0)
@@ -67,14 +64,6 @@ def _product(
     HALVES: tl.constexpr = 2 if GATED else 1
     TILE_SIZE: tl.constexpr = ROW_TILE * COLUMN_TILE
 
-    if EARLY and WHOLE_TILES:
-        # Two numbers of e4m3 share an entry, in whole blocks.
-        WIDTH: tl.constexpr = IN_FEATURES if SCALE_ROWS == 0 else (IN_FEATURES + BLOCK - 1) // BLOCK * (BLOCK // 2)
-        ask_for_tile(weight_ptr, column, split * (WIDTH // SPLITS), WIDTH, WIDTH // SPLITS)
-        if GATED:
-            up_columns = column + out_features
-            ask_for_tile(weight_ptr, up_columns, split * (WIDTH // SPLITS), WIDTH, WIDTH // SPLITS)
-    wait_for_inputs(EARLY)
     sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
     up_sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
     squares = tl.zeros((ROW_TILE, DEPTH), tl.float32)
@@ -231,7 +220,6 @@ def product(
             HAS_BIAS=bias is not None,
             HAS_MULTIPLIED=multiplied is not None,
             HAS_RESIDUAL=residual is not None,
-            **EARLY,
             num_warps=tiles.num_warps,
         )
 

@@ -7,10 +7,6 @@ import triton
 import triton.language as tl
 
 from spec_kernels.block_fp8 import BLOCK, load_scale, multiplier, widened
-from spec_kernels.early import ask_for
-
-ASKED_BYTES = tl.constexpr(1024)
-"""Says how much of each row of a weight's tile is asked for ahead: of all programs together some ten megabytes."""
 
 
 @triton.jit
@@ -66,20 +62,6 @@ def multiply(rows: tl.tensor, weight: tl.tensor, sums: tl.tensor, TURNED: tl.con
     else:
         sums = tl.dot(rows, tl.trans(weight), sums, input_precision="ieee")
     return sums
-
-
-@triton.jit
-def ask_for_tile(
-    weight_ptr: tl.tensor,
-    columns: tl.tensor,
-    first: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    NUM_INPUTS: tl.constexpr,
-) -> None:
-    """Ask for the first bytes that a program reads of these rows of a weight, before its other inputs are there."""
-    NUM_BYTES: tl.constexpr = min(NUM_INPUTS * 2, ASKED_BYTES)
-    if weight_ptr.dtype.element_ty.primitive_bitwidth == 16:
-        ask_for(weight_ptr + columns.to(tl.int64) * IN_FEATURES + first, NUM_BYTES)
 
 
 @triton.jit

@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.norms import normed_channels
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -161,11 +160,9 @@ def _route(
     IS_SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_RENORMALIZED: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Multiplies one normed row with some experts' rows of the gate, one after the other; the program that ends last
     chooses for the row."""
-    wait_for_inputs(EARLY)
     first_expert = tl.program_id(0) * AT_ONCE
     row = tl.program_id(1).to(tl.int64)
     channels = tl.arange(0, HIDDEN_TILE)
@@ -258,7 +255,6 @@ def route(
             IS_RENORMALIZED=renormalized,
             num_warps=max(1, min(4, hidden_tile // 2048)),
             **choice,
-            **EARLY,
         )
 
 

@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.online_softmax import divisor, merge
 
 _STAGES = 4
@@ -57,10 +56,8 @@ def merge_splits(
     CHANNEL_TILE: tl.constexpr,
     STAGES: tl.constexpr,
     IS_TREE: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Merges for HEAD_TILE heads of a query row the splits it sees keys in, one after another; some are read ahead."""
-    wait_for_inputs(EARLY)
     row = tl.program_id(0)
     heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
     is_head = heads < NUM_HEADS
@@ -118,6 +115,5 @@ def merge_partials(
         CHANNEL_TILE=channel_tile,
         STAGES=_STAGES,
         IS_TREE=depths is not None,
-        **EARLY,
         num_warps=4 if channel_tile <= 128 else 8,
     )
