@@ -31,7 +31,7 @@ SAMPLED_DRAFTS = ["sampling=sampled", "drafter.draft_sampling=distribution"]
 TREE, STATIC = (["drafter=frozen_kv", f"tree={name}"] for name in ("dynamic", "static"))
 # All rules of the lab take fewer drafts, all its backends mask trees, and all its targets have their weights: what is
 # refused comes from outside (`test_extend.py`), or was left out of a package (`test_shipped_targets.py`).
-ONLY_FROM_OUTSIDE = {"rule_takes_fewer", "branches_are_masked", "weights_are_here"}
+ONLY_FROM_OUTSIDE = {"rule_takes_fewer", "branches_are_judged", "branches_are_masked", "weights_are_here"}
 STOP = ["drafter.stop=confidence"]
 TRAVERSAL = ["acceptance=rejection", "acceptance.method=traversal", *SAMPLED_DRAFTS]
 ONE_HOT = ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_hot"]
