@@ -19,6 +19,8 @@ from tests.test_train_decoder import FAMILIES
 from tests.test_train_loop import CPU, OPTIMISATION, Batches, Regression
 
 NUM_STEPS = 20
+FALL = 1.0
+"""How far the losses of these steps fall at least, so that steps that do not train are told from steps that do."""
 
 
 def test_what_is_made_of_a_batch_is_what_the_module_sees(tmp_path: Path) -> None:
@@ -68,32 +70,50 @@ def family_loss(family: str, device: torch.device) -> DecoderLoss:
     return DecoderLoss(kind(keys)).to(device).train()
 
 
-def losses_of(step: Any, vocab_size: int, device: torch.device) -> Tensor:
+def losses_of(step: Any, device: torch.device) -> Tensor:
+    """Losses of steps on tokens drawn from the first eight of a vocabulary and from the next eight, in turn.
+
+    There is that to learn, and not from one batch alone.
+    """
     generator = torch.Generator().manual_seed(0)
     losses = []
     for number in range(NUM_STEPS):
-        rows = torch.randint(vocab_size, (4, 96), generator=generator).to(device)
+        rows = (torch.randint(8, (4, 96), generator=generator) + 8 * (number % 2)).to(device)
         losses.append(step((rows, rows[:, 1:]), 1e-2 * min(1.0, (number + 1) / 10)))
     return torch.stack(losses)
+
+
+def launched_step(family: str, device: torch.device) -> LaunchedStep:
+    module = family_loss(family, device)
+    optimiser = adamw(module, OptimisationConfig(num_steps=NUM_STEPS, num_warmup_steps=2), device)
+    return LaunchedStep(list(module.parameters()), module, lambda *batch: batch, optimiser, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_twenty_steps_learn_which_tokens_there_are(family: str) -> None:
+    """Losses fall from that of guessing in the vocabulary (4.6) to that of guessing in the tokens seen (2.1 to 2.8)."""
+    losses = losses_of(launched_step(family, CPU), CPU)
+    assert losses[0] - losses[-1] > 1.5 * FALL
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_recorded_step_trains_as_a_launched_one(family: str) -> None:
-    """Twenty steps, of which the first are launched either way; and the rate is read anew at every replay."""
+    """Twenty steps, of which the first are launched either way; rate and batch are read anew at every replay.
+
+    Replays that leave the weights, the rate or the batch as they were come to losses that are half a unit away or more;
+    rounding to bfloat16, or weights that are 1 % off, to less than a tenth.
+    """
     device = torch.device("cuda")
+    expected = losses_of(launched_step(family, device), device)
     optimisation = OptimisationConfig(num_steps=NUM_STEPS, num_warmup_steps=2)
-    module = family_loss(family, device)
-    optimiser = adamw(module, optimisation, device)
-    launched = LaunchedStep(list(module.parameters()), module, lambda *batch: batch, optimiser, 1.0)
-    vocab_size = FAMILIES[family][1]["vocab_size"]
-    expected = losses_of(launched, vocab_size, device)
     recorded = make_step(family_loss(family, device), optimisation, device, compiled=lambda loss: loss)
     assert isinstance(recorded, CapturedStep)
-    losses = losses_of(recorded, vocab_size, device)
+    losses = losses_of(recorded, device)
     assert recorded.is_recorded and NUM_STEPS > STEPS_BEFORE_CAPTURE + 1
-    torch.testing.assert_close(losses, expected, atol=5e-2, rtol=0.0)
-    assert expected[0] - expected[-1] > 0.1
+    torch.testing.assert_close(losses, expected, atol=0.25, rtol=0.0)
+    assert expected[STEPS_BEFORE_CAPTURE] - expected[-1] > FALL
 
 
 @pytest.mark.gpu
