@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from spec_kernels import product_tiles
 from spec_lab.assembly import devices
 from spec_lab.assembly.models import resolve_device
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.folder import folder_name
+from spec_lab.compatibility import auto
 from spec_lab.compatibility.run import refusals
 from tests.tiny_checkpoints import refused
 
@@ -173,3 +175,7 @@ def test_composing_a_run_for_a_gpu_imports_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_prompts_come_alone_for_as_many_rows_as_the_kernels_promise() -> None:
+    assert auto.INVARIANT_ROWS == product_tiles.INVARIANT_ROWS

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from spec_kernels.product_tiles import INVARIANT_ROWS
 from spec_lab.assembly import registry
 from spec_lab.assembly.devices import runs_on_cuda
 from spec_lab.assembly.option import GraphOption
@@ -27,6 +26,8 @@ CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
 """More rows a forward bring little on either: docs/performance.md. vLLM has 8192 on GPUs of this size."""
 ONE_PROMPT = 1
 """Rows of several prompts take no share of a forward."""
+INVARIANT_ROWS = 16
+"""The rows that `spec_kernels.product_tiles` speaks of: said again, since composing needs no kernels on its path."""
 SHORT_CHUNK, LONG_CHUNK = 512, 8192
 """The long one is for attention without masks, which are as large as a chunk times all keys before it."""
 
