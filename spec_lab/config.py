@@ -200,7 +200,7 @@ class CacheConfig:
     )
     prefill_tokens: int | None = knob(
         None,
-        "prompt rows of all requests a forward, 1 for one each; null: 2048, 8192 on CUDA, 1 if row_invariant holds",
+        "prompt rows of all requests a forward, 1 for one each; null: 2048, on CUDA 8192, or 1 if rows are invariant",
         least=1,
     )
 

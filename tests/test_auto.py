@@ -73,6 +73,7 @@ def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: 
         (["device=cuda", "batch_size=5", "cache.prefill_tokens=64"], 64),
         (["device=cuda", "batch_size=4"], 1),
         (["device=cuda", "batch_size=4", "row_invariant=false"], 8192),
+        (["device=cuda", "target=pocket_moe", "drafter=ngram"], 8192),
         pytest.param(["device=cuda", "batch_size=16"], 8192, marks=pytest.mark.slow),
         pytest.param(["device=cuda", "batch_size=16", "drafter=none"], 1, marks=pytest.mark.slow),
         pytest.param(["device=cuda", "batch_size=4", "dtype=float32"], 8192, marks=pytest.mark.slow),
@@ -94,6 +95,7 @@ def test_how_many_prompt_rows_share_a_forward(overrides: list[str], expected: in
         (["device=cpu"], 512),
         (["device=cuda"], 8192),
         (["device=cuda", "attention=torch"], 512),
+        (["device=cuda", "acceptance=relaxed_thinking", "acceptance.phase=round"], 512),
         (["device=cuda", "cache.prefill_chunk=64"], 64),
     ],
 )

@@ -228,9 +228,15 @@ FORBIDDEN = [
         "target.weight_dtype=auto",
     ),
     (
-        ["target.weight_dtype=fp8", "row_invariant=false"],
-        "row_invariant=false takes the library's products",
-        "target.weight_dtype=auto",
+        ["target.weight_dtype=fp8", "row_invariant=false", "kernels=triton", "device=cuda"],
+        "row_invariant=false takes products that target.weight_dtype=fp8 has none of on a GPU",
+        "row_invariant=true, or target.weight_dtype=auto",
+    ),
+    (["target.weight_dtype=fp8", "kernels=torch", "device=cuda"], "kernels=torch takes products", "kernels=triton"),
+    (
+        ["target.weight_dtype=fp8", "kernels=triton", "dtype=float32", "device=cuda"],
+        "dtype=float32 takes products",
+        "dtype=bfloat16",
     ),
     (["target.weight_dtype=fp8", "target.tensor_parallel=2"], "splits no weights in fp8", "target.tensor_parallel=1"),
     (

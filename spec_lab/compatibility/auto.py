@@ -16,10 +16,13 @@ from importlib.util import find_spec
 from spec_lab.assembly import registry
 from spec_lab.assembly.devices import runs_on_cuda
 from spec_lab.assembly.option import GraphOption
+from spec_lab.assembly.rules import RelaxedPhase
 from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.compatibility.run import refusals
+from spec_lab.compatibility.weights import model_of
 from spec_lab.config import AttentionConfig, CacheConfig, Dtype, KernelSet, RunConfig
 from spec_lab.errors import UserError
+from spec_lab.models.config import ModelConfig
 
 AUTO = "auto"
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
@@ -92,7 +95,9 @@ def _with_prompt_sizes(config: RunConfig, on_cuda: bool) -> CacheConfig:
     """Return the cache with the rows of a prompt's forwards as they are, where nothing was said of them."""
     cache = config.cache
     if cache.prefill_chunk is None:
-        is_long = on_cuda and config.attention.name == KNOBS["attention"].fast
+        # With this phase a prompt's last chunk decides what is relaxed, and no device may decide that.
+        reads_chunks = getattr(config.acceptance, "phase", None) == RelaxedPhase.round
+        is_long = on_cuda and config.attention.name == KNOBS["attention"].fast and not reads_chunks
         cache = dataclasses.replace(cache, prefill_chunk=LONG_CHUNK if is_long else SHORT_CHUNK)
     if cache.prefill_tokens is None:
         budget = CUDA_PREFILL_TOKENS if on_cuda else CPU_PREFILL_TOKENS
@@ -102,7 +107,7 @@ def _with_prompt_sizes(config: RunConfig, on_cuda: bool) -> CacheConfig:
 
 
 def _rounds_are_row_invariant(config: RunConfig) -> bool:
-    """Tell whether a full round has so few rows that none depends on the others, if the target's layers are such.
+    """Tell whether a full round has so few rows that none depends on the others, where the target's layers are such.
 
     A prompt's forward is of many rows, whose rounding follows from how many they are. Where decoding is to be the same
     bit for bit, each prompt therefore has a forward of its own: which others come with it is decided by when requests
@@ -111,7 +116,15 @@ def _rounds_are_row_invariant(config: RunConfig) -> bool:
     has_kernels = (config.attention.name, str(config.kernels)) == (KNOBS["attention"].fast, KNOBS["kernels"].fast)
     tree, has_16_bits = tree_sizes(config), config.dtype != Dtype.float32
     num_rows = config.drafter.num_draft_tokens + 1 if tree is None else tree.num_rows
-    return config.row_invariant and has_kernels and has_16_bits and config.batch_size * num_rows <= INVARIANT_ROWS
+    if not (config.row_invariant and has_kernels and has_16_bits and config.batch_size * num_rows <= INVARIANT_ROWS):
+        return False
+    model = model_of(config)
+    return model is not None and config.target.tensor_parallel == 1 and not _promises_nothing(model)
+
+
+def _promises_nothing(model: ModelConfig) -> bool:
+    """Tell whether some layer's rows depend on the others, or are not promised not to."""
+    return model.keeps_states or any(plan.experts is not None or plan.latent is not None for plan in model.layers)
 
 
 def _faster(config: RunConfig, knob: AutoKnob) -> RunConfig:

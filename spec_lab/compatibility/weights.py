@@ -6,24 +6,32 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spec_lab.assembly import registry
+from spec_lab.assembly.devices import runs_on_cuda
 from spec_lab.assembly.option import TargetOption
-from spec_lab.config import RunConfig, WeightDtype
+from spec_lab.config import Dtype, KernelSet, RunConfig, WeightDtype
 from spec_lab.errors import UserError
+from spec_lab.models.config import ModelConfig
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.quantization import problem_of_fp8
 
 REMEDY = "use target.weight_dtype=auto"
 
 
-def fp8_layers(config: RunConfig) -> str | None:
-    """Every layer must have products in e4m3, as its config.json says; one that cannot be read is refused where it is
-    needed."""
+def model_of(config: RunConfig) -> ModelConfig | None:
+    """Read the target's config.json; None where that cannot be read, which is refused where it is needed."""
     option = registry.of(config).find(TargetOption, config.target.name)
-    if config.target.weight_dtype != WeightDtype.fp8 or any(refusal(config) for refusal in option.refusals):
+    if any(refusal(config) for refusal in option.refusals):
         return None
     try:
-        model = read_model_config(option.folder(config.target))
+        return read_model_config(option.folder(config.target))
     except UserError:
+        return None
+
+
+def fp8_layers(config: RunConfig) -> str | None:
+    """Every layer must have products in e4m3, as its config.json says."""
+    model = model_of(config) if config.target.weight_dtype == WeightDtype.fp8 else None
+    if model is None:
         return None
     problem = problem_of_fp8(model)
     return (
@@ -42,10 +50,21 @@ def fp8_in_one_process(config: RunConfig) -> str | None:
 
 
 def fp8_by_our_products(config: RunConfig) -> str | None:
-    """The library multiplies no 16-bit rows by e4m3: a weight would be widened in memory for every round."""
-    if config.target.weight_dtype != WeightDtype.fp8 or config.row_invariant:
+    """The library multiplies no 16-bit rows by e4m3: on a GPU a weight would be widened in memory for every round."""
+    if config.target.weight_dtype != WeightDtype.fp8 or not runs_on_cuda(config.device):
         return None
-    return f"row_invariant=false takes the library's products, which has none for target.weight_dtype=fp8; {REMEDY}"
+    wrong = {
+        f"kernels={config.kernels}": config.kernels != KernelSet.triton,
+        "dtype=float32": config.dtype == Dtype.float32,
+        "row_invariant=false": not config.row_invariant,
+    }
+    named = next((knob for knob, is_wrong in wrong.items() if is_wrong), None)
+    if named is None:
+        return None
+    return (
+        f"{named} takes products that target.weight_dtype=fp8 has none of on a GPU; use kernels=triton dtype=bfloat16 "
+        "row_invariant=true, or target.weight_dtype=auto"
+    )
 
 
 WEIGHT_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (fp8_layers, fp8_in_one_process, fp8_by_our_products)
