@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -27,6 +28,8 @@ from spec_lab.engine.tape import TapeRecorder, _Tape
 from spec_lab.measure.launch_counts import CountedRounds
 from spec_lab.measure.watched_rounds import watch_rounds
 from tests.graph_lab import DRAFTERS, MODES, RULES, Lab, generate_watched, lab, mixed_requests
+from tests.lab import make_config, make_engine, random_requests
+from tests.tiny_experts import make_tiny_nextn
 
 __all__ = ["lab"]
 
@@ -243,6 +246,27 @@ def test_a_replay_skips_the_steps_behind_the_stops_of_all_requests(
         assert [
             n // engine.graph.padded_size(len(r.request_ids)) for n, r in zip(drafted, skipped.rounds, strict=True)
         ] == [record.rows.drafted // len(record.request_ids) for record in eager.rounds]
+
+
+@SLOW
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_experts_of_skipped_steps_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int
+) -> None:
+    """The draft steps' counts are those of rounds whose host leaves off; only verify's rows are more, as ever."""
+    make_tiny_nextn(tmp_path)
+    requests = random_requests(4, max_new_tokens=8)
+    stop = {"stop": "confidence", "stop_threshold": 0.07}
+    config = make_config((tmp_path, tmp_path), "mtp_eagle", prune="catchup", batch_size=batch_size, options=stop)
+    eager = make_engine(config, requests).generate(requests)
+    recorder = SkippingRecorder()
+    monkeypatch.setattr("spec_lab.assembly.graphs_loader._recorder", lambda models: recorder)
+    skipped = make_engine(replace(config, graph=MODES["round"]), requests).generate(requests)
+    assert text_and_offers(skipped) == text_and_offers(eager)
+    expected, counts = eager.experts_read, skipped.experts_read
+    assert expected is not None and counts is not None
+    assert recorder.num_skipped > 0 and counts.recur == expected.recur > 0
+    assert counts.catchup == expected.catchup
 
 
 def test_a_budget_is_kept_to(lab: Lab) -> None:

@@ -6,7 +6,9 @@ captured, rows that nobody offers are left out, and drafting ends with the last 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.protocols import MetadataMover
 from spec_lab.core.types import AcceptanceInputs, RoundBatch, VerifiedRound
 from spec_lab.engine.capture import GraphRecorder
-from spec_lab.engine.draft_loop import DraftLoop, make_draft_loop
+from spec_lab.engine.draft_loop import DraftLoop, StepScope, make_draft_loop
 from spec_lab.engine.experts_read import ReadingStage
 from spec_lab.engine.k_schedule import KSchedule
 from spec_lab.engine.offers import DraftOffers
@@ -84,8 +86,9 @@ class AdaptiveRound(DecodeRound):
 
     def recur(self, state: Any) -> torch.Tensor:
         """Run the other draft steps, and return the drafts of the round, [batch, K] at most."""
-        with self.parts.timer.span("recur"), self.parts.experts_read.stage(ReadingStage.RECUR):
-            return self._collect(self.parts.mover, state)
+        with self.parts.timer.span("recur"):
+            counted = partial(self.parts.experts_read.stage, ReadingStage.RECUR)
+            return self._collect(self.parts.mover, state, counted)
 
     def commit(self, verified: VerifiedRound, drafts: torch.Tensor) -> None:
         batch, verification = verified.batch, verified.verification
@@ -97,12 +100,12 @@ class AdaptiveRound(DecodeRound):
     def start(self, ends: PromptEnds, state: Any) -> None:
         """Draft from the state that a prompt pass ended in, and leave the first round's inputs in the slots."""
         self._offers.num_drafted.index_fill_(0, ends.slot_ids, self.max_drafted)
-        drafts = self._collect(self.parts.backend, state)
+        drafts = self._collect(self.parts.backend, state, nullcontext)
         self.parts.slots.start(ends, self._with_room(drafts))
 
-    def _collect(self, mover: MetadataMover, state: Any) -> torch.Tensor:
+    def _collect(self, mover: MetadataMover, state: Any, scope: StepScope) -> torch.Tensor:
         """Take the drafts from `state`."""
-        drafts = self._loop.run(self.parts, mover, state, self.max_drafted)
+        drafts = self._loop.run(self.parts, mover, state, self.max_drafted, scope)
         self.num_drafted = drafts.shape[1]
         return drafts
 

@@ -7,6 +7,8 @@ has such nodes; elsewhere all steps run, and drafts behind a stop are never offe
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +20,9 @@ from spec_lab.engine.graphs.draft_loops import carry_every_tensor
 from spec_lab.engine.offers import DraftOffers
 from spec_lab.engine.round import Parts, collect_drafts
 
+StepScope = Callable[[], AbstractContextManager[None]]
+"""Opens what surrounds draft steps, once or more often: the stage that their reading of experts counts for, or none."""
+
 
 class DraftLoop(Protocol):
     """Runs the draft steps of a round behind its first one.
@@ -28,8 +33,8 @@ class DraftLoop(Protocol):
 
     decides_on_device: bool
 
-    def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int) -> torch.Tensor:
-        """Return drafts [batch, at most `most`] from the `state` that the first step left."""
+    def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int, scope: StepScope) -> torch.Tensor:
+        """Return drafts [batch, at most `most`] from the `state` that the first step left, with steps in a `scope`."""
         ...
 
 
@@ -38,8 +43,9 @@ class EveryStep:
 
     decides_on_device = False
 
-    def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int) -> torch.Tensor:
-        return collect_drafts(parts.drafter, mover, state, most)
+    def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int, scope: StepScope) -> torch.Tensor:
+        with scope():
+            return collect_drafts(parts.drafter, mover, state, most)
 
 
 class StepsWhileAsked:
@@ -50,13 +56,14 @@ class StepsWhileAsked:
     def __init__(self, offers: DraftOffers) -> None:
         self._offers = offers
 
-    def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int) -> torch.Tensor:
+    def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int, scope: StepScope) -> torch.Tensor:
         slot_ids = state.rows.slot_ids
 
         def is_over(column: int) -> bool:
             return not bool(self._offers.going_on(slot_ids, column).any())
 
-        drafts = collect_drafts(parts.drafter, mover, state, most, is_over)
+        with scope():
+            drafts = collect_drafts(parts.drafter, mover, state, most, is_over)
         self._offers.num_drafted.index_fill_(0, slot_ids, drafts.shape[1])
         return drafts
 
@@ -64,8 +71,9 @@ class StepsWhileAsked:
 class StepsInIfNodes:
     """Keeps the protocol `DraftLoop`: a replay skips a step behind the stops of all requests, and with it all others.
 
-    What a step hands on lies in tensors from before it, since a step that is skipped writes nothing. No event may be
-    recorded inside such a node: the steps count as one stretch.
+    What a step hands on lies in tensors from before it, since a step that is skipped writes nothing; each has a scope
+    of its own, which ends inside the node: behind it, what the step made may not exist. No event may be recorded inside
+    such a node: the steps count as one stretch.
     """
 
     decides_on_device = True
@@ -74,7 +82,7 @@ class StepsInIfNodes:
         self._offers = offers
         self._recorder = recorder
 
-    def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int) -> torch.Tensor:
+    def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int, scope: StepScope) -> torch.Tensor:
         slot_ids = state.rows.slot_ids
         drafts = state.tokens.new_zeros((state.tokens.shape[0], most))
         columns = torch.arange(most, device=drafts.device)
@@ -83,7 +91,7 @@ class StepsInIfNodes:
         going_on = self._offers.going_on(slot_ids, 0) if most > 1 else None
         for index in range(1, most):
             assert going_on is not None
-            with self._recorder.when_any(going_on, 0), parts.timer.unmarked():
+            with self._recorder.when_any(going_on, 0), parts.timer.unmarked(), scope():
                 self._step(parts, mover, state, DraftStep(index, columns[index : index + 1]), drafts)
                 self._offers.num_drafted.index_fill_(0, slot_ids, index + 1)
                 going_on.copy_(self._offers.going_on(slot_ids, index))

@@ -102,11 +102,12 @@ DEFINITIONS: dict[str, str] = {
     "rows": _first_paragraph(rows),
     "rows.drafted": (
         "Drafts that the draft steps of rounds made, offered or not, those of padded and surplus rows included; the "
-        "prompt pass's are not in it. Of a tree the drafts in it."
+        "prompt pass's are not in it. Of a tree its rows but for the root. Places for which ngram finds nothing "
+        "count, in a chain and in a tree."
     ),
     "rows.offered": (
         "Drafts that verification could accept. Fewer than were drafted where drafter.stop, drafter.k_schedule or "
-        "verify.budget leave some out."
+        "verify.budget leave some out. Places for which ngram finds nothing count here too."
     ),
     "rows.verified": (
         "Rows of the target's verify: pending tokens and drafts, those that are not offered and fill the shape, padded "
