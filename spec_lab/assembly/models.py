@@ -43,7 +43,8 @@ class Limits:
 
     Attributes:
         max_seq_len: longest prompt plus output.
-        margin: positions past it that a round may write: 2K of a chain, and N more where the host runs a round behind.
+        margin: positions past it that a round may write: 2K of a chain, and N more where the host runs a round behind
+            and the device does not end requests.
         max_kv_len: the longest committed length at the start of a round.
         num_rows: rows of a request in verify.
         rollback: how layers that keep a state take some of them back.

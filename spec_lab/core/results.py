@@ -64,7 +64,8 @@ class RoundRecord:
         stage_seconds: a key for each stage that could be told apart.
         num_surplus: requests that the round still had rows for, though an earlier one had ended them; they have no
             entry in the lists.
-        launch_seconds: from the start of the round until the host had launched all of it, before it waits for results.
+        launch_seconds: from the host's first call of the launch until it had launched all of the round,
+            before it waits for results.
         relaxed: drafts accepted only because the rule relaxed; None for rules that never do.
     """
 
@@ -130,6 +131,8 @@ class RequestRecord:
 @dataclass(slots=True)
 class GraphCounts:
     """Counts how often an engine's graph mode captured, replayed, and fell back to eager, since the engine was made.
+
+    On a GPU each graph of a round is captured twice, and the two are replayed in turn.
 
     `nodes`: of the last captured graph of each segment; None where the device does not tell. `rounds_per_replay`: how
     many rounds one graph holds, where it holds whole ones.

@@ -1,6 +1,7 @@
 """The host accounts here for rounds behind their launch: tokens for the sequences, and a record a round.
 
-Before the next launch stands only whether a request may have ended; the rest is done when the device is busy again.
+In a captured mode only whether a request may have ended stands before the next launch; the rest is done when the device
+is busy again. An eager round is told the lengths, so all of it stands before its launch.
 
 Rounds that were launched together (`graph.rounds_per_replay`) are gone through as if they had come one by one.
 """

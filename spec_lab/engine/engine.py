@@ -107,10 +107,10 @@ class _GenerationRun:
         everything that is ready.
 
         Between the end of a round and the next launch stands what decides about that launch: whether a request may have
-        ended. Tokens and records are accounted for while the device works on the next round. With overlap the host
-        reads the round before only after the next one is launched; but it reads what is in flight before a prompt pass,
-        which waits for the device anyway, so that no round's time holds a prompt's, and before a launch without those
-        that the device has ended.
+        ended. In a captured mode tokens and records are accounted for while the device works on the next round; an
+        eager round is told the lengths, which come from the accounts. With overlap the host reads the round before only
+        after the next one is launched; but it reads what is in flight before a prompt pass, which waits for the device
+        anyway, so that no round's time holds a prompt's, and before a launch without those that the device has ended.
         """
         scheduler = self._engine.scheduler
         for sequence in scheduler.admit(self._now()):

@@ -87,7 +87,7 @@ DEFINITIONS: dict[str, str] = {
     "round_ms": _first_paragraph(round_ms),
     "launch_ms": _first_paragraph(launch_ms),
     "stage_ms_per_round": _first_paragraph(stage_ms),
-    "stage_ms_per_round.commit": "The device's bookkeeping; the host's reading is readback.",
+    "stage_ms_per_round.commit": "The device's bookkeeping.",
     "stage_ms_per_round.readback": "Tokens and counts packed into one tensor and copied; on a CPU read as well.",
     "prefill_ms_per_request": _first_paragraph(prefill_ms_per_request),
     "prompt_forwards": (
@@ -125,7 +125,10 @@ DEFINITIONS: dict[str, str] = {
     ),
     "experts_read": _first_paragraph(experts_read),
     "expert_bytes_read": _first_paragraph(expert_bytes_read),
-    "graph": "Captures, replays and fallbacks to eager since the engine was made, warm-up included.",
+    "graph": (
+        "Captures, replays and fallbacks to eager since the engine was made, warm-up included. On a GPU each graph of "
+        "a round is captured twice, and the two are replayed in turn."
+    ),
     "graph.rounds_per_replay": "Rounds that one graph holds, where it holds whole ones; else 1.",
     "graph.nodes": "Kernels, copies and fills of each segment's graph, on a CPU operators; of the last one captured.",
     "launches_per_round": (

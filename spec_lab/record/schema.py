@@ -6,8 +6,9 @@ everything; it had no `judged_per_round` and no `num_surplus`, and its stage `co
 Version 3 did not say where each token came from. Version 4 knew no rounds that offer fewer than K drafts: it had no
 `offered_per_round`, and `rows` did not count what was drafted, offered and verified; nor did it count experts.
 Version 5 launched every round alone: it had no `wasted_rounds`, and no `rounds_per_replay` among the counts of a graph.
-Nor did it say whether rows depend on each other (`row_invariant`). Version 6 counted experts, and not their bytes.
-`weight_dtype` is younger than it.
+Nor did it say whether rows depend on each other (`row_invariant`). Version 6 counted experts, and not their bytes,
+and timed a round from its launch; since version 7 a round begins where the host had read the one before. `weight_dtype`
+is younger than version 6.
 `spec_lab/record/versions.py` reads it.
 """
 

@@ -24,7 +24,9 @@ DRAFT_STAGES = ("catchup", "recur", "draft")
 
 
 def decode_tokens_per_second(rounds: Sequence[RoundRecord]) -> float | None:
-    """Tokens emitted in rounds / time of the rounds; prompt passes are in neither. Median over timed repeats."""
+    """Tokens emitted in rounds / time of the rounds, each from the reading of the round before; prompt passes are in
+    neither. Median over timed repeats.
+    """
     return ratio(sum(sum(record.emitted) for record in rounds), sum(record.seconds for record in rounds))
 
 
@@ -34,17 +36,18 @@ def end_to_end_tokens_per_second(result: GenerationResult) -> float | None:
 
 
 def round_ms(rounds: Sequence[RoundRecord]) -> float | None:
-    """Mean time of a round in milliseconds, until the host has read its tokens. Median over repeats.
+    """Mean time of a round in milliseconds, until the host has read its tokens. It begins where the host had read
+    the round before, and behind a prompt pass with the launch. Median over repeats.
 
-    It begins where the host had read the round before, and behind a prompt pass with the launch: the times add up to
-    the wall time of decoding. With graph.rounds_per_replay the rounds of a replay share its time equally, that of
-    wasted ones with it.
+    The times so add up to the wall time of decoding. With graph.rounds_per_replay the rounds of a replay share its time
+    equally, that of wasted ones with it.
     """
     return mean([1e3 * record.seconds for record in rounds])
 
 
 def launch_ms(rounds: Sequence[RoundRecord]) -> float | None:
-    """CPU span: mean time from the start of a round until the host has launched all of it, before it waits for results.
+    """CPU span: mean time from the host's first call of the launch until it has launched all of a round, before it
+    waits for results.
 
     On a CPU an operator has run once it is launched, so the span is nearly the round. Median over timed repeats.
     """

@@ -69,7 +69,7 @@ COLUMNS: dict[str, Column] = {
     "pruning_speedup_low": Column("number", "lowest of the repeats"),
     "pruning_speedup_high": Column("number", "highest of the repeats"),
     "round_ms": Column("number", "mean time of a round"),
-    "launch_ms": Column("number", "until the host has launched all of a round"),
+    "launch_ms": Column("number", "from the host's first call of the launch until all of a round is launched"),
     **{f"{stage}_ms": Column("number", f"mean time of the stage {stage} in a round") for stage in STAGES},
     "prefill_ms_per_request": Column("number", "mean time of a prompt pass"),
     "ttft_p50_ms": Column("number", "median time to the first token"),

@@ -18,10 +18,11 @@ from spec_lab.report.table import format_table, paragraph
 
 NOTE = """\
 round: median over repeats of the mean time of a round; to eager: that over eager's at the same batch, in brackets from
-the fastest repeat over eager's slowest to the slowest over eager's fastest; CPU span: until the host has launched all
-of a round; launches, replays, syncs: a round, counted outside the timed part; captures: of the whole run, warm-up and
-smaller batches included; nodes: of the graphs captured last. With attention=torch a captured round reads keys up to the
-longest length there can be, an eager one up to the longest of its batch."""
+the fastest repeat over eager's slowest to the slowest over eager's fastest; CPU span: from the host's first call of
+the launch until it has launched all of a round; launches, replays, syncs: a round, counted outside the timed part;
+captures: of the whole run, warm-up and smaller batches included, on a GPU two of each graph, which are replayed in
+turn; nodes: of the graphs captured last. With attention=torch a captured round reads keys up to the longest length
+there can be, an eager one up to the longest of its batch."""
 
 
 def read_graph_comparisons(runs: Sequence[Run]) -> list[list[Run]]:

@@ -16,7 +16,8 @@ class GraphMode(Protocol):
     Attributes:
         rounds_per_replay: rounds that one `run` is, R.
         skips_rounds: a round behind the end of all requests does not run.
-        looks_at_lengths: `run` makes use of `max_kv_len`, which must so be that of all rounds before.
+        looks_at_lengths: `run` makes use of `max_kv_len`, which must so be that of all rounds before, so that the
+            engine accounts for a round before it launches the next; in a captured mode, which does not look, after.
     """
 
     counts: GraphCounts
