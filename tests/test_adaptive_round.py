@@ -257,7 +257,8 @@ def test_experts_of_skipped_steps_are_not_counted(
     make_tiny_nextn(tmp_path)
     requests = random_requests(4, max_new_tokens=8)
     stop = {"stop": "confidence", "stop_threshold": 0.07}
-    config = make_config((tmp_path, tmp_path), "mtp_eagle", prune="catchup", batch_size=batch_size, options=stop)
+    places = {"device": "cpu", "batch_size": batch_size}
+    config = make_config((tmp_path, tmp_path), "mtp_eagle", prune="catchup", options=stop, **places)
     eager = make_engine(config, requests).generate(requests)
     recorder = SkippingRecorder()
     monkeypatch.setattr("spec_lab.assembly.graphs_loader._recorder", lambda models: recorder)
