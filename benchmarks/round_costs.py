@@ -1,0 +1,254 @@
+"""Times rounds by drafts, batch, context and pruning of the catch-up step, behind prompts that nobody computes.
+
+    python benchmarks/round_costs.py outputs/round_costs --prompts 1024,8192 --batches 1,8,64,256 --drafts 0,1,3,7 \
+        target=llama3_8b target.weights=random drafter.draft_vocab_size=32000 device=cuda
+    python benchmarks/round_costs.py outputs/round_costs --show
+
+What a round costs does not depend on what its keys are, so caches are filled with noise in place of prompt passes: 64
+prompts of 8192 tokens would take 14 s in every cell. All else is the engine's own round, by its own record; an EAGLE-3
+head with random weights drafts, and two tokens a request are imposed in every round, so that all requests end together.
+`--drafts 0` is plain decoding. A line of `rounds.csv` for every cell as soon as it is measured; what is there is not
+measured again. A cell that does not fit the GPU is named, and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from h200_round import append_row, read_rows
+from prompt_passes import whole_numbers
+
+from spec_lab.assembly.engine import build_engine
+from spec_lab.assembly.heads import load_drafter
+from spec_lab.assembly.models import Models, engine_limits, load_models
+from spec_lab.cli.compose import compose_run
+from spec_lab.config import PruneConfig, RunConfig
+from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
+from spec_lab.core.prompts import LiveRows, PromptEnds
+from spec_lab.core.results import RoundRecord, RowCounts
+from spec_lab.core.types import Request
+from spec_lab.core.types import Sequence as RunningSequence
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.prefill import PromptPass
+from spec_lab.errors import UserError
+from spec_lab.measure.profiling import profile_rounds
+from spec_lab.report.table import format_table
+
+KEYS = ("tokens", "batch", "K", "pruned")
+NOT_PRUNED = "none"
+CATCHUPS = (NOT_PRUNED, "post_attention", "pre_attention")
+EMITTED_PER_ROUND = 2
+NUM_SETTLING = 3
+"""Rounds of a pass that are not counted: the first begins with its launch, the others fill what they find empty."""
+PROFILED_ROUNDS = 8
+STAGES = ("verify", "catchup", "recur")
+Row = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One line of the table; `num_drafts` of 0 is plain decoding."""
+
+    tokens: int
+    batch: int
+    num_drafts: int
+    catchup: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return str(self.tokens), str(self.batch), str(self.num_drafts), self.catchup
+
+    @property
+    def emitted(self) -> int:
+        """Tokens that a round of a request emits."""
+        return EMITTED_PER_ROUND if self.num_drafts else 1
+
+
+class FilledPrompts(PromptPass):
+    """Stands in the place of prompt passes: a request's slot is made ready, and nothing is computed."""
+
+    def run(self, sequences: Iterable[RunningSequence]) -> dict[int, RowCounts]:
+        """Give every request a first token and first drafts."""
+        ordered, slots = list(sequences), self._parts.slots
+        device = slots.kv_lens.device
+        lengths = [len(sequence.request.prompt_ids) for sequence in ordered]
+        ids, kv_lens, tokens = torch.tensor(
+            [[sequence.slot for sequence in ordered], lengths, [1] * len(ordered)], device=device
+        ).unbind(0)
+        rows = LiveRows(ids, self._parts.backend.build(kv_lens.unsqueeze(1), kv_lens, slots.table.pages[ids], 1))
+        num_drafts = self._parts.drafter.num_draft_tokens
+        slots.start(PromptEnds(ids, kv_lens, tokens, rows, max(lengths)), ids.new_ones(len(ordered), num_drafts))
+        for sequence, length in zip(ordered, lengths, strict=True):
+            sequence.num_prefilled = sequence.kv_len = length
+            sequence.tokens.append(1)
+        return {sequence.slot: RowCounts() for sequence in ordered}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what is missing, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--prompts", type=whole_numbers, default=[1024, 8192])
+    parser.add_argument("--batches", type=whole_numbers, default=[1, 8, 64, 256])
+    parser.add_argument("--drafts", type=whole_numbers, default=[0, 1, 3, 7])
+    parser.add_argument("--catchup", type=lambda names: names.split(","), default=list(CATCHUPS))
+    parser.add_argument("--rounds", type=int, default=24, help="timed rounds of a pass")
+    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--gathers", action="store_true", help="profile a few rounds for kernels that gather rows")
+    parser.add_argument("--show", action="store_true", help="measure nothing")
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_intermixed_args(arguments)
+    table = options.folder / "rounds.csv"
+    for tokens in [] if options.show else options.prompts:
+        there = {tuple(row[key] for key in KEYS) for row in read_rows(table)}
+        if missing := [cell for cell in cells_of(options, tokens) if cell.key not in there]:
+            measure_prompt(missing, options, table)
+    show(read_rows(table))
+    return 0
+
+
+def cells_of(options: argparse.Namespace, tokens: int) -> list[Cell]:
+    """List the cells behind prompts of `tokens`; there is nothing to catch up in plain decoding."""
+    return [
+        Cell(tokens, batch, num_drafts, catchup)
+        for batch in options.batches
+        for num_drafts in options.drafts
+        for catchup in (options.catchup if num_drafts else [NOT_PRUNED])
+    ]
+
+
+def measure_prompt(cells: Sequence[Cell], options: argparse.Namespace, table: Path) -> None:
+    """Load the target once, since how keys are split follows from the longest sequence, and append a line a cell."""
+    num_new = 1 + EMITTED_PER_ROUND * (options.rounds + NUM_SETTLING)
+    most_drafts = max(max(options.drafts), 1)
+    config = composed(options.overrides, most_drafts)
+    longest = [make_request(0, cells[0].tokens, num_new)]
+    models = load_models(config, engine_limits(config, longest, most_drafts).max_seq_len)
+    for cell in cells:
+        try:
+            row = measured(cell, options, models)
+        except UserError as error:
+            print(f"{' '.join(cell.key)}: {error}", file=sys.stderr)
+        else:
+            append_row(table, row)
+        gc.collect()  # graphs and caches of an engine hold one another
+
+
+def composed(overrides: Sequence[str], num_drafts: int) -> RunConfig:
+    """Compose the run of a drafter with so many drafts, or of none."""
+    chosen = ["references=[]", "graph=round"]
+    if num_drafts:
+        chosen += ["drafter=eagle3", f"drafter.num_draft_tokens={num_drafts}", "acceptance=synthetic"]
+        chosen.append(f"acceptance.mean_length={EMITTED_PER_ROUND}")
+        if "target.weights=random" in overrides:
+            chosen.append("drafter.weights=random")
+    else:
+        chosen.append("drafter=none")
+        overrides = [override for override in overrides if not override.startswith("drafter.")]
+    config, _ = compose_run([*chosen, *overrides])
+    return config
+
+
+def make_request(number: int, num_tokens: int, num_new: int) -> Request:
+    """Make a request whose text decides nothing."""
+    return Request(f"request {number}", "noise", (1,) * num_tokens, num_new, ignore_eos=True)
+
+
+def measured(cell: Cell, options: argparse.Namespace, models: Models) -> Row:
+    """Build the cell's engine, run it, and return its line."""
+    config = replace(composed(options.overrides, cell.num_drafts), batch_size=cell.batch)
+    prune = PruneConfig(prefill="last_row", catchup=cell.catchup)
+    num_new = 1 + cell.emitted * (options.rounds + NUM_SETTLING)
+    requests = [make_request(number, cell.tokens, num_new) for number in range(cell.batch)]
+    limits = engine_limits(config, requests, cell.num_drafts)
+    engine = build_engine(replace(config, prune=prune), models, load_drafter(config, models), limits)
+    fill(engine)
+    engine.prompt_pass = FilledPrompts(engine.round, engine.prune, cell.tokens, cell.tokens * cell.batch)
+    engine.generate(requests)  # captures
+    passes = [engine.generate(requests).rounds[NUM_SETTLING:] for _ in range(options.passes)]
+    figures = line(passes)
+    if options.gathers:
+        with TemporaryDirectory() as folder:
+            profile = profile_rounds(engine, requests, PROFILED_ROUNDS, Path(folder))
+        figures["gathers_us"] = f"{sum(k['us_per_round'] for k in profile.kernels if gathers_rows(k['name'])):.3f}"
+    figures["nodes"] = str(sum(count or 0 for count in engine.graph.counts.nodes.values()))
+    row = dict(zip(KEYS, cell.key, strict=True)) | figures
+    print(" ".join(f"{name} {value}" for name, value in row.items()), file=sys.stderr, flush=True)
+    return row
+
+
+def fill(engine: Engine) -> None:
+    """Fill the pages of target and drafter with noise; what no position has stays zero."""
+    first = NUM_RESERVED_PAGES * engine.parts.slots.table.page_size
+    drafter: Any = engine.parts.drafter
+    own = [drafter.cache.kv] if engine.num_draft_tokens else []
+    for layer in [*own, *(layer for tensor in engine.parts.cache.tensors for layer in tensor)]:
+        layer[first:].normal_()
+
+
+def gathers_rows(kernel: str) -> bool:
+    """Tell by its name whether a kernel of torch picks rows by index."""
+    return any(word in kernel.lower() for word in ("gather", "index_elementwise", "indexselect", "index_select"))
+
+
+def line(passes: Sequence[Sequence[RoundRecord]]) -> Row:
+    """Return the medians over passes of the mean round and its stages, with the range of the round."""
+    rounds = [1e3 * mean(record.seconds for record in records) for records in passes]
+    figures = {"round": f"{median(rounds):.4f}", "least": f"{min(rounds):.4f}", "most": f"{max(rounds):.4f}"}
+    for stage in STAGES:
+        known = [[r.stage_seconds[stage] for r in records if stage in r.stage_seconds] for records in passes]
+        figures[stage] = f"{1e3 * median(map(mean, known)):.4f}" if all(known) else ""
+    record = passes[0][0]
+    figures["catchup_rows"] = str(record.rows.catchup_computed)
+    return figures | {"gathers_us": ""}
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print rounds with their break-even, and behind them what pruning saves."""
+    plain = {(row["tokens"], row["batch"]): float(row["round"]) for row in rows if row["K"] == "0"}
+    bare = {tuple(row[key] for key in KEYS[:3]): row for row in rows if row["pruned"] == NOT_PRUNED}
+    ordered = sorted(rows, key=lambda row: (*(int(row[key]) for key in KEYS[:3]), CATCHUPS.index(row["pruned"])))
+    columns = (*KEYS, "ms a round", "range", "break-even", *STAGES, "rows", "to unpruned", "catch-up saved", "nodes")
+    body = []
+    for row in ordered:
+        alone = plain.get((row["tokens"], row["batch"]))
+        other = bare.get(tuple(row[key] for key in KEYS[:3])) if row["pruned"] != NOT_PRUNED else None
+        body.append(
+            [
+                *(row[key] for key in KEYS),
+                row["round"],
+                f"{row['least']}-{row['most']}",
+                f"{float(row['round']) / alone:.3f}" if alone and row["K"] != "0" else "-",
+                *(row[stage] or "-" for stage in STAGES),
+                row["catchup_rows"],
+                f"{100 * (float(row['round']) / float(other['round']) - 1):+.2f} %" if other else "-",
+                saved(row, other),
+                row["nodes"],
+            ]
+        )
+    print(format_table(columns, body, left=("pruned",)))
+    profiled = [row for row in ordered if row["gathers_us"]]
+    if profiled:
+        print("\nKernels that gather rows, us a round, verify's and the commit's included")
+        body = [[*(row[key] for key in KEYS), row["gathers_us"]] for row in profiled]
+        print(format_table((*KEYS, "us"), body, left=("pruned",)))
+
+
+def saved(row: Row, unpruned: Row | None) -> str:
+    """Say by how much the catch-up step is shorter, where both were timed."""
+    if unpruned is None or not (unpruned["catchup"] and row["catchup"]):
+        return "-"
+    return f"{1e3 * (float(unpruned['catchup']) - float(row['catchup'])):.1f} us"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
