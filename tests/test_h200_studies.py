@@ -68,3 +68,21 @@ def test_outputs_of_prompts_are_measured_at_a_tiny_shape(tmp_path: Path) -> None
     found = {(row["tokens"], row["prefill"]): int(row["logit_bytes"]) // row_bytes for row in rows}
     assert found == {("5", "last_row"): 1, ("5", "all_rows"): 5, ("20", "last_row"): 1, ("20", "all_rows"): 8}
     assert (tmp_path / "out" / "prompts.txt").read_text().splitlines()[0].startswith("drafter")
+
+
+@pytest.mark.slow
+def test_rounds_are_timed_behind_prompts_that_nobody_computes(tmp_path: Path) -> None:
+    """The catch-up rows are those of the cell; what is there is not measured again, and has its break-even."""
+    make_tiny_target(tmp_path / "shape", "llama", num_hidden_layers=7)
+    command = [sys.executable, str(SCRIPT.parents[1] / "benchmarks" / "round_costs.py"), str(tmp_path / "out")]
+    command += ["--prompts=20", "--batches=2", "--drafts=0,2", "--rounds=4", "--passes=1", "target=hf", "device=cpu"]
+    command += [f"target.path={tmp_path / 'shape'}", "target.weights=random", "drafter.draft_vocab_size=40"]
+    first, again = (subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2))
+    assert first.stderr.count("round ") == 4 and "round " not in again.stderr
+    with (tmp_path / "out" / "rounds.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = [(row["K"], row["pruned"], row["catchup_rows"]) for row in rows]
+    assert found == [("0", "none", "0"), ("2", "none", "6"), ("2", "post_attention", "2"), ("2", "pre_attention", "2")]
+    shown = {tuple(line.split()[2:4]): line.split()[6] for line in again.stdout.splitlines()[2:6]}
+    plain, unpruned = float(rows[0]["round"]), float(rows[1]["round"])
+    assert shown["0", "none"] == "-" and shown["2", "none"] == f"{unpruned / plain:.3f}"
