@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason
-from spec_lab.measure.audit import audit, near_tie_tolerance
+from spec_lab.engine.teacher import GreedyChoice
+from spec_lab.measure.audit import audit, near_tie_tolerance, noise_tolerance
 from spec_lab.measure.lab import MAIN, Lab, load_lab
 from spec_lab.record.measured import Divergence
 from tests.tiny_checkpoints import rewrite_tensors
@@ -26,11 +27,11 @@ PROMPTS = [{"id": f"r{i}", "prompt": "spoken-words"[: 1 + 2 * i] * (1 + i), "for
 HALF = NUM_LOGITS // 2
 
 
-def make_lab(folder: Path, pair: tuple[Path, Path]) -> Lab:
+def make_lab(folder: Path, pair: tuple[Path, Path], dtype: str = "float32") -> Lab:
     """A lab without references, so that the run has nothing but its own text. Some prompts are longer than a chunk."""
     prompts = write_prompts(folder / "prompts.jsonl", PROMPTS)
     config = make_run_config(
-        pair, prompts, references=[], batch_size=2, max_new_tokens=LIMIT, cache={"prefill_chunk": CHUNK}
+        pair, prompts, references=[], batch_size=2, max_new_tokens=LIMIT, cache={"prefill_chunk": CHUNK}, dtype=dtype
     )
     return load_lab(config)
 
@@ -158,3 +159,55 @@ def test_tolerance_is_fixed_in_float32_and_grows_with_the_rounding_of_16_bit_typ
     assert one_step <= near_tie_tolerance(torch.bfloat16, -16.0) <= 8 * one_step
     assert near_tie_tolerance(torch.bfloat16, 32.0) == 2 * near_tie_tolerance(torch.bfloat16, -16.0)
     assert near_tie_tolerance(torch.float16, 16.0) < near_tie_tolerance(torch.bfloat16, 16.0)
+
+
+def test_noise_widens_the_tolerance_of_16_bit_types_up_to_a_bound() -> None:
+    logits_alone = near_tie_tolerance(torch.bfloat16, 16.0)
+    assert noise_tolerance(torch.bfloat16, 16.0, 0.0) == noise_tolerance(torch.bfloat16, 16.0, 1e-3) == logits_alone
+    assert noise_tolerance(torch.bfloat16, 16.0, 0.1) == pytest.approx(0.6)
+    assert noise_tolerance(torch.bfloat16, -16.0, 9.0) == 8 * logits_alone
+    assert noise_tolerance(torch.float32, 16.0, 9.0) == near_tie_tolerance(torch.float32, 16.0)
+
+
+@pytest.mark.parametrize(("noise", "kind"), [(0.1, "near_tie"), (0.05, "bug")])
+def test_what_parts_beyond_the_rounding_of_its_logit_is_judged_by_the_noise_of_the_target(
+    lab: Lab, with_plain: bool, monkeypatch: pytest.MonkeyPatch, noise: float, kind: str
+) -> None:
+    """A gap of .5 under a logit of 10 is six steps of bfloat16. The noise is measured once."""
+    records = generate(lab)
+    wrong = [tampered(record, 0, (record.output_ids[0] + 1) % NUM_LOGITS) for record in records]
+    asked: list[int] = []
+
+    def choose(prompt_ids: list[int], output_ids: list[int]) -> GreedyChoice:
+        own = {record.output_ids[0]: right.output_ids[0] for record, right in zip(wrong, records, strict=True)}
+        num = len(output_ids)
+        return GreedyChoice([own[output_ids[0]], *output_ids[1:]], [10.0] * num, [0.5] * num, [0.5] * num)
+
+    def measure(token_ids: list[int]) -> float:
+        asked.append(len(token_ids))
+        return noise
+
+    monkeypatch.setattr(lab.teacher, "greedy_choices", choose)
+    monkeypatch.setattr(lab.teacher, "margin_noise", measure)
+    plain = {record.request_id: record.output_ids for record in records} if with_plain else None
+    found = audit(wrong, plain, lab.teacher, torch.bfloat16)
+    assert [divergence.kind for divergence in found] == [kind] * len(records)
+    assert len(asked) == 1
+    assert all(divergence.kind == "bug" for divergence in audit(wrong, plain, lab.teacher, torch.float32))
+    assert len(asked) == 1
+
+
+def test_margins_are_noisy_in_bfloat16_and_not_in_float32(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a text longer than a chunk, of which the end is run a row at a time and in chunks."""
+    record = max(generate(lab), key=lambda record: len(record.prompt_ids))
+    text = [*record.prompt_ids, *record.output_ids]
+    narrow = make_lab(tmp_path, make_runnable_pair(tmp_path), "bfloat16")
+    step = torch.finfo(torch.bfloat16).eps * max(lab.teacher.greedy_choices(text[:1], text[1:]).top_logits)
+    assert lab.teacher.margin_noise(text) < 1e-5
+    assert step / 100 < narrow.teacher.margin_noise(text) < 3 * step
+    monkeypatch.setattr("spec_lab.engine.teacher.NOISE_ROWS", 5)
+    monkeypatch.setattr(narrow.teacher, "_decoded", lambda *halves: iter([torch.zeros(len(halves[1]) + 1, 2)]))
+    monkeypatch.setattr(narrow.teacher, "_in_chunks", lambda *halves: iter([torch.tensor([[0.0, 3.0]] * 6)]))
+    assert narrow.teacher.margin_noise(text) == 3.0

@@ -20,6 +20,9 @@ from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
 MOST_LOGIT_ROWS = 512
 """Logits of a large vocabulary take gigabytes in float32, if they are those of 8192 rows."""
 
+NOISE_ROWS = 256
+"""So many positions tell how a target rounds."""
+
 
 @dataclass(frozen=True, slots=True)
 class GreedyChoice:
@@ -84,6 +87,20 @@ class TeacherForcing:
             choices.margins.extend((top - second).tolist())
             choices.gaps.extend((top - logits.gather(1, own).squeeze(1)).tolist())
         return choices
+
+    @torch.inference_mode()
+    def margin_noise(self, token_ids: Sequence[int]) -> float:
+        """Return by how much, root mean square, the number of rows of a forward moves the margins of a text.
+
+        The margin is that of the two likeliest tokens; the end of the text goes through the target in chunks, and once
+        more a few rows at a time, so that every rounding of every layer comes out another way.
+        """
+        start = max(1, len(token_ids) - NOISE_ROWS)
+        texts = list(token_ids[:start]), list(token_ids[start:])
+        one, other = (torch.cat(list(blocks(*texts))) for blocks in (self._decoded, self._in_chunks))
+        likeliest = one.topk(2, dim=-1).indices
+        margins = (logits.gather(1, likeliest).diff(dim=1) for logits in (one, other))
+        return float((next(margins) - next(margins)).square().mean().sqrt())
 
     @torch.inference_mode()
     def require_finite(self, token_ids: Sequence[int]) -> None:

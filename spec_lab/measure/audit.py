@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,14 +14,34 @@ from spec_lab.record.measured import Divergence
 
 FLOAT32_TIE = 1e-4
 
+NOISE_SPREAD = 6
+"""So many times the root mean square covers all but one of some thousand positions."""
+
+MOST_STEPS = 16
+"""However noisy a target is, a token further under the best than so many steps of its logit is a bug."""
+
 
 def near_tie_tolerance(dtype: torch.dtype, top_logit: float) -> float:
-    """Says how far under the largest logit a token may lie that rounding alone can put first.
+    """Says how far under the largest logit a token may lie that rounding of the logits alone can put first.
 
     1e-4 in float32: a product of four rows and of one row differ by some 1e-6. In 16-bit types the logits themselves
     are rounded, to eps * |logit|, which is coarse: two such steps, and the audit there is a weak one.
     """
     return FLOAT32_TIE if dtype == torch.float32 else 2 * torch.finfo(dtype).eps * abs(top_logit)
+
+
+def noise_tolerance(dtype: torch.dtype, top_logit: float, noise: float) -> float:
+    """Says the same where all that lies before the logits is rounded too, which moves margins by `noise`.
+
+    In 16-bit types every layer rounds the residual stream, so that forwards of different numbers of rows part by more
+    than the steps of a logit: of the pocket target's margins 1 % lie beyond `near_tie_tolerance` of float32's, whatever
+    computes them (docs/trees.md). It is the wider of the two, up to `MOST_STEPS`.
+    """
+    logits_alone = near_tie_tolerance(dtype, top_logit)
+    if dtype == torch.float32:
+        return logits_alone
+    most = MOST_STEPS * torch.finfo(dtype).eps * abs(top_logit)
+    return max(logits_alone, min(NOISE_SPREAD * noise, most))
 
 
 def audit(
@@ -38,47 +58,60 @@ def audit(
             teacher forcing, which by induction says the same.
         lossless: whether the rule promises plain decoding's tokens; where it does not, a divergence is its price.
     """
+    judge = _Judge(teacher, dtype)
     divergences = (
-        _against_target(record, teacher, dtype)
+        judge.against_target(record)
         if plain_outputs is None
-        else _against_plain(record, list(plain_outputs[record.request_id]), teacher, dtype)
+        else judge.against_plain(record, list(plain_outputs[record.request_id]))
         for record in records
     )
     found = [divergence for divergence in divergences if divergence is not None]
     return found if lossless else [replace(divergence, kind="lossy") for divergence in found]
 
 
-def _against_plain(
-    record: RequestRecord, plain: list[int], teacher: TeacherForcing, dtype: torch.dtype
-) -> Divergence | None:
-    if record.output_ids == plain:
+@dataclass(slots=True)
+class _Judge:
+    """Finds where an output parts, and asks the target how much of that is its own rounding, once, if at all."""
+
+    teacher: TeacherForcing
+    dtype: torch.dtype
+    noise: float | None = None
+
+    def against_plain(self, record: RequestRecord, plain: list[int]) -> Divergence | None:
+        if record.output_ids == plain:
+            return None
+        pairs = enumerate(zip(record.output_ids, plain, strict=False))
+        shorter = min(len(record.output_ids), len(plain))
+        index = next((i for i, (ours, theirs) in pairs if ours != theirs), shorter)
+        if index == shorter:  # equal so far, then one ends: no tie explains it
+            return Divergence(record.request_id, index, None, "bug")
+        choice = self.teacher.greedy_choices(record.prompt_ids, record.output_ids[: index + 1])
+        return self._judged(record, index, choice)
+
+    def against_target(self, record: RequestRecord) -> Divergence | None:
+        if not _ends_where_it_should(record, self.teacher.eos_token_ids):
+            return Divergence(record.request_id, len(record.output_ids), None, "bug")
+        choice = self.teacher.greedy_choices(record.prompt_ids, record.output_ids)
+        for index, (ours, theirs) in enumerate(zip(record.output_ids, choice.token_ids, strict=True)):
+            if ours != theirs:
+                return self._judged(record, index, choice)
         return None
-    pairs = enumerate(zip(record.output_ids, plain, strict=False))
-    shorter = min(len(record.output_ids), len(plain))
-    index = next((i for i, (ours, theirs) in pairs if ours != theirs), shorter)
-    if index == shorter:  # equal so far, then one ends: no tie explains it
-        return Divergence(record.request_id, index, None, "bug")
-    choice = teacher.greedy_choices(record.prompt_ids, record.output_ids[: index + 1])
-    return _judge(record, index, choice, dtype)
 
+    def _judged(self, record: RequestRecord, index: int, choice: GreedyChoice) -> Divergence:
+        """A near-tie only if the emitted token itself is within rounding of plain decoding's choice."""
+        gap, top_logit = choice.gaps[index], choice.top_logits[index]
+        is_tie = gap < near_tie_tolerance(self.dtype, top_logit) or self._is_noise(record, gap, top_logit)
+        return Divergence(record.request_id, index, choice.margins[index], "near_tie" if is_tie else "bug")
 
-def _against_target(record: RequestRecord, teacher: TeacherForcing, dtype: torch.dtype) -> Divergence | None:
-    if not _ends_where_it_should(record, teacher.eos_token_ids):
-        return Divergence(record.request_id, len(record.output_ids), None, "bug")
-    choice = teacher.greedy_choices(record.prompt_ids, record.output_ids)
-    for index, (ours, theirs) in enumerate(zip(record.output_ids, choice.token_ids, strict=True)):
-        if ours != theirs:
-            return _judge(record, index, choice, dtype)
-    return None
+    def _is_noise(self, record: RequestRecord, gap: float, top_logit: float) -> bool:
+        if self.dtype == torch.float32:
+            return False
+        if self.noise is None:
+            self.noise = self.teacher.margin_noise([*record.prompt_ids, *record.output_ids])
+        return gap < noise_tolerance(self.dtype, top_logit, self.noise)
 
 
 def _ends_where_it_should(record: RequestRecord, eos_token_ids: frozenset[int]) -> bool:
     if record.finish_reason is FinishReason.EOS:
         return record.output_ids[-1] in eos_token_ids
     return len(record.output_ids) == record.max_new_tokens
-
-
-def _judge(record: RequestRecord, index: int, choice: GreedyChoice, dtype: torch.dtype) -> Divergence:
-    """A near-tie only if the emitted token itself is within rounding of plain decoding's choice."""
-    is_tie = choice.gaps[index] < near_tie_tolerance(dtype, choice.top_logits[index])
-    return Divergence(record.request_id, index, choice.margins[index], "near_tie" if is_tie else "bug")

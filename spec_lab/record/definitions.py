@@ -151,7 +151,11 @@ DEFINITIONS: dict[str, str] = {
     "thinking": _first_paragraph(thinking),
     "equal_to_plain": _first_paragraph(equal_share),
     "divergence": "Requests compared with plain decoding token by token, and how many differ.",
-    "divergence.near_ties": "First different where plain decoding's two best logits are closer than the tolerance.",
+    "divergence.near_ties": (
+        "First different at a token whose logit lies as near to plain decoding's best as rounding in the run's dtype "
+        "reaches: 1e-4 in float32; in 16-bit types two steps of that logit, or six times what the number of rows "
+        "moves the target's margins by, up to 16 steps."
+    ),
     "divergence.bugs": "First different where they are not, under a rule that must be lossless.",
     "divergence.lossy": "Differ under a rule that may.",
     "divergence.median_index": "Median index of the first token that differs, over the requests that do.",

@@ -1,0 +1,99 @@
+"""Says how far rounding moves the margin of a target's two best tokens, and by what texts part from plain decoding.
+
+    python benchmarks/margin_noise.py dtype=bfloat16 batch_size=54 workload.limit=54 max_new_tokens=96 [KNOB=VALUE ...]
+
+Plain decoding of all prompts, by default on a CPU. Each text goes through the target thrice: as plain decoding alone
+takes it, in chunks, and in float32. A line for each pair of ways, and one for each of the texts that part furthest from
+what plain decoding of that request alone says, beside the two tolerances of the audit (spec_lab/measure/audit.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from spec_lab.cli.compose import compose_run
+from spec_lab.core.results import RequestRecord
+from spec_lab.engine.teacher import TeacherForcing
+from spec_lab.measure.audit import near_tie_tolerance, noise_tolerance
+from spec_lab.measure.lab import MAIN, Lab, load_lab
+
+FIXED = ["drafter=none", "references=[]", "workload.ignore_eos=true"]
+EXACT = ["dtype=float32", "batch_size=1", "graph=eager", "attention=torch", "kernels=torch", "row_invariant=false"]
+QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
+DECODED, CHUNKED, FLOAT32 = "alone", "in chunks", "float32"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--no-float32", action="store_true", help="random weights are others in another dtype")
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_intermixed_args()
+    lab = lab_of(options.overrides)
+    teachers = {FLOAT32: lab_of([*options.overrides, *EXACT]).teacher} if not options.no_float32 else {}
+    lab.engines[MAIN].prepare()
+    records = lab.engines[MAIN].generate(lab.requests).requests
+    ways = [ways_of(record, lab.teacher, teachers) for record in records]
+    show_moved(ways)
+    show_parted(lab, records, ways)
+
+
+def lab_of(overrides: list[str]) -> Lab:
+    return load_lab(compose_run([*FIXED, *overrides])[0])
+
+
+@torch.inference_mode()
+def ways_of(
+    record: RequestRecord, teacher: TeacherForcing, others: dict[str, TeacherForcing]
+) -> dict[str, torch.Tensor]:
+    """Return the [tokens, vocab] logits of a text by each way of computing them."""
+    text = record.prompt_ids, record.output_ids[:-1]
+    ways = {DECODED: teacher._decoded(*text), CHUNKED: teacher._in_chunks(*text)}
+    ways |= {name: other._in_chunks(*text) for name, other in others.items()}
+    return {name: torch.cat(list(blocks)).cpu() for name, blocks in ways.items()}
+
+
+def show_moved(ways: list[dict[str, torch.Tensor]]) -> None:
+    """Print by how much margins of two ways differ."""
+    names = list(ways[0])
+    for name, other in [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]:
+        moved, steps = [], []
+        for logits in ways:
+            best = logits[other].topk(2, dim=-1)
+            moved.append((logits[name] - logits[other]).gather(1, best.indices).diff(dim=1).abs().squeeze(1))
+            steps.append(torch.tensor([near_tie_tolerance(torch.bfloat16, top) for top in best.values[:, 0].tolist()]))
+        by, tolerance = torch.cat(moved), torch.cat(steps)
+        sizes = ", ".join(f"{q:.1%} within {value:.3f}" for q, value in zip(QUANTILES, quantiles(by), strict=True))
+        rms, beyond = float(by.square().mean().sqrt()), int((by >= tolerance).sum())
+        print(f"{name} and {other}: rms {rms:.4f}, {sizes}; {beyond} of {by.numel()} by two steps of bfloat16 or more")
+
+
+def quantiles(values: torch.Tensor) -> list[float]:
+    ordered = values.sort().values
+    return [float(ordered[round(q * (len(ordered) - 1))]) for q in QUANTILES]
+
+
+def show_parted(lab: Lab, records: list[RequestRecord], ways: list[dict[str, torch.Tensor]]) -> None:
+    """Print how many texts part from what plain decoding of them alone says, and the furthest."""
+    noise = lab.teacher.margin_noise([*records[0].prompt_ids, *records[0].output_ids])
+    lines = []
+    for record, logits in zip(records, ways, strict=True):
+        alone = logits[DECODED].argmax(dim=-1).tolist()
+        at = next((i for i, (a, b) in enumerate(zip(record.output_ids, alone, strict=True)) if a != b), None)
+        if at is None:
+            continue
+        gaps = {name: float(rows[at].max() - rows[at, record.output_ids[at]]) for name, rows in logits.items()}
+        top = float(logits[DECODED][at].max())
+        steps = near_tie_tolerance(lab.models.dtype, top)
+        words = ", ".join(f"{name} {gap:.4f}" for name, gap in gaps.items())
+        limits = f"two steps {steps:.4f}, with noise {noise_tolerance(lab.models.dtype, top, noise):.4f}"
+        lines.append((gaps[DECODED] - steps, f"    {record.request_id} at {at}: under the best {words}; {limits}"))
+    beyond = sum(excess >= 0 for excess, _ in lines)
+    print(f"{len(lines)} of {len(records)} texts part, {beyond} beyond two steps; noise {noise:.4f}; the furthest:")
+    for _, line in sorted(lines, reverse=True)[:5]:
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
