@@ -25,7 +25,7 @@ POINTERS = (
     | dict.fromkeys(("committed",), "*i64")
     | dict.fromkeys(("arrivals",), "*i32")
     | {"token_map": "*i64", "token_ids": "*i64", "chosen": "*i32"}
-    | dict.fromkeys(("depths", "paths"), "*i64")
+    | dict.fromkeys(("depths", "paths", "parents", "path"), "*i64")
 )
 LISTS = {"pieces": 3, "totals": 3}
 """How many tensors stand in a list of them."""
@@ -177,6 +177,20 @@ def compile_stops() -> None:
 
     for only_last in (False, True):
         compile_kernel(stops._going_on, "i64", ROW_TILE=4, END_TILE=4, ONLY_LAST=only_last)
+
+
+def compile_trees() -> None:
+    """Compile the steps of a tree of 16 rows, three levels deep."""
+    from spec_kernels import tree_path, tree_walk
+
+    tiles = {"ROW_TILE": 16, "TILE_TILE": 32, "COLUMN_TILE": 4}
+    for is_chosen in (False, True):
+        of = {"chosen": "*i64" if is_chosen else "*i32"}
+        compile_kernel(tree_walk._follow, "fp32", 1, pointers=of, IS_CHOSEN=is_chosen, **tiles)
+    compile_kernel(tree_walk._impose, "fp32", 1, pointers={"rates": "*fp64"}, RATE_TILE=4, **tiles)
+    moves = compile_kernel(tree_path._move_path, "bf16", PAGE_SIZE=16, COLUMN_TILE=4, CHUNK=1024)
+    kept = moves[: moves.find("bar.sync")], moves[moves.find("bar.sync") :]
+    assert "ld.global.v4" in kept[0] and "st.global.v4" not in kept[0], "all is read before any is written"
 
 
 def compile_experts() -> None:
@@ -380,6 +394,7 @@ def main() -> None:
     compile_vocabulary()
     compile_draft_kernels()
     compile_stops()
+    compile_trees()
     compile_experts()
     compile_few_experts()
     compile_latent_attention()

@@ -73,7 +73,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
     allocator = PageAllocator(limits.num_pages)
     scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
     graph = build_graph_mode(config, models, limits)
-    make_round = round_maker(config, limits, confidences, graph.recorder, models.device)
+    make_round = round_maker(config, limits, confidences, graph.recorder, models)
     return Engine(
         parts,
         prune,

@@ -17,6 +17,7 @@ from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
 from spec_lab.acceptance.standing import RoundStanding, round_standing
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.acceptance.synthetic import SyntheticAcceptance
+from spec_lab.assembly.tree_kernels import TORCH_TREES, TreeKernels, triton_trees
 from spec_lab.assembly.triton import require_triton
 from spec_lab.core.protocols import AcceptanceRule, RopeWrite
 from spec_lab.drafters.mtp_window import MtpWindow
@@ -47,6 +48,7 @@ class Kernels:
         experts: makes the experts from their weights.
         products: gives what few rows of a target or draft head go through.
         delta: of layers with a gated delta net: what they compute between their products, and how states are kept.
+        trees: of rounds whose drafts are a tree.
     """
 
     strict: Callable[[], DeterministicRule]
@@ -62,6 +64,7 @@ class Kernels:
     experts: ExpertsMaker
     products: Products
     delta: DeltaParts
+    trees: TreeKernels
 
 
 def _torch_rejection(method: str, sampling: SamplingParams, seeds: SlotSeeds, lossless: bool) -> AcceptanceRule:
@@ -82,6 +85,7 @@ TORCH = Kernels(
     experts=grouped_experts,
     products=PLAIN,
     delta=TORCH_DELTA,
+    trees=TORCH_TREES,
 )
 
 
@@ -119,6 +123,7 @@ def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
         experts=TritonExperts,
         products=_triton_products(dtype, row_invariant),
         delta=TRITON_DELTA,
+        trees=triton_trees(),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from spec_lab.acceptance.confidences import DraftConfidences
-from spec_lab.assembly.models import Limits
+from spec_lab.assembly.models import Limits, Models
 from spec_lab.assembly.run_offers import k_schedule, may_offer_fewer, reads_confidences, stop_threshold
 from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import RunConfig
@@ -32,14 +32,14 @@ def round_maker(
     limits: Limits,
     confidences: DraftConfidences | None,
     recorder: GraphRecorder | None,
-    device: torch.device,
+    models: Models,
 ) -> Callable[[Any], DecodeRound]:
     """Returns the function that makes the round of an engine's `Parts`, of which `recorder` captures stretches."""
     sizes = tree_sizes(config)
     if sizes is not None:
-        return partial(tree_round, sizes.num_rows, limits.page_size)
+        return partial(tree_round, sizes.num_rows, limits.page_size, move_path=models.kernels.trees.move_path)
     if not may_offer_fewer(config):
         return DecodeRound
     rule = OfferRule(stop_threshold(config), config.verify.budget)
-    offers = DraftOffers(limits.num_slots, rule, confidences, device)
+    offers = DraftOffers(limits.num_slots, rule, confidences, models.device)
     return partial(adaptive_round, offers, k_schedule(config), recorder)

@@ -16,7 +16,6 @@ from spec_lab.acceptance.rates import expand_mean_length
 from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedForm, RelaxedThinkingAcceptance
 from spec_lab.acceptance.relaxed_tree import RelaxedThinkingTreeAcceptance
 from spec_lab.acceptance.traversal import TraversalAcceptance
-from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance, SyntheticTreeAcceptance
 from spec_lab.assembly import registry
 from spec_lab.assembly.kernels import TORCH, Kernels
 from spec_lab.assembly.models import Limits, Models
@@ -101,13 +100,13 @@ def build_tree_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRu
 
 def strict_tree_rule(config: RunConfig, options: StrictAcceptanceConfig, resources: RuleResources) -> TreeRule:
     """Makes acceptance=strict for trees."""
-    return StrictTreeAcceptance()
+    return resources.models.kernels.trees.strict()
 
 
 def rejection_tree_rule(config: RunConfig, options: RejectionConfig, resources: RuleResources) -> TreeRule:
     """Makes acceptance=rejection for trees: acceptance.method=one_hot or traversal."""
     if options.method == RejectionMethodChoice.one_hot:
-        return OneHotTreeAcceptance(_sampling(config), resources.seeds)
+        return resources.models.kernels.trees.one_hot(_sampling(config), resources.seeds)
     tree: Any = config.tree
     paths, device = DraftPaths(tree.paths), resources.models.device
     return TraversalAcceptance(paths, _sampling(config), resources.seeds, device, tree.replacement)
@@ -115,7 +114,8 @@ def rejection_tree_rule(config: RunConfig, options: RejectionConfig, resources: 
 
 def synthetic_tree_rule(config: RunConfig, options: SyntheticConfig, resources: RuleResources) -> TreeRule:
     """Makes acceptance=synthetic for trees."""
-    return SyntheticTreeAcceptance(_rates(config, options), resources.seeds, resources.models.device)
+    models = resources.models
+    return models.kernels.trees.synthetic(_rates(config, options), resources.seeds, models.device)
 
 
 def build_deterministic_rule(

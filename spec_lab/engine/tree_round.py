@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from spec_kernels.tree_reference import move_path_reference
 from spec_lab.core.draft_tree import DraftTree, TreeRows, ancestors_and_self
-from spec_lab.core.kv_cache import cache_slots
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.tree_protocols import JudgedRows, TreeAttentionBackend, TreeDrafter, TreeRule
 from spec_lab.core.types import AttentionMetadata, DraftStep, RoundBatch, VerifiedRound
 from spec_lab.engine.experts_read import ReadingStage
 from spec_lab.engine.round import DecodeRound, Parts, VerifyOutput
 
+MovePath = Callable[
+    [
+        list[torch.Tensor],
+        torch.Tensor | None,
+        torch.Tensor | None,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        int,
+    ],
+    None,
+]
+"""Is `spec_kernels.tree_reference.move_path_reference`, or a kernel that does the same."""
+
 
 @dataclass(slots=True)
 class TreeParts:
-    """Holds the parts of a round that a tree asks more of; each is also in the round's `Parts`."""
+    """Holds the parts of a round that a tree asks more of, each also in its `Parts`, and what moves a path."""
 
     drafter: TreeDrafter
     rule: TreeRule
     backend: TreeAttentionBackend
+    move_path: MovePath
 
 
-def tree_round(num_rows: int, page_size: int, parts: Any) -> TreeRound:
+def tree_round(num_rows: int, page_size: int, parts: Any, move_path: MovePath = move_path_reference) -> TreeRound:
     """Make the round of parts of which drafter, rule and backend know trees."""
-    return TreeRound(parts, TreeParts(parts.drafter, parts.rule, parts.backend), num_rows, page_size)
+    return TreeRound(parts, TreeParts(parts.drafter, parts.rule, parts.backend, move_path), num_rows, page_size)
 
 
 class TreeRound(DecodeRound):
@@ -76,11 +92,7 @@ class TreeRound(DecodeRound):
                 self.parts.drafter.kept_logits(batch.slot_ids),
             )
             walk = self._tree.rule.walk(judged, self._depth)
-            self._compact(batch, walk.path)
-            features = output.features
-            if features is not None:
-                first_rows = torch.arange(batch.num_rows, device=walk.path.device) * batch.input_ids.shape[1]
-                features = features.index_select(0, (first_rows.unsqueeze(1) + walk.path).reshape(-1))
+            features = self._compact(batch, walk.path, output.features)
             return VerifiedRound(batch, walk.verification, features)
 
     def recur(self, state: Any) -> DraftTree:
@@ -111,18 +123,16 @@ class TreeRound(DecodeRound):
     def _parents(self, batch: RoundBatch) -> torch.Tensor:
         return self.parents.index_select(0, batch.slot_ids)
 
-    def _compact(self, batch: RoundBatch, path: torch.Tensor) -> None:
-        """Copy the KV of the path's rows to the slots L + 1, L + 2, ... of all layers; the root is at L already.
+    def _compact(self, batch: RoundBatch, path: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor | None:
+        """Move the KV of the path's rows to the slots L + 1, L + 2, ... of all layers, and return their features.
 
-        Keys are rotated for their positions already. All are read before any is written; what is copied behind the
-        path is junk, which the next verify writes over.
+        Keys are rotated for their positions already. What is moved behind the path is junk, which the next verify
+        writes over.
         """
-        start = batch.kv_lens.unsqueeze(1)
-        drafts = torch.arange(1, path.shape[1], device=path.device)
-        sources = cache_slots(batch.page_table, start + path[:, 1:], self._page_size).reshape(-1)
-        targets = cache_slots(batch.page_table, start + drafts, self._page_size).reshape(-1)
-        for rows in self.parts.cache.tensors:
-            rows.index_copy_(1, targets, rows.index_select(1, sources))
+        moved = None if features is None else features.new_empty(path.numel(), features.shape[1])
+        caches = list(self.parts.cache.tensors)
+        self._tree.move_path(caches, moved, features, path, batch.kv_lens, batch.page_table, self._page_size)
+        return moved
 
 
 def _spine(parents: list[int], tokens: list[int], depth: int) -> list[int]:
