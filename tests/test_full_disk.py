@@ -21,6 +21,7 @@ from spec_lab.record import amend
 from spec_lab.record.amend import amend_status
 from spec_lab.record.sinks import SUMMARY_FILE
 from tests.fake_runner import FakeRunner, summaries
+from tests.tiers import checkerboard
 
 FULL = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG]
 OUT_OF_MEMORY = [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: error 12")]
@@ -34,9 +35,9 @@ def fail(*_: Any, **__: Any) -> None:
     raise full()
 
 
-@pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("code", FULL)
-@pytest.mark.parametrize("place", [(), ("outputs/run/rounds.jsonl",)])
+@pytest.mark.parametrize(
+    ("place", "code", "begins"), checkerboard([(), ("outputs/run/rounds.jsonl",)], FULL, [False, True], colours=3)
+)
 def test_a_disk_that_fills_up_in_a_run_is_one_line_and_a_failed_record(
     place: tuple[str, ...],
     code: int,

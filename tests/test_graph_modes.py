@@ -28,7 +28,7 @@ from tests.graph_lab import (
     outcome,
 )
 from tests.lab import random_requests
-from tests.tiers import checkerboard
+from tests.tiers import checkerboard, every_other
 
 __all__ = ["lab"]
 PLAIN_MODES = ("split_seed", "step_replay", "full_loop", "round")
@@ -49,7 +49,7 @@ def test_a_captured_mode_gives_what_eager_gives(lab: Lab, mode: str, num_draft_t
 
 
 @pytest.mark.parametrize(
-    ("mode", "drafter"), checkerboard(PLAIN_MODES, [name for name in DRAFTERS if name != "eagle3"])
+    ("mode", "drafter"), checkerboard(PLAIN_MODES, [name for name in DRAFTERS if name != "eagle3"], colours=3)
 )
 def test_every_drafter_can_be_captured(lab: Lab, mode: str, drafter: str) -> None:
     """EAGLE-3, the first drafter, has the test above."""
@@ -66,7 +66,7 @@ def test_every_drafter_can_be_captured(lab: Lab, mode: str, drafter: str) -> Non
     assert set(result.graph.nodes) == names[mode]
 
 
-@pytest.mark.parametrize(("mode", "drafter"), checkerboard(MODES, DRAFTERS))
+@pytest.mark.parametrize(("mode", "drafter"), checkerboard(MODES, DRAFTERS, colours=3))
 def test_one_draft_token_works_in_every_mode(lab: Lab, mode: str, drafter: str) -> None:
     """No recurrent step is left to capture."""
     requests = mixed_requests(2, 6)
@@ -84,9 +84,8 @@ def test_rules_and_sampled_drafts_are_captured_alike(lab: Lab, mode: str, rule: 
     assert_equal_to_eager(lab, MODES[mode], mixed_requests(3, 6), **options)
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param(mode, marks=[] if mode == "step_replay" else pytest.mark.slow) for mode in MODES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
 def test_captured_triton_attention_gives_what_eager_gives(lab: Lab, mode: str) -> None:
     """On a CPU it runs in Triton's interpreter, where every launch is a custom operator on the tape."""
     is_native = lab.device == "cuda"
@@ -97,7 +96,7 @@ def test_captured_triton_attention_gives_what_eager_gives(lab: Lab, mode: str) -
     assert result.graph.replays > 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", every_other(MODES))
 def test_plain_decoding_is_captured_alike(lab: Lab, mode: str) -> None:
     requests = random_requests(3, 10, vocab_size=40)
     result = assert_equal_to_eager(lab, MODES[mode], requests, drafter="none", batch_size=2)
@@ -122,7 +121,7 @@ def test_padded_rounds_occur(lab: Lab) -> None:
     assert sizes >= {(1, 1), (2, 2), (3, 4), (5, 5)}
 
 
-@pytest.mark.parametrize(("mode", "drafter"), checkerboard(PLAIN_MODES, DRAFTERS))
+@pytest.mark.parametrize(("mode", "drafter"), checkerboard(PLAIN_MODES, DRAFTERS, colours=3))
 def test_capture_touches_scratch_only(lab: Lab, mode: str, drafter: str) -> None:
     """It happens in the middle of a run, with live requests in the slots; `Watch` compares every tensor of the
     parts.
@@ -269,7 +268,7 @@ def test_an_engine_goes_on_after_a_run(lab: Lab) -> None:
     assert graph.counts.captures == 4 * graph.recorder.num_copies
 
 
-@pytest.mark.parametrize("graph", [FullLoopGraphConfig, RoundGraphConfig])
+@pytest.mark.parametrize("graph", every_other([FullLoopGraphConfig, RoundGraphConfig]))
 def test_stale_metadata_changes_drafts_and_not_the_output(
     lab: Lab, graph: type[FullLoopGraphConfig | RoundGraphConfig]
 ) -> None:

@@ -157,7 +157,7 @@ def verify(inputs: AcceptanceInputs, method: str, seeds: SlotSeeds, temperature:
     return outputs
 
 
-@pytest.mark.parametrize(("method", "shape", "dtype"), checkerboard(["standard", "one_hot"], SHAPES, DTYPES))
+@pytest.mark.parametrize(("method", "shape", "dtype"), checkerboard(["standard", "one_hot"], SHAPES, DTYPES, colours=3))
 def test_verification_is_the_rule_token_for_token(shape: tuple[int, int, int], dtype: torch.dtype, method: str) -> None:
     temperature, seeds = 0.8, slot_seeds()
     rule = RejectionAcceptance(METHODS[method], SamplingParams(temperature), seeds)

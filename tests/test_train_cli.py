@@ -16,6 +16,7 @@ from spec_lab.train.menu import train_menu
 from spec_lab.train.mtp_recipe import MtpRecipe
 from spec_lab.train.pipeline import Pipeline
 from tests.test_train_pipeline import composed_config, composed_pipeline
+from tests.tiers import every_other
 
 REFUSED = [
     ("drafter=eagel3", "did you mean eagle3?"),
@@ -68,6 +69,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_training_that_is_refused_in_a_multirun_does_not_end_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,7 +126,7 @@ def test_the_default_output_dir_may_be_out_of_reach(
     assert all(line.startswith("refused: output_dir=outputs/train-drafters cannot be written") for line in lines)
 
 
-@pytest.mark.parametrize("arguments", [["debug=smoke"], ["-m", "debug=smoke", "drafter=eagle3,mtp_eagle"]])
+@pytest.mark.parametrize("arguments", every_other([["debug=smoke"], ["-m", "debug=smoke", "drafter=eagle3,mtp_eagle"]]))
 def test_ctrl_c_ends_a_training_and_the_multirun_it_is_one_of(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,7 +260,7 @@ def test_the_shipped_target_is_the_default_and_pocket_trains_a_new_one() -> None
     assert new.command() == "python -m spec_lab.train target=pocket drafter=eagle3"
 
 
-@pytest.mark.parametrize("option", ["drafter", "target"])
+@pytest.mark.parametrize("option", every_other(["target", "drafter"]))
 def test_every_option_opens_with_a_command_that_takes_it(option: str) -> None:
     for part in train_menu().groups[option].options.values():
         *_, module, rest = part.command.split(maxsplit=3)

@@ -33,6 +33,7 @@ def test_tokenizer_gives_any_text_back(tokenizer: PreTrainedTokenizerFast) -> No
     assert len(tokenizer) == VOCAB_SIZE
 
 
+@pytest.mark.slow
 def test_markers_are_one_token_each_and_digits_stand_alone(tokenizer: PreTrainedTokenizerFast) -> None:
     for marker in SPECIAL_TOKENS:
         assert len(tokenizer(marker)["input_ids"]) == 1
@@ -41,12 +42,14 @@ def test_markers_are_one_token_each_and_digits_stand_alone(tokenizer: PreTrained
     assert multi_digit == []
 
 
+@pytest.mark.slow
 def test_chat_template_writes_the_prompt_of_the_workloads(tokenizer: PreTrainedTokenizerFast) -> None:
     messages = [{"role": "user", "content": "How many?"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text == render_prompt("chat", "How many?")
 
 
+@pytest.mark.slow
 def test_thinking_markers_survive_decoding_without_special_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = tokenizer("<|assistant|><think>a</think><|end|>")["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>a</think>"

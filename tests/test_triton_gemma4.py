@@ -23,6 +23,7 @@ from spec_lab.models.triton_products import TritonProducts
 from spec_lab.pruning.selection import AfterAttention, AllRows, NoRows
 from tests.kernel_lab import DEVICE, randn
 from tests.test_triton_products import DTYPE, MAX_POSITIONS, CountedKernels, Lane, assert_alike, prompt
+from tests.tiers import every_other
 from tests.tiny_checkpoints import random_weight
 from tests.tiny_gemma4 import FULL, KINDS, SLIDING, TEXT, VOCAB
 
@@ -173,7 +174,7 @@ def make_assistant(
     return Gemma4Assistant(assistant, tensors, embedding, lane.backend, MAX_POSITIONS, products=products)
 
 
-@pytest.mark.parametrize("centroids", [False, True])
+@pytest.mark.parametrize("centroids", every_other([True, False]))
 def test_an_assistant_gives_what_it_gives_without(tmp_path: Path, centroids: bool) -> None:
     config, outcomes = read_target(tmp_path / "target", "e4b"), []
     for products in (PLAIN, TritonProducts()):

@@ -89,7 +89,7 @@ def along_path(paged: Paged, tree: TreeRows, request: int, row: int) -> Paged:
     return chain
 
 
-@pytest.mark.parametrize(("num_rows", "window"), checkerboard([5, 40], [None, 3, 70]))
+@pytest.mark.parametrize(("num_rows", "window"), checkerboard([5, 40], [None, 3, 70], colours=4))
 def test_a_tree_equals_the_reference(num_rows: int, window: int | None) -> None:
     """Trees differ between requests, end on and beside split borders, and one has no keys before it."""
     paged = fill([num_rows, 64 + num_rows // 2, 128])
@@ -98,6 +98,7 @@ def test_a_tree_equals_the_reference(num_rows: int, window: int | None) -> None:
     assert_near(attend(paged, queries, window, tree=tree), reference(paged, queries, window, tree))
 
 
+@pytest.mark.slow
 def test_rows_of_a_new_level_see_earlier_rows_of_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft's newest branches are fewer than the newest keys; and one program may take all splits of a tile."""
     paged = fill([70, 20])

@@ -128,6 +128,7 @@ def test_out_of_pages_means_waiting(num_requests: int, batch_size: int) -> None:
     assert_all_given_back(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_requests", "batch_size"), LOADS)
 def test_memory_is_flat_from_wave_to_wave(num_requests: int, batch_size: int) -> None:
     """What the second wave leaves behind, the fourth does too: nothing grows with the number of requests served."""

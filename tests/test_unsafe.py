@@ -14,6 +14,7 @@ from spec_lab.compatibility.names import refuse_name
 from spec_lab.doctor.__main__ import main as doctor
 from spec_lab.errors import UserError
 from spec_lab.train.__main__ import main as train
+from tests.tiers import checkerboard
 
 
 class Evil:
@@ -78,6 +79,7 @@ def test_what_is_no_text_is_refused_in_a_line(argument: str, capsys: pytest.Capt
     assert "is no text" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_settings_of_hydra_that_run_nothing_are_taken(empty_folder: Path) -> None:
     harmless = ["hydra.verbose=true", "hydra.sweeper.max_batch_size=2", "hydra/launcher=basic", "hydra.job.chdir=false"]
     assert main([*harmless, "--dry-run"]) == 0
@@ -100,8 +102,10 @@ def test_plain_words_are_names(name: str) -> None:
     assert refuse_name(name) is None
 
 
-@pytest.mark.parametrize("name", ["../../x", "'/x'", "n" * 300])
-@pytest.mark.parametrize("arguments", [[], ["-m", "drafter=ngram,random"], ["experiment=drafters_quick"]])
+COMMANDS = [[], ["-m", "drafter=ngram,random"], ["experiment=drafters_quick"]]
+
+
+@pytest.mark.parametrize(("name", "arguments"), checkerboard(["../../x", "'/x'", "n" * 300], COMMANDS, colours=3))
 def test_a_refused_name_makes_no_folder_anywhere(
     name: str, arguments: list[str], empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 
-def checkerboard(*axes: Iterable[Any]) -> list[Any]:
-    """The product of the axes for `parametrize`: its black fields run by default, its white ones in the slow tier.
+def checkerboard(*axes: Iterable[Any], colours: int = 2) -> list[Any]:
+    """The product of the axes for `parametrize`: its black fields run by default, its other ones in the slow tier.
 
-    So every value of an axis of two or more still meets half of the values of each other axis by default, and all in
-    both tiers together. Not for axes where one pair of values is the point of the test.
+    So every value of an axis of `colours` or more still meets one in `colours` of the values of each other axis by
+    default, and all in both tiers together. Not for axes where one pair of values is the point of the test.
     """
     rows = []
     for row in product(*(list(enumerate(axis)) for axis in axes)):
-        is_black = sum(place for place, _ in row) % 2 == 0
+        is_black = sum(place for place, _ in row) % colours == 0
         rows.append(pytest.param(*(value for _, value in row), marks=[] if is_black else pytest.mark.slow))
     return rows
 
