@@ -86,3 +86,17 @@ def test_rounds_are_timed_behind_prompts_that_nobody_computes(tmp_path: Path) ->
     shown = {tuple(line.split()[2:4]): line.split()[6] for line in again.stdout.splitlines()[2:6]}
     plain, unpruned = float(rows[0]["round"]), float(rows[1]["round"])
     assert shown["0", "none"] == "-" and shown["2", "none"] == f"{unpruned / plain:.3f}"
+
+
+@pytest.mark.slow
+def test_what_was_measured_is_drawn(tmp_path: Path) -> None:
+    """A study that is not there has no picture."""
+    (tmp_path / "round_costs").mkdir()
+    header = "tokens,batch,K,pruned,catchup"
+    cells = [f"1024,{batch},{drafts},{kind},.3" for batch in (1, 64) for drafts in (0, 3) for kind in ("none", "other")]
+    (tmp_path / "round_costs" / "rounds.csv").write_text("\n".join([header, *cells]) + "\n")
+    script = SCRIPT.parents[1] / "benchmarks" / "study_figures.py"
+    command = [sys.executable, str(script), str(tmp_path), str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    [picture] = tmp_path.glob("*.png")
+    assert picture.name == "where_it_pays_pruning.png" and said.startswith(str(picture))
