@@ -7,7 +7,8 @@
 A line of `passes.csv` for every drafter, prune.prefill, length of the prompt and chunk, as soon as it is measured; what
 is there is not measured again. A pass ends with the first token and the first drafts. Its memory is what it takes at
 its peak on top of weights and caches; `logits MiB` is the largest tensor of logits, which all_rows has for each row of
-a chunk.
+a chunk. A length and chunk of which no pass has run yet in this process has one before it is timed, in which kernels
+are compiled and planned.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -35,8 +37,9 @@ from spec_lab.report.table import format_table
 
 DRAFTERS = ("none", "eagle3", "mtp_eagle")
 MEBI, GIBI = 2**20, 2**30
-LONGEST_WARMED = 40_000
-"""Longer prompts run once: what is compiled and planned for them is there from shorter ones, or a hundredth of them."""
+LONGEST_REPEATED = 40_000
+"""Of longer prompts one pass is timed, of these the median of three."""
+NUM_REPEATS = 3
 KEYS = ("drafter", "prefill", "tokens", "chunk")
 Row = dict[str, str]
 
@@ -80,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_intermixed_args(arguments)
     table = options.folder / "passes.csv"
+    warm: set[tuple[int, int]] = set()
     if not options.show:
         there = {tuple(row[key] for key in KEYS) for row in read_rows(table)}
         for drafter in options.drafters:
@@ -90,15 +94,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for prefill in ("last_row", "all_rows")
             ]
             if missing := [cell for cell in cells if cell.key not in there]:
-                measure_drafter(missing, options.overrides, table)
+                measure_drafter(missing, options.overrides, table, warm)
     show(read_rows(table))
     if options.figure is not None:
         draw(read_rows(table), options.figure)
     return 0
 
 
-def measure_drafter(cells: Sequence[Cell], overrides: Sequence[str], table: Path) -> None:
-    """Load target and drafter once, and append a line for each cell."""
+def measure_drafter(cells: Sequence[Cell], overrides: Sequence[str], table: Path, warm: set[tuple[int, int]]) -> None:
+    """Load target and drafter once, and append a line for each cell; `warm` has the lengths and chunks that have run."""
     drafter = cells[0].drafter
     chosen = ["references=[]", "max_new_tokens=1", "graph=eager", "batch_size=1", f"drafter={drafter}"]
     if drafter != "none" and "target.weights=random" in overrides:
@@ -108,14 +112,12 @@ def measure_drafter(cells: Sequence[Cell], overrides: Sequence[str], table: Path
     limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
     models = load_models(config, limits.max_seq_len)
     make_drafter = load_drafter(config, models)
-    warm: set[tuple[int, int]] = set()
     for prefill in ("last_row", "all_rows"):
         config = replace(config, prune=PruneConfig(prefill=prefill, catchup="none"))
         engine = build_engine(config, models, make_drafter, limits)
         for cell, request in zip(cells, requests, strict=True):
             if cell.prefill == prefill:
-                append_row(table, measured(cell, engine, request, (cell.tokens, cell.chunk) in warm))
-                warm.add((cell.tokens, cell.chunk))
+                append_row(table, measured(cell, engine, request, warm))
 
 
 def make_request(num_tokens: int) -> Request:
@@ -124,11 +126,12 @@ def make_request(num_tokens: int) -> Request:
     return Request(f"prompt of {num_tokens}", "random", tuple(generator.choices(range(3, 100), k=num_tokens)), 1)
 
 
-def measured(cell: Cell, engine: Engine, request: Request, is_warm: bool) -> Row:
+def measured(cell: Cell, engine: Engine, request: Request, warm: set[tuple[int, int]]) -> Row:
     """Run the prompt's pass, once before where kernels of its sizes have not run, and return its line."""
     engine.prompt_pass.chunk_size = cell.chunk
-    if not is_warm and cell.tokens <= LONGEST_WARMED:
+    if (cell.tokens, cell.chunk) not in warm:
         engine.generate([request])
+        warm.add((cell.tokens, cell.chunk))
     target: Any = engine.parts.target
     watched, plain = WatchedLogits(target), target.logits
     target.logits = watched
@@ -138,13 +141,15 @@ def measured(cell: Cell, engine: Engine, request: Request, is_warm: bool) -> Row
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    [record] = engine.generate([request]).prefills
+    num_repeats = NUM_REPEATS if cell.tokens <= LONGEST_REPEATED else 1
+    records = [engine.generate([request]).prefills[0] for _ in range(num_repeats)]
     target.logits = plain
     peak = torch.cuda.max_memory_allocated() - before if on_gpu else 0
-    print(f"{' '.join(cell.key)}: {record.seconds:.4f} s", file=sys.stderr, flush=True)
+    seconds = median(record.seconds for record in records)
+    print(f"{' '.join(cell.key)}: {seconds:.4f} s", file=sys.stderr, flush=True)
     figures = {
-        "seconds": f"{record.seconds:.6f}",
-        "logit_rows": str(record.rows.prefill_logits),
+        "seconds": f"{seconds:.6f}",
+        "logit_rows": str(records[0].rows.prefill_logits),
         "logit_bytes": str(watched.most_bytes),
         "peak_bytes": str(peak) if on_gpu else "",
     }
