@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure_drafter(cells: Sequence[Cell], overrides: Sequence[str], table: Path, warm: set[tuple[int, int]]) -> None:
-    """Load target and drafter once, and append a line for each cell; `warm` has the lengths and chunks that have run."""
+    """Load target and drafter once, and append a line a cell; `warm` has the lengths and chunks that have run."""
     drafter = cells[0].drafter
     chosen = ["references=[]", "max_new_tokens=1", "graph=eager", "batch_size=1", f"drafter={drafter}"]
     if drafter != "none" and "target.weights=random" in overrides:
