@@ -38,7 +38,7 @@ from spec_lab.report.table import format_table
 DRAFTERS = ("none", "eagle3", "mtp_eagle")
 MEBI, GIBI = 2**20, 2**30
 LONGEST_REPEATED = 40_000
-"""Of longer prompts one pass is timed, of these the median of three."""
+"""Longer prompts are timed once; shorter ones have the median of three."""
 NUM_REPEATS = 3
 KEYS = ("drafter", "prefill", "tokens", "chunk")
 Row = dict[str, str]
