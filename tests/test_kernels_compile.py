@@ -25,7 +25,7 @@ POINTERS = (
     | dict.fromkeys(("committed",), "*i64")
     | dict.fromkeys(("arrivals",), "*i32")
     | {"token_map": "*i64", "token_ids": "*i64", "chosen": "*i32"}
-    | dict.fromkeys(("depths", "paths", "parents", "path"), "*i64")
+    | dict.fromkeys(("depths", "path", "path_slots", "slots_before", "came_from", "parents", "prefix_lens"), "*i64")
 )
 LISTS = {"pieces": 3, "totals": 3}
 """How many tensors stand in a list of them."""
@@ -363,20 +363,25 @@ def compile_gemma4() -> None:
 
 
 def main() -> None:
-    from spec_kernels import merge_pieces, metadata, rope_write, split_merge
+    from spec_kernels import merge_pieces, metadata, rope_write, split_merge, tree_metadata
 
     decode = compile_attention("bf16", 4, 128, 4, is_whole=False)
     assert "wgmma.mma_async" in decode and "cp.async.cg" in decode, "tensor cores, and loads of 16 bytes"
     for dtype in ("bf16", "fp32"):
         plain, whole, tree = (layouts_of_sums(dtype, *kind) for kind in ((False, False), (True, False), (False, True)))
-        assert len(plain) == 2 and plain == whole and plain * 2 == tree, "a row is the same bits in every form"
+        assert len(plain) == 2 and plain == whole == tree, "a row is the same bits in every form"
     float32 = compile_attention("fp32", 4, 128, 4, is_whole=False)
     assert "mma." not in float32, "no TF32"
     compile_attention("fp16", 1, 64, 7, is_whole=True)
-    compile_attention("bf16", 16, 128, 4, is_whole=False, is_tree=True)
+    for is_whole in (False, True):
+        tree = compile_attention("bf16", 16, 128, 4, is_whole, is_tree=True)
+        assert "wgmma.mma_async" in tree and "cp.async.cg" in tree, "a tree's keys are read as a chain's are"
+    compile_kernel(tree_metadata._place_tree, "bf16", 1, PAGE_SIZE=16, ROW_TILE=16)
+    compile_kernel(tree_metadata._place_branches, "bf16", 1, PAGE_SIZE=16, ROW_TILE=4, PLACE_TILE=4)
     compile_attention("bf16", 4, 512, 8, is_whole=True)
     merge = {"NUM_HEADS": 32, "HEAD_DIM": 128, "HEAD_TILE": 4, "CHANNEL_TILE": 128}
-    compile_kernel(split_merge.merge_splits, "bf16", STAGES=4, IS_TREE=False, **merge)
+    compile_kernel(split_merge.merge_splits, "bf16", STAGES=4, IS_TREE=False, IS_WHOLE=False, **merge)
+    compile_kernel(split_merge.merge_splits, "bf16", STAGES=4, IS_TREE=True, IS_WHOLE=True, **merge)
     pieces = {"NUM_HEADS": 32, "HEAD_DIM": 128, "ROW_TILE": 16, "CHANNEL_TILE": 128}
     assert "ld.global.v4" in compile_kernel(merge_pieces.merge_rows, "bf16", **pieces), "in loads of 16 bytes"
     chunk = compile_chunk("bf16", 128, is_windowed=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
+from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.draft_tree import DraftTree, ancestors_and_self
 from spec_lab.drafters.branching import BranchState, see_ancestors
@@ -125,24 +125,16 @@ def test_ancestors_are_all_rows_on_the_way_from_the_root() -> None:
     assert [row.nonzero().flatten().tolist() for row in seen[1]] == [[0], [0, 1], [0, 2], [0, 3], [0, 4]]
 
 
-class SeenRows:
-    """A backend that keeps what the branches see."""
-
-    def build_tree(self, rows: Any, *sizes: Any) -> Any:
-        self.visible = rows.visible[0].int().tolist()
-
-
-@pytest.mark.parametrize(
-    ("exact", "second"), [(True, [[0, 1, 1, 0], [0, 1, 0, 1]]), (False, [[1, 0, 1, 0], [0, 1, 0, 1]])]
-)
+@pytest.mark.parametrize(("exact", "second"), [(True, [[1, 2], [1, 3]]), (False, [[0, 2], [1, 3]])])
 def test_a_branch_sees_its_ancestors_or_what_stood_in_its_place(exact: bool, second: list[list[int]]) -> None:
-    """Both branches of the second level come from branch 1 of the first."""
-    backend: Any = SeenRows()
-    live = SimpleNamespace(seq_lens=None, page_table=None, max_seq_len=0)
-    seen = torch.zeros((1, 1, 0), dtype=torch.bool)
-    state = BranchState(None, None, torch.zeros(1), live, seen, torch.zeros(0).long())  # type: ignore[arg-type]
-    tokens = torch.tensor([[5, 6]])
-    see_ancestors(backend, state, Branches(tokens, came_from=torch.tensor([[0, 0]])), 0, exact)
-    assert backend.visible == [[1, 0], [0, 1]]
-    see_ancestors(backend, state, Branches(tokens, came_from=torch.tensor([[1, 1]])), 1, exact)
-    assert backend.visible == second
+    """Both branches of the second level come from branch 1 of the first; the slots of a cache of one page."""
+    live = SimpleNamespace(seq_lens=torch.tensor([0]), page_table=torch.tensor([[0, 1]]), max_seq_len=0)
+    state = BranchState(None, None, torch.zeros(1), live)  # type: ignore[arg-type]
+    tokens, backend = torch.tensor([[5, 6]]), TorchTreeAttention(8, 8)
+    seen = []
+    for came_from in ([[0, 0]], [[1, 1]]):
+        attention = see_ancestors(backend, state, Branches(tokens, torch.tensor(came_from)), exact)
+        assert attention.tree is not None
+        seen.append(attention.tree.path_slots[0].tolist())
+    assert seen == [[[0], [1]], second]
+    assert attention.positions.tolist() == [1, 1] and attention.slot_mapping.tolist() == [2, 3]

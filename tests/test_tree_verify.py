@@ -10,7 +10,6 @@ import torch
 
 from spec_lab.assembly.models import cache_row
 from spec_lab.attention.torch_tree import TorchTreeAttention
-from spec_lab.core.draft_tree import TreeRows, ancestors_and_self
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.types import FeatureSpec
 from spec_lab.models.families.table import read_model_config
@@ -51,14 +50,14 @@ def test_a_rows_logits_are_those_of_its_path_alone(name: str, tmp_path: Path) ->
     for length in LENGTHS:
         prompt = [draw.randrange(1, config.vocab_size) for _ in range(length)]
         logits(prompt, 0)
-        visible = ancestors_and_self(torch.tensor([PARENTS]), DEPTH)
-        depths = visible.sum(2) - 1
-        rows = TreeRows(visible, depths, depths)
-        attention = backend.build_tree(rows, torch.tensor([length]), table, length + len(PARENTS))
+        parents = torch.tensor([PARENTS])
+        attention = backend.build_tree(parents, DEPTH, torch.tensor([length]), table, length + len(PARENTS))
         output = target.forward(torch.tensor(tokens), cache, attention, AllRows(), FeatureSpec())
         found = target.logits(output.hidden)
         for row in range(len(PARENTS)):
-            path = [other for other in range(len(PARENTS)) if visible[0, row, other]]
+            path = [row]
+            while path[0] != PARENTS[path[0]]:
+                path.insert(0, PARENTS[path[0]])
             alone = logits([tokens[other] for other in path], length)[-1]
             torch.testing.assert_close(found[row], alone, rtol=0, atol=1e-4)
         assert (found[1] - found[2]).abs().max() > 1e-2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from spec_kernels.attention import paged_attention
 from spec_kernels.attention_reference import paged_attention_reference
 from spec_kernels.attention_tiles import MAX_DECODE_QUERIES, choose_split_keys
-from spec_lab.core.draft_tree import TreeRows, paths_of
+from spec_lab.core.draft_tree import TreeRows
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.tiers import checkerboard
 
@@ -85,8 +86,8 @@ def reference(
     return paged_attention_reference(queries, *tables, *shape, *parts_of(tree))
 
 
-def parts_of(tree: TreeRows | None) -> tuple[torch.Tensor, ...]:
-    return () if tree is None else (paths_of(tree), tree.depths)
+def parts_of(tree: TreeRows | None) -> tuple[Any, ...]:
+    return () if tree is None else (tree.path_slots, tree.depths, tree.num_tail)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,19 +14,27 @@ from spec_lab.assembly.trees import DynamicTreeConfig
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.attention.triton_backend import TritonTreeAttention
 from spec_lab.config import AttentionConfig, CacheConfig, KernelSet
-from spec_lab.core.draft_tree import TreeRows, ancestors_and_self
-from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.draft_tree import TreeRows, climb
+from spec_lab.core.kv_cache import LayerCache, cache_slots
+from spec_lab.core.types import AttentionMetadata
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import Reference, generate, make_config, make_pair, random_requests
 from tests.test_triton_attention import Paged, attend, fill, reference
 from tests.tiers import checkerboard
 
 
-def tree_rows(parents: list[list[int]], depth: int, num_before: int = 0) -> TreeRows:
-    """Make the rows of trees by their parents; the first `num_before` only write, as branches of earlier levels."""
-    visible = ancestors_and_self(torch.tensor(parents, device=DEVICE), depth)
-    depths = visible.sum(2) - 1
-    return TreeRows(visible[:, num_before:].contiguous(), depths[:, num_before:].contiguous(), depths)
+def tree_rows(paged: Paged, parents: list[list[int]], num_before: int = 0) -> TreeRows:
+    """Make the rows of trees by their parents; the first `num_before` only write, as branches of earlier levels. What
+    stands behind a row in its path is a slot of NaN.
+    """
+    num_rows = len(parents[0])
+    paths, depths = climb(torch.tensor(parents, device=DEVICE), num_rows - 1)
+    paths = paths[:, :, : int(depths.max()) + 1]
+    places = (paged.seq_lens - num_rows).unsqueeze(1) + torch.arange(num_rows, device=DEVICE)
+    slots = cache_slots(paged.page_table, places, paged.page_size)
+    path_slots = slots.gather(1, paths.flatten(1)).view_as(paths)
+    path_slots[torch.arange(paths.shape[2], device=DEVICE) > depths.unsqueeze(2)] = 0
+    return TreeRows(path_slots[:, num_before:].contiguous(), depths[:, num_before:].contiguous(), num_rows)
 
 
 def random_parents(num_rows: int, seed: int) -> list[int]:
@@ -44,7 +53,7 @@ def test_a_tree_that_is_a_chain_gives_the_bits_of_the_chain(
     paged = fill([num_rows + 1, 64 + num_rows // 2, 150], num_kv_heads=1, head_dim=64, dtype=dtype)
     queries = randn(3 * num_rows, group, 64, seed=1, dtype=dtype)
     chain = [max(0, row - 1) for row in range(num_rows)]
-    tree = tree_rows([chain] * 3, num_rows)
+    tree = tree_rows(paged, [chain] * 3)
     assert torch.equal(attend(paged, queries, window, tree=tree), attend(paged, queries, window))
 
 
@@ -66,7 +75,7 @@ def test_a_row_has_the_bits_of_the_chain_that_leads_to_it(
     prefixes = [0, 20, 63, 128]
     paged = fill([length + num_rows for length in prefixes], num_kv_heads=1, head_dim=64, dtype=dtype)
     queries = randn(4 * num_rows, group, 64, seed=1, dtype=dtype)
-    tree = tree_rows([random_parents(num_rows, seed) for seed in range(4)], num_rows)
+    tree = tree_rows(paged, [random_parents(num_rows, seed) for seed in range(4)])
     found = attend(paged, queries, window, tree=tree).view(4, num_rows, -1)
     for request, prefix in enumerate(prefixes):
         for row in range(num_rows):
@@ -79,13 +88,10 @@ def test_a_row_has_the_bits_of_the_chain_that_leads_to_it(
 def along_path(paged: Paged, tree: TreeRows, request: int, row: int) -> Paged:
     """Make the cache of one request, whose newest keys are those of a path, one behind the other."""
     chain = Paged(paged.kv.clone(), paged.page_table[[request]], paged.seq_lens, paged.page_size)
-    path = tree.visible[request, row].nonzero().flatten()
-    prefix = int(paged.seq_lens[request]) - tree.visible.shape[2]
-
-    def slots(positions: torch.Tensor) -> torch.Tensor:
-        return chain.page_table[0, positions // 16] * 16 + positions % 16
-
-    chain.kv[slots(prefix + torch.arange(len(path), device=DEVICE))] = paged.kv[slots(prefix + path)]
+    path = tree.path_slots[request, row, : int(tree.depths[request, row]) + 1]
+    prefix = int(paged.seq_lens[request]) - tree.num_tail
+    positions = prefix + torch.arange(len(path), device=DEVICE)
+    chain.kv[chain.page_table[0, positions // 16] * 16 + positions % 16] = paged.kv[path]
     return chain
 
 
@@ -93,7 +99,7 @@ def along_path(paged: Paged, tree: TreeRows, request: int, row: int) -> Paged:
 def test_a_tree_equals_the_reference(num_rows: int, window: int | None) -> None:
     """Trees differ between requests, end on and beside split borders, and one has no keys before it."""
     paged = fill([num_rows, 64 + num_rows // 2, 128])
-    tree = tree_rows([random_parents(num_rows, seed) for seed in range(3)], num_rows)
+    tree = tree_rows(paged, [random_parents(num_rows, seed) for seed in range(3)])
     queries = randn(3 * num_rows, 4, 16, seed=1)
     assert_near(attend(paged, queries, window, tree=tree), reference(paged, queries, window, tree))
 
@@ -102,7 +108,7 @@ def test_a_tree_equals_the_reference(num_rows: int, window: int | None) -> None:
 def test_rows_of_a_new_level_see_earlier_rows_of_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft's newest branches are fewer than the newest keys; and one program may take all splits of a tile."""
     paged = fill([70, 20])
-    tree = tree_rows([random_parents(9, 1), random_parents(9, 2)], 9, num_before=6)
+    tree = tree_rows(paged, [random_parents(9, 1), random_parents(9, 2)], num_before=6)
     queries = randn(2 * 3, 4, 16, seed=1)
     for window in (None, 3):
         shared = attend(paged, queries, window, tree=tree)
@@ -115,7 +121,7 @@ def test_rows_of_a_new_level_see_earlier_rows_of_the_tree(monkeypatch: pytest.Mo
 def test_a_row_does_not_see_a_strangers_key() -> None:
     """Row 2 and row 3 are siblings: what row 2 wrote changes no bit of row 3, nor the other way round."""
     paged = fill([40])
-    tree = tree_rows([[0, 0, 1, 1]], 3)
+    tree = tree_rows(paged, [[0, 0, 1, 1]])
     queries = randn(4, 4, 16, seed=1)
     expected = attend(paged, queries, tree=tree)
     for row, sibling in ((2, 3), (3, 2)):
@@ -127,23 +133,61 @@ def test_a_row_does_not_see_a_strangers_key() -> None:
         assert not torch.equal(out[row], expected[row])
 
 
-def test_the_backend_makes_what_the_kernel_reads() -> None:
-    """Depths of branches come as a view without memory of its own; the kernel asks for rows one after another. A row's
-    path says the same as the mask of the backend in torch."""
-    paged = fill([36, 5], page_size=4, garbage=0.0)
-    backend = TritonTreeAttention(4, 64)
-    tree = tree_rows([[0, 0, 1, 1]] * 2, 3)
-    depths = tree.depths[:1].expand(2, -1)
-    rows = TreeRows(tree.visible.transpose(1, 2).contiguous().transpose(1, 2), depths, depths)
-    metadata = backend.build_tree(rows, paged.seq_lens - 4, paged.page_table, 36)
-    assert metadata.positions.tolist() == [32, 33, 34, 34, 1, 2, 3, 3]
-    assert torch.equal(metadata.seq_lens, paged.seq_lens)
-    queries = randn(8, 4, 16, seed=1)
-    out = backend.attend(queries, LayerCache(paged.kv), metadata, None, 0.25)
-    assert_near(out, reference(paged, queries, tree=tree))
-    masked = TorchTreeAttention(4, 64)
-    metadata = masked.build_tree(rows, paged.seq_lens - 4, paged.page_table, 36)
-    assert_near(out, masked.attend(queries, LayerCache(paged.kv), metadata, None, 0.25))
+def as_seen(metadata: AttentionMetadata, page_size: int) -> list[Any]:
+    """Tell where rows stand, and which slots each sees behind the prefix."""
+    rows = metadata.tree
+    assert rows is not None
+    paths = zip(rows.path_slots.flatten(0, 1).tolist(), rows.depths.flatten().tolist(), strict=True)
+    seen = [path[: depth + 1] for path, depth in paths]
+    return [metadata.positions.tolist(), metadata.slot_mapping.tolist(), metadata.seq_lens.tolist(), seen]
+
+
+@pytest.mark.parametrize("lens", [(32, 1), (0, 61, 200)])
+def test_the_backend_places_a_tree_as_the_one_in_torch(lens: tuple[int, ...]) -> None:
+    """With rows that hold no draft, over page borders, and past the end of the cache; attention of both agrees."""
+    page_size, num_rows, batch = 4, 6, len(lens)
+    paged = fill([min(length, 56) + num_rows for length in lens], page_size=page_size, garbage=0.0)
+    prefixes = torch.tensor(lens, device=DEVICE)
+    trees = [[0, 0, 1, 1, 3, 5], [0, 1, 0, 2, 0, 4], [0, 0, 1, 2, 3, 4]][:batch]
+    parents = torch.tensor(trees, device=DEVICE)
+    backends = TritonTreeAttention(page_size, 64), TorchTreeAttention(page_size, 64)
+    built = [of.build_tree(parents, 5, prefixes, paged.page_table, max(lens) + num_rows) for of in backends]
+    assert as_seen(built[0], page_size) == as_seen(built[1], page_size)
+    assert built[0].positions.view(batch, -1)[0].tolist() == [min(lens[0] + d, 63) for d in (0, 1, 2, 2, 3, 0)]
+    if max(lens) < 60:
+        queries = randn(batch * num_rows, 4, 16, seed=1)
+        outputs = [
+            of.attend(queries, LayerCache(paged.kv), metadata, 3, 0.25)
+            for of, metadata in zip(backends, built, strict=True)
+        ]
+        assert_near(*outputs)
+
+
+def test_the_backend_places_branches_as_the_one_in_torch() -> None:
+    """Over levels of other widths; which branch the last came from is a view of the same memory for all requests."""
+    lens = torch.tensor([30, 3], device=DEVICE)
+    paged = fill([30 + 9, 3 + 9], page_size=4, garbage=0.0)
+    levels = [
+        torch.zeros((2, 3), dtype=torch.int64, device=DEVICE),
+        torch.tensor([[2, 2], [0, 1]], device=DEVICE),
+        torch.tensor([1, 0, 1, 1], device=DEVICE).expand(2, -1),
+    ]
+    before: list[Any] = [None, None]
+    backends = TritonTreeAttention(4, 64), TorchTreeAttention(4, 64)
+    queries = randn(2 * 4, 4, 16, seed=1)
+    for came_from in levels:
+        built = [
+            of.build_branches(rows, came_from, lens, paged.page_table, 30 + 9)
+            for of, rows in zip(backends, before, strict=True)
+        ]
+        before = [metadata.tree for metadata in built]
+        assert as_seen(built[0], 4) == as_seen(built[1], 4)
+        outputs = [
+            of.attend(queries[: came_from.numel()], LayerCache(paged.kv), metadata, None, 0.25)
+            for of, metadata in zip(backends, built, strict=True)
+        ]
+        assert_near(*outputs)
+    assert built[0].positions.tolist() == [32] * 4 + [5] * 4 and built[0].seq_lens.tolist() == [39, 12]
 
 
 @pytest.mark.slow

@@ -89,20 +89,22 @@ def num_copies(shape: Shape) -> int:
     return min(LAUNCHES, 1 + int(2 * L2_BYTES / shape.kv_bytes))
 
 
-def binary_tree(shape: Shape) -> tuple[torch.Tensor, ...]:
-    """Make paths and depths of rows of which each has two children: row 0 is the parent of 1 and 2, and so on."""
+def binary_tree(shape: Shape, page_table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Place the newest keys as rows of which each has two children: row 0 is the parent of 1 and 2, and so on."""
     paths = [[0]]
     for row in range(1, shape.rows):
         paths.append([*paths[(row - 1) // 2], row])
-    table = torch.zeros(shape.rows, shape.rows + 1, dtype=torch.int64)
+    depths = torch.tensor([len(path) - 1 for path in paths], device="cuda").expand(shape.batch, -1).contiguous()
+    table = torch.zeros((shape.rows, len(paths[-1])), dtype=torch.int64, device="cuda")
     for row, path in enumerate(paths):
         table[row, : len(path)] = torch.tensor(path)
-    depths = torch.tensor([len(path) - 1 for path in paths])
-    return tuple(part.cuda().expand(shape.batch, *part.shape).contiguous() for part in (table, depths))
+    places = shape.keys - shape.rows + table.flatten().expand(shape.batch, -1)
+    slots = page_table.gather(1, places // shape.page_size) * shape.page_size + places % shape.page_size
+    return slots.view(shape.batch, *table.shape), depths, shape.rows
 
 
-def kernel_time(shape: Shape, split_keys: int, *tree: torch.Tensor) -> float:
-    """Time the kernel for rows of a chain, or of a `tree` given by paths and depths."""
+def kernel_time(shape: Shape, split_keys: int, of_tree: bool = False) -> float:
+    """Time the kernel for rows of a chain, or of a tree."""
     columns = -(-shape.keys // shape.page_size)
     pages = torch.randperm(shape.batch * columns, device="cuda").view(shape.batch, columns) + 2
     page_table = torch.cat((pages, torch.ones_like(pages[:, :1])), dim=1)
@@ -112,6 +114,7 @@ def kernel_time(shape: Shape, split_keys: int, *tree: torch.Tensor) -> float:
     queries = torch.randn(num_rows, shape.num_heads, shape.head_dim, device="cuda", dtype=torch.bfloat16)
     out = queries.new_empty(num_rows, shape.num_heads * shape.head_dim)
     seq_lens = torch.full((shape.batch,), shape.keys, device="cuda")
+    tree = binary_tree(shape, page_table) if of_tree else ()
 
     def launch(index: int) -> None:
         tables = (caches[index % len(caches)], page_table, seq_lens, shape.page_size)
@@ -165,7 +168,7 @@ def main() -> None:
         for split_keys in options.split_keys or [choose_split_keys(keys)]:
             kernel = kernel_time(shape, split_keys)
             cells = f"{kernel:11.2f}{sdpa:11.2f}{floor:11.2f}{floor / kernel:11.0%}"
-            tree = f"{kernel_time(shape, split_keys, *binary_tree(shape)):11.2f}" if options.tree else ""
+            tree = f"{kernel_time(shape, split_keys, of_tree=True):11.2f}" if options.tree else ""
             print(f"{batch:5}{keys:7}{rows:6}{split_keys:7} {cells}{tree}")
             figures.append(Figure("paged attention", str(shape), shape.kv_bytes, shape.flops, kernel, sdpa))
     if options.csv is not None:

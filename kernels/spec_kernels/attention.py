@@ -38,8 +38,9 @@ def paged_attention(
     split_keys: int,
     scale: float,
     window: int | None,
-    paths: torch.Tensor | None = None,
+    path_slots: torch.Tensor | None = None,
     depths: torch.Tensor | None = None,
+    num_tail: int = 0,
 ) -> None:
     """Attention of the newest query rows of each request over its paged keys and values.
 
@@ -47,8 +48,8 @@ def paged_attention(
     `end = seq_lens - (num_queries - 1 - j)`; a row that sees nothing gives zeros. Positions past `max_seq_len` and
     past the table's last page but one are not read. `seq_lens` is read on the device only.
 
-    Rows of a tree see all keys but the newest `num_tail`, and of these the ones on their path, as if they stood one
-    behind the other: a row has the bits of the chain that its path is.
+    Rows of a tree see all keys but the newest `num_tail`, the prefix, and of these the ones on their path, as if they
+    stood one behind the other: a row has the bits of the chain that its path is.
 
     Args:
         out: [batch * num_queries, num_heads * head_dim], contiguous, written.
@@ -59,9 +60,10 @@ def paged_attention(
         max_seq_len: upper bound of `seq_lens` known to the host; sets the launch grid and nothing else.
         split_keys: keys a split, see `choose_split_keys`. Prompt chunks are not split.
         window: newest keys that a row sees; None is all of them.
-        paths: [batch, num_queries, num_tail + 1] int64 of a tree, contiguous: which of the newest keys a row sees at
-            each position behind the prefix, up to its own; None is a chain.
+        path_slots: [batch, num_queries, positions] int64 of a tree, contiguous: the cache slot of the key that a row
+            sees at each position behind the prefix, up to its own; None is a chain.
         depths: [batch, num_queries] int64 of a tree, contiguous: how far behind the prefix each row stands.
+        num_tail: keys of a tree behind the prefix.
     """
     _assert_shapes(out, queries, kv, page_table)
     num_queries = queries.shape[0] // page_table.shape[0]
@@ -69,13 +71,14 @@ def paged_attention(
     heads = _heads(queries, kv, page_size)
     inputs = (queries, kv, page_table, seq_lens)
     with launch_on(out):
-        if num_queries > MAX_DECODE_QUERIES and paths is None:
+        if path_slots is not None:
+            assert depths is not None and path_slots.is_contiguous() and depths.is_contiguous()
+            assert path_slots.shape[:2] == (page_table.shape[0], num_queries) and path_slots.shape[2] <= num_tail
+            _launch_splits(out, inputs, (path_slots, depths), num_tail, reach, scale, split_keys, heads)
+        elif num_queries > MAX_DECODE_QUERIES:
             _launch_chunk(out, inputs, reach, scale, heads)
-        elif paths is None:
-            _launch_splits(out, inputs, (seq_lens, seq_lens), 0, reach, scale, split_keys, heads)
         else:
-            assert depths is not None and paths.is_contiguous() and depths.is_contiguous() and paths.shape[2] > 1
-            _launch_splits(out, inputs, (paths, depths), paths.shape[2] - 1, reach, scale, split_keys, heads)
+            _launch_splits(out, inputs, (seq_lens, seq_lens), 0, reach, scale, split_keys, heads)
 
 
 def _heads(queries: torch.Tensor, kv: torch.Tensor, page_size: int) -> dict[str, int]:
@@ -104,27 +107,36 @@ def _launch_splits(
     split_keys: int,
     heads: dict[str, int],
 ) -> None:
-    """Launch a program for each tile's split, or for each tile where these are many.
+    """Launch a program for each tile's split, or for each tile where these are many; in a tree also one for each query
+    row's splits from the root's on, which come first because they wait longest.
 
     Args:
         inputs: queries, kv, page_table, seq_lens.
-        tree: paths and depths; anything of a chain, which has a `num_tail` of 0.
+        tree: path slots and depths; anything of a chain, which has a `num_tail` of 0.
         reach: positions that can be read, and the window.
     """
     queries, kv, page_table, seq_lens = inputs
     batch, num_rows, num_heads, head_dim = page_table.shape[0], *queries.shape
-    num_queries = num_rows // batch
-    channel_tile = heads["CHANNEL_TILE"]
-    tiles = decode_tiles(num_queries * heads["GROUP"], channel_tile, kv.element_size())
+    num_queries, group, num_kv_heads = num_rows // batch, heads["GROUP"], kv.shape[2]
+    tiles = decode_tiles(num_queries * group, heads["CHANNEL_TILE"], kv.element_size())
     assert split_keys % tiles.keys == 0
-    num_tiles = batch * triton.cdiv(num_queries * heads["GROUP"], tiles.rows)
+    num_tiles = batch * triton.cdiv(num_queries * group, tiles.rows)
     num_splits = max(1, triton.cdiv(reach[0], split_keys))
-    is_whole = num_splits == 1 or num_tiles * kv.shape[2] >= NUM_TILES_TO_FILL
+    is_whole = num_splits == 1 or num_tiles * num_kv_heads >= NUM_TILES_TO_FILL
     if is_whole:
         num_splits = 1
-    partials = empty_partials(0 if is_whole else num_splits, num_rows, num_heads, head_dim, out.device)
-    attend_split[num_tiles, kv.shape[2], num_splits](
-        *(out, partials.acc, partials.sums, partials.maxima, *inputs, *tree, num_queries, num_tail, *reach),
+    path_len, own_splits, num_own, num_entries = 0, 0, 0, 0 if is_whole else num_splits
+    grid = (num_tiles, num_kv_heads, num_splits)
+    if num_tail > 0:
+        path_len = tree[0].shape[2]
+        own_splits = (split_keys + path_len - 2) // split_keys + 1
+        num_own = num_rows * triton.cdiv(group, tiles.rows) * own_splits
+        num_entries = 1 + own_splits if is_whole else num_splits
+        grid = (num_own + num_tiles * num_splits, num_kv_heads, 1)
+    partials = empty_partials(num_entries, num_rows, num_heads, head_dim, out.device)
+    attend_split[grid](
+        *(out, partials.acc, partials.sums, partials.maxima, *inputs, *tree),
+        *(num_queries, num_tail, path_len, num_own, own_splits, num_splits, *reach),
         *(scale * _LOG2_E, *_strides(queries, kv, page_table), num_rows * num_heads, split_keys),
         **heads,
         ROW_TILE=tiles.rows,
@@ -134,8 +146,9 @@ def _launch_splits(
         IS_WHOLE=is_whole,
         num_warps=tiles.num_warps,
     )
-    if not is_whole:
-        merge_partials(out, partials, seq_lens, reach, split_keys, tree[1] if num_tail else None, num_tail)
+    if num_entries > 0:
+        depths = tree[1] if num_tail > 0 else None
+        merge_partials(out, partials, seq_lens, reach, split_keys, depths, num_tail, is_whole)
 
 
 def _launch_chunk(

@@ -10,20 +10,28 @@ from spec_kernels.online_softmax import add_keys_across, divisor, key_slots, mer
 
 
 @triton.jit
-def _path_slots(
-    paths_ptr: tl.tensor,
-    pages_ptr: tl.tensor,
-    keys: tl.tensor,
-    prefix_len: tl.tensor,
-    is_key: tl.tensor,
-    PAGE_SIZE: tl.constexpr,
-) -> tl.tensor:
-    """Returns the cache slots of key positions as a tree's row has them: behind the prefix, its ancestors'."""
-    behind = keys - prefix_len
-    numbers = tl.load(paths_ptr + behind, mask=is_key & (behind >= 0), other=0).to(tl.int32)
-    places = tl.where(behind >= 0, prefix_len + numbers, keys)
-    pages = tl.load(pages_ptr + places // PAGE_SIZE, mask=is_key, other=0)
-    return pages.to(tl.int64) * PAGE_SIZE + places % PAGE_SIZE
+def _tree_tile(
+    place: tl.tensor,
+    num_own: tl.tensor,
+    num_queries: tl.tensor,
+    own_splits: tl.tensor,
+    num_splits: tl.tensor,
+    tiles_per_request: tl.tensor,
+    GROUP: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+) -> tuple[tl.tensor, ...]:
+    """Returns what the program at `place` is for in a tree, whose first `num_own` programs have one query row each:
+    whether it is one of these, its request, its first row and the end of its rows, and the number of its split."""
+    TILES_PER_QUERY: tl.constexpr = (GROUP + ROW_TILE - 1) // ROW_TILE
+    is_own = place < num_own
+    own_tile, shared_tile = place // own_splits, (place - num_own) // num_splits
+    own_row = own_tile // TILES_PER_QUERY
+    request = tl.where(is_own, own_row // num_queries, shared_tile // tiles_per_request)
+    own_first = own_row % num_queries * GROUP
+    shared_first = shared_tile % tiles_per_request * ROW_TILE
+    first_row = tl.where(is_own, own_first + own_tile % TILES_PER_QUERY * ROW_TILE, shared_first)
+    end_row = tl.where(is_own, own_first + GROUP, num_queries * GROUP)
+    return is_own, request, first_row, end_row, tl.where(is_own, place % own_splits, (place - num_own) % num_splits)
 
 
 @triton.jit
@@ -46,7 +54,12 @@ def _load_keys(
     return key_rows, value_rows
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_tail", "num_readable", "window", "split_stride", "split_keys"])
+@triton.jit(
+    do_not_specialize=[
+        *("num_queries", "num_tail", "path_len", "num_own", "own_splits", "num_splits", "num_readable", "window"),
+        *("split_stride", "split_keys"),
+    ]
+)
 def attend_split(
     out_ptr: tl.tensor,
     partial_ptr: tl.tensor,
@@ -56,10 +69,14 @@ def attend_split(
     kv_ptr: tl.tensor,
     page_table_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
-    paths_ptr: tl.tensor,
+    path_slots_ptr: tl.tensor,
     depths_ptr: tl.tensor,
     num_queries: tl.tensor,
     num_tail: tl.tensor,
+    path_len: tl.tensor,
+    num_own: tl.tensor,
+    own_splits: tl.tensor,
+    num_splits: tl.tensor,
     num_readable: tl.tensor,
     window: tl.tensor,
     scale: tl.tensor,
@@ -80,43 +97,66 @@ def attend_split(
     IS_TREE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ) -> None:
-    """Attends one row tile over the keys of one split, or of all of them, one after the other, when IS_WHOLE."""
+    """Attends one row tile over the keys of one split, or of all of them, one after the other, when IS_WHOLE.
+
+    All rows of a tree share the splits that lie before its root. Of the others each query row has keys of its own,
+    which stand where a chain's would, so that its sums are those of plain decoding: programs of its own read them.
+    """
     tiles_per_request = tl.cdiv(num_queries * GROUP, ROW_TILE)
-    request = tl.program_id(0) // tiles_per_request
-    first_row = tl.program_id(0) % tiles_per_request * ROW_TILE
     kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    rows = first_row + tl.arange(0, ROW_TILE)
-    query = rows // GROUP
-    is_row = query < num_queries
+    if IS_TREE:
+        is_own, request, first_row, end_row, split = _tree_tile(
+            tl.program_id(0), num_own, num_queries, own_splits, num_splits, tiles_per_request, GROUP, ROW_TILE
+        )
+        rows = first_row + tl.arange(0, ROW_TILE)
+        query = rows // GROUP
+        is_row = rows < end_row
+    else:
+        request = tl.program_id(0) // tiles_per_request
+        first_row = tl.program_id(0) % tiles_per_request * ROW_TILE
+        split = tl.program_id(2)
+        rows = first_row + tl.arange(0, ROW_TILE)
+        query = rows // GROUP
+        is_row = query < num_queries
     out_row = (request * num_queries + query).to(tl.int64)
 
-    # The keys that a row sees: up to itself, in a tree along its path. In a chain these lie one behind the other, and
-    # all rows share a loop over them; of a tree's rows all share the whole tiles of the prefix.
+    # The keys that a row sees are up to itself. In a chain these lie one behind the other, and all rows share them.
     seq_len = tl.load(seq_lens_ptr + request).to(tl.int32)
-    last_query = tl.minimum((first_row + ROW_TILE - 1) // GROUP, num_queries - 1)
     if IS_TREE:
         prefix_len = seq_len - num_tail
+        own_row = (request * num_queries + first_row // GROUP).to(tl.int64)
+        path_ptr = path_slots_ptr + own_row * path_len
+        own_end = prefix_len + 1 + tl.load(depths_ptr + own_row).to(tl.int32)
         end = prefix_len + 1 + tl.load(depths_ptr + out_row, mask=is_row, other=0).to(tl.int32)
         start = end - window
-        lowest = tl.maximum(prefix_len + 1 - window, 0)
-        highest = tl.minimum(tl.max(tl.where(is_row, end, 0), 0), num_readable)
+        num_shared = prefix_len // split_keys
+        split += tl.where(is_own, num_shared, 0)
+        lowest = tl.maximum(tl.where(is_own, own_end, prefix_len + 1) - window, 0)
+        highest = tl.minimum(tl.where(is_own, own_end, num_shared * split_keys), num_readable)
+        low = tl.maximum(lowest, split * split_keys)
+        high = tl.minimum(highest, (split + 1) * split_keys)
+        entry = split
+        if IS_WHOLE:
+            # All shared splits are one entry, those of its own come behind it.
+            low = tl.where(is_own, low, lowest)
+            high = tl.where(is_own, high, highest)
+            entry = tl.where(is_own, split - num_shared + 1, 0)
+        if low >= high:
+            return
     else:
+        last_query = tl.minimum((first_row + ROW_TILE - 1) // GROUP, num_queries - 1)
         prefix_len = seq_len - num_queries
         start = prefix_len + 1 + query - window
         end = prefix_len + 1 + query
-        lowest = tl.maximum(prefix_len + 1 + first_row // GROUP - window, 0)
-        highest = tl.minimum(prefix_len + 1 + last_query, num_readable)
-    low, high = lowest, highest
-    if not IS_WHOLE:
-        low = tl.maximum(lowest, split * split_keys)
-        high = tl.minimum(highest, (split + 1) * split_keys)
-        # Nobody reads what this split would write.
-        if low >= high:
-            return
-    shared_high = high
-    if IS_TREE:
-        shared_high = tl.minimum(high, prefix_len // KEY_TILE * KEY_TILE)
+        low = tl.maximum(prefix_len + 1 + first_row // GROUP - window, 0)
+        high = tl.minimum(prefix_len + 1 + last_query, num_readable)
+        entry = split
+        if not IS_WHOLE:
+            low = tl.maximum(low, split * split_keys)
+            high = tl.minimum(high, (split + 1) * split_keys)
+            # Nobody reads what this split would write.
+            if low >= high:
+                return
 
     channels = tl.arange(0, CHANNEL_TILE)
     is_channel = channels < HEAD_DIM
@@ -130,10 +170,14 @@ def attend_split(
     total_sums = tl.zeros((ROW_TILE,), tl.float32)
     total_acc = tl.zeros((CHANNEL_TILE, ROW_TILE), tl.float32)
     maxima, sums, acc = total_maxima, total_sums, total_acc
-    for first_key in tl.range(low // KEY_TILE * KEY_TILE, shared_high, KEY_TILE, num_stages=STAGES):
+    for first_key in tl.range(low // KEY_TILE * KEY_TILE, high, KEY_TILE, num_stages=STAGES):
         keys = first_key + tl.arange(0, KEY_TILE)
-        is_key = (keys >= low) & (keys < shared_high)
-        slots = key_slots(pages_ptr, keys, low, shared_high, PAGE_SIZE)
+        is_key = (keys >= low) & (keys < high)
+        slots = key_slots(pages_ptr, keys, low, high, PAGE_SIZE)
+        if IS_TREE:
+            behind = keys - prefix_len
+            path_slots = tl.load(path_ptr + behind, mask=is_key & (behind >= 0), other=0)
+            slots = tl.where(behind >= 0, path_slots, slots)
         key_rows, value_rows = _load_keys(
             kv_ptr, slots, is_key, channels, is_channel, slot_stride, kv_head, NUM_KV_HEADS, HEAD_DIM
         )
@@ -148,44 +192,16 @@ def attend_split(
             maxima = tl.where(is_first, float("-inf"), maxima)
         maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, value_rows)
 
-    if IS_TREE:
-        # Behind these tiles each row has keys of its own, which stand where a chain's would: the sums of a row are
-        # then those of plain decoding. The tiles of one query row after the other; they change nothing of the others.
-        first_tail = tl.maximum(shared_high, low) // KEY_TILE * KEY_TILE
-        num_tiles = tl.cdiv(high - first_tail, KEY_TILE)
-        first_query = first_row // GROUP
-        for step in tl.range(0, (last_query + 1 - first_query) * num_tiles, num_stages=STAGES):
-            asking = first_query + step // num_tiles
-            first_key = first_tail + step % num_tiles * KEY_TILE
-            keys = first_key + tl.arange(0, KEY_TILE)
-            tree_row = (request * num_queries + asking).to(tl.int64)
-            own_end = prefix_len + 1 + tl.load(depths_ptr + tree_row).to(tl.int32)
-            is_key = (keys >= low) & (keys < tl.minimum(own_end, high))
-            path_ptr = paths_ptr + tree_row * (num_tail + 1)
-            slots = _path_slots(path_ptr, pages_ptr, keys, prefix_len, is_key, PAGE_SIZE)
-            key_rows, value_rows = _load_keys(
-                kv_ptr, slots, is_key, channels, is_channel, slot_stride, kv_head, NUM_KV_HEADS, HEAD_DIM
-            )
-            scores = tl.dot(key_rows, queries, input_precision="ieee") * scale
-            is_own = query == asking
-            is_visible = (keys[:, None] >= start[None, :]) & is_own[None, :]
-            scores = tl.where(is_visible & is_key[:, None], scores, float("-inf"))
-            if IS_WHOLE:
-                is_first = is_own & (first_key % split_keys == 0)
-                done = tl.where(is_first, maxima, float("-inf"))
-                total_maxima, total_sums, total_acc = merge(total_maxima, total_sums, total_acc, done, sums, acc, 0)
-                maxima = tl.where(is_first, float("-inf"), maxima)
-            maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, value_rows)
-
     out_head = out_row * (NUM_KV_HEADS * GROUP) + head
     if IS_WHOLE:
-        total_maxima, total_sums, total_acc = merge(total_maxima, total_sums, total_acc, maxima, sums, acc, 0)
-        out = total_acc / divisor(total_sums)[None, :]
+        maxima, sums, acc = merge(total_maxima, total_sums, total_acc, maxima, sums, acc, 0)
+    if IS_WHOLE and not IS_TREE:
+        out = acc / divisor(sums)[None, :]
         tl.store(
             out_ptr + out_head[None, :] * HEAD_DIM + channels[:, None], out.to(out_ptr.dtype.element_ty), mask=is_entry
         )
     else:
-        out_head += split.to(tl.int64) * split_stride
+        out_head += entry.to(tl.int64) * split_stride
         tl.store(partial_ptr + out_head[None, :] * HEAD_DIM + channels[:, None], acc, mask=is_entry)
         tl.store(sums_ptr + out_head, sums, mask=is_row)
         tl.store(maxima_ptr + out_head, maxima, mask=is_row)

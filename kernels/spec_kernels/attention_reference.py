@@ -14,8 +14,9 @@ def paged_attention_reference(
     max_seq_len: int,
     scale: float,
     window: int | None,
-    paths: torch.Tensor | None = None,
+    path_slots: torch.Tensor | None = None,
     depths: torch.Tensor | None = None,
+    num_tail: int = 0,
 ) -> torch.Tensor:
     """Compute what `paged_attention` computes, in float32: same arguments; returns [batch * num_queries, num_heads *
     head_dim] in the queries' dtype."""
@@ -25,32 +26,26 @@ def paged_attention_reference(
     positions = torch.arange(min(max_seq_len, (num_columns - 1) * page_size), device=kv.device)
     behind = torch.arange(num_queries - 1, -1, -1, device=kv.device)
     ends = seq_lens.unsqueeze(1) - behind
-    places = positions.expand(batch, 1, -1)
-    if paths is not None:
+    slots = _slots(positions.expand(batch, 1, -1), page_table, page_size)
+    if path_slots is not None:
         assert depths is not None
-        prefixes = (seq_lens - (paths.shape[2] - 1)).view(-1, 1, 1)
+        prefixes = (seq_lens - num_tail).view(-1, 1, 1)
         ends = prefixes.squeeze(2) + depths + 1
-        places = _along_paths(positions, prefixes, paths)
+        behind = (positions - prefixes).expand(-1, num_queries, -1)
+        own = path_slots.gather(2, behind.clamp(0, path_slots.shape[2] - 1))
+        slots = torch.where(behind >= 0, own, slots)
     is_visible = positions < ends.unsqueeze(2)
     if window is not None:
         is_visible &= positions >= ends.unsqueeze(2) - window
     # Selection, not multiplication: rows that nobody sees may be NaN.
-    is_read = is_visible if places.shape[1] > 1 else is_visible.any(1, keepdim=True)
-    slots = _slots(places.where(is_read, 0), page_table, page_size)
-    keys, values = torch.where(is_read[..., None, None, None], kv[slots], 0).float().unbind(3)
+    is_read = is_visible if path_slots is not None else is_visible.any(1, keepdim=True)
+    keys, values = torch.where(is_read[..., None, None, None], kv[slots.where(is_read, 0)], 0).float().unbind(3)
     grouped = queries.float().view(batch, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scores = torch.einsum("bqhgd,bqkhd->bqhgk", grouped, keys.expand(-1, num_queries, -1, -1, -1)) * scale
     scores = scores.masked_fill(~is_visible[:, :, None, None, :], float("-inf"))
     weights = scores.softmax(-1).nan_to_num(0.0)  # a row that sees nothing
     out = torch.einsum("bqhgk,bqkhd->bqhgd", weights, values.expand(-1, num_queries, -1, -1, -1))
     return out.reshape(num_rows, num_heads * head_dim).to(queries.dtype)
-
-
-def _along_paths(positions: torch.Tensor, prefixes: torch.Tensor, paths: torch.Tensor) -> torch.Tensor:
-    """Say where each row of a tree has the key of a position: [batch, num_queries, keys]."""
-    behind = (positions - prefixes).expand(-1, paths.shape[1], -1)
-    own = prefixes + paths.gather(2, behind.clamp(0, paths.shape[2] - 1))
-    return torch.where(behind >= 0, own, positions)
 
 
 def _slots(places: torch.Tensor, page_table: torch.Tensor, page_size: int) -> torch.Tensor:

@@ -56,8 +56,12 @@ def merge_splits(
     CHANNEL_TILE: tl.constexpr,
     STAGES: tl.constexpr,
     IS_TREE: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
 ) -> None:
-    """Merges for HEAD_TILE heads of a query row the splits it sees keys in, one after another; some are read ahead."""
+    """Merges for HEAD_TILE heads of a query row the splits it sees keys in, one after another; some are read ahead.
+
+    Of a tree all splits before the root's may be one entry already, the first, when IS_WHOLE.
+    """
     row = tl.program_id(0)
     heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
     is_head = heads < NUM_HEADS
@@ -68,12 +72,17 @@ def merge_splits(
     stride = split_stride.to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + row // num_queries).to(tl.int32)
     if IS_TREE:
-        end = seq_len - num_tail + tl.load(depths_ptr + row).to(tl.int32) + 1
+        prefix_len = seq_len - num_tail
+        end = prefix_len + tl.load(depths_ptr + row).to(tl.int32) + 1
     else:
         end = seq_len - (num_queries - 1 - row % num_queries)
     start = end - window
     first_split = tl.maximum(start, 0) // split_keys
     last_split = tl.cdiv(tl.maximum(tl.minimum(end, num_readable), 0), split_keys)
+    if IS_TREE and IS_WHOLE:
+        num_shared = prefix_len // split_keys
+        first_split = tl.maximum(first_split - num_shared + 1, 0)
+        last_split = tl.maximum(last_split - num_shared, 0) + 1
 
     maxima = tl.full((HEAD_TILE,), float("-inf"), tl.float32)
     sums = tl.zeros((HEAD_TILE,), tl.float32)
@@ -96,12 +105,14 @@ def merge_partials(
     split_keys: int,
     depths: torch.Tensor | None = None,
     num_tail: int = 0,
+    is_whole: bool = False,
 ) -> None:
     """Write the merged rows of a launch to `out` [rows, heads, width] or of that size.
 
     Args:
         reach: positions that could be read, and the window.
         depths: [batch, num_queries] of the rows of a tree with `num_tail` newest keys.
+        is_whole: the first entry of a tree is all of its shared splits.
     """
     _, num_rows, num_heads, width = partials.acc.shape
     channel_tile = max(16, triton.next_power_of_2(width))
@@ -115,5 +126,6 @@ def merge_partials(
         CHANNEL_TILE=channel_tile,
         STAGES=_STAGES,
         IS_TREE=depths is not None,
+        IS_WHOLE=is_whole,
         num_warps=4 if channel_tile <= 128 else 8,
     )

@@ -9,11 +9,12 @@ from spec_kernels.attention_tiles import choose_split_keys
 from spec_kernels.merge_pieces import merge_pieces
 from spec_kernels.metadata import advance_metadata, build_metadata
 from spec_kernels.rope_write import write_kv
+from spec_kernels.tree_metadata import place_branches, place_tree
 from spec_lab.attention.long_prompts import AttendPiece, attend_long_chunk, rows_to_plan
 from spec_lab.attention.torch_latent import TorchLatentAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.attention.triton_latent import TritonLatentAttention
-from spec_lab.core.draft_tree import TreeRows, paths_of
+from spec_lab.core.draft_tree import TreeRows
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend
 from spec_lab.core.protocols import RopeWrite
@@ -94,7 +95,7 @@ class TritonAttention:
             self._split_keys,
             scale,
             window,
-            *(() if tree is None else (tree.paths, tree.depths)),
+            *(() if tree is None else (tree.path_slots, tree.depths, tree.num_tail)),
         )
         return out
 
@@ -103,7 +104,41 @@ class TritonTreeAttention(TritonAttention):
     """Keeps the protocol `TreeAttentionBackend`. A tree's row has the bits of the chain that leads to it."""
 
     def build_tree(
-        self, rows: TreeRows, prefix_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
+        self, parents: torch.Tensor, depth: int, prefix_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
     ) -> AttentionMetadata:
-        ordered = TreeRows(rows.visible, rows.depths.contiguous(), rows.key_depths, paths_of(rows))
-        return self._reference.build_tree(ordered, prefix_lens, page_table, max_seq_len)
+        batch, num_rows = parents.shape
+        rows = TreeRows(parents.new_empty(batch, num_rows, depth + 1), torch.empty_like(parents), num_rows)
+        metadata = _unfilled(rows, page_table, max_seq_len)
+        place_tree(*_places(metadata, rows), parents, prefix_lens, page_table, self._page_size, self._max_positions)
+        return metadata
+
+    def build_branches(
+        self,
+        before: TreeRows | None,
+        came_from: torch.Tensor,
+        prefix_lens: torch.Tensor,
+        page_table: torch.Tensor,
+        max_seq_len: int,
+    ) -> AttentionMetadata:
+        num_before, depth = (0, 0) if before is None else (before.num_tail, before.path_slots.shape[2])
+        batch, width = came_from.shape
+        paths, depths = came_from.new_empty(batch, width, depth + 1), came_from.new_empty(batch, width)
+        rows = TreeRows(paths, depths, num_before + width)
+        metadata = _unfilled(rows, page_table, max_seq_len)
+        slots_before = None if before is None else before.path_slots
+        sizes = num_before, self._page_size, self._max_positions
+        place_branches(*_places(metadata, rows), slots_before, came_from, prefix_lens, page_table, *sizes)
+        return metadata
+
+
+def _unfilled(rows: TreeRows, page_table: torch.Tensor, max_seq_len: int) -> AttentionMetadata:
+    """Make room for the metadata of rows of trees."""
+    batch, num_queries = rows.depths.shape
+    positions, slots = (rows.depths.new_empty(batch * num_queries) for _ in range(2))
+    lens = rows.depths.new_empty(batch)
+    return AttentionMetadata(positions, slots, lens, page_table, num_queries, max_seq_len, tree=rows)
+
+
+def _places(metadata: AttentionMetadata, rows: TreeRows) -> tuple[torch.Tensor, ...]:
+    """Name what the kernels write of it, in their order."""
+    return metadata.positions, metadata.slot_mapping, metadata.seq_lens, rows.depths, rows.path_slots

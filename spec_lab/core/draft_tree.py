@@ -30,17 +30,15 @@ class TreeRows:
     """The newest keys as the query rows of a tree see them; those before, the prefix, are there for every row.
 
     Attributes:
-        visible: [batch, num_queries, num_tail] bool, whether a row sees each of the newest keys: its ancestors' and its
-            own, which is among the last `num_queries`.
+        path_slots: [batch, num_queries, positions] the cache slot of the key that a row sees at each position behind
+            the prefix, up to its own: its ancestors' and its own; junk behind that.
         depths: [batch, num_queries] position of each row behind the end of the prefix.
-        key_depths: [batch, num_tail] the same of the newest keys; siblings share a position, windows count positions.
-        paths: what `paths_of` gives, derived by backends that read a row's keys one behind the other; None elsewhere.
+        num_tail: newest keys, in the slots behind the prefix; the query rows write the last of them.
     """
 
-    visible: torch.Tensor
+    path_slots: torch.Tensor
     depths: torch.Tensor
-    key_depths: torch.Tensor
-    paths: torch.Tensor | None = None
+    num_tail: int
 
 
 def ancestors_and_self(parents: torch.Tensor, depth: int) -> torch.Tensor:
@@ -55,12 +53,19 @@ def ancestors_and_self(parents: torch.Tensor, depth: int) -> torch.Tensor:
     return seen
 
 
-def paths_of(rows: TreeRows) -> torch.Tensor:
-    """Say which of the newest keys each row sees by position behind the prefix: [batch, num_queries, num_tail + 1].
+def climb(parents: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the way from the root to each row, in trees at most `depth` deep.
 
-    A row sees one key of each depth up to its own; behind that, and in the last column, stands junk.
+    Returns:
+        paths: [batch, N, depth + 1] the rows on the way by their depth, junk but in range behind the row itself.
+        depths: [batch, N].
     """
-    num_tail = rows.visible.shape[2]
-    at = torch.where(rows.visible, rows.key_depths.unsqueeze(1), num_tail)
-    paths = at.new_zeros(*at.shape[:2], num_tail + 1)
-    return paths.scatter_(2, at, torch.arange(num_tail, device=at.device).expand_as(at))
+    batch, num_rows = parents.shape
+    rows = torch.arange(num_rows, device=parents.device).expand(batch, -1)
+    upwards = [rows]
+    for _ in range(depth):
+        upwards.append(parents.gather(1, upwards[-1]))
+    climbed = torch.stack(upwards, dim=2)
+    depths = (climbed != climbed[:, :, -1:]).sum(dim=2)
+    steps = depths.unsqueeze(2) - torch.arange(depth + 1, device=parents.device)
+    return climbed.gather(2, steps.clamp(min=0)), depths

@@ -16,12 +16,27 @@ class TreeAttentionBackend(AttentionBackend, Protocol):
     """A backend that attends from the rows of a tree."""
 
     def build_tree(
-        self, rows: TreeRows, prefix_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
+        self, parents: torch.Tensor, depth: int, prefix_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
     ) -> AttentionMetadata:
-        """Make the metadata for query rows of a tree behind `prefix_lens` [batch] keys.
+        """Make the metadata for all rows of trees at most `depth` deep behind `prefix_lens` [batch] keys.
 
-        The newest keys lie in the slots behind the prefix, in the order of `rows.visible`; the query rows write the
-        last of them.
+        `parents` are [batch, N]. The rows write the slots behind the prefix, in their order.
+        """
+        ...
+
+    def build_branches(
+        self,
+        before: TreeRows | None,
+        came_from: torch.Tensor,
+        prefix_lens: torch.Tensor,
+        page_table: torch.Tensor,
+        max_seq_len: int,
+    ) -> AttentionMetadata:
+        """Make the metadata for the next level of trees, whose rows see what a row of the level `before` sees, and
+        themselves.
+
+        `came_from` [batch, num_queries] says which row that is; `before` is None for the first level. The rows write
+        the slots behind all rows of earlier levels.
         """
         ...
 

@@ -30,16 +30,14 @@ class BranchState:
     Attributes:
         hidden: [batch, branches, hidden_size] the model's output for the newest branches.
         live: metadata of the row that the root's drafts come from, which sees the keys before all branches.
-        visible: [batch, branches, rows so far] bool, which of the branch rows each of the newest branches sees.
-        depths: [rows so far] the level of each branch row, from 0.
+        newest: what the newest branches see; None before there are any.
     """
 
     rows: DraftedRows
     growth: Any
     hidden: torch.Tensor
     live: AttentionMetadata
-    visible: torch.Tensor
-    depths: torch.Tensor
+    newest: TreeRows | None = None
 
 
 class BranchDrafter(ABC):
@@ -78,7 +76,7 @@ class BranchDrafter(ABC):
         branches = self.shape.branch(state.growth)
         batch, width = branches.tokens.shape
         hidden = rows_of_branches(state.hidden, branches)
-        attention = see_ancestors(self.tree_backend, state, branches, step.index - 1, self.shape.exact_branches)
+        attention = see_ancestors(self.tree_backend, state, branches, self.shape.exact_branches)
         out = self.run_branches(branches, hidden, attention)
         state.hidden = out.view(batch, width, -1)
         logits = self.head.target_logits(out).view(batch, width, -1)
@@ -99,26 +97,20 @@ class BranchDrafter(ABC):
             self.shape.start(self.siblings.pick(logits, live.rows, depth=0)),
             hidden.unsqueeze(1),
             live.attention,
-            visible=torch.zeros((hidden.shape[0], 1, 0), dtype=torch.bool, device=hidden.device),
-            depths=torch.zeros(0, dtype=torch.int64, device=hidden.device),
         )
 
 
 def see_ancestors(
-    backend: TreeAttentionBackend, state: BranchState, branches: Branches, depth: int, exact: bool
+    backend: TreeAttentionBackend, state: BranchState, branches: Branches, exact: bool
 ) -> AttentionMetadata:
     """Build the metadata of new branches: each sees what the branch it came from sees, and itself.
 
     Where that is not `exact` it sees, from the second level on, what the branch in its own place saw.
     """
-    batch, width = branches.tokens.shape
-    num_before = state.visible.shape[2]
-    index = branches.came_from.unsqueeze(2).expand(-1, -1, num_before)
-    itself = torch.eye(width, dtype=torch.bool, device=index.device).expand(batch, -1, -1)
-    inherited = state.visible.gather(1, index) if exact or depth == 0 else state.visible
-    state.visible = torch.cat((inherited, itself), dim=2)
-    depths = torch.full((width,), depth, dtype=torch.int64, device=index.device)
-    state.depths = torch.cat((state.depths, depths))
-    rows = TreeRows(state.visible, depths.expand(batch, -1), state.depths.expand(batch, -1))
-    num_rows = num_before + width
-    return backend.build_tree(rows, state.live.seq_lens, state.live.page_table, state.live.max_seq_len + num_rows)
+    came_from, before, live = branches.came_from, state.newest, state.live
+    if not exact and before is not None:
+        came_from = torch.arange(came_from.shape[1], device=came_from.device).expand_as(came_from)
+    num_rows = came_from.shape[1] + (0 if before is None else before.num_tail)
+    attention = backend.build_branches(before, came_from, live.seq_lens, live.page_table, live.max_seq_len + num_rows)
+    state.newest = attention.tree
+    return attention

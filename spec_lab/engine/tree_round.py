@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from spec_kernels.tree_reference import move_path_reference
-from spec_lab.core.draft_tree import DraftTree, TreeRows, ancestors_and_self
+from spec_lab.core.draft_tree import DraftTree
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.tree_protocols import JudgedRows, TreeAttentionBackend, TreeDrafter, TreeRule
 from spec_lab.core.types import AttentionMetadata, DraftStep, RoundBatch, VerifiedRound
@@ -71,12 +71,9 @@ class TreeRound(DecodeRound):
 
     def attention(self, batch: RoundBatch) -> AttentionMetadata:
         """Build the metadata of verify's rows: slots L..L+N-1, positions L + depth."""
-        visible = ancestors_and_self(self._parents(batch), self._depth)
-        depths = visible.sum(dim=2) - 1
-        max_seq_len = batch.max_kv_len + visible.shape[1]
-        return self._tree.backend.build_tree(
-            TreeRows(visible, depths, depths), batch.kv_lens, batch.page_table, max_seq_len
-        )
+        parents = self._parents(batch)
+        max_seq_len = batch.max_kv_len + parents.shape[1]
+        return self._tree.backend.build_tree(parents, self._depth, batch.kv_lens, batch.page_table, max_seq_len)
 
     def accept(self, output: VerifyOutput) -> VerifiedRound:
         """Let the rule walk the tree, and leave its path as a chain of n rows."""

@@ -1,0 +1,231 @@
+"""Rows of a draft tree find where they stand, and where the keys lie that each sees, once a round, or once a level of
+drafting, for all layers. A row's ancestors are the way up from it, which EAGLE-2 (arXiv 2406.16858) has in a mask."""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.utils import assert_rows_of, launch_on
+
+
+@triton.jit
+def _slots(
+    pages_ptr: tl.tensor, positions: tl.tensor, last_column: tl.tensor, is_row: tl.tensor, PAGE_SIZE: tl.constexpr
+) -> tl.tensor:
+    """Returns the cache slots of positions of a request; past the table's end those of its last column's page."""
+    pages = tl.load(pages_ptr + tl.minimum(positions // PAGE_SIZE, last_column), mask=is_row, other=0)
+    return pages * PAGE_SIZE + positions % PAGE_SIZE
+
+
+@triton.jit(do_not_specialize=["num_rows", "path_len", "last_column", "last_position"])
+def _place_tree(
+    positions_ptr: tl.tensor,
+    slot_mapping_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    depths_ptr: tl.tensor,
+    path_slots_ptr: tl.tensor,
+    parents_ptr: tl.tensor,
+    prefix_lens_ptr: tl.tensor,
+    page_table_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    path_len: tl.tensor,
+    last_column: tl.tensor,
+    last_position: tl.tensor,
+    page_table_stride: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+) -> None:
+    """Climbs twice from every row of a request: to find its depth, and to leave each key at its place in the path."""
+    request = tl.program_id(0)
+    rows = tl.arange(0, ROW_TILE)
+    is_row = rows < num_rows
+    parents_ptr += request * num_rows
+    pages_ptr = page_table_ptr + request * page_table_stride
+    prefix_len = tl.load(prefix_lens_ptr + request)
+    at = rows.to(tl.int64)
+    depths = tl.zeros_like(at)
+    for _ in range(path_len - 1):
+        above = tl.load(parents_ptr + at, mask=is_row, other=0)
+        depths += (above != at).to(tl.int64)
+        at = above
+    out_rows = request * num_rows + rows
+    tl.store(depths_ptr + out_rows, depths, mask=is_row)
+    tl.store(positions_ptr + out_rows, tl.minimum(prefix_len + depths, last_position), mask=is_row)
+    tl.store(seq_lens_ptr + request, prefix_len + num_rows)
+    at = rows.to(tl.int64)
+    slots = _slots(pages_ptr, prefix_len + at, last_column, is_row, PAGE_SIZE)
+    tl.store(slot_mapping_ptr + out_rows, slots, mask=is_row)
+    for step in range(path_len):
+        is_place = is_row & (step <= depths)
+        tl.store(path_slots_ptr + out_rows * path_len + depths - step, slots, mask=is_place)
+        at = tl.load(parents_ptr + at, mask=is_row, other=0)
+        slots = _slots(pages_ptr, prefix_len + at, last_column, is_row, PAGE_SIZE)
+
+
+@torch.library.custom_op(
+    "spec_kernels::place_tree", mutates_args=("positions", "slot_mapping", "seq_lens", "depths", "path_slots")
+)
+def place_tree(
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    seq_lens: torch.Tensor,
+    depths: torch.Tensor,
+    path_slots: torch.Tensor,
+    parents: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    page_size: int,
+    max_positions: int,
+) -> None:
+    """Find where the rows of trees stand behind their prefixes; all tensors are int64.
+
+    Args:
+        positions: [batch * N], written: prefix + depth, at most `max_positions - 1`.
+        slot_mapping: [batch * N], written: the cache slots of the positions prefix + row; past the table's end slots of
+            the last column's page, which is the scratch page.
+        seq_lens: [batch], written: prefix + N.
+        depths: [batch, N], written: steps up from each row to one that is its own parent.
+        path_slots: [batch, N, depth + 1], written: the slots of a row's ancestors and its own, from the root on; what
+            stands behind its own is left as it was.
+        parents: [batch, N], contiguous; none stands more than `depth` steps below the root.
+        prefix_lens: [batch].
+        page_table: [batch, num_pages + 1].
+    """
+    batch, num_rows, path_len = path_slots.shape
+    _assert_places(positions, slot_mapping, seq_lens, depths, path_slots)
+    assert_rows_of(parents, batch, num_rows)
+    assert parents.is_contiguous()
+    assert_rows_of(prefix_lens, batch)
+    with launch_on(parents):
+        _place_tree[(batch,)](
+            *(positions, slot_mapping, seq_lens, depths, path_slots, parents, prefix_lens, page_table, num_rows),
+            *(path_len, page_table.shape[1] - 1, max_positions - 1, page_table.stride(0)),
+            PAGE_SIZE=page_size,
+            ROW_TILE=triton.next_power_of_2(num_rows),
+            num_warps=1,
+        )
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("width", "width_before", "path_len", "num_before", "last_column", "last_position"),
+        *("came_from_stride", "came_from_step"),
+    ]
+)
+def _place_branches(
+    positions_ptr: tl.tensor,
+    slot_mapping_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    depths_ptr: tl.tensor,
+    path_slots_ptr: tl.tensor,
+    slots_before_ptr: tl.tensor,
+    came_from_ptr: tl.tensor,
+    prefix_lens_ptr: tl.tensor,
+    page_table_ptr: tl.tensor,
+    width: tl.tensor,
+    width_before: tl.tensor,
+    path_len: tl.tensor,
+    num_before: tl.tensor,
+    last_column: tl.tensor,
+    last_position: tl.tensor,
+    page_table_stride: tl.tensor,
+    came_from_stride: tl.tensor,
+    came_from_step: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    PLACE_TILE: tl.constexpr,
+) -> None:
+    """Hands each branch of a request the path of the branch it came from, and its own slot behind it."""
+    request = tl.program_id(0)
+    rows = tl.arange(0, ROW_TILE)
+    is_row = rows < width
+    out_rows = request * width + rows
+    prefix_len = tl.load(prefix_lens_ptr + request)
+    depth = path_len - 1
+    pages_ptr = page_table_ptr + request * page_table_stride
+    slots = _slots(pages_ptr, prefix_len + num_before + rows, last_column, is_row, PAGE_SIZE)
+    tl.store(slot_mapping_ptr + out_rows, slots, mask=is_row)
+    tl.store(depths_ptr + out_rows, tl.zeros_like(slots) + depth, mask=is_row)
+    tl.store(
+        positions_ptr + out_rows, tl.zeros_like(slots) + tl.minimum(prefix_len + depth, last_position), mask=is_row
+    )
+    tl.store(seq_lens_ptr + request, prefix_len + num_before + width)
+    came_from = tl.load(came_from_ptr + request * came_from_stride + rows * came_from_step, mask=is_row, other=0)
+    places = tl.arange(0, PLACE_TILE)
+    before_ptrs = slots_before_ptr + ((request * width_before + came_from) * depth)[:, None] + places[None, :]
+    before = tl.load(before_ptrs, mask=is_row[:, None] & (places < depth)[None, :], other=0)
+    paths = tl.where((places == depth)[None, :], slots[:, None], before)
+    path_ptrs = path_slots_ptr + (out_rows * path_len)[:, None] + places[None, :]
+    tl.store(path_ptrs, paths, mask=is_row[:, None] & (places < path_len)[None, :])
+
+
+@torch.library.custom_op(
+    "spec_kernels::place_branches", mutates_args=("positions", "slot_mapping", "seq_lens", "depths", "path_slots")
+)
+def place_branches(
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    seq_lens: torch.Tensor,
+    depths: torch.Tensor,
+    path_slots: torch.Tensor,
+    slots_before: torch.Tensor | None,
+    came_from: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    num_before: int,
+    page_size: int,
+    max_positions: int,
+) -> None:
+    """Find where the branches of a new level stand, behind `num_before` branches of earlier levels; all are int64.
+
+    Args:
+        positions: [batch * width], written, as `place_tree` writes it; so are slot_mapping, `seq_lens` [batch] and
+            `depths` [batch, width].
+        path_slots: [batch, width, levels], written: the slots of the ancestors and a branch's own.
+        slots_before: [batch, width before, levels - 1], contiguous: of the level before; None of the first one.
+        came_from: [batch, width], any strides: which of the branches of the level before each hangs below.
+        prefix_lens: [batch].
+        page_table: [batch, num_pages + 1].
+    """
+    batch, width, path_len = path_slots.shape
+    _assert_places(positions, slot_mapping, seq_lens, depths, path_slots)
+    assert came_from.shape == (batch, width)
+    assert_rows_of(prefix_lens, batch)
+    width_before = 1 if slots_before is None else slots_before.shape[1]
+    assert path_len == 1 or (slots_before is not None and slots_before.is_contiguous())
+    with launch_on(prefix_lens):
+        _place_branches[(batch,)](
+            *(
+                positions,
+                slot_mapping,
+                seq_lens,
+                depths,
+                path_slots,
+                path_slots if slots_before is None else slots_before,
+            ),
+            *(came_from, prefix_lens, page_table, width, width_before, path_len, num_before, page_table.shape[1] - 1),
+            *(max_positions - 1, page_table.stride(0), *came_from.stride()),
+            PAGE_SIZE=page_size,
+            ROW_TILE=triton.next_power_of_2(width),
+            PLACE_TILE=triton.next_power_of_2(path_len),
+            num_warps=1,
+        )
+
+
+def _assert_places(
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    seq_lens: torch.Tensor,
+    depths: torch.Tensor,
+    path_slots: torch.Tensor,
+) -> None:
+    """Assert what both take for granted of what they write."""
+    batch, num_rows, _ = path_slots.shape
+    for tensor in (positions, slot_mapping):
+        assert_rows_of(tensor, batch * num_rows)
+    assert_rows_of(seq_lens, batch)
+    assert_rows_of(depths, batch, num_rows)
+    assert depths.is_contiguous() and path_slots.is_contiguous()
