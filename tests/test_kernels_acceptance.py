@@ -37,11 +37,13 @@ def make_drafts(logits: torch.Tensor) -> torch.Tensor:
     return drafts
 
 
-def strict(logits: torch.Tensor, drafts: torch.Tensor, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def strict(
+    logits: torch.Tensor, drafts: torch.Tensor, active: torch.Tensor, num_drafts: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the strict kernel, into poisoned outputs."""
     batch, num_rows, _ = logits.shape
     tokens, num_emitted = torch.full((batch, num_rows), -7, device=DEVICE), torch.full((batch,), -7, device=DEVICE)
-    strict_accept(tokens, num_emitted, logits, drafts, active)
+    strict_accept(tokens, num_emitted, logits, drafts, active, num_drafts)
     return tokens, num_emitted
 
 
@@ -53,11 +55,27 @@ def test_strict_is_the_rule_on_ragged_vocabularies_with_ties(shape: tuple[int, i
     inputs = AcceptanceInputs(logits, drafts, active, slot_ids=active, kv_lens=active)
     rule, triton_rule = StrictAcceptance().accept(inputs), TritonStrictAcceptance().accept(inputs)
     reference = torch.empty_like(tokens), torch.empty_like(num_emitted)
-    strict_accept_reference(*reference, logits, drafts, active)
+    strict_accept_reference(*reference, logits, drafts, active, None)
     assert torch.equal(tokens, rule.tokens) and torch.equal(num_emitted, rule.num_emitted)
     assert torch.equal(tokens, reference[0]) and torch.equal(num_emitted, reference[1])
     assert torch.equal(tokens, triton_rule.tokens) and torch.equal(num_emitted, triton_rule.num_emitted)
     assert num_emitted[0] == shape[1]
+
+
+@pytest.mark.parametrize("offered", range(4))
+def test_strict_accepts_offered_drafts_only(offered: int) -> None:
+    """Request 0 has all drafts right, request 1 none, 2 the first, 3 two; the tokens stay as they are."""
+    logits = make_logits(4, 4, 19, torch.float32)
+    drafts, active = make_drafts(logits), torch.ones(4, dtype=torch.bool, device=DEVICE)
+    num_drafts = torch.full((4,), offered, device=DEVICE)
+    tokens, num_emitted = strict(logits, drafts, active, num_drafts)
+    inputs = AcceptanceInputs(logits, drafts, active, slot_ids=active, kv_lens=active, num_drafts=num_drafts)
+    rule, triton_rule = StrictAcceptance().accept(inputs), TritonStrictAcceptance().accept(inputs)
+    reference = torch.empty_like(tokens), torch.empty_like(num_emitted)
+    strict_accept_reference(*reference, logits, drafts, active, num_drafts)
+    for other in ((rule.tokens, rule.num_emitted), (triton_rule.tokens, triton_rule.num_emitted), reference):
+        assert torch.equal(tokens, other[0]) and torch.equal(num_emitted, other[1])
+    assert num_emitted.tolist() == [1 + min(offered, right) for right in (3, 0, 1, 2)]
 
 
 @pytest.mark.parametrize("passing", list(itertools.product([False, True], repeat=3)))

@@ -14,11 +14,13 @@ POINTERS = (
     dict.fromkeys(("page_table", "seq_lens", "slot_mapping", "positions", "slot_ids", "slot_seeds", "kv_lens"), "*i64")
     | dict.fromkeys(("tokens", "draft_tokens", "next_tokens", "top_tokens", "window_tokens", "column"), "*i64")
     | dict.fromkeys(("num_emitted", "num_accepted", "num_valid", "rank"), "*i64")
+    | dict.fromkeys(("num_drafts", "num_drafted", "num_going_on", "offered"), "*i64")
     | dict.fromkeys(("expert_ids",), "*i64")
     | dict.fromkeys(("top_ids", "num_ahead", "winners", "score_ids", "order", "starts"), "*i32")
     | dict.fromkeys(("sums", "maxima", "partial", "tops", "draft_tops", "draft_sums", "reached"), "*fp32")
     | dict.fromkeys(("routing_weights", "terms", "totals", "scratch"), "*fp32")
     | dict.fromkeys(("probability", "top_probability", "kept_logits", "draft_logits"), "*fp32")
+    | dict.fromkeys(("probabilities", "survival", "running"), "*fp32")
     | dict.fromkeys(("scores", "ratios", "rates"), "*fp64")
     | dict.fromkeys(("active", "is_top"), "*i1")
     | dict.fromkeys(("mixed", "log_decay", "strength", "conv_weight", "rate", "time_bias", "outputs"), "*fp32")
@@ -32,7 +34,7 @@ LISTS = {"pieces": 3, "totals": 3}
 SCALARS = dict.fromkeys(
     (
         *("scale", "scaling", "temperature", "eps", "embedding_eps", "hidden_eps", "next_eps", "cap", "table_scale"),
-        "projected_scale",
+        *("projected_scale", "threshold"),
     ),
     "fp32",
 )
@@ -150,10 +152,11 @@ def compile_vocabulary() -> None:
         compile_kernel(softmax._softmax_in_tiles, dtype, VOCAB_TILE=4096)
         compile_kernel(gumbel._race_in_tiles, dtype, RACE_TILE=1024)
         for is_sampled in (False, True):
-            compile_kernel(rejection._walk_drafts, dtype, IS_SAMPLED=is_sampled, **merge)
-            compile_kernel(rejection._race_in_tiles, dtype, IS_SAMPLED=is_sampled, RACE_TILE=1024)
-    compile_kernel(strict._count_matches, "i64", **merge)
+            kind = {"IS_SAMPLED": is_sampled, "ALL_OFFERED": dtype == "bf16"}
+            compile_kernel(rejection._walk_drafts, dtype, **kind, **merge)
+            compile_kernel(rejection._race_in_tiles, dtype, RACE_TILE=1024, **kind)
     for offered in (False, True):
+        compile_kernel(strict._count_matches, "i64", ALL_OFFERED=offered, **merge)
         compile_kernel(synthetic._accept_at_rates, "i64", ALL_OFFERED=offered, **merge)
     compile_kernel(gumbel._finish_race, "i64", TILE_TILE=256)
     compile_kernel(rejection._put_last, "i64", TILE_TILE=256)
@@ -169,6 +172,18 @@ def compile_draft_kernels() -> None:
         slide = compile_kernel(mtp_window._slide, "bf16", HIDDEN_SIZE=4096, **tiles)
         read, barrier, written = slide.rfind("ld.global"), slide.find("bar.sync"), slide.find("st.global")
         assert 0 < read < barrier < written, "in place: a window is read, then all threads meet, then it is written"
+
+
+def compile_confidence() -> None:
+    """Compile it for K = 5 and 64 requests."""
+    from spec_kernels import confidence
+
+    for may_stop in (False, True):
+        for is_first in (False, True):
+            compile_kernel(confidence._note, "i64", IS_FIRST=is_first, MAY_STOP=may_stop, REQUEST_TILE=64)
+        for has_budget in (False, True):
+            tiles = {"DRAFT_TILE": 8, "OTHERS": 32}
+            compile_kernel(confidence._count_offered, "i64", MAY_STOP=may_stop, HAS_BUDGET=has_budget, **tiles)
 
 
 def compile_stops() -> None:
@@ -333,7 +348,8 @@ def compile_products() -> None:
     compile_product("bf16", 16, 64, 4, TURNED=True, IS_GELU=True, HAS_MULTIPLIED=True)
     tiles = {"IN_FEATURES": 4096, "ROW_TILE": 16, "COLUMN_TILE": 32, "DEPTH": 128, "STAGES": 3, "MERGE_TILE": 128}
     modes = {"TURNED": False, "WHOLE_TILES": True, "NORMED": True, "MAPPED": True}
-    compile_kernel(likeliest._likeliest, "bf16", **tiles, **modes)
+    for weighed in (False, True):
+        compile_kernel(likeliest._likeliest, "bf16", WEIGHED=weighed, **tiles, **modes)
     compile_kernel(draft_input._draft_input, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms._rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms._add_rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
@@ -400,6 +416,7 @@ def main() -> None:
     compile_draft_kernels()
     compile_stops()
     compile_trees()
+    compile_confidence()
     compile_experts()
     compile_few_experts()
     compile_latent_attention()

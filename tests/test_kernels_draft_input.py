@@ -77,12 +77,27 @@ def test_a_draft_input_equals_its_reference(dtype: torch.dtype) -> None:
     assert_near(got, expected)
 
 
-def top_of(function: object, rows: torch.Tensor, head: torch.Tensor, **parts: torch.Tensor) -> torch.Tensor:
+def top_of(
+    function: object,
+    rows: torch.Tensor,
+    head: torch.Tensor,
+    probabilities: torch.Tensor | None = None,
+    **parts: torch.Tensor,
+) -> torch.Tensor:
     tokens = torch.full((rows.shape[0],), -7, device=DEVICE)
     arrivals = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    function(tokens, rows, head, arrivals, parts.get("norm_weight"), EPS, parts.get("token_map"))  # type: ignore[operator]
+    chosen = parts.get("norm_weight"), EPS, parts.get("token_map"), probabilities
+    function(tokens, rows, head, arrivals, *chosen)  # type: ignore[operator]
     assert not arrivals.any(), "the last program leaves zeros"
     return tokens
+
+
+def weighed_top_of(
+    function: object, rows: torch.Tensor, head: torch.Tensor, **parts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and probabilities, which are NaN before."""
+    probabilities = torch.full((rows.shape[0],), float("nan"), device=DEVICE)
+    return top_of(function, rows, head, probabilities, **parts), probabilities
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -96,7 +111,9 @@ def test_the_likeliest_token_is_the_argmax(
     rows, head = randn(17, 40), randn(70, 40, seed=1)
     offered = {"norm_weight": randn(40, seed=2), "token_map": torch.randperm(200, device=DEVICE)[:70]}
     chosen = {name: offered[name] for name in parts}
-    assert torch.equal(top_of(likeliest, rows, head, **chosen), top_of(likeliest_reference, rows, head, **chosen))
+    got, expected = (weighed_top_of(function, rows, head, **chosen) for function in (likeliest, likeliest_reference))
+    assert torch.equal(got[0], expected[0]) and torch.equal(got[0], top_of(likeliest, rows, head, **chosen))
+    assert_near(got[1], expected[1])
 
 
 def test_ties_go_to_the_lowest_token_and_nan_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,3 +126,28 @@ def test_ties_go_to_the_lowest_token_and_nan_is_the_largest(monkeypatch: pytest.
     rows = torch.ones(2, 16, device=DEVICE)
     rows[1] = float("nan")
     assert top_of(likeliest, rows, head).tolist() == [3, 0]
+    tokens, probabilities = weighed_top_of(likeliest, rows, head)
+    weight = torch.tensor(16.0).exp()
+    assert tokens.tolist() == [3, 0] and probabilities.isnan().tolist() == [False, True]
+    assert probabilities[0].item() == pytest.approx((weight / (2 * weight + 46)).item())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_probability_is_that_of_the_rounded_logits_whatever_stands_beside_the_row(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """Logits of hundreds, whose exponentials overflow: tiles that hardly count beside one that does."""
+    monkeypatch.setattr("spec_kernels.likeliest.choose_tiles", lambda *_: SkinnyTiles(16, 16))
+    monkeypatch.setattr("spec_kernels.likeliest._MERGE_TILE", 2)
+    head = randn(70, 32, seed=1, dtype=dtype)
+    rows = randn(16, 32, dtype=dtype) * torch.logspace(-2, 2, 16, device=DEVICE).unsqueeze(1).to(dtype)
+    tokens, probabilities = weighed_top_of(likeliest, rows, head)
+    for function in (likeliest_reference, likeliest):
+        for num_rows in (16, 5, 1):
+            alone = weighed_top_of(function, rows[:num_rows], head)
+            assert torch.equal(alone[0], tokens[:num_rows])
+            if function is likeliest:
+                assert torch.equal(alone[1], probabilities[:num_rows]), "bit for bit"
+            else:
+                torch.testing.assert_close(alone[1], probabilities[:num_rows], rtol=2e-5, atol=0)
+    assert probabilities.min() < 0.03 and probabilities.max() > 0.99

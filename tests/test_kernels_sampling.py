@@ -152,8 +152,9 @@ def verify(inputs: AcceptanceInputs, method: str, seeds: SlotSeeds, temperature:
     outputs = [torch.full(shape, -7, device=DEVICE) for shape in ((batch, num_rows), (batch,)) * 2]
     draft_logits = inputs.draft_logits if METHODS[method].reads_draft_logits else None
     given = (inputs.logits, inputs.draft_tokens, draft_logits, inputs.active, inputs.slot_ids)
-    rejection_sample(*outputs[:2], *given, seeds.values, inputs.kv_lens, temperature)
-    rejection_sample_reference(*outputs[2:], *given, seeds.values, inputs.kv_lens, temperature)
+    draws = seeds.values, inputs.kv_lens, temperature, inputs.num_drafts
+    rejection_sample(*outputs[:2], *given, *draws)
+    rejection_sample_reference(*outputs[2:], *given, *draws)
     return outputs
 
 
@@ -171,6 +172,24 @@ def test_verification_is_the_rule_token_for_token(shape: tuple[int, int, int], d
         assert torch.equal(reference_tokens, expected.tokens) and torch.equal(reference_emitted, num_emitted)
         seen.update(num_emitted.tolist())
     assert shape[2] != 130 or len(seen) > 2, "rejections and acceptances are both met"
+
+
+@pytest.mark.parametrize("method", ["standard", "one_hot"])
+def test_drafts_that_are_not_offered_are_not_accepted_and_leave_the_target_as_it_is(method: str) -> None:
+    """Token for token the rule's, among 130 tokens in which many drafts pass; request 1 is inactive."""
+    seeds, inputs = slot_seeds(), make_inputs((3, 4, 130), torch.float32, closeness=1.2)
+    rule = RejectionAcceptance(METHODS[method], SamplingParams(0.8), seeds)
+    seen = set()
+    for kv_len in range(3):
+        inputs.kv_lens.copy_(torch.arange(3) * 100 + kv_len)
+        for offered in ([0, 2, 1], [1, 0, 3], [2, 3, 2]):
+            inputs.num_drafts = torch.tensor(offered, device=DEVICE)
+            tokens, num_emitted, reference_tokens, reference_emitted = verify(inputs, method, seeds, 0.8)
+            expected = rule.accept(inputs)
+            assert torch.equal(tokens, expected.tokens) and torch.equal(num_emitted, expected.num_emitted)
+            assert torch.equal(reference_tokens, expected.tokens) and torch.equal(reference_emitted, num_emitted)
+            seen.update((num_emitted - 1 == inputs.num_drafts)[[0, 2]].tolist())
+    assert seen == {True, False}, "some requests get as far as they offer, some do not"
 
 
 def test_drafts_of_the_target_itself_are_all_accepted_and_one_hot_misses_are_not() -> None:
@@ -258,7 +277,7 @@ def test_emitted_tokens_follow_the_target() -> None:
     kept = torch.zeros(batch, 1, 3, device=DEVICE)
     sample_draft(drafts, kept, draft_logits[:, 0], slot_ids, seeds, zeros, zeros[:1], 1.0)
     given = (logits, drafts.unsqueeze(1), kept, active, slot_ids, seeds, zeros)
-    rejection_sample(tokens, num_emitted, *given, 1.0)
+    rejection_sample(tokens, num_emitted, *given, 1.0, None)
     shares = torch.bincount(tokens[:, 0], minlength=3).cpu() / batch
     assert (shares - target).abs().max() < 0.08
     assert (num_emitted == 2).float().mean().item() == pytest.approx(0.1 + 0.1 + 0.2, abs=0.08)

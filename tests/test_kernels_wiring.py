@@ -60,6 +60,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+OFFERS = frozenset({"note_confidence", "count_offered"})
 STOP = {"stop": "confidence", "stop_threshold": 0.15}
 CASES = {
     "strict": Case(frozenset({"strict_accept", "rope_write"})),
@@ -88,20 +89,23 @@ CASES = {
     "mtp_eagle": Case(frozenset({"strict_accept", "rope_write"}), drafter="mtp_eagle"),
     "frozen_kv": Case(frozenset({"strict_accept", "rope_write"}), drafter="frozen_kv"),
     "draft_model": Case(frozenset({"strict_accept", "rope_write"}), drafter="draft_model"),
-    "stop": Case(frozenset({"rope_write"}), options=STOP),
-    "stop_relaxed": Case(frozenset({"draft_standing", "rope_write"}), acceptance=RelaxedThinkingConfig(), options=STOP),
+    "stop": Case(frozenset({"strict_accept", "rope_write"}) | OFFERS, options=STOP),
+    "stop_relaxed": Case(
+        frozenset({"draft_standing", "rope_write"}) | OFFERS, acceptance=RelaxedThinkingConfig(), options=STOP
+    ),
     "stop_sampled": Case(
-        frozenset({"sample_draft", "rope_write"}),
+        frozenset({"rejection_sample", "sample_draft", "rope_write"}) | OFFERS,
         acceptance=RejectionConfig(),
         sampling=SAMPLED,
         draft_sampling="distribution",
         options=STOP,
     ),
+    "schedule": Case(frozenset({"strict_accept", "rope_write"}), options={"k_schedule": [[1, 1, 3], [2, 2, 1]]}),
 }
 QUICK = [("strict", "eager"), ("standard", "step_replay")]
 GRAPHS = ("eager", "full_loop", "step_replay", "round")
 SLOW = [(case, graph) for case in CASES for graph in GRAPHS if (case, graph) not in QUICK]
-SLOW = [(case, graph) for case, graph in SLOW if not case.startswith("stop") or graph == "round"]
+SLOW = [(case, graph) for case, graph in SLOW if not case.startswith(("stop", "schedule")) or graph == "round"]
 
 
 @pytest.fixture(scope="module")

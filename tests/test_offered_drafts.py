@@ -7,15 +7,17 @@ that is known before a draft is drawn, and from nothing else: by exact enumerati
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from spec_kernels.confidence_reference import are_within_budget
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.distribution import SamplingParams
 from spec_lab.acceptance.rejection import METHODS
 from spec_lab.core.types import AcceptanceInputs
-from spec_lab.engine.offers import DraftOffers, OfferRule, are_within_budget
+from spec_lab.engine.offers import DraftOffers
 from tests.acceptance_cases import CPU, RULES, TRUNCATED, emitted, make_inputs, request
 from tests.test_rejection import (
     PLAIN,
@@ -83,7 +85,7 @@ def by_confidence(inputs: AcceptanceInputs) -> torch.Tensor:
     assert inputs.draft_logits is not None
     survival = torch.softmax(inputs.draft_logits, -1).amax(-1).cumprod(dim=1)
     num_rows, num_drafts = survival.shape
-    offers = offers_of(survival.tolist(), [num_drafts] * num_rows, OfferRule(threshold=0.5))
+    offers = offers_of(survival.tolist(), [num_drafts] * num_rows, threshold=0.5)
     return offers.of(torch.arange(num_rows), inputs.active, num_drafts)
 
 
@@ -182,46 +184,49 @@ def test_a_budget_keeps_the_law_of_a_request_whatever_its_neighbour_drafted(
 # Who offers how many.
 
 
-def offers_of(survival: list[list[float]], drafted: list[int], rule: OfferRule) -> DraftOffers:
+def offers_of(
+    survival: list[list[float]], drafted: list[int], threshold: float | None = None, budget: int | None = None
+) -> DraftOffers:
     """The offers of slots whose drafter said this, of `drafted` drafts each."""
-    confidences = DraftConfidences(len(survival), len(survival[0]), CPU)
+    confidences = DraftConfidences(len(survival), len(survival[0]), CPU, threshold)
     confidences.survival[:-1] = torch.tensor(survival)
-    offers = DraftOffers(len(survival), rule, confidences, CPU)
-    offers.num_drafted[:-1] = torch.tensor(drafted)
-    return offers
+    confidences.num_drafted[:-1] = torch.tensor(drafted)
+    return DraftOffers(len(survival), CPU, confidences, budget)
 
 
 SURE, UNSURE, FADING = [0.9, 0.8, 0.7], [0.3, 0.2, 0.1], [0.8, 0.35, 0.3]
 
 
 @pytest.mark.parametrize(
-    ("rule", "drafted", "most", "offered"),
+    ("ends", "drafted", "most", "offered"),
     [
-        (OfferRule(threshold=0.4), [3, 3, 3], 3, [3, 1, 2]),
-        (OfferRule(threshold=0.35), [3, 3, 3], 3, [3, 1, 3]),
-        (OfferRule(threshold=0.85), [3, 3, 3], 3, [2, 1, 1]),
-        (OfferRule(threshold=0.4), [1, 3, 0], 3, [1, 1, 0]),
-        (OfferRule(threshold=0.05), [3, 3, 3], 1, [1, 1, 1]),
-        (OfferRule(threshold=0.05), [3, 3, 3], 0, [0, 0, 0]),
-        (OfferRule(budget=3), [3, 3, 3], 3, [0, 0, 0]),
-        (OfferRule(budget=4), [3, 3, 3], 3, [1, 0, 0]),
-        (OfferRule(budget=6), [3, 3, 3], 3, [2, 0, 1]),
-        (OfferRule(budget=9), [3, 3, 3], 3, [3, 1, 2]),
-        (OfferRule(budget=9), [1, 3, 3], 3, [1, 2, 3]),
-        (OfferRule(budget=99), [3, 3, 3], 3, [3, 3, 3]),
-        (OfferRule(threshold=0.4, budget=6), [3, 3, 3], 3, [2, 0, 1]),
-        (OfferRule(threshold=0.85, budget=99), [3, 3, 3], 3, [2, 1, 1]),
+        ({"threshold": 0.4}, [3, 3, 3], 3, [3, 1, 2]),
+        ({"threshold": 0.35}, [3, 3, 3], 3, [3, 1, 3]),
+        ({"threshold": 0.85}, [3, 3, 3], 3, [2, 1, 1]),
+        ({"threshold": 0.4}, [1, 3, 0], 3, [1, 1, 0]),
+        ({"threshold": 0.05}, [3, 3, 3], 1, [1, 1, 1]),
+        ({"threshold": 0.05}, [3, 3, 3], 0, [0, 0, 0]),
+        ({"budget": 3}, [3, 3, 3], 3, [0, 0, 0]),
+        ({"budget": 4}, [3, 3, 3], 3, [1, 0, 0]),
+        ({"budget": 6}, [3, 3, 3], 3, [2, 0, 1]),
+        ({"budget": 9}, [3, 3, 3], 3, [3, 1, 2]),
+        ({"budget": 9}, [1, 3, 3], 3, [1, 2, 3]),
+        ({"budget": 99}, [3, 3, 3], 3, [3, 3, 3]),
+        ({"threshold": 0.4, "budget": 6}, [3, 3, 3], 3, [2, 0, 1]),
+        ({"threshold": 0.85, "budget": 99}, [3, 3, 3], 3, [2, 1, 1]),
     ],
 )
-def test_offers_by_threshold_and_budget(rule: OfferRule, drafted: list[int], most: int, offered: list[int]) -> None:
-    offers = offers_of([SURE, UNSURE, FADING], drafted, rule)
+def test_offers_by_threshold_and_budget(
+    ends: dict[str, Any], drafted: list[int], most: int, offered: list[int]
+) -> None:
+    offers = offers_of([SURE, UNSURE, FADING], drafted, **ends)
     active = torch.ones(3, dtype=torch.bool)
     assert offers.of(torch.arange(3), active, most).tolist() == offered
 
 
 def test_a_budget_knows_no_padded_row_and_no_hole() -> None:
     """Row 2 is the scratch slot's; of equal confidences the earlier row comes first, and a row from its front."""
-    offers = offers_of([[1.0, 1.0], [1.0, 1.0]], [2, 2], OfferRule(budget=5))
+    offers = offers_of([[1.0, 1.0], [1.0, 1.0]], [2, 2], budget=5)
     offers.num_drafted[-1] = 2
     assert offers._confidences is not None
     offers._confidences.survival[-1] = 1.0
@@ -238,4 +243,4 @@ def test_survival_is_the_product_from_draft_1_on() -> None:
         confidences.begin(slots, torch.tensor([0.5, 0.25]))
         confidences.go_on(slots, torch.tensor([0.5, 1.0]), torch.tensor([1]))
         confidences.go_on(slots, torch.tensor([0.5, 0.5]), torch.tensor([2]))
-        assert confidences.of(slots).tolist() == [[0.5, 0.25, 0.125], [0.25, 0.25, 0.125]]
+        assert confidences.survival[slots].tolist() == [[0.5, 0.25, 0.125], [0.25, 0.25, 0.125]]

@@ -200,7 +200,9 @@ def run_head(head: Eagle3Head | MtpModule, lane: Lane, name: str) -> list[torch.
     head.forward(prompt(2, 6).flatten(), hidden.flatten(0, 1), layer, lane.metadata([0, 0], 6), NoRows())
     rows = prompt(2, 4).flatten(), hidden[:, :4].flatten(0, 1)
     out = head.forward(*rows, layer, lane.metadata([6, 4], 4), selections(lane)[name])
-    return [out, head.draft_logits(out), lane.cache.kv, head.greedy(out).to(DTYPE)]
+    tokens, probabilities = head.greedy_with_probability(out)
+    assert torch.equal(tokens, head.greedy(out))
+    return [out, head.draft_logits(out), lane.cache.kv, tokens.to(DTYPE), probabilities.to(DTYPE)]
 
 
 @pytest.mark.parametrize("selection", every_other(["all", "before", "live", "after"]))

@@ -49,14 +49,14 @@ def cases(batch: int, num_rows: int, vocab_size: int) -> Iterator[tuple[str, int
     row = batch * vocab_size * logits.element_size()
     q_row = batch * vocab_size * kept.element_size()
 
-    verified = (tokens, num_emitted, logits, drafts, active)
+    verified = (tokens, num_emitted, logits, drafts, active, None)
     yield "strict", num_rows * row, *both(strict.strict_accept, strict.strict_accept_reference, verified)
 
     floats = torch.empty(2, batch, num_drafts, device="cuda")
     standing = (torch.empty_like(drafts, dtype=torch.bool), torch.empty_like(drafts), *floats, tokens, logits, drafts)
     yield "standing", num_rows * row, *both(relaxed.draft_standing, relaxed.draft_standing_reference, standing)
 
-    draws = (active, slot_ids, seeds, kv_lens, 0.8)
+    draws = (active, slot_ids, seeds, kv_lens, 0.8, None)
     functions = (rejection.rejection_sample, rejection.rejection_sample_reference)
     one_hot = (tokens, num_emitted, logits, drafts, None, *draws)
     yield "one_hot", (num_rows + 1) * row, *both(*functions, one_hot)

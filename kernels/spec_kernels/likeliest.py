@@ -1,4 +1,9 @@
-"""The likeliest token of a few rows, straight from the head: norm, product, argmax and token map in one kernel."""
+"""The likeliest token of a few rows, straight from the head: norm, product, argmax and token map in one kernel; and the
+probability of that token, where it is asked for.
+
+The probability takes a sum of exponentials beside each tile's top, and one merge of both (Milakov and Gimelshein 2018,
+arXiv 1805.02867): still no logits are written.
+"""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -10,7 +15,7 @@ import triton.language as tl
 from spec_kernels.product_steps import load_norm, load_rows, load_weight, multiply
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
-from spec_kernels.vocabulary import NO_TOKEN, lowest_top, nan_as_largest
+from spec_kernels.vocabulary import NO_TOKEN, add_sums, finite_or_zero, lowest_top, merge_sums, nan_as_largest
 
 _MERGE_TILE = 128
 
@@ -18,12 +23,14 @@ _MERGE_TILE = 128
 @triton.jit(do_not_specialize=["num_rows", "num_tokens"])
 def _likeliest(
     tokens_ptr: tl.tensor,
+    probabilities_ptr: tl.tensor,
     rows_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     norm_ptr: tl.tensor,
     token_map_ptr: tl.tensor,
     tops_ptr: tl.tensor,
     top_ids_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
     arrivals_ptr: tl.tensor,
     num_rows: tl.tensor,
     num_tokens: tl.tensor,
@@ -38,6 +45,7 @@ def _likeliest(
     WHOLE_TILES: tl.constexpr,
     NORMED: tl.constexpr,
     MAPPED: tl.constexpr,
+    WEIGHED: tl.constexpr,
     MERGE_TILE: tl.constexpr,
 ) -> None:
     """Finds the top of each row in one tile of tokens; the program that ends last compares those of all tiles."""
@@ -69,31 +77,42 @@ def _likeliest(
     # Logits are compared as the dtype rounds them, so that ties are those of the head and an argmax behind it.
     logits = nan_as_largest(sums.to(weight_ptr.dtype.element_ty).to(tl.float32))
     ids = tl.broadcast_to(token[None, :], (ROW_TILE, COLUMN_TILE))
-    top, top_id = lowest_top(tl.where((token < num_tokens)[None, :], logits, float("-inf")), ids, 1)
+    logits = tl.where((token < num_tokens)[None, :], logits, float("-inf"))
+    top, top_id = lowest_top(logits, ids, 1)
     tl.store(tops_ptr + row * num_tiles + tile, top, mask=is_row)
     tl.store(top_ids_ptr + row * num_tiles + tile, top_id, mask=is_row)
+    if WEIGHED:
+        own_sum = tl.sum(tl.exp(logits - finite_or_zero(top)[:, None]), 1)
+        tl.store(sums_ptr + row * num_tiles + tile, own_sum, mask=is_row)
     tl.debug_barrier()  # all threads have stored before one of them says so
     if tl.atomic_add(arrivals_ptr, 1, sem="acq_rel") == num_tiles - 1:
         best = tl.full((ROW_TILE, MERGE_TILE), float("-inf"), tl.float32)
         best_id = tl.full((ROW_TILE, MERGE_TILE), NO_TOKEN, tl.int32)
+        total = tl.zeros((ROW_TILE, MERGE_TILE), tl.float32)
         for first in range(0, num_tiles, MERGE_TILE):
             tiles = first + tl.arange(0, MERGE_TILE)[None, :]
             at = row[:, None] * num_tiles + tiles
             is_part = is_row[:, None] & (tiles < num_tiles)
             tops = tl.load(tops_ptr + at, mask=is_part, other=float("-inf"), cache_modifier=".cg")
             top_ids = tl.load(top_ids_ptr + at, mask=is_part, other=NO_TOKEN, cache_modifier=".cg")
+            if WEIGHED:
+                own_sums = tl.load(sums_ptr + at, mask=is_part, other=0.0, cache_modifier=".cg")
+                total = add_sums(total, best, own_sums, tops)
             is_better = (tops > best) | ((tops == best) & (top_ids < best_id))
             best = tl.where(is_better, tops, best)
             best_id = tl.where(is_better, top_ids, best_id)
-        _, token_id = lowest_top(best, best_id, 1)
+        top, token_id = lowest_top(best, best_id, 1)
         found = token_id.to(tl.int64)
         if MAPPED:
             found = tl.load(token_map_ptr + found, mask=is_row & (found < num_tokens), other=0)
         tl.store(tokens_ptr + row, found, mask=is_row)
+        if WEIGHED:
+            total = merge_sums(total, best, top[:, None], 1)
+            tl.store(probabilities_ptr + row, 1.0 / tl.where(is_row, total, 1.0), mask=is_row)
         tl.store(arrivals_ptr, 0)
 
 
-@torch.library.custom_op("spec_kernels::likeliest", mutates_args=("tokens", "arrivals"))
+@torch.library.custom_op("spec_kernels::likeliest", mutates_args=("tokens", "arrivals", "probabilities"))
 def likeliest(
     tokens: torch.Tensor,
     rows: torch.Tensor,
@@ -102,6 +121,7 @@ def likeliest(
     norm_weight: torch.Tensor | None,
     eps: float,
     token_map: torch.Tensor | None,
+    probabilities: torch.Tensor | None,
 ) -> None:
     """Find the argmax of each row's logits, lowest id on ties, of up to 64 rows.
 
@@ -112,6 +132,7 @@ def likeliest(
         arrivals: [1 or more] int32 zeros, which it leaves zero: of this head alone, or of one stream.
         norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`.
         token_map: [vocab] int64, what to write in place of an id of the head.
+        probabilities: [rows] float32, contiguous, written: of that token, by the softmax of the head's logits.
     """
     num_rows, in_features = rows.shape
     num_tokens = weight.shape[0]
@@ -119,15 +140,19 @@ def likeliest(
     assert_rows_of(weight, num_tokens, in_features)
     assert_rows_of(rows, num_rows, in_features)
     assert tokens.is_contiguous() and weight.is_contiguous() and rows.dtype == weight.dtype
+    if probabilities is not None:
+        assert_rows_of(probabilities, num_rows)
     tile_rows = row_tile(num_rows)
     tiles = choose_tiles(tile_rows, num_tokens, in_features, False)
     num_tiles = triton.cdiv(num_tokens, tiles.columns)
     tops = torch.empty((num_rows, num_tiles), dtype=torch.float32, device=rows.device)
     top_ids = torch.empty_like(tops, dtype=torch.int32)
+    sums = tops if probabilities is None else torch.empty_like(tops)
     with launch_on(rows):
         _likeliest[(num_tiles,)](
-            *(tokens, rows, weight, tops if norm_weight is None else norm_weight),
-            *(tokens if token_map is None else token_map, tops, top_ids, arrivals),
+            *(tokens, tops if probabilities is None else probabilities, rows, weight),
+            *(tops if norm_weight is None else norm_weight, tokens if token_map is None else token_map),
+            *(tops, top_ids, sums, arrivals),
             *(num_rows, num_tokens, rows.stride(0), eps),
             IN_FEATURES=in_features,
             ROW_TILE=tile_rows,
@@ -138,6 +163,7 @@ def likeliest(
             WHOLE_TILES=num_tokens % tiles.columns == 0 and in_features % tiles.depth == 0,
             NORMED=norm_weight is not None,
             MAPPED=token_map is not None,
+            WEIGHED=probabilities is not None,
             MERGE_TILE=_MERGE_TILE,
             num_warps=tiles.num_warps,
         )
@@ -151,6 +177,7 @@ def likeliest_reference(
     norm_weight: torch.Tensor | None,
     eps: float,
     token_map: torch.Tensor | None,
+    probabilities: torch.Tensor | None,
 ) -> None:
     """Do what `likeliest` does."""
     wide = rows.float()
@@ -159,5 +186,8 @@ def likeliest_reference(
         sums = (wide * norm_weight).to(rows.dtype).float() @ weight.float().T * scale
     else:
         sums = wide @ weight.float().T
-    ids = sums.to(weight.dtype).argmax(dim=1)
+    logits = sums.to(weight.dtype)
+    ids = logits.argmax(dim=1)
     tokens.copy_(ids if token_map is None else token_map[ids])
+    if probabilities is not None:
+        probabilities.copy_(torch.softmax(logits, dim=1, dtype=torch.float32).amax(dim=1))

@@ -48,6 +48,7 @@ def _walk_drafts(
     slot_ids_ptr: tl.tensor,
     slot_seeds_ptr: tl.tensor,
     kv_lens_ptr: tl.tensor,
+    num_drafts_ptr: tl.tensor,
     temperature: tl.tensor,
     batch: tl.tensor,
     num_rows: tl.tensor,
@@ -58,6 +59,7 @@ def _walk_drafts(
     draft_row_stride: tl.tensor,
     draft_stride: tl.tensor,
     IS_SAMPLED: tl.constexpr,
+    ALL_OFFERED: tl.constexpr,
     ROW_TILE: tl.constexpr,
     TILE_TILE: tl.constexpr,
 ) -> None:
@@ -85,6 +87,8 @@ def _walk_drafts(
     is_likelier = p >= q
     ratio = tl.where(is_likelier, (p > 0).to(tl.float32), tl.div_rn(p, tl.where(is_likelier, 1.0, q)))
     passes = is_draft & (draws < ratio.to(tl.float64))
+    if not ALL_OFFERED:
+        passes = passes & (rows < tl.load(num_drafts_ptr + request))
     num_accepted = tl.min(tl.where(passes, ROW_TILE, rows), 0)
 
     tl.store(tokens_ptr + request * num_rows + rows, drafts, mask=is_draft)
@@ -111,6 +115,7 @@ def _race_in_tiles(
     slot_ids_ptr: tl.tensor,
     slot_seeds_ptr: tl.tensor,
     kv_lens_ptr: tl.tensor,
+    num_drafts_ptr: tl.tensor,
     temperature: tl.tensor,
     batch: tl.tensor,
     num_rows: tl.tensor,
@@ -121,6 +126,7 @@ def _race_in_tiles(
     draft_row_stride: tl.tensor,
     draft_stride: tl.tensor,
     IS_SAMPLED: tl.constexpr,
+    ALL_OFFERED: tl.constexpr,
     RACE_TILE: tl.constexpr,
 ) -> None:
     """Races one vocabulary tile of the row reached: who wins by max(p - q, 0), and who by p if nothing of that is
@@ -133,6 +139,8 @@ def _race_in_tiles(
     scaled = scaled_by(load_logits(row_ptr, ids, vocab_size), temperature)
     p = probability(scaled, tl.load(reached_ptr + request), tl.load(reached_ptr + batch + request))
     is_draft = row < num_rows - 1
+    if not ALL_OFFERED:
+        is_draft = row < tl.load(num_drafts_ptr + request)
     if IS_SAMPLED:
         q_row_ptr = draft_logits_ptr + request * draft_request_stride + row * draft_row_stride
         q_logits = tl.load(q_row_ptr + ids, mask=is_token & is_draft, other=float("-inf")).to(tl.float32)
@@ -192,11 +200,13 @@ def rejection_sample(
     slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
     temperature: float,
+    num_drafts: torch.Tensor | None,
 ) -> None:
     """Accept leading drafts by p / q, and draw the token behind them from max(p - q, 0), or from p after the last.
 
     p is softmax(logits / temperature), q softmax(draft_logits), both in float32; q is one-hot without `draft_logits`.
-    Temperature 0 is `strict_accept`. Top-k and top-p come before: pass the truncated logits, scaled, and temperature 1.
+    Behind the drafts that are offered q is 0, so that the token there is drawn from p itself. Temperature 0 is
+    `strict_accept`. Top-k and top-p come before: pass the truncated logits, scaled, and temperature 1.
 
     Args:
         tokens: [batch, K + 1] int64, contiguous, written in full; from column `num_emitted` on they are junk.
@@ -209,9 +219,11 @@ def rejection_sample(
         slot_seeds: [num_slots + 1] int64 request seed of each slot.
         kv_lens: [batch] int64 L at the start of the round.
         temperature: above 0.
+        num_drafts: [batch] int64, how many drafts each request offers, K at most; None where all are offered.
     """
     assert temperature > 0, "greedy verification is strict_accept"
-    _assert_shapes(tokens, logits, draft_tokens, draft_logits, (num_emitted, active, slot_ids, kv_lens))
+    offered = kv_lens if num_drafts is None else num_drafts
+    _assert_shapes(tokens, logits, draft_tokens, draft_logits, (num_emitted, active, slot_ids, kv_lens, offered))
     assert slot_seeds.is_contiguous()
     batch, num_rows, vocab_size = logits.shape
     is_sampled = draft_logits is not None and num_rows > 1
@@ -223,7 +235,7 @@ def rejection_sample(
     ratios = logits.new_empty((batch, num_race_tiles, 2), dtype=torch.float64)
     winners = torch.empty_like(ratios, dtype=torch.int32)
     strides = (*logits.stride()[:2], *q_logits.stride()[:2], draft_tokens.stride(0))
-    draws = (slot_ids, slot_seeds, kv_lens, temperature, batch, num_rows)
+    draws = (slot_ids, slot_seeds, kv_lens, offered, temperature, batch, num_rows)
     with launch_on(logits):
         softmax_in_tiles(tops, sums, logits, temperature)
         if is_sampled:
@@ -232,12 +244,14 @@ def rejection_sample(
             *(tokens, num_emitted, num_accepted, reached, tops, sums, q_tops, q_sums, logits, q_logits, draft_tokens),
             *(active, *draws, num_tiles, *strides),
             IS_SAMPLED=is_sampled,
+            ALL_OFFERED=num_drafts is None,
             ROW_TILE=triton.next_power_of_2(num_rows),
             TILE_TILE=triton.next_power_of_2(num_tiles),
         )
         _race_in_tiles[(batch, num_race_tiles)](
             *(ratios, winners, num_accepted, reached, logits, q_logits, draft_tokens, *draws, vocab_size, *strides),
             IS_SAMPLED=is_sampled,
+            ALL_OFFERED=num_drafts is None,
             RACE_TILE=RACE_TILE,
         )
         _put_last[(batch,)](
@@ -275,6 +289,7 @@ def rejection_sample_reference(
     slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
     temperature: float,
+    num_drafts: torch.Tensor | None,
 ) -> None:
     """Do what `rejection_sample` does."""
     drafts = draft_tokens.unsqueeze(-1)
@@ -284,14 +299,18 @@ def rejection_sample_reference(
         q[:, :-1].scatter_(-1, drafts, 1.0)
     else:
         q[:, :-1] = torch.softmax(draft_logits.float(), dim=-1)
+    rows = torch.arange(draft_tokens.shape[1], device=logits.device)
+    is_offered = torch.ones_like(draft_tokens, dtype=torch.bool)
+    if num_drafts is not None:
+        is_offered = rows < num_drafts.unsqueeze(1)
+        q[:, :-1] = torch.where(is_offered.unsqueeze(-1), q[:, :-1], 0)
     own_p, own_q = p[:, :-1].gather(-1, drafts).squeeze(-1), q[:, :-1].gather(-1, drafts).squeeze(-1)
     thresholds = torch.where(own_p >= own_q, (own_p > 0).float(), own_p / own_q)
 
     seeds = slot_seeds[slot_ids]
-    rows = torch.arange(draft_tokens.shape[1], device=logits.device)
     keys = noise_reference.round_key(seeds.unsqueeze(1), kv_lens.unsqueeze(1), rows, Use.ACCEPT)
     draws = noise_reference.uniform(keys)
-    num_accepted = (draws < thresholds).long().cumprod(dim=1).sum(dim=1)
+    num_accepted = (is_offered & (draws < thresholds)).long().cumprod(dim=1).sum(dim=1)
     reached = num_accepted.view(-1, 1, 1).expand(-1, 1, p.shape[-1])
     p, q = p.gather(1, reached).squeeze(1), q.gather(1, reached).squeeze(1)
     left = (p - q).clamp(min=0)

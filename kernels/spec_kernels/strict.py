@@ -45,13 +45,15 @@ def _count_matches(
     top_ids_ptr: tl.tensor,
     draft_tokens_ptr: tl.tensor,
     active_ptr: tl.tensor,
+    num_drafts_ptr: tl.tensor,
     num_rows: tl.tensor,
     num_tiles: tl.tensor,
     draft_stride: tl.tensor,
+    ALL_OFFERED: tl.constexpr,
     ROW_TILE: tl.constexpr,
     TILE_TILE: tl.constexpr,
 ) -> None:
-    """Counts the leading drafts of one request that match."""
+    """Counts the leading drafts of one request that match, of those that are offered."""
     request = tl.program_id(0)
     rows = tl.arange(0, ROW_TILE)
     tiles = tl.arange(0, TILE_TILE)[None, :]
@@ -65,6 +67,8 @@ def _count_matches(
     draft_ptrs = draft_tokens_ptr + request.to(tl.int64) * draft_stride + rows
     drafts = tl.load(draft_ptrs, mask=rows < num_rows - 1, other=-1)
     num_accepted = tl.min(tl.where(is_row & (tokens != drafts), rows, ROW_TILE), 0)
+    if not ALL_OFFERED:
+        num_accepted = tl.minimum(num_accepted, tl.load(num_drafts_ptr + request).to(tl.int32))
     is_active = tl.load(active_ptr + request) != 0
     tl.store(num_emitted_ptr + request, tl.where(is_active, num_accepted + 1, 0))
 
@@ -92,9 +96,10 @@ def strict_accept(
     logits: torch.Tensor,
     draft_tokens: torch.Tensor,
     active: torch.Tensor,
+    num_drafts: torch.Tensor | None,
 ) -> None:
-    """Find the argmax of each row, lowest id on ties, compared in float32, and 1 + the number of leading drafts equal
-    to it.
+    """Find the argmax of each row, lowest id on ties, compared in float32, and 1 + the number of leading offered drafts
+    equal to it.
 
     Args:
         tokens: [batch, N] int64, contiguous, written in full; from column `num_emitted` on they are junk.
@@ -102,18 +107,22 @@ def strict_accept(
         logits: [batch, N, vocab] float32, float16 or bfloat16; row j judges draft j.
         draft_tokens: [batch, N - 1] int64, of any row stride.
         active: [batch] bool.
+        num_drafts: [batch] int64, how many drafts each request offers; None where all are offered.
     """
     batch, num_rows, _ = logits.shape
     assert_rows_of(tokens, batch, num_rows)
     assert_rows_of(num_emitted, batch)
     assert_rows_of(draft_tokens, batch, num_rows - 1)
     assert_rows_of(active, batch)
+    if num_drafts is not None:
+        assert_rows_of(num_drafts, batch)
     assert tokens.is_contiguous() and logits.stride(2) == 1
     with launch_on(logits):
         tops, top_ids = tops_of_tiles(logits)
         _count_matches[(batch,)](
             *(tokens, num_emitted, tops, top_ids, draft_tokens, active),
-            *(num_rows, tops.shape[1], draft_tokens.stride(0)),
+            *(active if num_drafts is None else num_drafts, num_rows, tops.shape[1], draft_tokens.stride(0)),
+            ALL_OFFERED=num_drafts is None,
             ROW_TILE=triton.next_power_of_2(num_rows),
             TILE_TILE=triton.next_power_of_2(tops.shape[1]),
         )
@@ -125,8 +134,11 @@ def strict_accept_reference(
     logits: torch.Tensor,
     draft_tokens: torch.Tensor,
     active: torch.Tensor,
+    num_drafts: torch.Tensor | None,
 ) -> None:
     """Do what `strict_accept` does."""
     tokens.copy_(logits.argmax(dim=-1))
-    matches = (tokens[:, :-1] == draft_tokens).long().cumprod(dim=1)
-    num_emitted.copy_(torch.where(active, matches.sum(dim=1) + 1, 0))
+    num_accepted = (tokens[:, :-1] == draft_tokens).long().cumprod(dim=1).sum(dim=1)
+    if num_drafts is not None:
+        num_accepted = torch.minimum(num_accepted, num_drafts)
+    num_emitted.copy_(torch.where(active, num_accepted + 1, 0))

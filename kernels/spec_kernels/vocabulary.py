@@ -63,5 +63,12 @@ def merge_sums(sums: tl.tensor, maxima: tl.tensor, top: tl.tensor, AXIS: tl.cons
     return tl.sum(sums * tl.exp(maxima - finite_or_zero(top)), AXIS)
 
 
+@triton.jit
+def add_sums(sums: tl.tensor, maxima: tl.tensor, others: tl.tensor, other_maxima: tl.tensor) -> tl.tensor:
+    """Add sums of exp(x - own maximum) one by one, to sums of exp(x - the larger of both maxima)."""
+    top = finite_or_zero(tl.maximum(maxima, other_maxima))
+    return sums * tl.exp(maxima - top) + others * tl.exp(other_maxima - top)
+
+
 def num_tiles_of(vocab_size: int, tile: int) -> int:
     return -(-vocab_size // tile)

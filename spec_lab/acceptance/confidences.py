@@ -7,7 +7,26 @@ is drawn biases nothing (vLLM's estimator for adaptive verification, #47808, rea
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+
+from spec_kernels.confidence_reference import note_confidence_reference
+
+NoteConfidence = Callable[
+    [
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor | None,
+        float | None,
+    ],
+    None,
+]
+"""Is `spec_kernels.confidence_reference.note_confidence_reference`, or a kernel that does the same."""
 
 
 class DraftConfidences:
@@ -17,23 +36,35 @@ class DraftConfidences:
 
     Attributes:
         survival: at column i the product of the top-1 probabilities of drafts 1 to i + 1; it never grows along a row.
+        num_drafted: [num_slots + 1] drafts that wait in a slot.
+        num_going_on: [1] requests of the batch noted last that want a draft behind that one; the scratch slot never
+            does. Written where there is a threshold.
+        threshold: a request's drafting ends with the draft at which its product falls under this; None for no such end.
     """
 
-    def __init__(self, num_slots: int, num_draft_tokens: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        num_draft_tokens: int,
+        device: torch.device,
+        threshold: float | None = None,
+        note: NoteConfidence = note_confidence_reference,
+    ) -> None:
         self.survival = torch.zeros((num_slots + 1, num_draft_tokens), device=device)
+        self.num_drafted = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        self.num_going_on = torch.zeros(1, dtype=torch.int64, device=device)
+        self.threshold = threshold
         self._running = torch.ones(num_slots + 1, device=device)
+        self._note = note
 
     def begin(self, slot_ids: torch.Tensor, probability: torch.Tensor) -> None:
         """Note the top-1 probability [batch] of draft 1 of `slot_ids` [batch]."""
-        self._running.index_copy_(0, slot_ids, probability)
-        self.survival[:, 0].index_copy_(0, slot_ids, probability)
+        self._write(slot_ids, probability, None)
 
     def go_on(self, slot_ids: torch.Tensor, probability: torch.Tensor, column: torch.Tensor) -> None:
         """Note that of the draft of `column` [1], from 0."""
-        survival = self._running.index_select(0, slot_ids) * probability
-        self._running.index_copy_(0, slot_ids, survival)
-        self.survival.index_put_((slot_ids, column.expand_as(slot_ids)), survival)
+        self._write(slot_ids, probability, column)
 
-    def of(self, slot_ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of `slot_ids`, [batch, K]."""
-        return self.survival.index_select(0, slot_ids)
+    def _write(self, slot_ids: torch.Tensor, probability: torch.Tensor, column: torch.Tensor | None) -> None:
+        places = self.survival, self._running, self.num_drafted, self.num_going_on
+        self._note(*places, slot_ids, probability, column, self.threshold)

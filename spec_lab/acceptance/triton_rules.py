@@ -25,7 +25,7 @@ def verify_strictly(inputs: AcceptanceInputs) -> Verification:
     """Give what `StrictAcceptance.accept` gives."""
     tokens = torch.empty(inputs.logits.shape[:2], dtype=torch.int64, device=inputs.logits.device)
     num_emitted = torch.empty_like(tokens[:, 0])
-    strict_accept(tokens, num_emitted, inputs.logits, inputs.draft_tokens, inputs.active)
+    strict_accept(tokens, num_emitted, inputs.logits, inputs.draft_tokens, inputs.active, inputs.num_drafts)
     return Verification(tokens, num_emitted)
 
 
@@ -85,6 +85,7 @@ class TritonRejectionAcceptance(RejectionAcceptance):
             self._seeds.values,
             inputs.kv_lens,
             temperature,
+            inputs.num_drafts,
         )
         return Verification(tokens, num_emitted)
 

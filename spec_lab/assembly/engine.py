@@ -54,7 +54,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
     num_verified = config.drafter.num_draft_tokens + 1
     limits = dataclasses.replace(limits, num_rows=num_verified, rollback=config.recurrent.rollback)
     cache = build_cache(models.target.layer_plans, limits, models)
-    confidences = build_confidences(config, limits, models.device)
+    confidences = build_confidences(config, limits, models)
     drafter = make_drafter(DrafterResources(limits, prune, seeds, cache, confidences))
     assert limits.margin >= 2 * drafter.num_draft_tokens
     num_rows = drafter.num_draft_tokens + 1 if sizes is None else sizes.num_rows

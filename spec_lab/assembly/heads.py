@@ -18,7 +18,7 @@ from spec_lab.config import DrafterConfig, RunConfig
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.pruning_protocols import PrunePolicy
-from spec_lab.drafters.confidence import ConfidentPicker
+from spec_lab.drafters.confidence import ConfidentGreedyPicker, ConfidentPicker
 from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPicker, SamplingPicker
 
 
@@ -60,18 +60,19 @@ def make_picker(
     config: RunConfig, options: TrainedDrafterConfig, models: Models, resources: DrafterResources
 ) -> DraftPicker:
     """Decides how the drafter picks its tokens, and whether it notes how sure it is of them."""
-    picker = _picker(config, options, models, resources)
-    return picker if resources.confidences is None else ConfidentPicker(picker, resources.confidences)
-
-
-def _picker(
-    config: RunConfig, options: TrainedDrafterConfig, models: Models, resources: DrafterResources
-) -> DraftPicker:
-    """Makes the picker of `drafter.draft_sampling` and `acceptance.allow_lossy`."""
     biased = getattr(config.acceptance, "allow_lossy", False)
     is_greedy = options.draft_sampling == DraftSampling.greedy
+    confidences = resources.confidences
     if is_greedy and not biased:
-        return GreedyPicker()
+        return GreedyPicker() if confidences is None else ConfidentGreedyPicker(confidences)
+    picker = _sampling_picker(config, options, models, resources, is_greedy)
+    return picker if confidences is None else ConfidentPicker(picker, confidences)
+
+
+def _sampling_picker(
+    config: RunConfig, options: TrainedDrafterConfig, models: Models, resources: DrafterResources, is_greedy: bool
+) -> DraftPicker:
+    """Makes the picker that samples, or takes the likeliest token as if it had been sampled."""
     num_slots, num_draft_tokens = resources.limits.num_slots, options.num_draft_tokens
     kept = DraftLogits(num_slots, num_draft_tokens, models.target.vocab_size, models.device)
     picker = BiasedGreedyPicker if is_greedy else SamplingPicker

@@ -8,7 +8,9 @@ from typing import Protocol
 
 import torch
 
+from spec_kernels.confidence_reference import count_offered_reference, note_confidence_reference
 from spec_kernels.stops_reference import going_on_reference
+from spec_lab.acceptance.confidences import NoteConfidence
 from spec_lab.acceptance.deterministic import DeterministicRule
 from spec_lab.acceptance.distribution import SamplingParams
 from spec_lab.acceptance.draft_sampling import DraftSampler, sample_and_keep
@@ -22,6 +24,7 @@ from spec_lab.assembly.triton import require_triton
 from spec_lab.core.protocols import AcceptanceRule, RopeWrite
 from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
+from spec_lab.engine.offers import CountOffered
 from spec_lab.engine.stops import GoingOn
 from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
 from spec_lab.models.experts import ExpertsMaker, grouped_experts
@@ -40,6 +43,8 @@ class Kernels:
             lossless.
         standing: how acceptance=relaxed_thinking looks at the drafts.
         sample_draft: how drafts are drawn.
+        note_confidence: how it is noted how sure the drafter is of a draft.
+        count_offered: how many drafts a request offers by that.
         carry_hidden: between two replayed steps of a drafter that hands tokens and a hidden state on.
         mtp_window: the windows of drafter=mtp_vanilla.
         going_on: which requests go on behind a round that the host does not look at.
@@ -56,6 +61,8 @@ class Kernels:
     rejection: Callable[[str, SamplingParams, SlotSeeds, bool], AcceptanceRule]
     standing: RoundStanding
     sample_draft: DraftSampler
+    note_confidence: NoteConfidence
+    count_offered: CountOffered
     carry_hidden: DraftCarry
     mtp_window: type[MtpWindow]
     going_on: GoingOn
@@ -77,6 +84,8 @@ TORCH = Kernels(
     rejection=_torch_rejection,
     standing=round_standing,
     sample_draft=sample_and_keep,
+    note_confidence=note_confidence_reference,
+    count_offered=count_offered_reference,
     carry_hidden=carry_every_tensor,
     mtp_window=MtpWindow,
     going_on=going_on_reference,
@@ -95,6 +104,7 @@ def _torch(device: torch.device, dtype: torch.dtype, row_invariant: bool = True)
 
 def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
     require_triton("kernels", device, dtype)
+    from spec_kernels.confidence import count_offered, note_confidence
     from spec_kernels.rope_write import rope_write
     from spec_kernels.stops import going_on
     from spec_lab.acceptance.triton_rules import (
@@ -115,6 +125,8 @@ def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
         rejection=TritonRejectionAcceptance,
         standing=triton_standing,
         sample_draft=triton_sample_and_keep,
+        note_confidence=note_confidence,
+        count_offered=count_offered,
         carry_hidden=triton_carry,
         mtp_window=TritonMtpWindow,
         going_on=going_on,

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.assembly.models import Limits, Models
 from spec_lab.assembly.run_offers import k_schedule, may_offer_fewer, reads_confidences, stop_threshold
@@ -15,16 +13,17 @@ from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import RunConfig
 from spec_lab.engine.adaptive_round import adaptive_round
 from spec_lab.engine.capture import GraphRecorder
-from spec_lab.engine.offers import DraftOffers, OfferRule
+from spec_lab.engine.offers import DraftOffers
 from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.tree_round import tree_round
 
 
-def build_confidences(config: RunConfig, limits: Limits, device: torch.device) -> DraftConfidences | None:
+def build_confidences(config: RunConfig, limits: Limits, models: Models) -> DraftConfidences | None:
     """Makes the place where the drafter notes how sure it is of its drafts; None where nothing asks."""
     if not reads_confidences(config):
         return None
-    return DraftConfidences(limits.num_slots, config.drafter.num_draft_tokens, device)
+    sizes = limits.num_slots, config.drafter.num_draft_tokens
+    return DraftConfidences(*sizes, models.device, stop_threshold(config), models.kernels.note_confidence)
 
 
 def round_maker(
@@ -40,6 +39,6 @@ def round_maker(
         return partial(tree_round, sizes.num_rows, limits.page_size, move_path=models.kernels.trees.move_path)
     if not may_offer_fewer(config):
         return DecodeRound
-    rule = OfferRule(stop_threshold(config), config.verify.budget)
-    offers = DraftOffers(limits.num_slots, rule, confidences, models.device)
+    budget, count = config.verify.budget, models.kernels.count_offered
+    offers = DraftOffers(limits.num_slots, models.device, confidences, budget, count)
     return partial(adaptive_round, offers, k_schedule(config), recorder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from spec_lab.assembly.rules import (
     StrictAcceptanceConfig,
     SyntheticConfig,
 )
-from spec_lab.assembly.run_offers import may_offer_fewer
 from spec_lab.config import AcceptanceConfig, RunConfig
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.protocols import AcceptanceRule
@@ -80,15 +79,8 @@ def _rule_context(config: RunConfig, resources: RuleResources) -> RuleContext:
         models.target.eos_token_ids,
         config.cache.chunk_size,
         models.device,
-        _judging_kernels(config, models),
+        models.kernels,
     )
-
-
-def _judging_kernels(config: RunConfig, models: Models) -> Kernels:
-    """The kernels of a run; two of them judge every draft, so that torch's rules stand in where fewer are offered."""
-    if not may_offer_fewer(config):
-        return models.kernels
-    return replace(models.kernels, strict=TORCH.strict, rejection=TORCH.rejection)
 
 
 def build_tree_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRule:
@@ -167,7 +159,7 @@ def _either_pair() -> str:
 
 def rejection_rule(config: RunConfig, options: RejectionConfig, resources: RuleResources) -> AcceptanceRule:
     """Makes acceptance=rejection."""
-    kernels = _judging_kernels(config, resources.models)
+    kernels = resources.models.kernels
     return kernels.rejection(options.method, _sampling(config), resources.seeds, not options.allow_lossy)
 
 

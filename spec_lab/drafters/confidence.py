@@ -1,15 +1,33 @@
-"""A picker that notes how sure the drafter is of each draft, for whoever decides how many of them to offer."""
+"""Pickers that note how sure the drafter is of each draft, for whoever decides how many of them to offer."""
 
 from __future__ import annotations
 
 import torch
 
 from spec_lab.acceptance.confidences import DraftConfidences
-from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
+from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker, GivenDrafts
+from spec_lab.models.top_probability import top_probability
+
+
+class ConfidentGreedyPicker(GivenDrafts):
+    """Picks the likeliest token, and notes its probability."""
+
+    def __init__(self, confidences: DraftConfidences) -> None:
+        self._confidences = confidences
+
+    def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
+        tokens, probabilities = head.greedy_with_probability(hidden)
+        self._confidences.begin(rows.slot_ids, probabilities)
+        return tokens
+
+    def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
+        tokens, probabilities = head.greedy_with_probability(hidden)
+        self._confidences.go_on(rows.slot_ids, probabilities, column)
+        return tokens
 
 
 class ConfidentPicker:
-    """Picks as the picker inside it does, and notes how sure the drafter was: without any temperature."""
+    """Picks as the picker inside it does, from logits, and notes how sure the drafter was: without any temperature."""
 
     def __init__(self, picker: DraftPicker, confidences: DraftConfidences) -> None:
         self._picker = picker
@@ -40,9 +58,12 @@ class ScoredHead:
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._logits.argmax(dim=-1)
 
+    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.greedy(hidden), self.top_probability()
+
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._logits
 
     def top_probability(self) -> torch.Tensor:
         """Return the largest probability [batch]."""
-        return torch.softmax(self._logits, dim=-1, dtype=torch.float32).amax(dim=-1)
+        return top_probability(self._logits)

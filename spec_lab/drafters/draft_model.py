@@ -21,6 +21,7 @@ from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp, plan_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
+from spec_lab.models.top_probability import top_probability
 from spec_lab.pruning.selection import AllRows
 
 
@@ -32,6 +33,10 @@ class LanguageModelHead:
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.logits(hidden).argmax(dim=-1)
+
+    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.model.logits(hidden)
+        return logits.argmax(dim=-1), top_probability(logits)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.logits(hidden)

@@ -19,6 +19,10 @@ class DraftHead(Protocol):
         """Return the [batch] likeliest tokens."""
         ...
 
+    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the [batch] likeliest tokens and their probabilities [batch], without any temperature."""
+        ...
+
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [batch, vocab], -inf outside the draft vocabulary."""
         ...

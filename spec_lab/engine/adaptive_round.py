@@ -78,10 +78,9 @@ class AdaptiveRound(DecodeRound):
         return verified
 
     def catch_up(self, verified: VerifiedRound) -> Any:
-        """Run the drafter's first step. That all drafts will be made is noted before: a loop that leaves off corrects
-        it."""
+        """Run the drafter's first step, and say how many drafts it begins."""
         state = super().catch_up(verified)
-        self._offers.num_drafted.index_fill_(0, verified.batch.slot_ids, self.max_drafted)
+        self._offers.expect(verified.batch.slot_ids, self.max_drafted)
         return state
 
     def recur(self, state: Any) -> torch.Tensor:
@@ -99,7 +98,7 @@ class AdaptiveRound(DecodeRound):
 
     def start(self, ends: PromptEnds, state: Any) -> None:
         """Draft from the state that a prompt pass ended in, and leave the first round's inputs in the slots."""
-        self._offers.num_drafted.index_fill_(0, ends.slot_ids, self.max_drafted)
+        self._offers.expect(ends.slot_ids, self.max_drafted)
         drafts = self._collect(self.parts.backend, state, nullcontext)
         self.parts.slots.start(ends, self._with_room(drafts))
 

@@ -6,7 +6,6 @@ has such nodes; elsewhere all steps run, and drafts behind a stop are never offe
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -16,7 +15,6 @@ import torch
 from spec_lab.core.protocols import MetadataMover
 from spec_lab.core.types import DraftStep
 from spec_lab.engine.capture import GraphRecorder
-from spec_lab.engine.graphs.draft_loops import carry_every_tensor
 from spec_lab.engine.offers import DraftOffers
 from spec_lab.engine.round import Parts, collect_drafts
 
@@ -57,23 +55,19 @@ class StepsWhileAsked:
         self._offers = offers
 
     def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int, scope: StepScope) -> torch.Tensor:
-        slot_ids = state.rows.slot_ids
-
         def is_over(column: int) -> bool:
-            return not bool(self._offers.going_on(slot_ids, column).any())
+            return not bool(self._offers.num_going_on)
 
         with scope():
-            drafts = collect_drafts(parts.drafter, mover, state, most, is_over)
-        self._offers.num_drafted.index_fill_(0, slot_ids, drafts.shape[1])
-        return drafts
+            return collect_drafts(parts.drafter, mover, state, most, is_over)
 
 
 class StepsInIfNodes:
     """Keeps the protocol `DraftLoop`: a replay skips a step behind the stops of all requests, and with it all others.
 
-    What a step hands on lies in tensors from before it, since a step that is skipped writes nothing; each has a scope
-    of its own, which ends inside the node: behind it, what the step made may not exist. No event may be recorded inside
-    such a node: the steps count as one stretch.
+    What a step hands on only the next one reads, which is skipped with it; drafts go to a tensor from before the loop.
+    Each step has a scope of its own, which ends inside the node: behind it, what the step made may not exist. No event
+    may be recorded inside such a node: the steps count as one stretch.
     """
 
     decides_on_device = True
@@ -83,28 +77,16 @@ class StepsInIfNodes:
         self._recorder = recorder
 
     def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int, scope: StepScope) -> torch.Tensor:
-        slot_ids = state.rows.slot_ids
         drafts = state.tokens.new_zeros((state.tokens.shape[0], most))
         columns = torch.arange(most, device=drafts.device)
         drafts[:, :1] = state.tokens.unsqueeze(1)
-        self._offers.num_drafted.index_fill_(0, slot_ids, min(most, 1))
-        going_on = self._offers.going_on(slot_ids, 0) if most > 1 else None
         for index in range(1, most):
-            assert going_on is not None
-            with self._recorder.when_any(going_on, 0), parts.timer.unmarked(), scope():
-                self._step(parts, mover, state, DraftStep(index, columns[index : index + 1]), drafts)
-                self._offers.num_drafted.index_fill_(0, slot_ids, index + 1)
-                going_on.copy_(self._offers.going_on(slot_ids, index))
+            with self._recorder.when_any(self._offers.num_going_on, 0), parts.timer.unmarked(), scope():
+                if state.attention is not None:
+                    mover.advance(state.attention)
+                parts.drafter.step(state, DraftStep(index, columns[index : index + 1]))
+                drafts[:, index] = state.tokens
         return drafts
-
-    @staticmethod
-    def _step(parts: Parts, mover: MetadataMover, state: Any, step: DraftStep, drafts: torch.Tensor) -> None:
-        """Run one step, and write what it replaces in `state` to where that stood."""
-        if state.attention is not None:
-            mover.advance(state.attention)
-        after = dataclasses.replace(state)
-        parts.drafter.step(after, step)
-        carry_every_tensor(drafts, step.column, state, after)
 
 
 def make_draft_loop(parts: Parts, offers: DraftOffers, recorder: GraphRecorder | None) -> DraftLoop:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.models.linear import Linear
+from spec_lab.models.top_probability import top_probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,14 @@ class TokenClusters:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn [batch, hidden_size] into [batch] token ids."""
+        return self._best(*self.scored(hidden))
+
+    def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Turn [batch, hidden_size] into [batch] token ids and their probabilities among the tokens that are scored."""
         tokens, logits = self.scored(hidden)
+        return self._best(tokens, logits), top_probability(logits)
+
+    def _best(self, tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         # Clusters come in the order of their scores, so the lowest id of the best is looked for by itself.
         best = logits.amax(dim=-1, keepdim=True)
         return tokens.masked_fill(logits < best, self.token_ids.numel() - 1).amin(dim=-1)

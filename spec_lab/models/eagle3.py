@@ -96,6 +96,10 @@ class Eagle3Head:
         """Return the [rows] likeliest tokens, in target ids."""
         return self._likeliest(hidden)
 
+    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the [rows] likeliest tokens and their probabilities."""
+        return self._likeliest.with_probability(hidden)
+
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab] in target ids, -inf outside the draft vocabulary."""
         draft_logits = self.draft_logits(hidden)

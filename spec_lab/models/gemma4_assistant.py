@@ -101,6 +101,9 @@ class Gemma4Assistant:
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head.greedy(hidden)
 
+    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._head.greedy_with_probability(hidden)
+
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head.target_logits(hidden)
 
@@ -160,6 +163,10 @@ class TokenHead(Protocol):
         """Return the [batch] likeliest tokens; of equal ones the lowest id."""
         ...
 
+    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return them and their probabilities [batch] among the tokens that were scored."""
+        ...
+
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [batch, vocab], -inf for tokens that were not scored."""
         ...
@@ -175,6 +182,9 @@ class DenseHead:
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._likeliest(hidden)
+
+    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._likeliest.with_probability(hidden)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._linear(hidden)
@@ -207,6 +217,9 @@ class CentroidHead:
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._likeliest(hidden)
+
+    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._likeliest.with_probability(hidden)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         tokens, logits = self._clusters.scored(hidden)

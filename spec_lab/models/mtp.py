@@ -82,6 +82,10 @@ class MtpModule:
         """Return the [rows] likeliest tokens."""
         return self._likeliest(hidden)
 
+    def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the [rows] likeliest tokens and their probabilities."""
+        return self._likeliest.with_probability(hidden)
+
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab]; the draft vocabulary is the target's."""
         return self.draft_logits(hidden)

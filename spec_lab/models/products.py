@@ -17,6 +17,7 @@ from spec_lab.models.layers import AttentionPart, DecoderLayer, RotaryRows, Rows
 from spec_lab.models.linear import Linear
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, SandwichParts
+from spec_lab.models.top_probability import top_probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,30 @@ class LikeliestToken:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn [rows, hidden_size] into [rows] token ids."""
-        ids = self.head(hidden if self.norm is None else self.norm(hidden)).argmax(dim=-1)
+        return self._mapped(self._logits(hidden).argmax(dim=-1))
+
+    def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Turn [rows, hidden_size] into [rows] token ids and their probabilities, which the ids of the head share."""
+        logits = self._logits(hidden)
+        return self._mapped(logits.argmax(dim=-1)), top_probability(logits)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.head(hidden if self.norm is None else self.norm(hidden))
+
+    def _mapped(self, ids: torch.Tensor) -> torch.Tensor:
         return ids if self.token_map is None else self.token_map[ids]
+
+
+class Likeliest(Protocol):
+    """Finds the likeliest tokens of rows: a `LikeliestToken` or `TokenClusters`, or what stands in for one."""
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Turn [rows, hidden_size] into [rows] token ids."""
+        ...
+
+    def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Turn [rows, hidden_size] into [rows] token ids, and the probability [rows] of each among the scored ones."""
+        ...
 
 
 class Layer(Protocol):
@@ -109,7 +132,6 @@ class Body(Protocol):
 
 
 DraftInputs = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-Likeliest = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Products(Protocol):

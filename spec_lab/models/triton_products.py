@@ -240,9 +240,18 @@ class FusedLikeliest:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         if hidden.shape[0] > self._max_rows:
             return self._plain(hidden)
+        return self._launch(hidden, None)
+
+    def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if hidden.shape[0] > self._max_rows:
+            return self._plain.with_probability(hidden)
+        probabilities = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        return self._launch(hidden, probabilities), probabilities
+
+    def _launch(self, hidden: torch.Tensor, probabilities: torch.Tensor | None) -> torch.Tensor:
         tokens = torch.empty(hidden.shape[0], dtype=torch.int64, device=hidden.device)
         parts = self._norm_weight, self._eps, self._plain.token_map
-        likeliest(tokens, hidden, self._weight, self._arrivals, *parts)
+        likeliest(tokens, hidden, self._weight, self._arrivals, *parts, probabilities)
         return tokens
 
 
@@ -263,6 +272,9 @@ class TritonClusters:
         clusters = plain.rows, plain.token_ids, self._arrivals, plain.num_chosen
         likeliest_in_clusters(tokens, hidden, plain.centroids(hidden), *clusters)
         return tokens
+
+    def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._plain.with_probability(hidden)
 
 
 class TritonProducts:

@@ -1,0 +1,217 @@
+"""Two kernels decide who goes on drafting and how many drafts are offered: a launch a step, and one a round.
+
+A draft step of a small drafter is some thirty launches, so that the ten that torch needs to note how sure it is would
+cost what they are to save.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.utils import assert_rows_of, launch_on
+
+_MOST_REQUESTS = 1024
+_OTHERS = 32
+"""Requests whose drafts are compared with one request's at a time."""
+
+
+@triton.jit(do_not_specialize=["batch", "num_slots"])
+def _note(
+    survival_ptr: tl.tensor,
+    running_ptr: tl.tensor,
+    num_drafted_ptr: tl.tensor,
+    num_going_on_ptr: tl.tensor,
+    slot_ids_ptr: tl.tensor,
+    probabilities_ptr: tl.tensor,
+    column_ptr: tl.tensor,
+    threshold: tl.tensor,
+    batch: tl.tensor,
+    num_slots: tl.tensor,
+    survival_stride: tl.tensor,
+    IS_FIRST: tl.constexpr,
+    MAY_STOP: tl.constexpr,
+    REQUEST_TILE: tl.constexpr,
+) -> None:
+    """Notes one draft of all requests."""
+    requests = tl.arange(0, REQUEST_TILE)
+    is_request = requests < batch
+    slots = tl.load(slot_ids_ptr + requests, mask=is_request, other=0)
+    product = tl.load(probabilities_ptr + requests, mask=is_request, other=0.0)
+    column = tl.zeros((1,), tl.int64)
+    if not IS_FIRST:
+        column += tl.load(column_ptr)
+        product = tl.load(running_ptr + slots, mask=is_request, other=0.0) * product
+    tl.store(running_ptr + slots, product, mask=is_request)
+    tl.store(survival_ptr + slots * survival_stride + column, product, mask=is_request)
+    tl.store(num_drafted_ptr + slots, tl.broadcast_to(column + 1, (REQUEST_TILE,)), mask=is_request)
+    if MAY_STOP:
+        goes_on = is_request & (slots != num_slots - 1) & (product >= threshold)
+        tl.store(num_going_on_ptr, tl.sum(goes_on.to(tl.int64), 0))
+
+
+@torch.library.custom_op(
+    "spec_kernels::note_confidence", mutates_args=("survival", "running", "num_drafted", "num_going_on")
+)
+def note_confidence(
+    survival: torch.Tensor,
+    running: torch.Tensor,
+    num_drafted: torch.Tensor,
+    num_going_on: torch.Tensor,
+    slot_ids: torch.Tensor,
+    probabilities: torch.Tensor,
+    column: torch.Tensor | None,
+    threshold: float | None,
+) -> None:
+    """Do what `note_confidence_reference` does, for up to 1024 requests."""
+    num_slots, num_draft_tokens = survival.shape
+    (batch,) = slot_ids.shape
+    assert 0 < batch <= _MOST_REQUESTS
+    assert_rows_of(survival, num_slots, num_draft_tokens)
+    assert_rows_of(probabilities, batch)
+    for vector in (running, num_drafted):
+        assert_rows_of(vector, num_slots)
+    assert_rows_of(num_going_on, 1)
+    assert slot_ids.is_contiguous()
+    with launch_on(survival):
+        _note[(1,)](
+            *(survival, running, num_drafted, num_going_on, slot_ids, probabilities),
+            *(slot_ids if column is None else column, threshold or 0.0, batch, num_slots, survival.stride(0)),
+            IS_FIRST=column is None,
+            MAY_STOP=threshold is not None,
+            REQUEST_TILE=triton.next_power_of_2(batch),
+        )
+
+
+@triton.jit
+def _load_offered(
+    slot_ids_ptr: tl.tensor,
+    active_ptr: tl.tensor,
+    num_drafted_ptr: tl.tensor,
+    survival_ptr: tl.tensor,
+    requests: tl.tensor,
+    columns: tl.tensor,
+    most: tl.tensor,
+    threshold: tl.tensor,
+    batch: tl.tensor,
+    survival_stride: tl.tensor,
+    MAY_STOP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Loads the survival of drafts, whether the budget may offer them, and whether their request is active."""
+    is_request = requests < batch
+    slots = tl.load(slot_ids_ptr + requests, mask=is_request, other=0)
+    is_active = is_request & (tl.load(active_ptr + requests, mask=is_request, other=0) != 0)
+    num_drafted = tl.load(num_drafted_ptr + slots, mask=is_active, other=0)
+    is_offered = is_active & (columns < num_drafted) & (columns < most)
+    row = survival_ptr + slots * survival_stride
+    survival = tl.load(row + columns, mask=is_offered, other=0.0)
+    if MAY_STOP:
+        before = tl.load(row + columns - 1, mask=is_offered & (columns > 0), other=float("inf"))
+        is_offered = is_offered & (before >= threshold)
+    return survival, is_offered, is_active
+
+
+@triton.jit(do_not_specialize=["most", "budget", "batch"])
+def _count_offered(
+    offered_ptr: tl.tensor,
+    slot_ids_ptr: tl.tensor,
+    active_ptr: tl.tensor,
+    num_drafted_ptr: tl.tensor,
+    survival_ptr: tl.tensor,
+    most: tl.tensor,
+    threshold: tl.tensor,
+    budget: tl.tensor,
+    batch: tl.tensor,
+    survival_stride: tl.tensor,
+    MAY_STOP: tl.constexpr,
+    HAS_BUDGET: tl.constexpr,
+    DRAFT_TILE: tl.constexpr,
+    OTHERS: tl.constexpr,
+) -> None:
+    """Counts those of one request. A draft's rank is the number of offered ones that come before it."""
+    request = tl.program_id(0)
+    columns = tl.arange(0, DRAFT_TILE)
+    survival, is_offered, _ = _load_offered(
+        slot_ids_ptr,
+        active_ptr,
+        num_drafted_ptr,
+        survival_ptr,
+        request + tl.zeros_like(columns),
+        columns,
+        most,
+        threshold,
+        batch,
+        survival_stride,
+        MAY_STOP,
+    )
+    if HAS_BUDGET:
+        place = request * DRAFT_TILE + columns
+        rank = tl.zeros((DRAFT_TILE,), tl.int32)
+        num_active = 0
+        for first in range(0, batch, OTHERS):
+            others = first * DRAFT_TILE + tl.arange(0, OTHERS * DRAFT_TILE)
+            other_survival, other_offered, other_active = _load_offered(
+                slot_ids_ptr,
+                active_ptr,
+                num_drafted_ptr,
+                survival_ptr,
+                others // DRAFT_TILE,
+                others % DRAFT_TILE,
+                most,
+                threshold,
+                batch,
+                survival_stride,
+                MAY_STOP,
+            )
+            is_likelier = other_survival[None, :] > survival[:, None]
+            is_earlier = (other_survival[None, :] == survival[:, None]) & (others[None, :] < place[:, None])
+            rank += tl.sum((other_offered[None, :] & (is_likelier | is_earlier)).to(tl.int32), 1)
+            num_active += tl.sum((other_active & (others % DRAFT_TILE == 0)).to(tl.int32), 0)
+        is_offered = is_offered & (rank < budget - num_active)
+    tl.store(offered_ptr + request, tl.sum(is_offered.to(tl.int64), 0))
+
+
+@torch.library.custom_op("spec_kernels::count_offered", mutates_args=("offered",))
+def _launch(
+    offered: torch.Tensor,
+    slot_ids: torch.Tensor,
+    active: torch.Tensor,
+    num_drafted: torch.Tensor,
+    survival: torch.Tensor,
+    most: int,
+    threshold: float | None,
+    budget: int | None,
+) -> None:
+    num_slots, num_draft_tokens = survival.shape
+    (batch,) = slot_ids.shape
+    for vector in (offered, slot_ids, active):
+        assert_rows_of(vector, batch)
+    assert_rows_of(num_drafted, num_slots)
+    assert_rows_of(survival, num_slots, num_draft_tokens)
+    assert most <= num_draft_tokens
+    with launch_on(survival):
+        _count_offered[(batch,)](
+            *(offered, slot_ids, active, num_drafted, survival),
+            *(most, threshold or 0.0, budget or 0, batch, survival.stride(0)),
+            MAY_STOP=threshold is not None,
+            HAS_BUDGET=budget is not None,
+            DRAFT_TILE=triton.next_power_of_2(num_draft_tokens),
+            OTHERS=_OTHERS,
+        )
+
+
+def count_offered(
+    slot_ids: torch.Tensor,
+    active: torch.Tensor,
+    num_drafted: torch.Tensor,
+    survival: torch.Tensor,
+    most: int,
+    threshold: float | None,
+    budget: int | None,
+) -> torch.Tensor:
+    """Return what `count_offered_reference` returns."""
+    offered = torch.empty_like(slot_ids)
+    _launch(offered, slot_ids, active, num_drafted, survival, most, threshold, budget)
+    return offered
