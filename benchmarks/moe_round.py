@@ -82,12 +82,14 @@ class Model:
     Attributes:
         overrides: of the target, and of anything else that all of its cells share.
         drafter: the overrides of its drafter.
+        catches_up: the drafter has a catch-up to prune.
     """
 
     name: str
     overrides: tuple[str, ...]
     drafter: tuple[str, ...] = ("drafter=mtp_eagle", "drafter.weights=random")
     prompt_tokens: int = 512
+    catches_up: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        drafts = f"K={self.num_draft_tokens}, {self.catchup}" if self.num_draft_tokens else "no drafter"
+        catchup = self.catchup if self.model.catches_up else "no catch-up"
+        drafts = f"K={self.num_draft_tokens}, {catchup}" if self.num_draft_tokens else "no drafter"
         return f"{self.model.name}, batch {self.batch_size}, {drafts}"
 
     @property
@@ -116,8 +119,7 @@ class Cell:
             drafter = (
                 *self.model.drafter,
                 f"drafter.num_draft_tokens={self.num_draft_tokens}",
-                "prune=catchup",
-                f"prune.catchup={self.catchup}",
+                *(("prune=catchup", f"prune.catchup={self.catchup}") if self.model.catches_up else ()),
                 "acceptance=synthetic",
                 f"acceptance.mean_length={self.num_emitted}",
             )
@@ -137,6 +139,9 @@ QWEN3 = Model(
     ("target=qwen3_30b_a3b",),
     ("drafter=eagle3", "drafter.weights=random", "drafter.draft_vocab_size=32000"),
 )
+APART = Model("qwen3_30b_a3b, random drafts", QWEN3.overrides, ("drafter=random",), catches_up=False)
+"""Drafts that differ, as a random EAGLE-3 head's do not, so that rows choose their experts as if at random. A run
+refuses to capture rounds without a draft loop; here it is verify that is timed."""
 DENSE = Model("qwen3_4b", ("target=qwen3_4b",), QWEN3.drafter)
 GLM = Model("glm4_7_flash", ("target=glm4_7_flash",))
 DEEPSEEK = Model("deepseek_v3", ("target=deepseek_v3",))
@@ -148,6 +153,7 @@ CELLS = (
         for model, catchup, batch in product((GLM, DEEPSEEK), ("none", "post_attention"), BATCHES)
     ),
     *(Cell(model, batch, K) for model, K, batch in product((QWEN3, GLM, DEEPSEEK), (1, 5), BATCHES)),
+    *(Cell(APART, batch, K) for K, batch in product((0, 1, 3, 5), BATCHES)),
     *(
         Cell(model, batch, 7, catchup)
         for model, catchup, batch in product((GLM, DEEPSEEK), ("none", "post_attention", "pre_attention"), BATCHES)
@@ -233,7 +239,9 @@ class Bench:
         longest = largest.model.prompt_tokens + 1 + largest.num_emitted * NUM_ROUNDS
         self.models = load_models(config, longest)
         self.models.target.embedding.mul_(EMBEDDING_SCALE)
-        self.drafter = read_drafter(config, self.models) if largest.num_draft_tokens else None
+        self.drafter = (
+            read_drafter(config, self.models) if largest.num_draft_tokens and largest.model.catches_up else None
+        )
 
     def measured(self, cell: Cell) -> dict[str, str]:
         """Run a cell, and return its line."""
