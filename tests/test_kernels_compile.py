@@ -196,8 +196,25 @@ def compile_stops() -> None:
 
 def compile_trees() -> None:
     """Compile the steps of a tree of 16 rows, three levels deep."""
-    from spec_kernels import tree_path, tree_walk
+    from spec_kernels import tree_grow, tree_path, tree_rank, tree_walk
 
+    for dtype, tile in (("bf16", 1024), ("fp32", 4096)):
+        ranks = compile_kernel(tree_rank._rank_in_tiles, dtype, pointers={"order": "*i64"}, TOPK=4, VOCAB_TILE=tile)
+        assert "ld.global.v4" in ranks, "logits in loads of 16 bytes, where 16 divides the vocabulary's size"
+    merge = {"MAPPED": True, "TOPK": 4, "TILE_TILE": 32, "PLACE_TILE": 128}
+    compile_kernel(tree_rank._merge_ranks, "fp32", 1, pointers={"order": "*i64"}, **merge)
+    numbers = ("pool_tokens", "pool_parents", "branch_tokens", "came_from", "numbers", "found_tokens", "numbers_before")
+    pool = dict.fromkeys(numbers, "*i64") | {"row_of": "*i32"}
+    scores = ("pool_scores", "branch_scores", "log_probs", "scores_before")
+    pool |= dict.fromkeys(scores, "*fp32")
+    for is_first in (False, True):
+        found = {"IS_FIRST": is_first, "TOPK": 4}
+        branches = {"BRANCH_TILE": 4, "FOUND_TILE": 4 if is_first else 16, "CHUNK": 1024}
+        level = compile_kernel(tree_grow._choose_branches, "bf16", pointers=pool, **found, **branches)
+        assert "ld.global.v4" in level and "st.global.v4" in level, "hidden states in loads and stores of 16 bytes"
+        rows = compile_kernel(tree_grow._choose_rows, "bf16", 1, pointers=pool, TILE=64, **found)
+        written, barrier, read = (rows.find(part) for part in ("st.global", "bar.sync", "ld.global.cg"))
+        assert is_first or 0 < written < barrier < read, "the row of a parent is read when all are written"
     tiles = {"ROW_TILE": 16, "TILE_TILE": 32, "COLUMN_TILE": 4}
     for is_chosen in (False, True):
         of = {"chosen": "*i64" if is_chosen else "*i32"}

@@ -190,5 +190,5 @@ def test_whole_requests_are_those_of_torch(lab: Lab, rule: str, drafter: str, mo
             result = lab.engine(requests, graph, drafter, **options).generate(requests)
         results.append([(r.output_ids, r.accepted_per_round) for r in result.requests])
     assert results[0] == results[1]
-    assert {walk, "move_path"} <= launched.names
+    assert {walk, "move_path", "rank_tokens", "choose_branches", "choose_rows"} <= launched.names
     assert rule == "one_hot" or len({count for _, accepted in results[0] for count in accepted}) > 1

@@ -204,8 +204,8 @@ def test_drawn_siblings_and_real_noise_follow_the_target(replacement: bool) -> N
     rows = DraftedRows(torch.arange(count), torch.full((count,), 9))
     texts = product(range(VOCAB), repeat=2)
     draft = torch.stack([PROPOSALS["other"][text].log().float() * 0.5 for text in [(), (0,), (1,), (2,)]])
-    first = siblings.pick(draft[0].expand(count, 1, -1), rows, 0).tokens[:, 0]
-    second = siblings.pick(draft[1 + first], rows, 1).tokens
+    first = siblings.draw(draft[0].expand(count, 1, -1), rows, 0).tokens[:, 0]
+    second = siblings.draw(draft[1 + first], rows, 1).tokens
     assert (first[:, 0] == first[:, 1]).any() == replacement
     tokens = torch.cat((torch.zeros(count, 1, dtype=torch.int64), first, second.flatten(1)), dim=1)
     after = {text: TARGET[text].log().float() for text in [(), (0,), (1,), (2,), *texts]}

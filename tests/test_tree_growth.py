@@ -37,7 +37,9 @@ def grow(shape: TreeShape, tables: list[dict[Path, torch.Tensor]]) -> DraftTree:
 
     growth = shape.start(ranked())
     for _ in range(1, shape.depth):
-        branches = shape.branch(growth)
+        before = torch.arange(len(paths[0]), dtype=torch.float32).view(1, -1, 1).expand(len(tables), -1, 1)
+        branches = shape.branch(growth, before)
+        assert branches.hidden.view_as(branches.came_from).long().equal(branches.came_from)
         paths = [
             [(*before[parent], token) for parent, token in zip(parents, tokens, strict=True)]
             for before, parents, tokens in zip(
@@ -133,7 +135,7 @@ def test_a_branch_sees_its_ancestors_or_what_stood_in_its_place(exact: bool, sec
     tokens, backend = torch.tensor([[5, 6]]), TorchTreeAttention(8, 8)
     seen = []
     for came_from in ([[0, 0]], [[1, 1]]):
-        attention = see_ancestors(backend, state, Branches(tokens, torch.tensor(came_from)), exact)
+        attention = see_ancestors(backend, state, Branches(tokens, torch.tensor(came_from), torch.zeros(2, 1)), exact)
         assert attention.tree is not None
         seen.append(attention.tree.path_slots[0].tolist())
     assert seen == [[[0], [1]], second]

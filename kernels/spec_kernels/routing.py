@@ -15,21 +15,13 @@ import triton
 import triton.language as tl
 
 from spec_kernels.norms import normed_channels
+from spec_kernels.ordering import TAKEN, in_order
 from spec_kernels.utils import assert_rows_of, launch_on
 
 MAX_ROUTED_ROWS = 64
 """Beyond, the library makes the logits: rows share its reading of the gate."""
 
 _FEW_ROWS, _EXPERTS_AT_ONCE = 16, 4
-_TAKEN = tl.constexpr(-(1 << 63))
-
-
-@triton.jit
-def _in_order(scores: tl.tensor, places: tl.tensor) -> tl.tensor:
-    """Turns scores into integers of the same order, all different: of equal scores the first place has the highest."""
-    bits = (scores + 0.0).to(tl.int32, bitcast=True)  # -0 and 0 are equal
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - places).to(tl.int64)
 
 
 @triton.jit
@@ -86,12 +78,12 @@ def _choose_of_row(
     ranked = tl.where(is_expert & (ranked == ranked), ranked, float("-inf"))
     if NUM_CHOSEN_GROUPS < NUM_GROUPS:
         ranked = _best_groups_only(ranked, EXPERT_TILE, NUM_GROUPS, NUM_CHOSEN_GROUPS)
-    order = _in_order(ranked, experts)
+    order = in_order(ranked, experts)
     place = tl.full((EXPERT_TILE,), NUM_CHOSEN, tl.int32)
     for choice in tl.static_range(NUM_CHOSEN):
         is_it = order == tl.max(order, 0)
         place = tl.where(is_it, choice, place)
-        order = tl.where(is_it, _TAKEN, order)
+        order = tl.where(is_it, TAKEN, order)
     is_chosen = place < NUM_CHOSEN
     if IS_RENORMALIZED:
         scores = scores / (tl.sum(tl.where(is_chosen, scores, 0.0), 0) + 1e-20)

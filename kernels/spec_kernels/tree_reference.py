@@ -122,3 +122,128 @@ def move_path_reference(
         assert features is not None
         first_rows = torch.arange(batch, device=path.device) * (features.shape[0] // batch)
         torch.index_select(features, 0, (first_rows.unsqueeze(1) + path).reshape(-1), out=moved)
+
+
+def rank_tokens_reference(
+    tokens: torch.Tensor, log_probs: torch.Tensor, logits: torch.Tensor, token_map: torch.Tensor | None
+) -> None:
+    """Find the likeliest tokens of each row, of equal ones the one with the lowest number first.
+
+    Args:
+        tokens: [..., topk], written: the likeliest first.
+        log_probs: [..., topk] float32, written: the logarithms of their probabilities.
+        logits: [..., vocab].
+        token_map: [vocab] what stands for a number among the logits; None is the number.
+    """
+    logits = logits.float()
+    found = first_in_order(logits, tokens.shape[-1])
+    tokens.copy_(found if token_map is None else token_map[found])
+    # A rounded sum may fall under its largest part, and a child must not look likelier than its parent.
+    torch.clamp(logits.gather(-1, found) - logits.logsumexp(dim=-1, keepdim=True), max=0.0, out=log_probs)
+
+
+def first_in_order(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the indices [..., count] of the largest of [..., vocab] values, of equal ones the lowest first.
+
+    One by one, since `torch.topk` promises no order of equal values.
+    """
+    left, found = values.clone(), []
+    for _ in range(count):
+        best = left.argmax(dim=-1, keepdim=True)
+        left.scatter_(-1, best, float("-inf"))
+        found.append(best)
+    return torch.cat(found, dim=-1)
+
+
+def choose_branches_reference(
+    pool_tokens: torch.Tensor,
+    pool_scores: torch.Tensor,
+    pool_parents: torch.Tensor,
+    branch_tokens: torch.Tensor,
+    came_from: torch.Tensor,
+    numbers: torch.Tensor,
+    branch_scores: torch.Tensor,
+    gathered: torch.Tensor,
+    found_tokens: torch.Tensor,
+    log_probs: torch.Tensor,
+    numbers_before: torch.Tensor | None,
+    scores_before: torch.Tensor | None,
+    hidden: torch.Tensor,
+    num_before: int,
+) -> None:
+    """Take the drafts of a level into the pool, and choose the best of them, of equals the earlier, as branches.
+
+    Args:
+        pool_tokens: [batch, all drafts], written from column `num_before` on, as `pool_scores`, the sums of log
+            probabilities from the root, and `pool_parents`, the number of each draft's parent in the pool or -1.
+        branch_tokens: [batch, topk], written: the branches' tokens, best first.
+        came_from: [batch, topk], written: below which branch of the level before each was found.
+        numbers: [batch, topk], written: their numbers in the pool.
+        branch_scores: [batch, topk], written.
+        gathered: [batch * topk, hidden_size], written: of `hidden` the rows of the branches they came from.
+        found_tokens: [batch, branches before, topk] what was found below each branch of the level before, and
+            `log_probs` of it.
+        numbers_before: [batch, topk] numbers of these branches, and `scores_before` theirs; None for the root.
+        hidden: [batch, branches before, hidden_size].
+    """
+    topk = branch_tokens.shape[1]
+    scores, parents = _scored(log_probs, numbers_before, scores_before)
+    tokens = found_tokens.flatten(1)
+    level = slice(num_before, num_before + tokens.shape[1])
+    pool_tokens[:, level], pool_scores[:, level], pool_parents[:, level] = tokens, scores, parents
+    chosen = _best_first(scores, topk)
+    branch_tokens.copy_(tokens.gather(1, chosen))
+    came_from.copy_(torch.div(chosen, topk, rounding_mode="floor"))
+    numbers.copy_(chosen + num_before)
+    branch_scores.copy_(scores.gather(1, chosen))
+    index = came_from.unsqueeze(2).expand(-1, -1, hidden.shape[2])
+    gathered.copy_(hidden.gather(1, index).flatten(0, 1))
+
+
+def choose_rows_reference(
+    tokens: torch.Tensor,
+    parents: torch.Tensor,
+    pool_tokens: torch.Tensor,
+    pool_scores: torch.Tensor,
+    pool_parents: torch.Tensor,
+    found_tokens: torch.Tensor,
+    log_probs: torch.Tensor,
+    numbers_before: torch.Tensor | None,
+    scores_before: torch.Tensor | None,
+    num_before: int,
+) -> None:
+    """Make rows of the best drafts, of equals the earlier, in the order in which they were found.
+
+    Args:
+        tokens: [batch, N - 1], written.
+        parents: [batch, N], written: the row of each row's parent.
+        num_before: drafts in the pool; behind them come those of the last level, as `choose_branches_reference` takes
+            them.
+    """
+    scores, found_parents = _scored(log_probs, numbers_before, scores_before)
+    all_scores = torch.cat((pool_scores[:, :num_before], scores), dim=1)
+    all_tokens = torch.cat((pool_tokens[:, :num_before], found_tokens.flatten(1)), dim=1)
+    all_parents = torch.cat((pool_parents[:, :num_before], found_parents), dim=1)
+    chosen = _best_first(all_scores, tokens.shape[1]).sort(dim=1).values
+    # The row of every draft that is taken, by its number; the root, number -1, comes first.
+    rows = torch.arange(1, parents.shape[1], device=chosen.device).expand_as(chosen)
+    row_of = torch.zeros_like(all_tokens).scatter(1, chosen, rows)
+    row_of = torch.cat((torch.zeros_like(row_of[:, :1]), row_of), dim=1)
+    tokens.copy_(all_tokens.gather(1, chosen))
+    below = row_of.gather(1, all_parents.gather(1, chosen) + 1)
+    parents.copy_(torch.cat((torch.zeros_like(below[:, :1]), below), dim=1))
+
+
+def _scored(
+    log_probs: torch.Tensor, numbers: torch.Tensor | None, scores: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scores [batch, drafts] of what was found below branches, and their parents."""
+    if numbers is None or scores is None:
+        flat = log_probs.flatten(1)
+        return flat, torch.full_like(flat, -1, dtype=torch.int64)
+    return (scores.unsqueeze(2) + log_probs).flatten(1), numbers.repeat_interleave(log_probs.shape[2], dim=1)
+
+
+def _best_first(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the numbers of the `count` best of [batch, drafts], of equals the earlier first."""
+    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]

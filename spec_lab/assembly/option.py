@@ -105,7 +105,7 @@ class TreeOption(Option):
 
     Attributes:
         sizes: takes the `tree` part, and says how large the tree is; None for a chain.
-        make: takes the `tree` part and a device, and makes what decides which drafts are in the tree.
+        make: takes the `tree` part and the models, and makes what decides which drafts are in the tree.
     """
 
     schema: type[TreeConfig] = TreeConfig

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import torch
-
 from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.assembly import registry
 from spec_lab.assembly.drafters.trained import DraftSampling
@@ -16,25 +14,26 @@ from spec_lab.config import RunConfig
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.drafters.growth import DynamicTree, StaticTree, TreeShape
-from spec_lab.drafters.siblings import DrawnSiblings, LikeliestSiblings, SiblingPicker
+from spec_lab.drafters.siblings import DrawnSiblings, SiblingPicker
 from spec_lab.errors import UserError
 
 
-def dynamic_tree(options: DynamicTreeConfig, device: torch.device) -> DynamicTree:
+def dynamic_tree(options: DynamicTreeConfig, models: Models) -> DynamicTree:
     """Makes tree=dynamic."""
-    return DynamicTree(options.depth, options.num_rows, options.topk, options.branches == TreeBranches.exact)
+    exact, choices = options.branches == TreeBranches.exact, models.kernels.trees.choices
+    return DynamicTree(options.depth, options.num_rows, options.topk, exact, choices)
 
 
-def static_tree(options: StaticTreeConfig, device: torch.device) -> StaticTree:
+def static_tree(options: StaticTreeConfig, models: Models) -> StaticTree:
     """Makes tree=static."""
-    return StaticTree(DraftPaths(options.paths), device)
+    return StaticTree(DraftPaths(options.paths), models.device)
 
 
-def build_tree_shape(config: RunConfig, device: torch.device) -> TreeShape[Any]:
+def build_tree_shape(config: RunConfig, models: Models) -> TreeShape[Any]:
     """The tree of a run that has one."""
     make = registry.of(config).tree(config).make
     assert make is not None, "only runs with a tree are asked"
-    return make(config.tree, device)
+    return make(config.tree, models)
 
 
 def build_siblings(
@@ -43,7 +42,7 @@ def build_siblings(
     """Decides how the drafter picks what hangs below a branch."""
     drafter: Any = config.drafter
     if drafter.draft_sampling == DraftSampling.greedy:
-        return LikeliestSiblings(shape.topk)
+        return models.kernels.trees.likeliest_siblings(shape.topk)
     options: Any = config.tree
     paths = DraftPaths(options.paths)
     kept = DraftLogits(resources.limits.num_slots, len(paths.branches), models.target.vocab_size, models.device)

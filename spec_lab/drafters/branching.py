@@ -18,7 +18,7 @@ from spec_lab.core.prompts import PromptPack
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp
-from spec_lab.drafters.growth import Branches, TreeShape, rows_of_branches
+from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.drafters.siblings import SiblingPicker
 
@@ -61,8 +61,8 @@ class BranchDrafter(ABC):
         """Run the catch-up step."""
 
     @abstractmethod
-    def run_branches(self, branches: Branches, hidden: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:
-        """Turn branches and the outputs [batch * branches, hidden_size] they came from into their own outputs."""
+    def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
+        """Turn branches into their outputs [batch * branches, hidden_size]."""
 
     def ingest(self, pack: PromptPack) -> BranchState | None:
         live = self.take_prompts(pack)
@@ -73,14 +73,12 @@ class BranchDrafter(ABC):
 
     def step(self, state: BranchState, step: DraftStep) -> None:
         """Choose the branches of the newest level, run them, and take what is likeliest below each."""
-        branches = self.shape.branch(state.growth)
+        branches = self.shape.branch(state.growth, state.hidden)
         batch, width = branches.tokens.shape
-        hidden = rows_of_branches(state.hidden, branches)
         attention = see_ancestors(self.tree_backend, state, branches, self.shape.exact_branches)
-        out = self.run_branches(branches, hidden, attention)
+        out = self.run_branches(branches, attention)
         state.hidden = out.view(batch, width, -1)
-        logits = self.head.target_logits(out).view(batch, width, -1)
-        self.shape.add(state.growth, self.siblings.pick(logits, state.rows, step.index))
+        self.shape.add(state.growth, self.siblings.pick(self.head, state.hidden, state.rows, step.index))
 
     def finish(self, state: BranchState) -> DraftTree:
         return self.shape.finish(state.growth)
@@ -90,12 +88,11 @@ class BranchDrafter(ABC):
 
     def _start(self, live: CaughtUp) -> BranchState:
         """Draft level 1 from the live rows' output [batch, hidden_size]."""
-        hidden = live.hidden
-        logits = self.head.target_logits(hidden).unsqueeze(1)
+        hidden = live.hidden.unsqueeze(1)
         return BranchState(
             live.rows,
-            self.shape.start(self.siblings.pick(logits, live.rows, depth=0)),
-            hidden.unsqueeze(1),
+            self.shape.start(self.siblings.pick(self.head, hidden, live.rows, depth=0)),
+            hidden,
             live.attention,
         )
 

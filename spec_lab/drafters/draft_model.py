@@ -21,6 +21,7 @@ from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp, plan_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
+from spec_lab.models.scored_tokens import ScoredTokens
 from spec_lab.models.top_probability import top_probability
 from spec_lab.pruning.selection import AllRows
 
@@ -40,6 +41,10 @@ class LanguageModelHead:
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.logits(hidden)
+
+    def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
+        """Return the same logits, as of a head that knows every token."""
+        return ScoredTokens(self.target_logits(hidden))
 
 
 class DraftModelCatchup:

@@ -35,5 +35,5 @@ class DraftModelTreeDrafter(DraftModelCatchup, BranchDrafter):
         self.siblings = siblings
         self.tree_backend = backend
 
-    def run_branches(self, branches: Branches, hidden: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:
+    def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
         return self._forward(branches.tokens.reshape(-1), attention, AllRows())

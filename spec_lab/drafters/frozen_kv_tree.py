@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,9 +18,13 @@ from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, VerifiedRound
 from spec_lab.drafters.frozen_kv import Anchor, FirstStepOutput, FrozenFirstStep, FrozenHead
-from spec_lab.drafters.growth import TreeShape, rows_of_branches
+from spec_lab.drafters.growth import TreeShape
 from spec_lab.drafters.picking import DraftedRows
-from spec_lab.drafters.siblings import SiblingPicker
+from spec_lab.drafters.siblings import BranchHead, SiblingPicker
+
+
+class FrozenBranchHead(FrozenHead, BranchHead, Protocol):
+    """Is the model of a frozen-KV drafter, of whose tokens several are looked at."""
 
 
 @dataclass(slots=True)
@@ -41,11 +45,13 @@ class FrozenTreeState:
 class FrozenKVTreeDrafter(FrozenFirstStep):
     """Keeps the protocol `TreeDrafter`."""
 
+    head: FrozenBranchHead
+
     def __init__(
         self,
         shape: TreeShape[Any],
         siblings: SiblingPicker,
-        head: FrozenHead,
+        head: FrozenBranchHead,
         caches: Sequence[LayerCache],
         backend: AttentionBackend,
         anchor: Anchor,
@@ -62,18 +68,16 @@ class FrozenKVTreeDrafter(FrozenFirstStep):
         return self._start(self.take_round(verified))
 
     def step(self, state: FrozenTreeState, step: DraftStep) -> None:
-        branches = self.shape.branch(state.growth)
+        branches = self.shape.branch(state.growth, state.hidden)
         batch, width = branches.tokens.shape
-        recurrent = rows_of_branches(state.hidden, branches)
         hidden = self.head.forward(
             branches.tokens.reshape(-1),
-            self.head.project(recurrent),
+            self.head.project(branches.hidden),
             self.caches,
             self._attention(state, width),
         )
         state.hidden = hidden.view(batch, width, -1)
-        logits = self.head.target_logits(hidden).view(batch, width, -1)
-        self.shape.add(state.growth, self.siblings.pick(logits, state.rows, step.index))
+        self.shape.add(state.growth, self.siblings.pick(self.head, state.hidden, state.rows, step.index))
 
     def finish(self, state: FrozenTreeState) -> DraftTree:
         return self.shape.finish(state.growth)
@@ -82,9 +86,9 @@ class FrozenKVTreeDrafter(FrozenFirstStep):
         return self.siblings.kept_logits(slot_ids)
 
     def _start(self, first: FirstStepOutput) -> FrozenTreeState:
-        logits = self.head.target_logits(first.hidden).unsqueeze(1)
-        growth = self.shape.start(self.siblings.pick(logits, first.rows, depth=0))
-        return FrozenTreeState(first.rows, growth, first.hidden.unsqueeze(1), {1: first.attention})
+        hidden = first.hidden.unsqueeze(1)
+        growth = self.shape.start(self.siblings.pick(self.head, hidden, first.rows, depth=0))
+        return FrozenTreeState(first.rows, growth, hidden, {1: first.attention})
 
     def _attention(self, state: FrozenTreeState, width: int) -> AttentionMetadata:
         """Return metadata of `width` queries a request, each a sequence of its own over the same pages."""

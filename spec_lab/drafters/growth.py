@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from spec_kernels.tree_reference import choose_branches_reference, choose_rows_reference
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.draft_tree import DraftTree
 from spec_lab.drafters.siblings import Ranked
@@ -23,16 +24,12 @@ class Branches:
     Attributes:
         tokens: [batch, branches].
         came_from: [batch, branches] the branch of the step before that each hangs below.
+        hidden: [batch * branches, hidden_size] the model's output for these.
     """
 
     tokens: torch.Tensor
     came_from: torch.Tensor
-
-
-def rows_of_branches(hidden: torch.Tensor, branches: Branches) -> torch.Tensor:
-    """Hand each branch the row it came from: of [batch, branches before, width] to [batch * branches, width]."""
-    index = branches.came_from.unsqueeze(2).expand(-1, -1, hidden.shape[2])
-    return hidden.gather(1, index).flatten(0, 1)
+    hidden: torch.Tensor
 
 
 Growth = TypeVar("Growth")
@@ -57,8 +54,11 @@ class TreeShape(Protocol[Growth]):
         """Take level 1, from the one branch that is the root."""
         ...
 
-    def branch(self, growth: Growth) -> Branches:
-        """Choose the branches of the next step."""
+    def branch(self, growth: Growth, hidden: torch.Tensor) -> Branches:
+        """Choose the branches of the next step.
+
+        `hidden` [batch, branches before, hidden_size] is the model's output for those of the last one.
+        """
         ...
 
     def add(self, growth: Growth, ranked: Ranked) -> None:
@@ -70,20 +70,76 @@ class TreeShape(Protocol[Growth]):
         ...
 
 
+class ChooseBranches(Protocol):
+    """Is `spec_kernels.tree_reference.choose_branches_reference`, or a kernel that does the same."""
+
+    def __call__(
+        self,
+        pool_tokens: torch.Tensor,
+        pool_scores: torch.Tensor,
+        pool_parents: torch.Tensor,
+        branch_tokens: torch.Tensor,
+        came_from: torch.Tensor,
+        numbers: torch.Tensor,
+        branch_scores: torch.Tensor,
+        gathered: torch.Tensor,
+        found_tokens: torch.Tensor,
+        log_probs: torch.Tensor,
+        numbers_before: torch.Tensor | None,
+        scores_before: torch.Tensor | None,
+        hidden: torch.Tensor,
+        num_before: int,
+    ) -> None: ...
+
+
+class ChooseRows(Protocol):
+    """Is `spec_kernels.tree_reference.choose_rows_reference`, or a kernel that does the same."""
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        parents: torch.Tensor,
+        pool_tokens: torch.Tensor,
+        pool_scores: torch.Tensor,
+        pool_parents: torch.Tensor,
+        found_tokens: torch.Tensor,
+        log_probs: torch.Tensor,
+        numbers_before: torch.Tensor | None,
+        scores_before: torch.Tensor | None,
+        num_before: int,
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Holds what chooses the branches of a dynamic tree, and its rows."""
+
+    branches: ChooseBranches
+    rows: ChooseRows
+
+
+TORCH_CHOICES = Choices(choose_branches_reference, choose_rows_reference)
+
+
 @dataclass(slots=True)
 class ScoredDrafts:
-    """Holds all drafts looked at so far, by level; each [batch, drafts of the level].
+    """Holds all drafts looked at so far.
 
     Attributes:
-        scores: the sum of log probabilities on the way from the root.
-        parents: each draft's parent, as its number among all drafts so far; -1 is the root.
-        branches: [batch, branches] numbers of the branches chosen last; None before there are any.
+        tokens: [batch, all that there will be], of which the first `num_before` are there: those of all levels but the
+            newest.
+        scores: of each the sum of log probabilities on the way from the root.
+        parents: of each its parent's number among them; -1 is the root.
+        newest: what was found below the branches chosen last.
+        branches: [batch, branches] numbers of these; None before there are any.
         branch_scores: [batch, branches] of these.
     """
 
-    tokens: list[torch.Tensor]
-    scores: list[torch.Tensor]
-    parents: list[torch.Tensor]
+    tokens: torch.Tensor
+    scores: torch.Tensor
+    parents: torch.Tensor
+    newest: Ranked
+    num_before: int = 0
     branches: torch.Tensor | None = None
     branch_scores: torch.Tensor | None = None
 
@@ -95,44 +151,51 @@ class DynamicTree:
     A draft is never likelier than its parent, and of equals the earlier one is taken, so a parent is always there.
     """
 
-    def __init__(self, depth: int, num_rows: int, topk: int, exact_branches: bool = True) -> None:
+    def __init__(
+        self, depth: int, num_rows: int, topk: int, exact_branches: bool = True, choices: Choices = TORCH_CHOICES
+    ) -> None:
         self.depth = depth
         self.num_rows = num_rows
         self.topk = topk
         self.exact_branches = exact_branches
+        self._choices = choices
 
     def start(self, ranked: Ranked) -> ScoredDrafts:
-        tokens = ranked.tokens.flatten(1)
-        return ScoredDrafts([tokens], [ranked.log_probs.flatten(1)], [torch.full_like(tokens, -1)])
+        batch, most = ranked.tokens.shape[0], self.topk + (self.depth - 1) * self.topk**2
+        tokens, parents = ranked.tokens.new_empty((2, batch, most))
+        return ScoredDrafts(tokens, ranked.log_probs.new_empty((batch, most)), parents, ranked)
 
-    def branch(self, growth: ScoredDrafts) -> Branches:
-        num_before = sum(level.shape[1] for level in growth.tokens[:-1])
-        chosen = _likeliest(growth.scores[-1], self.topk)
-        growth.branches = chosen + num_before
-        growth.branch_scores = growth.scores[-1].gather(1, chosen)
-        came_from = torch.div(chosen, self.topk, rounding_mode="floor")
-        return Branches(growth.tokens[-1].gather(1, chosen), came_from)
+    def branch(self, growth: ScoredDrafts, hidden: torch.Tensor) -> Branches:
+        batch = hidden.shape[0]
+        tokens, came_from, numbers = growth.tokens.new_empty((3, batch, self.topk))
+        branches = Branches(tokens, came_from, hidden.new_empty(batch * self.topk, hidden.shape[2]))
+        scores = growth.scores.new_empty((batch, self.topk))
+        self._choices.branches(
+            *(growth.tokens, growth.scores, growth.parents),
+            *(tokens, came_from, numbers, scores, branches.hidden),
+            growth.newest.tokens,
+            growth.newest.log_probs,
+            growth.branches,
+            growth.branch_scores,
+            hidden.contiguous(),
+            growth.num_before,
+        )
+        growth.num_before += growth.newest.tokens.shape[1] * self.topk
+        growth.branches, growth.branch_scores = numbers, scores
+        return branches
 
     def add(self, growth: ScoredDrafts, ranked: Ranked) -> None:
-        assert growth.branches is not None and growth.branch_scores is not None
-        growth.tokens.append(ranked.tokens.flatten(1))
-        growth.scores.append((growth.branch_scores.unsqueeze(2) + ranked.log_probs).flatten(1))
-        growth.parents.append(growth.branches.repeat_interleave(self.topk, dim=1))
+        growth.newest = ranked
 
     def finish(self, growth: ScoredDrafts) -> DraftTree:
-        tokens, scores, parents = (torch.cat(part, dim=1) for part in (growth.tokens, growth.scores, growth.parents))
-        chosen = _likeliest(scores, self.num_rows - 1).sort(dim=1).values
-        # The row of every draft that is taken, by its number; the root, number -1, comes first.
-        rows = torch.arange(1, self.num_rows, device=chosen.device).expand_as(chosen)
-        row_of = torch.zeros_like(tokens).scatter(1, chosen, rows)
-        row_of = torch.cat((torch.zeros_like(row_of[:, :1]), row_of), dim=1)
-        below = row_of.gather(1, parents.gather(1, chosen) + 1)
-        return DraftTree(tokens.gather(1, chosen), torch.cat((torch.zeros_like(below[:, :1]), below), dim=1))
-
-
-def _likeliest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the numbers of the `count` best of [batch, drafts], of equals the earlier first."""
-    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
+        batch, newest = growth.tokens.shape[0], growth.newest
+        tokens = growth.tokens.new_empty((batch, self.num_rows - 1))
+        tree = DraftTree(tokens, growth.parents.new_empty((batch, self.num_rows)))
+        self._choices.rows(
+            *(tree.tokens, tree.parents, growth.tokens, growth.scores, growth.parents),
+            *(newest.tokens, newest.log_probs, growth.branches, growth.branch_scores, growth.num_before),
+        )
+        return tree
 
 
 @dataclass(slots=True)
@@ -176,10 +239,11 @@ class StaticTree:
         self.add(growth, ranked)
         return growth
 
-    def branch(self, growth: list[torch.Tensor]) -> Branches:
+    def branch(self, growth: list[torch.Tensor], hidden: torch.Tensor) -> Branches:
         level, newest = self._levels[len(growth) - 1], growth[-1]
         came_from = level.came_from.expand(newest.shape[0], -1)
-        return Branches(newest.index_select(1, level.going_on), came_from)
+        below = hidden.index_select(1, level.came_from).flatten(0, 1)
+        return Branches(newest.index_select(1, level.going_on), came_from, below)
 
     def add(self, growth: list[torch.Tensor], ranked: Ranked) -> None:
         growth.append(ranked.tokens.flatten(1).index_select(1, self._levels[len(growth)].taken))

@@ -35,5 +35,5 @@ class RecurrentTreeDrafter(RecurrentCatchup, BranchDrafter):
         self.siblings = siblings
         self.tree_backend = backend
 
-    def run_branches(self, branches: Branches, hidden: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:
-        return self.head.forward(branches.tokens.reshape(-1), hidden, self.cache, attention, AllRows())
+    def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
+        return self.head.forward(branches.tokens.reshape(-1), branches.hidden, self.cache, attention, AllRows())

@@ -12,10 +12,12 @@ from typing import Protocol
 import torch
 
 from spec_kernels.noise_reference import Use, race_speeds, round_key
+from spec_kernels.tree_reference import first_in_order, rank_tokens_reference
 from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.drafters.picking import DraftedRows, GivenDrafts
+from spec_lab.models.scored_tokens import ScoredTokens
 
 
 @dataclass(slots=True)
@@ -30,11 +32,26 @@ class Ranked:
     log_probs: torch.Tensor
 
 
+class BranchHead(Protocol):
+    """Turns a draft model's output for branches into logits."""
+
+    def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, vocab], -inf outside the draft vocabulary."""
+        ...
+
+    def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
+        """Return the same for the tokens alone that the head has."""
+        ...
+
+
 class SiblingPicker(Protocol):
     """Picks what hangs below branches, and keeps what verification needs to know of it."""
 
-    def pick(self, logits: torch.Tensor, rows: DraftedRows, depth: int) -> Ranked:
-        """Pick from logits [batch, branches, vocab] of the branches `depth` drafts below the root."""
+    def pick(self, head: BranchHead, hidden: torch.Tensor, rows: DraftedRows, depth: int) -> Ranked:
+        """Pick below the branches `depth` drafts below the root.
+
+        `hidden` [batch, branches, hidden_size] is the model's output for them.
+        """
         ...
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
@@ -45,24 +62,19 @@ class SiblingPicker(Protocol):
 
 def rank_tokens(logits: torch.Tensor, topk: int) -> Ranked:
     """Find the `topk` likeliest tokens of [batch, branches, vocab] logits, of equal ones the lowest id first."""
-    logits = logits.float()
-    tokens = in_order(logits, topk)
-    log_probs = logits.gather(-1, tokens) - logits.logsumexp(dim=-1, keepdim=True)
-    # A rounded sum may fall under its largest part, and a child must not look likelier than its parent.
-    return Ranked(tokens, log_probs.clamp(max=0.0))
+    ranked = empty_ranks(logits, (*logits.shape[:2], topk))
+    rank_tokens_reference(ranked.tokens, ranked.log_probs, logits, None)
+    return ranked
 
 
-def in_order(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the indices [..., count] of the largest of [..., vocab] values, of equal ones the lowest first.
+def empty_ranks(logits: torch.Tensor, shape: tuple[int, ...]) -> Ranked:
+    """Make room for ranks."""
+    return Ranked(logits.new_empty(shape, dtype=torch.int64), logits.new_empty(shape, dtype=torch.float32))
 
-    One by one, since `torch.topk` promises no order of equal values.
-    """
-    left, found = values.clone(), []
-    for _ in range(count):
-        best = left.argmax(dim=-1, keepdim=True)
-        left.scatter_(-1, best, float("-inf"))
-        found.append(best)
-    return torch.cat(found, dim=-1)
+
+def logits_below(head: BranchHead, hidden: torch.Tensor) -> torch.Tensor:
+    """Return logits [batch, branches, vocab] in target ids."""
+    return head.target_logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
 
 
 class LikeliestSiblings(GivenDrafts):
@@ -71,8 +83,8 @@ class LikeliestSiblings(GivenDrafts):
     def __init__(self, topk: int) -> None:
         self._topk = topk
 
-    def pick(self, logits: torch.Tensor, rows: DraftedRows, depth: int) -> Ranked:
-        return rank_tokens(logits, self._topk)
+    def pick(self, head: BranchHead, hidden: torch.Tensor, rows: DraftedRows, depth: int) -> Ranked:
+        return rank_tokens(logits_below(head, hidden), self._topk)
 
 
 class DrawnSiblings:
@@ -97,7 +109,11 @@ class DrawnSiblings:
         self._rows = [torch.tensor(rows, device=device) for rows in levels]
         self._numbers = [torch.tensor([paths.branches.index(row) for row in rows], device=device) for rows in levels]
 
-    def pick(self, logits: torch.Tensor, rows: DraftedRows, depth: int) -> Ranked:
+    def pick(self, head: BranchHead, hidden: torch.Tensor, rows: DraftedRows, depth: int) -> Ranked:
+        return self.draw(logits_below(head, hidden), rows, depth)
+
+    def draw(self, logits: torch.Tensor, rows: DraftedRows, depth: int) -> Ranked:
+        """Draw below branches with these logits [batch, branches, vocab]."""
         scaled = logits.float() / self._temperature
         weights = torch.softmax(scaled, dim=-1)
         tokens = self._drawn_anew(weights, rows, depth) if self._replacement else self._drawn(weights, rows, depth)
@@ -108,7 +124,7 @@ class DrawnSiblings:
         return self._kept.of(slot_ids)
 
     def _drawn(self, weights: torch.Tensor, rows: DraftedRows, depth: int) -> torch.Tensor:
-        return in_order(race_speeds(weights, self._keys(rows, self._rows[depth])), self._topk)
+        return first_in_order(race_speeds(weights, self._keys(rows, self._rows[depth])), self._topk)
 
     def _drawn_anew(self, weights: torch.Tensor, rows: DraftedRows, depth: int) -> torch.Tensor:
         keys = [self._keys(rows, self._rows[depth] + rank * self._num_rows) for rank in range(self._topk)]

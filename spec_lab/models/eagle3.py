@@ -21,6 +21,7 @@ from spec_lab.models.layers import RMSNorm
 from spec_lab.models.linear import make_linear
 from spec_lab.models.products import PLAIN, DraftInput, LayerBody, LikeliestToken, Products
 from spec_lab.models.rope import rotary_table
+from spec_lab.models.scored_tokens import ScoredTokens
 
 
 class Eagle3Head:
@@ -107,6 +108,10 @@ class Eagle3Head:
             return draft_logits
         logits = draft_logits.new_full((hidden.shape[0], self.config.target_vocab_size), float("-inf"))
         return logits.index_copy_(1, self._draft_to_target, draft_logits)
+
+    def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
+        """Return the logits of the draft vocabulary alone, and the target ids that it stands for."""
+        return ScoredTokens(self.draft_logits(hidden), self._draft_to_target)
 
 
 @dataclass(slots=True)

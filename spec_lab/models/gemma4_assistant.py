@@ -26,6 +26,7 @@ from spec_lab.models.products import PLAIN, LikeliestToken, Products
 from spec_lab.models.queries import norm_and_turn_queries
 from spec_lab.models.rope import rotary_table
 from spec_lab.models.sandwich import AddNormed, AddNormedThenNorm, NormedLinear, SandwichParts
+from spec_lab.models.scored_tokens import ScoredTokens
 
 ATTENTION_SCALE = 1.0
 
@@ -106,6 +107,10 @@ class Gemma4Assistant:
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head.target_logits(hidden)
+
+    def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
+        """Return the same logits, as of a head that knows every token."""
+        return ScoredTokens(self.target_logits(hidden))
 
 
 class AssistantLayer:

@@ -20,6 +20,7 @@ from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.mtp_checkpoint import MtpConfig
 from spec_lab.models.mtp_layouts import EMBEDDING_NORM, FINAL_NORM, HIDDEN_NORM, PROJECTION
 from spec_lab.models.products import PLAIN, DraftInput, LikeliestToken, Products
+from spec_lab.models.scored_tokens import ScoredTokens
 
 
 class MtpModule:
@@ -89,3 +90,7 @@ class MtpModule:
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab]; the draft vocabulary is the target's."""
         return self.draft_logits(hidden)
+
+    def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
+        """Return the same logits, as of a head that knows every token."""
+        return ScoredTokens(self.target_logits(hidden))

@@ -37,7 +37,7 @@ def load_draft_model(config: RunConfig, options: DraftModelDrafterConfig, models
 def load_draft_model_of_trees(config: RunConfig, options: DraftModelDrafterConfig, models: Models) -> DrafterFactory:
     """The same model, which drafts the branches of a tree."""
     model, make_cache = _load(config, options, models)
-    shape = build_tree_shape(config, models.device)
+    shape = build_tree_shape(config, models)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         siblings = build_siblings(config, models, resources, shape)

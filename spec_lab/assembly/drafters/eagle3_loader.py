@@ -32,7 +32,7 @@ def load_eagle3_tree_drafter(config: RunConfig, options: Eagle3DrafterConfig, mo
     """The same head, which drafts the branches of a tree."""
     head_config, tensors = read_eagle3(config, options, models)
     head, features = _head(options, models, head_config, tensors)
-    shape = build_tree_shape(config, models.device)
+    shape = build_tree_shape(config, models)
     refuse_few_tokens(shape.topk, head_config.draft_vocab_size)
 
     def make(resources: DrafterResources) -> Drafter[Any]:

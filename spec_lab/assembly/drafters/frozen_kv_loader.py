@@ -34,7 +34,7 @@ def load_frozen_kv_tree_drafter(config: RunConfig, options: FrozenKvDrafterConfi
     assistant, tensors = read_assistant(config, options, models)
     anchor = ANCHORS[options.position]
     head = _head(models, assistant, tensors, anchor)
-    shape = build_tree_shape(config, models.device)
+    shape = build_tree_shape(config, models)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         siblings = build_siblings(config, models, resources, shape)

@@ -34,7 +34,7 @@ def load_mtp_eagle_tree_drafter(config: RunConfig, options: MtpEagleDrafterConfi
     """The same module, which drafts the branches of a tree."""
     mtp, tensors = read_mtp_modules(config, options, models, 1)
     (module,) = build_mtp_modules(mtp, tensors, models)
-    shape = build_tree_shape(config, models.device)
+    shape = build_tree_shape(config, models)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(mtp.layer.layers, resources.limits, models).layers[0]
