@@ -353,6 +353,17 @@ def compile_fp8_products() -> None:
     compile_kernel(block_fp8._dequantise, "fp16", 4, pointers=pairs, **sizes)
 
 
+def compile_project_heads() -> None:
+    from spec_kernels.project_heads import _project_heads
+
+    tiles = {"IN_FEATURES": 4096, "SPLITS": 2, "ROW_TILE": 16, "COLUMN_TILE": 64, "DEPTH": 128, "STAGES": 4}
+    heads = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64}
+    for bias in (False, True):
+        modes = {"TURNED": True, "WHOLE_TILES": True, "NORMED": not bias, "HAS_BIAS": bias}
+        ptx = compile_kernel(_project_heads, "bf16", 4, **tiles, **heads, **modes)
+        assert "wgmma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
+
+
 def compile_products() -> None:
     from spec_kernels import draft_input, gate, gated_share, likeliest, norms
 
@@ -363,6 +374,7 @@ def compile_products() -> None:
     assert "mma." not in compile_product("fp32", 16, 16, 2, HAS_BIAS=True), "no TF32"
     compile_product("fp16", 64, 64, 4, NORMED=True)
     compile_product("bf16", 16, 64, 4, TURNED=True, IS_GELU=True, HAS_MULTIPLIED=True)
+    compile_project_heads()
     tiles = {"IN_FEATURES": 4096, "ROW_TILE": 16, "COLUMN_TILE": 32, "DEPTH": 128, "STAGES": 3, "MERGE_TILE": 128}
     modes = {"TURNED": False, "WHOLE_TILES": True, "NORMED": True, "MAPPED": True}
     for weighed in (False, True):

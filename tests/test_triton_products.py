@@ -244,20 +244,28 @@ def test_float32_keeps_the_librarys_products(llama: ModelConfig) -> None:
     assert all(type(layer) is FusedLayer for layer in target.layers)
 
 
-def products_called(llama: ModelConfig, products: Products, num_rows: int = 4) -> int:
-    """Count the products of a forward of two requests that are ours."""
-    lane = Lane.of(llama.layers)
-    target, metadata = make_target(llama, lane, products), lane.metadata([6, 4], num_rows)
+def kernels_of_a_layer(config: ModelConfig, products: Products, num_rows: int = 4) -> tuple[int, int, int]:
+    """Count a layer's products, rotations, and products that rotate, all of them ours, in a round of two requests."""
+    lane = Lane.of(config.layers)
+    target, metadata = make_target(config, lane, products), lane.metadata([6, 4], num_rows)
     with CountedKernels() as launched:
         target.forward(prompt(2, num_rows).flatten(), lane.cache, metadata, AllRows(), FEATURES)
-    return launched.count["product"]
+    counts = [launched.count[name] / len(config.layers) for name in ("product", "rope_write", "project_heads")]
+    return tuple(counts)  # type: ignore[return-value]
 
 
 @pytest.mark.slow
 def test_without_row_invariance_products_are_the_librarys(llama: ModelConfig) -> None:
-    assert products_called(llama, TritonProducts(row_invariant=False)) == 0
-    assert products_called(llama, TritonProducts()) == 4 * len(llama.layers)
-    assert products_called(llama, TritonProducts(), 10) == 2 * len(llama.layers)
+    assert kernels_of_a_layer(llama, TritonProducts(row_invariant=False)) == (0, 1, 0)
+    assert kernels_of_a_layer(llama, TritonProducts()) == (3, 0, 1)
+    assert kernels_of_a_layer(llama, TritonProducts(), 10) == (2, 1, 0)
+
+
+@pytest.mark.slow
+def test_heads_with_norms_are_rotated_in_a_launch_of_their_own(config: ModelConfig) -> None:
+    """A norm needs all channels of a head (Qwen3), of which a program of the product has a part; Qwen2 has none."""
+    expected = (4, 1, 0) if config.layers[0].qk_norm else (3, 0, 1)
+    assert kernels_of_a_layer(config, TritonProducts()) == expected
 
 
 def test_what_is_row_invariant(llama: ModelConfig) -> None:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from spec_kernels.block_fp8_reference import dequantise_reference, rows_of_scale
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
-from spec_kernels.product_steps import add_product, load_norm, load_rows
+from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -54,81 +54,25 @@ def _product(
     HAS_RESIDUAL: tl.constexpr,
 ) -> None:
     """Computes one split of one tile of outputs; the split that ends last adds all of them up, in their order."""
-    tile = tl.program_id(0)
-    split = tl.program_id(1)
     row = tl.arange(0, ROW_TILE)
-    column = tile * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
+    column = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
     is_row = row < num_rows
     is_entry = is_row[:, None] & (column < out_features)[None, :]
-    SPLIT_DEPTH: tl.constexpr = IN_FEATURES // SPLITS
-    HALVES: tl.constexpr = 2 if GATED else 1
-    TILE_SIZE: tl.constexpr = ROW_TILE * COLUMN_TILE
-
-    sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
-    up_sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
-    squares = tl.zeros((ROW_TILE, DEPTH), tl.float32)
-    norm = tl.zeros((DEPTH,), tl.float32)
-    if NORMED:
-        norm = load_norm(norm_ptr, split * SPLIT_DEPTH + tl.arange(0, DEPTH), IN_FEATURES)
-    for start in tl.range(0, SPLIT_DEPTH, DEPTH, num_stages=STAGES):
-        first_input = split * SPLIT_DEPTH + start
-        inputs = first_input + tl.arange(0, DEPTH)
-        rows = load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
-        if NORMED:
-            wide = rows.to(tl.float32)
-            squares += wide * wide
-            rows = (wide * norm[None, :]).to(rows.dtype)
-            norm = load_norm(norm_ptr, inputs + DEPTH, IN_FEATURES)
-        sums = add_product(
-            *(sums, rows, weight_ptr, scales_ptr, tile * 0, column, first_input, out_features),
-            IN_FEATURES=IN_FEATURES,
-            COLUMN_TILE=COLUMN_TILE,
-            DEPTH=DEPTH,
-            SCALE_ROWS=SCALE_ROWS,
-            WHOLE_TILES=WHOLE_TILES,
-            TURNED=TURNED,
-        )
-        if GATED:
-            up_sums = add_product(
-                *(up_sums, rows, weight_ptr, scales_ptr, out_features, column, first_input, out_features),
-                IN_FEATURES=IN_FEATURES,
-                COLUMN_TILE=COLUMN_TILE,
-                DEPTH=DEPTH,
-                SCALE_ROWS=SCALE_ROWS,
-                WHOLE_TILES=WHOLE_TILES,
-                TURNED=TURNED,
-            )
-    if TURNED:
-        sums = tl.trans(sums)
-        up_sums = tl.trans(up_sums)
-    square_sum = tl.sum(squares, 1)
-
-    is_last = True
-    if SPLITS > 1:
-        PART_SIZE: tl.constexpr = HALVES * TILE_SIZE + ROW_TILE
-        entry = row[:, None] * COLUMN_TILE + tl.arange(0, COLUMN_TILE)[None, :]
-        part_ptr = partial_ptr + (tile * SPLITS + split) * PART_SIZE
-        tl.store(part_ptr + entry, sums, mask=is_entry)
-        if GATED:
-            tl.store(part_ptr + TILE_SIZE + entry, up_sums, mask=is_entry)
-        if NORMED:
-            tl.store(part_ptr + HALVES * TILE_SIZE + row, square_sum, mask=is_row)
-        tl.debug_barrier()  # all threads have stored before one of them says so
-        is_last = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
-        if is_last:
-            sums = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
-            up_sums = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
-            square_sum = tl.zeros((ROW_TILE,), tl.float32)
-            for other in tl.static_range(SPLITS):
-                other_ptr = partial_ptr + (tile * SPLITS + other) * PART_SIZE
-                sums += tl.load(other_ptr + entry, mask=is_entry, other=0.0, cache_modifier=".cg")
-                if GATED:
-                    up_ptrs = other_ptr + TILE_SIZE + entry
-                    up_sums += tl.load(up_ptrs, mask=is_entry, other=0.0, cache_modifier=".cg")
-                if NORMED:
-                    square_ptrs = other_ptr + HALVES * TILE_SIZE + row
-                    square_sum += tl.load(square_ptrs, mask=is_row, other=0.0, cache_modifier=".cg")
-            tl.store(arrivals_ptr + tile, 0)
+    sums, up_sums, square_sum, is_last = tile_sums(
+        *(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
+        *(column, num_rows, out_features, rows_stride),
+        IN_FEATURES=IN_FEATURES,
+        SPLITS=SPLITS,
+        ROW_TILE=ROW_TILE,
+        COLUMN_TILE=COLUMN_TILE,
+        DEPTH=DEPTH,
+        STAGES=STAGES,
+        TURNED=TURNED,
+        WHOLE_TILES=WHOLE_TILES,
+        SCALE_ROWS=SCALE_ROWS,
+        NORMED=NORMED,
+        GATED=GATED,
+    )
     if is_last:
         if NORMED:
             scale = tl.rsqrt(square_sum / IN_FEATURES + eps)[:, None]

@@ -1,4 +1,4 @@
-"""Programs of a product do this in each step of their loop over the inputs: load, widen, multiply."""
+"""Programs of a product share what is here: the steps of their loop over the inputs, and the sum of a tile's splits."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -107,3 +107,110 @@ def add_product(
         )
         sums += of_block * multiplier(rows.dtype) * scale
     return sums
+
+
+@triton.jit
+def tile_sums(
+    rows_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
+    column: tl.tensor,
+    num_rows: tl.tensor,
+    out_features: tl.tensor,
+    rows_stride: tl.tensor,
+    IN_FEATURES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    COLUMN_TILE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    TURNED: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    NORMED: tl.constexpr,
+    GATED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Multiply one split of a tile of outputs [rows, column], and where it is the split that ends last, add all of them
+    up, in their order.
+
+    Returns the sums, those of the other half of the outputs where gated, the sum of each row's squares where normed,
+    and whether this is the split that ends last: no other has all of the sums.
+    """
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    row = tl.arange(0, ROW_TILE)
+    is_row = row < num_rows
+    is_entry = is_row[:, None] & (column < out_features)[None, :]
+    SPLIT_DEPTH: tl.constexpr = IN_FEATURES // SPLITS
+    HALVES: tl.constexpr = 2 if GATED else 1
+    TILE_SIZE: tl.constexpr = ROW_TILE * COLUMN_TILE
+
+    sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
+    up_sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
+    squares = tl.zeros((ROW_TILE, DEPTH), tl.float32)
+    norm = tl.zeros((DEPTH,), tl.float32)
+    if NORMED:
+        norm = load_norm(norm_ptr, split * SPLIT_DEPTH + tl.arange(0, DEPTH), IN_FEATURES)
+    for start in tl.range(0, SPLIT_DEPTH, DEPTH, num_stages=STAGES):
+        first_input = split * SPLIT_DEPTH + start
+        inputs = first_input + tl.arange(0, DEPTH)
+        rows = load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
+        if NORMED:
+            wide = rows.to(tl.float32)
+            squares += wide * wide
+            rows = (wide * norm[None, :]).to(rows.dtype)
+            norm = load_norm(norm_ptr, inputs + DEPTH, IN_FEATURES)
+        sums = add_product(
+            *(sums, rows, weight_ptr, scales_ptr, tile * 0, column, first_input, out_features),
+            IN_FEATURES=IN_FEATURES,
+            COLUMN_TILE=COLUMN_TILE,
+            DEPTH=DEPTH,
+            SCALE_ROWS=SCALE_ROWS,
+            WHOLE_TILES=WHOLE_TILES,
+            TURNED=TURNED,
+        )
+        if GATED:
+            up_sums = add_product(
+                *(up_sums, rows, weight_ptr, scales_ptr, out_features, column, first_input, out_features),
+                IN_FEATURES=IN_FEATURES,
+                COLUMN_TILE=COLUMN_TILE,
+                DEPTH=DEPTH,
+                SCALE_ROWS=SCALE_ROWS,
+                WHOLE_TILES=WHOLE_TILES,
+                TURNED=TURNED,
+            )
+    if TURNED:
+        sums = tl.trans(sums)
+        up_sums = tl.trans(up_sums)
+    square_sum = tl.sum(squares, 1)
+
+    is_last = True
+    if SPLITS > 1:
+        PART_SIZE: tl.constexpr = HALVES * TILE_SIZE + ROW_TILE
+        entry = row[:, None] * COLUMN_TILE + tl.arange(0, COLUMN_TILE)[None, :]
+        part_ptr = partial_ptr + (tile * SPLITS + split) * PART_SIZE
+        tl.store(part_ptr + entry, sums, mask=is_entry)
+        if GATED:
+            tl.store(part_ptr + TILE_SIZE + entry, up_sums, mask=is_entry)
+        if NORMED:
+            tl.store(part_ptr + HALVES * TILE_SIZE + row, square_sum, mask=is_row)
+        tl.debug_barrier()  # all threads have stored before one of them says so
+        is_last = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
+        if is_last:
+            sums = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
+            up_sums = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
+            square_sum = tl.zeros((ROW_TILE,), tl.float32)
+            for other in tl.static_range(SPLITS):
+                other_ptr = partial_ptr + (tile * SPLITS + other) * PART_SIZE
+                sums += tl.load(other_ptr + entry, mask=is_entry, other=0.0, cache_modifier=".cg")
+                if GATED:
+                    up_ptrs = other_ptr + TILE_SIZE + entry
+                    up_sums += tl.load(up_ptrs, mask=is_entry, other=0.0, cache_modifier=".cg")
+                if NORMED:
+                    square_ptrs = other_ptr + HALVES * TILE_SIZE + row
+                    square_sum += tl.load(square_ptrs, mask=is_row, other=0.0, cache_modifier=".cg")
+            tl.store(arrivals_ptr + tile, 0)
+    return sums, up_sums, square_sum, is_last

@@ -91,6 +91,19 @@ def _weighted(normed: tl.tensor, weight: tl.tensor, like: tl.tensor) -> tl.tenso
     return (normed * weight.to(tl.float32)).to(like.dtype).to(tl.float32)
 
 
+@triton.jit
+def turned(
+    left: tl.tensor,
+    right: tl.tensor,
+    left_cos: tl.tensor,
+    right_cos: tl.tensor,
+    left_sin: tl.tensor,
+    right_sin: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return float32 pairs of channels turned, of which each has a cosine and a signed sine of its own."""
+    return left * left_cos + right * left_sin, right * right_cos + left * right_sin
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _rope_write(
     queries_ptr: tl.tensor,
@@ -166,8 +179,8 @@ def _rope_write(
             rest_weight = tl.load(norm_ptrs + 2 * HALF + still, mask=is_still & (~is_value), other=0.0)
             rest_out = _weighted(rest * scale, rest_weight, rest_in).to(rest_in.dtype)
             rest_out = tl.where(is_value, rest_in, rest_out)
-    left_out = (left * left_cos + right * left_sin).to(left_in.dtype)
-    right_out = (right * right_cos + left * right_sin).to(right_in.dtype)
+    left_out, right_out = turned(left, right, left_cos, right_cos, left_sin, right_sin)
+    left_out, right_out = left_out.to(left_in.dtype), right_out.to(right_in.dtype)
     left_out = tl.where(is_value, left_in, left_out)
     right_out = tl.where(is_value, right_in, right_out)
 

@@ -187,12 +187,17 @@ class Attention:
     ) -> torch.Tensor:
         """Do what lies between the products: from what `qkv` gave to what `o` takes."""
         heads = projected.unflatten(-1, (-1, self.head_dim))
-        queries = self.rope_and_write(heads, rotary, cache, metadata)
-        queries, metadata = selection.queries(queries, metadata)
-        out = selection.attended(attend(self.backend, queries, cache, metadata, self.window, self.scale))
+        out = self.mixed(self.rope_and_write(heads, rotary, cache, metadata), cache, metadata, selection)
         if self.gated:
             out = out * torch.sigmoid(selection.residual(heads[:, -self.num_heads :].flatten(1)))
         return out
+
+    def mixed(
+        self, queries: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata, selection: RowSelection
+    ) -> torch.Tensor:
+        """Attend with roped queries [rows, num_heads, head_dim] over the cache as written: [kept rows, width]."""
+        queries, metadata = selection.queries(queries, metadata)
+        return selection.attended(attend(self.backend, queries, cache, metadata, self.window, self.scale))
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         """Write the KV of all rows, and nothing else: for a layer whose output nobody reads."""

@@ -1,8 +1,8 @@
-"""kernels=triton computes forwards of up to 16 rows with `spec_kernels`: a decoder layer is then seven launches.
+"""kernels=triton computes forwards of up to 16 rows with `spec_kernels`: a decoder layer is then six launches.
 
-A row of those does not depend, bit for bit, on how many stand beside it. Up to 64 rows the large products are ours too,
-and the small ones the library's, each where it was faster. More rows go to the library, since arithmetic bounds them
-there and not bytes.
+Norms of heads take a seventh (Qwen3). A row of those does not depend, bit for bit, on how many stand beside it. Up to
+64 rows the large products are ours too, and the small ones the library's, each where it was faster. More rows go to the
+library, since arithmetic bounds them there and not bytes.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import Body, DraftInput, DraftInputs, Layer, LayerBody, Likeliest, LikeliestToken
 from spec_lab.models.residual_experts import FinishWithExperts, ResidualExperts, fits_few_rows
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding, SandwichParts
+from spec_lab.models.triton_heads import FewRowsAttention, few_rows_attention
 from spec_lab.models.triton_linear import SkinnyLinear, SkinnyProduct, TritonGatedMLP, TritonNorm, dense
 from spec_lab.models.triton_sandwich import TritonLogitCap, TritonPerLayerEmbedding, triton_sandwich
 
@@ -129,20 +130,19 @@ class ManyRowsBody:
 class FusedBody:
     """Is a `LayerBody`; with `norm` it is a whole layer, whose first norm is inside the first product."""
 
-    __slots__ = ("_attention", "_many", "_max_rows", "_o", "_qkv", "_rows_part")
+    __slots__ = ("_attention", "_many", "_max_rows", "_o", "_rows_part")
 
     def __init__(
         self,
-        attention: Attention,
+        attention: FewRowsAttention,
+        o: Linear,
         rows_part: Callable[[torch.Tensor], torch.Tensor],
-        norm: RMSNorm | None,
         many: ManyRowsBody,
         max_rows: int,
     ) -> None:
         """`many`, for more than `max_rows`, takes rows that have been normed."""
         self._attention = attention
-        self._qkv = SkinnyProduct(dense(attention.qkv), norm)
-        self._o = SkinnyProduct(dense(attention.o))
+        self._o = SkinnyProduct(dense(o))
         self._rows_part = rows_part
         self._many = many
         self._max_rows = max_rows
@@ -158,14 +158,14 @@ class FusedBody:
     ) -> torch.Tensor:
         if rows.shape[0] > self._max_rows:
             return self._many(rows, residual, rotary, cache, metadata, selection)
-        attended = self._attention.attended(self._qkv(rows), rotary, cache, metadata, selection)
+        attended = self._attention.attended(rows, rotary, cache, metadata, selection)
         return self._rows_part(self._o(attended, residual))
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         if rows.shape[0] > self._max_rows:
             self._many.write(rows, rotary, cache, metadata)
         else:
-            self._attention.write_projected(self._qkv(rows), rotary, cache, metadata)
+            self._attention.write(rows, rotary, cache, metadata)
 
 
 class FusedLayer:
@@ -317,7 +317,8 @@ class TritonProducts:
 
     def _few_rows(self, body: LayerBody, plan: LayerPlan, norm: RMSNorm | None, many: ManyRowsBody) -> Body:
         rows_part = self.rows_part(body.mlp, cast(RMSNorm, body.mlp_norm), plan)
-        return FusedBody(cast(Attention, body.attention), rows_part, norm, many, self._few)
+        attention = cast(Attention, body.attention)
+        return FusedBody(few_rows_attention(attention, plan, norm), attention.o, rows_part, many, self._few)
 
     def rows_part(self, mlp: RowsPart, norm: RMSNorm, plan: LayerPlan) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return what adds a layer's second half to the stream of a few rows."""

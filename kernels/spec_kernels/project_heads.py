@@ -1,0 +1,200 @@
+"""One launch multiplies up to 16 rows to queries, keys and values, turns them, and writes the cache.
+
+A pair of channels that RoPE turns together is in one tile of outputs, so that the program which has their sums can turn
+them, and write keys and values to the cache. Engines fuse these two steps of vLLM's and SGLang's rounds with each other
+(`rope_write.py`); with the product as well, a layer is one launch shorter.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.product import product_reference
+from spec_kernels.product_steps import tile_sums
+from spec_kernels.product_tiles import INVARIANT_ROWS, choose_tiles
+from spec_kernels.rope_write import rope_write_reference, turned
+from spec_kernels.utils import assert_rows_of, launch_on
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _project_heads(
+    queries_ptr: tl.tensor,
+    kv_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    cos_ptr: tl.tensor,
+    signed_sin_ptr: tl.tensor,
+    slot_mapping_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    rows_stride: tl.tensor,
+    cos_row_stride: tl.tensor,
+    sin_row_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    eps: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    IN_FEATURES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    COLUMN_TILE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    TURNED: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
+    NORMED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+) -> None:
+    """Computes one split of a tile of channels, of which every other one is its neighbour's partner; the split that
+    ends last turns them, and writes them. A head has two halves."""
+    NUM_QKV_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
+    HEAD_DIM: tl.constexpr = 2 * HALF
+    PAIR_TILE: tl.constexpr = COLUMN_TILE // 2
+    numbers = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
+    column = numbers // HEAD_DIM * HEAD_DIM + numbers % HEAD_DIM // 2 + numbers % 2 * HALF
+    pairs = tl.program_id(0) * PAIR_TILE + tl.arange(0, PAIR_TILE)
+    head = pairs // HALF
+    channel = (pairs % HALF)[None, :]
+    row = tl.arange(0, ROW_TILE)
+    is_row = row < num_rows
+    is_pair = is_row[:, None] & (head < NUM_QKV_HEADS)[None, :]
+
+    # All of this is asked for before the loop, which takes longer than it is on its way.
+    cos_ptrs = cos_ptr + (row * cos_row_stride)[:, None] + channel
+    sin_ptrs = signed_sin_ptr + (row * sin_row_stride)[:, None] + channel
+    left_cos = tl.load(cos_ptrs, mask=is_pair, other=0.0).to(tl.float32)
+    right_cos = tl.load(cos_ptrs + HALF, mask=is_pair, other=0.0).to(tl.float32)
+    left_sin = tl.load(sin_ptrs, mask=is_pair, other=0.0).to(tl.float32)
+    right_sin = tl.load(sin_ptrs + HALF, mask=is_pair, other=0.0).to(tl.float32)
+    slot = tl.load(slot_mapping_ptr + row, mask=is_row, other=0)
+
+    sums, _, square_sum, is_last = tile_sums(
+        *(rows_ptr, weight_ptr, weight_ptr, norm_ptr, partial_ptr, arrivals_ptr),
+        *(column, num_rows, NUM_QKV_HEADS * HEAD_DIM, rows_stride),
+        IN_FEATURES=IN_FEATURES,
+        SPLITS=SPLITS,
+        ROW_TILE=ROW_TILE,
+        COLUMN_TILE=COLUMN_TILE,
+        DEPTH=DEPTH,
+        STAGES=STAGES,
+        TURNED=TURNED,
+        WHOLE_TILES=WHOLE_TILES,
+        SCALE_ROWS=0,
+        NORMED=NORMED,
+        GATED=False,
+    )
+    if is_last:
+        if NORMED:
+            sums = sums * tl.rsqrt(square_sum / IN_FEATURES + eps)[:, None]
+        if HAS_BIAS:
+            is_column = column < NUM_QKV_HEADS * HEAD_DIM
+            sums += tl.load(bias_ptr + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        projected = sums.to(queries_ptr.dtype.element_ty)
+        left_in, right_in = tl.split(tl.reshape(projected, (ROW_TILE, PAIR_TILE, 2)))
+        wide = left_in.to(tl.float32), right_in.to(tl.float32)
+        left, right = turned(wide[0], wide[1], left_cos, right_cos, left_sin, right_sin)
+        is_value = (head >= NUM_HEADS + NUM_KV_HEADS)[None, :]
+        left = tl.where(is_value, left_in, left.to(left_in.dtype))
+        right = tl.where(is_value, right_in, right.to(right_in.dtype))
+
+        is_query = (head < NUM_HEADS)[None, :]
+        query_ptrs = queries_ptr + (row * (NUM_HEADS * HEAD_DIM))[:, None] + (head * HEAD_DIM)[None, :] + channel
+        tl.store(query_ptrs, left, mask=is_pair & is_query)
+        tl.store(query_ptrs + HALF, right, mask=is_pair & is_query)
+        kv_ptrs = kv_ptr + (slot * slot_stride)[:, None] + ((head - NUM_HEADS) * HEAD_DIM)[None, :] + channel
+        tl.store(kv_ptrs, left, mask=is_pair & (head >= NUM_HEADS)[None, :])
+        tl.store(kv_ptrs + HALF, right, mask=is_pair & (head >= NUM_HEADS)[None, :])
+
+
+@torch.library.custom_op("spec_kernels::project_heads", mutates_args=("queries", "kv", "arrivals"))
+def project_heads(
+    queries: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    arrivals: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Do what `product` and, with what it gives, `rope_write` do, of up to 16 rows whose heads turn whole.
+
+    Args:
+        queries: [rows, num_heads, head_dim], contiguous, written: the roped queries.
+        kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, written.
+        rows: [rows, in_features].
+        weight: [(num_heads + 2 * num_kv_heads) * head_dim, in_features], contiguous: query, key, value heads.
+        arrivals: [tiles or more] int32 zeros, which it leaves zero: of this product alone, or of one stream.
+        bias: [(num_heads + 2 * num_kv_heads) * head_dim].
+        norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`.
+        cos: [rows, head_dim] of each row's position.
+        signed_sin: [rows, head_dim], the sine negated in its first half.
+        slot_mapping: [rows] int64.
+    """
+    num_rows, num_heads, head_dim = queries.shape
+    num_kv_heads, in_features = kv.shape[2], rows.shape[1]
+    out_features = (num_heads + 2 * num_kv_heads) * head_dim
+    assert num_rows <= INVARIANT_ROWS and head_dim % 2 == 0
+    assert_rows_of(rows, num_rows, in_features)
+    assert_rows_of(weight, out_features, in_features)
+    assert_rows_of(kv, kv.shape[0], 2, num_kv_heads, head_dim)
+    for turns in (cos, signed_sin):
+        assert_rows_of(turns, num_rows, head_dim)
+    assert_rows_of(slot_mapping, num_rows)
+    assert queries.is_contiguous() and kv.is_contiguous() and weight.is_contiguous()
+    assert queries.dtype == kv.dtype == rows.dtype == weight.dtype
+    tiles = choose_tiles(INVARIANT_ROWS, out_features, in_features, gated=False)
+    num_tiles = triton.cdiv(out_features, tiles.columns)
+    assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
+    part_size = INVARIANT_ROWS * (tiles.columns + 1)
+    partial = rows.new_empty(num_tiles * tiles.splits * part_size if tiles.splits > 1 else 1, dtype=torch.float32)
+    with launch_on(rows):
+        _project_heads[(num_tiles, tiles.splits)](
+            *(queries, kv, rows, weight, queries if bias is None else bias),
+            *(queries if norm_weight is None else norm_weight, cos, signed_sin, slot_mapping, partial, arrivals),
+            *(num_rows, rows.stride(0), cos.stride(0), signed_sin.stride(0), kv.stride(0), eps),
+            NUM_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HALF=head_dim // 2,
+            IN_FEATURES=in_features,
+            SPLITS=tiles.splits,
+            ROW_TILE=INVARIANT_ROWS,
+            COLUMN_TILE=tiles.columns,
+            DEPTH=tiles.depth,
+            STAGES=tiles.stages,
+            TURNED=tiles.turned,
+            WHOLE_TILES=out_features % tiles.columns == 0 and in_features % (tiles.splits * tiles.depth) == 0,
+            NORMED=norm_weight is not None,
+            HAS_BIAS=bias is not None,
+            num_warps=tiles.num_warps,
+        )
+
+
+def project_heads_reference(
+    queries: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    arrivals: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Do what `project_heads` does."""
+    projected = rows.new_empty(rows.shape[0], weight.shape[0])
+    product_reference(projected, rows, weight, arrivals, bias, norm_weight, eps, None, False)
+    heads = projected.unflatten(1, (-1, queries.shape[2]))
+    rope_write_reference(queries, kv, heads, cos, signed_sin, slot_mapping)

@@ -1,0 +1,119 @@
+"""Queries, keys and values of a few rows, projected, turned and written in one launch, against product and rotation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spec_kernels.product import product
+from spec_kernels.product_tiles import INVARIANT_ROWS, SkinnyTiles
+from spec_kernels.project_heads import project_heads, project_heads_reference
+from spec_kernels.rope_write import rope_write
+from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
+
+EPS = 1e-5
+NUM_SLOTS = 24
+
+
+def weights(num_heads: int, num_kv_heads: int, head_dim: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+    return (randn((num_heads + 2 * num_kv_heads) * head_dim, in_features, seed=1) * in_features**-0.5).to(dtype)
+
+
+def run(
+    function: object,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    sizes: tuple[int, int, int],
+    bias: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return queries and the cache, which are NaN before; a row's angles and slot follow from its place."""
+    num_heads, num_kv_heads, head_dim = sizes
+    num_rows, like = rows.shape[0], {"dtype": rows.dtype, "device": DEVICE}
+    queries = torch.full((num_rows, num_heads, head_dim), float("nan"), **like)  # type: ignore[arg-type]
+    kv = torch.full((NUM_SLOTS, 2, num_kv_heads, head_dim), float("nan"), **like)  # type: ignore[arg-type]
+    turns = randn(INVARIANT_ROWS, 2, head_dim, dtype=rows.dtype, seed=7)[:num_rows]
+    slots = torch.arange(NUM_SLOTS - 1, NUM_SLOTS - 1 - num_rows, -1, device=DEVICE)
+    arrivals = torch.zeros(weight.shape[0], dtype=torch.int32, device=DEVICE)
+    parts = arrivals, bias, norm_weight, EPS, turns[:, 0], turns[:, 1], slots
+    function(queries, kv, rows, weight, *parts)  # type: ignore[operator]
+    assert not arrivals.any(), "the last split leaves zeros"
+    return queries, kv
+
+
+def in_two_launches(
+    queries: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    arrivals: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    *turns: torch.Tensor,
+) -> None:
+    projected = rows.new_empty(rows.shape[0], weight.shape[0])
+    product(projected, rows, weight, arrivals, bias, norm_weight, eps, None, False)
+    rope_write(queries, kv, projected.unflatten(1, (-1, queries.shape[2])), *turns)
+
+
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Choose the tiles by hand, so that small sizes have several of them."""
+
+    def use(columns: int, splits: int, turned: bool = False) -> None:
+        chosen = SkinnyTiles(columns, 16, splits, stages=2, turned=turned)
+        for module in ("product", "project_heads"):
+            monkeypatch.setattr(f"spec_kernels.{module}.choose_tiles", lambda *_, **__: chosen)
+
+    return use
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_rows", "sizes", "columns", "splits"),
+    [
+        (1, (4, 2, 16), 16, 1),
+        (5, (2, 1, 32), 16, 2),
+        (16, (2, 2, 8), 32, 4),
+        (3, (3, 1, 24), 16, 2),
+        (2, (1, 1, 8), 64, 1),
+    ],
+)
+def test_heads_equal_their_reference(
+    tiles: object, dtype: torch.dtype, num_rows: int, sizes: tuple[int, int, int], columns: int, splits: int
+) -> None:
+    """Tiles of a head, of parts of one and of several, whole or not, over rows that are a view of wider ones."""
+    tiles(columns, splits, turned=splits == 2)  # type: ignore[operator]
+    rows, weight = randn(num_rows, 72, dtype=dtype)[:, :64], weights(*sizes, 64, dtype)
+    parts = {
+        "bias": randn(weight.shape[0], dtype=dtype, seed=2) if splits == 1 else None,
+        "norm_weight": randn(64, seed=3) if splits > 1 else None,
+    }
+    for got, expected in zip(
+        run(project_heads, rows, weight, sizes, **parts),
+        run(project_heads_reference, rows, weight, sizes, **parts),
+        strict=True,
+    ):
+        assert torch.equal(got.isnan(), expected.isnan()), "slots of other rows stay as they are"
+        assert_near(got.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_are_those_of_two_launches_and_do_not_depend_on_the_rows_beside_them(
+    tiles: object, dtype: torch.dtype
+) -> None:
+    """Bit for bit: a prompt's rows go through the two launches."""
+    tiles(16, 2)  # type: ignore[operator]
+    sizes = 2, 1, 16
+    rows, weight = randn(INVARIANT_ROWS, 64, dtype=dtype), weights(*sizes, 64, dtype)
+    norm_weight = randn(64, seed=3)
+    queries, kv = run(project_heads, rows, weight, sizes, norm_weight=norm_weight)
+    for got, expected in zip(
+        (queries, kv), run(in_two_launches, rows, weight, sizes, norm_weight=norm_weight), strict=True
+    ):
+        assert torch.equal(got.nan_to_num(), expected.nan_to_num())
+    for num_rows in (1, 6):
+        fewer, written = run(project_heads, rows[:num_rows], weight, sizes, norm_weight=norm_weight)
+        assert torch.equal(fewer, queries[:num_rows])
+        assert torch.equal(written[-num_rows:], kv[-num_rows:])
