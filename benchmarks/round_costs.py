@@ -141,6 +141,8 @@ def measure_prompt(cells: Sequence[Cell], options: argparse.Namespace, table: Pa
         else:
             append_row(table, row)
         gc.collect()  # graphs and caches of an engine hold one another
+        if models.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def composed(overrides: Sequence[str], num_drafts: int) -> RunConfig:
