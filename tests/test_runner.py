@@ -187,3 +187,30 @@ def test_a_tokenizer_without_markers_has_no_thinking(pair: tuple[Path, Path], ex
         write_tokenizer(pair[0])
     assert summary["thinking"] is None
     assert {row["num_thinking_tokens"] for row in read_request_rows(folder)} == {None}
+
+
+def test_what_an_earlier_job_left_is_gone_before_the_next_loads(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engine and graphs of a job are a cycle, whose caches fill half a GPU until somebody collects it."""
+
+    class Left:
+        def __init__(self) -> None:
+            self.itself = self
+
+    class Loads(Exception):
+        pass
+
+    def opened(*_: object) -> None:
+        assert left() is None
+        raise Loads
+
+    config = make_run_config(pair, write_prompts(tmp_path / "prompts.jsonl", PROMPTS))
+    gc.disable()
+    try:
+        left = weakref.ref(Left())
+        monkeypatch.setattr("spec_lab.measure.lab.open_workload", opened)
+        with pytest.raises(Loads):
+            load_lab(config)
+    finally:
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class Lab:
 
 def load_lab(config: RunConfig, world: World = ALONE) -> Lab:
     """Load prompts, target and drafter, and make the engines."""
+    gc.collect()  # an engine and its graphs hold one another, and a job before this one may have left its caches
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.num_threads or default_num_threads(config))
     tokenizer, first_turns = open_workload(config, target_folder(config))
