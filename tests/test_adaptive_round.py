@@ -174,21 +174,20 @@ class SkippingRecorder(TapeRecorder):
 
     skips = True
     num_skipped = 0
-    is_replaying = False
+    is_replaying = is_skipping = False
 
     @contextmanager
     def when_any(self, values: torch.Tensor, idle: int) -> Iterator[None]:
-        if not self.is_replaying or bool((values != idle).any()):
+        if not self.is_replaying or self.is_skipping or bool((values != idle).any()):
             yield
             return
         tape = _Tape()
+        self.is_skipping = True
         with tape:
             yield
+        self.is_skipping = False
         tape.restore_inputs()
         tape.poison_results()
-        for junk in tape.results.values():  # which Python does run on, unlike a GPU: ids must be ids
-            if not junk.is_floating_point():
-                junk.zero_()
         self.num_skipped += 1
 
     def capture(self, function: Callable[[], Any]) -> Any:

@@ -6,6 +6,8 @@ under way, and aborts when the pool of an IF node's body is freed.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
@@ -46,4 +48,36 @@ def test_a_stretch_for_nobody_is_skipped(recorder: CudaGraphRecorder, device: to
         torch.full((256, 256), float("nan"), device=device)  # where a temporary would lie that was given back
         for index, is_wanted in enumerate(wanted):
             expected = ((x @ x + index) @ x) * 2 if is_wanted else torch.zeros_like(x)
+            torch.testing.assert_close(graph.outputs[index], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_stretches_stand_in_one_another(recorder: CudaGraphRecorder, device: torch.device) -> None:
+    """Four of them, each with the condition that the one around it leaves: as many run as are asked for, and what one
+    hands to the next lies in its own memory."""
+    if not recorder.skips:
+        pytest.skip("this driver has no conditional nodes")
+    left, ran = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(4, 64, 64, device=device)
+    x = torch.randn(64, 64, device=device) / 8
+
+    def function() -> torch.Tensor:
+        ran.zero_()
+        handed = x
+        with ExitStack() as stretches:
+            for index in range(4):
+                stretches.enter_context(recorder.when_any(left, 0))
+                handed = (handed @ x) @ x
+                ran[index].copy_(handed)
+                left.sub_(1)
+        return ran * 2
+
+    graph = recorder.capture(function)
+    assert graph.num_nodes is not None and graph.num_nodes >= 4 * 4 + 2
+    for wanted in (2, 0, 4, 1, 3):
+        left.fill_(wanted)
+        graph.replay()
+        torch.full((64, 64), float("nan"), device=device)
+        handed = x
+        for index in range(4):
+            handed = (handed @ x) @ x
+            expected = handed * 2 if index < wanted else torch.zeros_like(x)
             torch.testing.assert_close(graph.outputs[index], expected, rtol=1e-3, atol=1e-3)

@@ -68,7 +68,8 @@ class GraphRecorder(Protocol):
     def when_any(self, values: torch.Tensor, idle: int) -> AbstractContextManager[None]:
         """Stand around a stretch of a captured function which nobody needs where all of `values` [batch] are `idle`.
 
-        `values` are 64-bit integers. The stretch hands nothing on but what it copies into tensors from before it.
+        `values` are 64-bit integers. The stretch hands nothing on but what it copies into tensors from before it; it
+        may have others inside it.
         """
         ...
 

@@ -1,13 +1,14 @@
 """The draft loop of a run with `drafter.stop` goes on as long as any request of the batch does.
 
-Launched from Python, the host asks the device before each step. In a graph each step is in an IF node, where the driver
-has such nodes; elsewhere all steps run, and drafts behind a stop are never offered.
+Launched from Python, the host asks the device before each step. In a graph each step is in an IF node, inside that of
+the step before it, where the driver has such nodes; elsewhere all steps run, and drafts behind a stop are never
+offered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 import torch
@@ -65,9 +66,10 @@ class StepsWhileAsked:
 class StepsInIfNodes:
     """Keeps the protocol `DraftLoop`: a replay skips a step behind the stops of all requests, and with it all others.
 
-    What a step hands on only the next one reads, which is skipped with it; drafts go to a tensor from before the loop.
-    Each step has a scope of its own, which ends inside the node: behind it, what the step made may not exist. No event
-    may be recorded inside such a node: the steps count as one stretch.
+    Each step's node stands in that of the step before it, so that a round meets one more than it runs steps. What a
+    step hands on only the next one reads, which is skipped with it; drafts go to a tensor from before the loop. Each
+    has a scope of its own, which ends inside the node: behind it, what the step made may not exist. No event may be
+    recorded inside such a node: the steps count as one stretch.
     """
 
     decides_on_device = True
@@ -80,12 +82,14 @@ class StepsInIfNodes:
         drafts = state.tokens.new_zeros((state.tokens.shape[0], most))
         columns = torch.arange(most, device=drafts.device)
         drafts[:, :1] = state.tokens.unsqueeze(1)
-        for index in range(1, most):
-            with self._recorder.when_any(self._offers.num_going_on, 0), parts.timer.unmarked(), scope():
-                if state.attention is not None:
-                    mover.advance(state.attention)
-                parts.drafter.step(state, DraftStep(index, columns[index : index + 1]))
-                drafts[:, index] = state.tokens
+        with ExitStack() as nodes:
+            for index in range(1, most):
+                nodes.enter_context(self._recorder.when_any(self._offers.num_going_on, 0))
+                with parts.timer.unmarked(), scope():
+                    if state.attention is not None:
+                        mover.advance(state.attention)
+                    parts.drafter.step(state, DraftStep(index, columns[index : index + 1]))
+                    drafts[:, index] = state.tokens
         return drafts
 
 

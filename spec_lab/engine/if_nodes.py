@@ -2,14 +2,15 @@
 
 torch 2.13 can capture into such a node, 2.11 cannot; so this is done by hand, in the driver's own words: a kernel of
 one thread sets the condition, the node is put behind it in the graph under capture, and its body is captured from
-another stream. What the body allocates comes from a pool of its own, which torch would else give to others once freed.
+another stream, in which the same may be done again. What bodies allocate comes from a pool of their own, which torch
+would else give to others once freed.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -24,8 +25,9 @@ extern "C" __global__ void set_if_any(int low, int high, const long long* values
 }
 """
 _SINCE_CUDA = 12040
-# CUgraphNodeType, CUgraphConditionalNodeType, CUstreamUpdateCaptureDependencies_flags, CUstreamCaptureMode.
-_CONDITIONAL, _IF, _SET_DEPENDENCIES, _RELAXED = 13, 0, 1, 2
+# CUgraphNodeType, CUgraphConditionalNodeType, CUstreamUpdateCaptureDependencies_flags, CUstreamCaptureMode,
+# CUstream_flags.
+_CONDITIONAL, _IF, _SET_DEPENDENCIES, _RELAXED, _NON_BLOCKING = 13, 0, 1, 2, 1
 
 
 class _ConditionalParams(ctypes.Structure):
@@ -60,37 +62,51 @@ class IfNodes:
 
     def __init__(self, device: torch.device) -> None:
         self._bodies: list[int] = []
-        self._is_in_body = False
+        self._depth = 0
+        self._streams: list[torch.cuda.ExternalStream] = []
         self._driver = ctypes.CDLL("libcuda.so.1")
         with torch.cuda.device(device):
             self._set_if_any = torch.cuda._compile_kernel(_SET_IF_ANY, "set_if_any")
-            self._stream = torch.cuda.Stream()
             self._pool = torch.cuda.MemPool()
 
     @contextmanager
     def when_any(self, values: torch.Tensor, idle: int) -> Iterator[None]:
         """Let a replay skip the body where all of `values` [batch] are `idle`.
 
-        The body hands nothing on but what it copies into tensors from before it. Outside a capture, and inside another
-        body, it always runs.
+        The body hands nothing on but what it copies into tensors from before it. Outside a capture it always runs.
         """
         stream = torch.cuda.current_stream()
-        if self._is_in_body or not torch.cuda.is_current_stream_capturing():
+        if not torch.cuda.is_current_stream_capturing():
             yield
             return
         body = self._add_node(stream, values, idle)
         self._bodies.append(body)
-        side = ctypes.c_void_p(self._stream.cuda_stream)
-        with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._pool):
+        inner = self._stream_inside()
+        side = ctypes.c_void_p(inner.cuda_stream)
+        # The pool stays that of the outermost body, which torch does not let one enter twice.
+        pool = nullcontext() if self._depth else torch.cuda.use_mem_pool(self._pool)
+        with torch.cuda.stream(inner), pool:
             self._call(
                 "cuStreamBeginCaptureToGraph", side, ctypes.c_void_p(body), None, None, ctypes.c_size_t(0), _RELAXED
             )
-            self._is_in_body = True
+            self._depth += 1
             try:
                 yield
             finally:
-                self._is_in_body = False
+                self._depth -= 1
                 self._call("cuStreamEndCapture", side, ctypes.byref(ctypes.c_void_p()))
+
+    def _stream_inside(self) -> torch.cuda.ExternalStream:
+        """Return the stream that bodies of this depth are captured from: all those outside it are being captured too.
+
+        Of the driver's, since torch hands out its 32 streams again and again.
+        """
+        if self._depth == len(self._streams):
+            stream = ctypes.c_void_p()
+            self._call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+            assert stream.value is not None
+            self._streams.append(torch.cuda.ExternalStream(stream.value))
+        return self._streams[self._depth]
 
     def take_bodies(self) -> list[int]:
         """Return the addresses of the graphs inside the nodes made since this was called last."""
