@@ -13,7 +13,7 @@ and plain are compared with their prompt passes (`generate` offers no rate of it
 compute logits for the last row alone; drafters are compared with plain by decode rate, prompt passes left out.
 
     python benchmarks/cpu_vs_transformers.py [--turns 5] [--prompts 9] [--prompts-per-category 8]
-        [--max-new-tokens 128] [--batch-sizes 1 8] [--num-threads 1]
+        [--max-new-tokens 128] [--batch-sizes 1 8] [--num-threads 1] [--kernels auto]
 
 The last line is one JSON document.
 """
@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--num-threads", type=int, default=1)
+    parser.add_argument("--kernels", default="auto")
     options = parser.parse_args()
     acceptance = measure_acceptance(options)
     speed = [measure_speed(batch_size, options) for batch_size in options.batch_sizes]
@@ -104,6 +105,7 @@ def load(
         "device=cpu",
         "dtype=float32",
         f"num_threads={options.num_threads}",
+        f"kernels={options.kernels}",
         f"batch_size={batch_size}",
         f"max_new_tokens={options.max_new_tokens}",
         f"workload.limit={num_prompts}",

@@ -61,6 +61,7 @@ class KernelSet(Choice):
     auto = "auto", "triton on a CUDA device where the run can have it, else torch"
     torch = "torch"
     triton = "triton", "a GPU, or TRITON_INTERPRET=1"
+    native = "native", "C compiled for this CPU; one thread, float32"
 
 
 class ReferenceChoice(Choice):
@@ -296,7 +297,8 @@ class RunConfig:
     )
     dtype: Dtype = knob(Dtype.auto, "what weights and activations are kept in")
     kernels: KernelSet = knob(
-        KernelSet.auto, "what computes acceptance, sampling, draft bookkeeping and RoPE with the KV write"
+        KernelSet.auto,
+        "what computes acceptance, sampling, draft bookkeeping and RoPE with the KV write; native: layers of few rows",
     )
     row_invariant: bool = knob(
         True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -26,6 +26,7 @@ from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
 from spec_lab.engine.offers import CountOffered
 from spec_lab.engine.stops import GoingOn
+from spec_lab.errors import UserError
 from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
 from spec_lab.models.experts import ExpertsMaker, grouped_experts
 from spec_lab.models.products import PLAIN, Products
@@ -139,6 +140,17 @@ def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
     )
 
 
+def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
+    from spec_kernels.native.build import BuildError, build
+    from spec_lab.models.native_products import NativeProducts
+
+    try:
+        build()
+    except BuildError as error:
+        raise UserError(f"kernels=native: {error}; use kernels=torch") from error
+    return replace(TORCH, products=NativeProducts())
+
+
 def _triton_products(dtype: torch.dtype, row_invariant: bool) -> Products:
     """Leave float32 to the library: exact products are slow on tensor cores, and TF32 would not be exact."""
     if dtype is torch.float32:
@@ -155,4 +167,4 @@ class KernelsMaker(Protocol):
     def __call__(self, device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels: ...
 
 
-KERNELS: Mapping[str, KernelsMaker] = {"torch": _torch, "triton": _triton}
+KERNELS: Mapping[str, KernelsMaker] = {"torch": _torch, "triton": _triton, "native": _native}

@@ -95,12 +95,13 @@ class Models:
         It is 1 where nothing is promised.
         """
         products, plans = self.kernels.products, self.target.layer_plans
-        holds = (
+        by_products = (
             getattr(self.backend, "row_invariant", False)
             and self.target.used_products
             and all(products.is_row_invariant(plan) for plan in plans)
         )
-        return products.invariant_rows if holds else 1
+        by_layers = all(getattr(layer, "row_invariant", False) for layer in self.target.layers)
+        return products.invariant_rows if by_products or by_layers else 1
 
     def adopt(self, parts: Iterable[ExpertMLP]) -> None:
         """Let the run's kernels compute these routers and experts, and count what they read."""

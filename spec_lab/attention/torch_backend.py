@@ -21,7 +21,7 @@ class TorchAttention:
     def __init__(self, page_size: int, max_positions: int, rope_write: RopeWrite | None = None) -> None:
         self.rope_write = rope_write
         self.latent: LatentAttentionBackend | None = TorchLatentAttention(self)
-        self._page_size = page_size
+        self.page_size = page_size
         self._max_positions = max_positions
 
     def build(
@@ -29,7 +29,7 @@ class TorchAttention:
     ) -> AttentionMetadata:
         return AttentionMetadata(
             positions=positions.clamp(0, self._max_positions - 1).reshape(-1),
-            slot_mapping=cache_slots(page_table, positions, self._page_size).reshape(-1),
+            slot_mapping=cache_slots(page_table, positions, self.page_size).reshape(-1),
             seq_lens=seq_lens.clamp(min=1),
             page_table=page_table,
             num_queries=positions.shape[1],
@@ -39,7 +39,7 @@ class TorchAttention:
     def advance(self, metadata: AttentionMetadata) -> None:
         assert metadata.num_queries == 1
         next_positions = metadata.seq_lens.unsqueeze(1)
-        metadata.slot_mapping.copy_(cache_slots(metadata.page_table, next_positions, self._page_size).squeeze(1))
+        metadata.slot_mapping.copy_(cache_slots(metadata.page_table, next_positions, self.page_size).squeeze(1))
         metadata.positions.copy_(metadata.seq_lens.clamp(max=self._max_positions - 1))
         metadata.seq_lens.add_(1)
         if metadata.read_slots is not None:
@@ -94,14 +94,14 @@ class TorchAttention:
     def _read_slots(self, metadata: AttentionMetadata) -> torch.Tensor:
         """Return the [batch, max_seq_len] slot of each key position, the null slot past each sequence's end."""
         num_keys = metadata.max_seq_len
-        num_columns = -(-num_keys // self._page_size)
+        num_columns = -(-num_keys // self.page_size)
         pages = metadata.page_table[:, :num_columns]
         if pages.shape[1] < num_columns:  # past the cache's end: junk rows of a last round read scratch
             pages = torch.cat((pages, pages[:, -1:].expand(-1, num_columns - pages.shape[1])), dim=1)
-        offsets = torch.arange(self._page_size, device=pages.device)
-        slots = (pages.unsqueeze(2) * self._page_size + offsets).flatten(1)[:, :num_keys]
+        offsets = torch.arange(self.page_size, device=pages.device)
+        slots = (pages.unsqueeze(2) * self.page_size + offsets).flatten(1)[:, :num_keys]
         key_positions = torch.arange(num_keys, device=pages.device)
-        null_slot = NULL_PAGE * self._page_size
+        null_slot = NULL_PAGE * self.page_size
         return torch.where(key_positions < metadata.seq_lens.unsqueeze(1), slots, null_slot)
 
     def _mask(self, metadata: AttentionMetadata, window: int | None, dtype: torch.dtype, group: int) -> torch.Tensor:

@@ -43,7 +43,7 @@ class TorchTreeAttention(TorchAttention):
     def _tail_slots(self, prefix_lens: torch.Tensor, page_table: torch.Tensor, first: int, end: int) -> torch.Tensor:
         """Return the slots of the keys with numbers [first, end) behind the prefix."""
         numbers = torch.arange(first, end, device=prefix_lens.device)
-        return cache_slots(page_table, prefix_lens.unsqueeze(1) + numbers, self._page_size)
+        return cache_slots(page_table, prefix_lens.unsqueeze(1) + numbers, self.page_size)
 
     def _metadata(
         self,

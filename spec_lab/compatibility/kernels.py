@@ -1,4 +1,4 @@
-"""Refuses what Triton kernels cannot work with. Functions like those of `compatibility.run`; imports no torch.
+"""Refuses what kernels of Triton and of C cannot work with. Functions like those of `compatibility.run`; no torch.
 
 What only the machine at hand can tell, as with device=auto, is refused by `assembly.triton`.
 """
@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable
 
 from spec_lab.assembly import registry
+from spec_lab.assembly.devices import runs_on_cuda
+from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import Dtype, KernelSet, RunConfig
 
 
@@ -37,4 +39,35 @@ def _triton_knob(config: RunConfig) -> str | None:
     return "kernels" if config.kernels == KernelSet.triton else None
 
 
-KERNEL_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (interpreted_dtype, triton_needs_a_device)
+def native_needs_a_plain_run(config: RunConfig) -> str | None:
+    """The kernels in C know float32, the cache of attention=torch, chains, and one thread."""
+    if config.kernels != KernelSet.native:
+        return None
+    asked = "null" if config.num_threads is None else config.num_threads
+    num_threads = config.num_threads or registry.of(config).target(config).num_threads
+    wrong = {
+        f"device={config.device}": (runs_on_cuda(config.device), "device=cpu"),
+        f"dtype={config.dtype}": (config.dtype not in (Dtype.auto, Dtype.float32), "dtype=float32"),
+        f"attention={config.attention.name}": (config.attention.name not in ("auto", "torch"), "attention=torch"),
+        f"tree={config.tree.name}": (tree_sizes(config) is not None, "tree=none"),
+        f"num_threads={asked}": (
+            num_threads != 1,
+            "num_threads=1",
+        ),
+        f"target.tensor_parallel={config.target.tensor_parallel}": (
+            config.target.tensor_parallel > 1,
+            "target.tensor_parallel=1",
+        ),
+    }
+    found = next(((knob, remedy) for knob, (is_wrong, remedy) in wrong.items() if is_wrong), None)
+    if found is None:
+        return None
+    knob, remedy = found
+    return f"kernels=native is for float32 chains on one thread of a CPU, not {knob}; use {remedy}, or kernels=torch"
+
+
+KERNEL_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (
+    interpreted_dtype,
+    triton_needs_a_device,
+    native_needs_a_plain_run,
+)

@@ -29,6 +29,16 @@ Dequantise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Writes what a packed weight and its scales stand for: `dequantise_reference`, or a kernel."""
 
 
+class WholeLinear(Protocol):
+    """Is a product of one process that can say what it multiplies by."""
+
+    bias: torch.Tensor | None
+
+    def dense_weight(self) -> torch.Tensor:
+        """Return the weight [out_features, in_features], whichever way it lies here."""
+        ...
+
+
 class StreamedLinear(Protocol):
     """Has a weight that lies as kernels read it.
 
@@ -75,6 +85,9 @@ class DenseLinear:
     def add_to(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         assert self.bias is None
         return stream.addmm_(rows, self.weight.t())
+
+    def dense_weight(self) -> torch.Tensor:
+        return self.weight
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -149,6 +162,9 @@ class PackedLinear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return self._product(rows, self.packed, self.bias, "none", [], "")
+
+    def dense_weight(self) -> torch.Tensor:
+        return self.packed.to_dense()
 
 
 def can_pack(weight: torch.Tensor) -> bool:

@@ -71,3 +71,9 @@ class LayerPlan:
     experts: ExpertSizes | None = None
     latent: LatentSizes | None = None
     float32_norms: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether it is a layer of Llama and Qwen: attention that writes its own KV, and an MLP."""
+        others = self.delta_net, self.experts, self.latent, self.kv_owner
+        return all(part is None for part in others) and not self.attention_gate

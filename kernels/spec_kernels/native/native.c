@@ -1,0 +1,124 @@
+/* The parts of a decoder that a few rows go through on a CPU, each one call: kernels=native.
+
+   A processor reads a small model's weights in less time than a framework needs to call its operators, so what counts
+   is how many calls a layer is and how many bytes a weight has.
+
+   Every sum runs in one order, whatever the number of rows: a row's result is bit for bit what it is alone.
+
+   Functions that are not static are called from Python (parts.py). They return 0, or 1 where memory for intermediate
+   rows is short. */
+
+#include "vectors.h"
+
+#include "products.h"
+
+#include "attention.h"
+
+/* The first half of attention: norm (of a whole layer), product, heads normed and turned, KV written. */
+static void project_rows(float *heads, const float *rows, float *kv, const layer_t *layer, const place_t *place,
+                         int64_t num_rows, float *memory) {
+    if (layer->attention_norm.weight) {
+        norm_rows(memory, rows, &layer->attention_norm, layer->qkv.num_inputs, num_rows);
+        rows = memory;
+    }
+    multiply(heads, rows, NULL, &layer->qkv, num_rows);
+    turn_and_write(heads, kv, layer, place, num_rows);
+}
+
+/* What is behind attention: its output product, the residual, and the MLP with its norm and residual. */
+static void finish_rows(float *out, const float *attended, const float *residual, const layer_t *layer,
+                        int64_t num_rows, float *memory) {
+    const int64_t hidden = layer->o.num_outputs, width = layer->down.num_inputs;
+    float *stream = memory, *gates = stream + num_rows * hidden, *inner = gates + num_rows * 2 * width;
+    multiply(stream, attended, residual, &layer->o, num_rows);
+    norm_rows(out, stream, &layer->mlp_norm, hidden, num_rows);
+    multiply(gates, out, NULL, &layer->gate_up, num_rows);
+    for (int64_t row = 0; row < num_rows; row++) {
+        const float *gate = gates + row * 2 * width, *up = gate + width;
+        float *to = inner + row * width;
+        for (int64_t i = 0; i < width; i += LANES) {
+            const vec g = *(const vec *)(gate + i);
+            *(vec *)(to + i) = g / (1.0f + exp_of(-g)) * *(const vec *)(up + i);
+        }
+    }
+    multiply(out, inner, stream, &layer->down, num_rows);
+}
+
+static int64_t finish_memory(const layer_t *layer, int64_t num_rows) {
+    return num_rows * (layer->o.num_outputs + 3 * layer->down.num_inputs);
+}
+
+/* A whole decoder layer: stream [rows, hidden] to out [rows, hidden]. */
+int native_layer(const layer_t *layer, const place_t *place, float *out, float *kv, const float *stream,
+                 int64_t num_rows) {
+    const int64_t num_heads = num_rows * layer->qkv.num_outputs, num_mixed = num_rows * layer->o.num_inputs;
+    const int64_t shared = more(attention_memory(layer, place), finish_memory(layer, num_rows));
+    float *heads = scratch(num_heads + num_mixed + more(shared, num_rows * layer->qkv.num_inputs));
+    if (!heads) return 1;
+    float *mixed = heads + num_heads, *memory = mixed + num_mixed;
+    project_rows(heads, stream, kv, layer, place, num_rows, memory);
+    attend_rows(mixed, heads, layer->qkv.num_outputs, kv, layer, place, num_rows, memory);
+    finish_rows(out, mixed, stream, layer, num_rows, memory);
+    return 0;
+}
+
+/* The same in three parts, between which rows may be dropped. */
+int native_project(const layer_t *layer, const place_t *place, float *heads, float *kv, const float *rows,
+                   int64_t num_rows) {
+    float *memory = scratch(num_rows * layer->qkv.num_inputs);
+    if (!memory) return 1;
+    project_rows(heads, rows, kv, layer, place, num_rows, memory);
+    return 0;
+}
+
+int native_attend(const layer_t *layer, const place_t *place, float *out, const float *kv, const float *queries,
+                  int64_t query_stride, int64_t num_rows) {
+    float *memory = scratch(attention_memory(layer, place));
+    if (!memory) return 1;
+    attend_rows(out, queries, query_stride, kv, layer, place, num_rows, memory);
+    return 0;
+}
+
+int native_finish(const layer_t *layer, float *out, const float *attended, const float *residual, int64_t num_rows) {
+    float *memory = scratch(finish_memory(layer, num_rows));
+    if (!memory) return 1;
+    finish_rows(out, attended, residual, layer, num_rows, memory);
+    return 0;
+}
+
+void native_norm(const norm_t *norm, float *out, const float *rows, int64_t size, int64_t num_rows) {
+    norm_rows(out, rows, norm, size, num_rows);
+}
+
+void native_product(const product_t *product, float *out, const float *rows, int64_t num_rows) {
+    multiply(out, rows, NULL, product, num_rows);
+}
+
+/* The likeliest token of each row, the lowest id of equal ones; NaN counts as the most, as torch has it. */
+int native_likeliest(const product_t *head, const norm_t *norm, const int64_t *token_map, int64_t *tokens,
+                     const float *rows, int64_t num_rows) {
+    float *logits = scratch(num_rows * (head->num_inputs + head->num_outputs));
+    if (!logits) return 1;
+    if (norm->weight) {
+        float *normed = logits + num_rows * head->num_outputs;
+        norm_rows(normed, rows, norm, head->num_inputs, num_rows);
+        rows = normed;
+    }
+    multiply(logits, rows, NULL, head, num_rows);
+    for (int64_t row = 0; row < num_rows; row++, logits += head->num_outputs) {
+        int64_t best = 0;
+        for (int64_t i = 1; i < head->num_outputs && !isnan(logits[best]); i++)
+            if (logits[i] > logits[best] || isnan(logits[i])) best = i;
+        tokens[row] = token_map ? token_map[best] : best;
+    }
+    return 0;
+}
+
+/* The normed embeddings of tokens beside normed hidden states: [rows, 2 * size]. */
+void native_draft_input(const norm_t *embedding_norm, const norm_t *hidden_norm, const float *embedding,
+                        int64_t size, float *out, const int64_t *tokens, const float *hidden, int64_t num_rows) {
+    for (int64_t row = 0; row < num_rows; row++, out += 2 * size, hidden += size) {
+        norm_rows(out, embedding + tokens[row] * size, embedding_norm, size, 1);
+        norm_rows(out + size, hidden, hidden_norm, size, 1);
+    }
+}

@@ -1,0 +1,328 @@
+"""The operators of kernels=native, and the parts of a model as they take them: weights packed, sizes beside them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, ParamSpec
+
+import torch
+
+from spec_kernels.native.build import build
+
+PANEL, LANES = 64, 16
+Parameters = ParamSpec("Parameters")
+
+
+class _Product(ctypes.Structure):
+    _fields_ = (
+        ("panels", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_outputs", "num_inputs", "is_16_bit")),
+    )
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = (("weight", ctypes.c_void_p), ("eps", ctypes.c_float))
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, _Product) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, _Norm) for name in ("attention_norm", "mlp_norm", "head_norm")),
+        ("scale", ctypes.c_float),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "window", "page_size")
+        ),
+    )
+
+
+class _Place(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("cos", "signed_sin", "slots", "pages", "lengths")),
+        *((name, ctypes.c_int64) for name in ("rotary_stride", "num_pages", "num_queries")),
+    )
+
+
+class NativeProduct:
+    """Is a weight as the kernels read it, [panels, inputs, 64]: in bfloat16 where that is what it holds anyway.
+
+    Attributes:
+        address: of its description, which operators take.
+    """
+
+    __slots__ = ("_bias", "_panels", "address", "described", "num_inputs", "num_outputs")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """Pack a float32 weight [outputs, inputs] on the CPU."""
+        self.num_outputs, self.num_inputs = weight.shape
+        self._panels, self._bias = pack(weight), None if bias is None else bias.float().contiguous()
+        is_16_bit = self._panels.dtype is torch.bfloat16
+        self.described = _Product(
+            self._panels.data_ptr(), _pointer(self._bias), self.num_outputs, self.num_inputs, is_16_bit
+        )
+        self.address = ctypes.addressof(self.described)
+
+
+class NativeNorm:
+    """Is an RMSNorm as the kernels read it; without a weight it is none.
+
+    Attributes:
+        address: of its description, which operators take.
+    """
+
+    __slots__ = ("_weight", "address", "described")
+
+    def __init__(self, weight: torch.Tensor | None = None, eps: float = 0.0) -> None:
+        self._weight = None if weight is None else weight.float().contiguous()
+        self.described = _Norm(_pointer(self._weight), eps)
+        self.address = ctypes.addressof(self.described)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """Holds the parts of a decoder layer.
+
+    Attributes:
+        attention_norm: without a weight for a layer whose rows have been normed.
+        head_norm: of query and key heads, a row of weight each; without a weight for heads that are not normed.
+    """
+
+    qkv: NativeProduct
+    o: NativeProduct
+    gate_up: NativeProduct
+    down: NativeProduct
+    attention_norm: NativeNorm
+    mlp_norm: NativeNorm
+    head_norm: NativeNorm
+
+
+class NativeLayer:
+    """Is a decoder layer as the kernels read it.
+
+    Attributes:
+        address: of its description, which operators take.
+    """
+
+    __slots__ = ("_parts", "address", "described", "hidden_size", "num_attended", "num_projected")
+
+    def __init__(
+        self,
+        parts: LayerParts,
+        scale: float,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rotary_dim: int,
+        page_size: int,
+        window: int | None = None,
+    ) -> None:
+        self._parts = parts
+        self.hidden_size, self.num_attended = parts.o.num_outputs, parts.o.num_inputs
+        self.num_projected = parts.qkv.num_outputs
+        described = (getattr(parts, field.name).described for field in fields(parts))
+        sizes = num_heads, num_kv_heads, head_dim, rotary_dim, window or 0, page_size
+        self.described = _Layer(*described, scale, *sizes)
+        self.address = ctypes.addressof(self.described)
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """Return [outputs, inputs] as panels of 64 outputs [panels, inputs, 64], the last one filled up with zeros.
+
+    A weight that is the same in bfloat16 is kept so: nothing is lost, and half of the bytes are read.
+    """
+    num_outputs, num_inputs = weight.shape
+    num_panels = -(-num_outputs // PANEL)
+    filled = weight.new_zeros(num_panels * PANEL, num_inputs)
+    filled[:num_outputs] = weight
+    panels = filled.view(num_panels, PANEL, num_inputs).transpose(1, 2).contiguous()
+    narrow = panels.bfloat16()
+    if not torch.equal(narrow.float(), panels):
+        return panels
+    # Outputs j and j + 16 are the halves of one lane, each of which is widened by one instruction.
+    return narrow.view(num_panels, num_inputs, PANEL // (2 * LANES), 2, LANES).transpose(3, 4).contiguous()
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(build()))
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.native_layer.argtypes = (pointer, pointer, pointer, pointer, pointer, number)
+    library.native_project.argtypes = (pointer, pointer, pointer, pointer, pointer, number)
+    library.native_attend.argtypes = (pointer, pointer, pointer, pointer, pointer, number, number)
+    library.native_finish.argtypes = (pointer, pointer, pointer, pointer, number)
+    library.native_norm.argtypes = (pointer, pointer, pointer, number, number)
+    library.native_product.argtypes = (pointer, pointer, pointer, number)
+    library.native_likeliest.argtypes = (pointer, pointer, pointer, pointer, pointer, number)
+    library.native_draft_input.argtypes = (pointer, pointer, pointer, number, pointer, pointer, pointer, number)
+    return library
+
+
+_operators = torch.library.Library("spec_kernels", "FRAGMENT")
+"""Operators by name, and not `custom_op`, whose wrapper takes longer than a small product."""
+
+
+def _operator(schema: str) -> Callable[[Callable[Parameters, None]], Callable[Parameters, None]]:
+    """Register the function below as the operator of `schema` on a CPU, and return the operator."""
+
+    def register(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
+        name = schema.partition("(")[0]
+        _operators.define(schema)
+        _operators.impl(name, function, "CPU")
+        operator: Callable[Parameters, None] = getattr(torch.ops.spec_kernels, name).default
+        return operator
+
+    return register
+
+
+def _check(status: int) -> None:
+    if status:
+        raise MemoryError("kernels=native: no memory for intermediate rows")
+
+
+def _place(
+    rotary: tuple[torch.Tensor, torch.Tensor] | None, slots: torch.Tensor | None, keys: tuple[Any, ...] | None
+) -> Any:
+    """Describe where rows stand: (cos, signed sin), the slots that they write, and (pages, lengths, num_queries)."""
+    place = _Place()
+    if rotary is not None and slots is not None:
+        cos, signed_sin = rotary
+        assert cos.stride(0) == signed_sin.stride(0) and cos.stride(-1) == signed_sin.stride(-1) == 1
+        assert slots.is_contiguous()
+        place.cos, place.signed_sin, place.slots = cos.data_ptr(), signed_sin.data_ptr(), slots.data_ptr()
+        place.rotary_stride = cos.stride(0)
+    if keys is not None:
+        pages, lengths, num_queries = keys
+        assert pages.is_contiguous() and lengths.is_contiguous()
+        place.pages, place.lengths = pages.data_ptr(), lengths.data_ptr()
+        place.num_pages, place.num_queries = pages.shape[1], num_queries
+    return place
+
+
+@_operator(
+    "native_layer(Tensor(a!) out, Tensor(b!) kv, Tensor rows, Tensor cos, Tensor signed_sin, Tensor slots,"
+    " Tensor pages, Tensor lengths, int num_queries, int layer) -> ()"
+)
+def decoder_layer(
+    out: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+    slots: torch.Tensor,
+    pages: torch.Tensor,
+    lengths: torch.Tensor,
+    num_queries: int,
+    layer: int,
+) -> None:
+    """Run a whole decoder layer.
+
+    Args:
+        out: [rows, hidden_size], written.
+        kv: [cache slots, 2, num_kv_heads, head_dim], written at `slots`.
+        rows: [rows, hidden_size], `num_queries` of each request.
+        cos: of each row, [rows, ..., rotary_dim]; `signed_sin` likewise.
+        slots: [rows] int64.
+        pages: [requests, num_pages] int64, of the keys; positions past the last column lie in its page.
+        lengths: [requests] int64, keys that the last row of each request sees.
+        layer: `NativeLayer.address`.
+    """
+    place = _place((cos, signed_sin), slots, (pages, lengths, num_queries))
+    pointers = out.data_ptr(), kv.data_ptr(), _rows(rows)
+    _check(_library().native_layer(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
+
+
+def _rows(rows: torch.Tensor) -> int:
+    assert rows.dtype is torch.float32 and rows.is_contiguous()
+    return rows.data_ptr()
+
+
+@_operator(
+    "native_project(Tensor(a!) heads, Tensor(b!) kv, Tensor rows, Tensor cos, Tensor signed_sin, Tensor slots,"
+    " int layer) -> ()"
+)
+def project(
+    heads: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+    slots: torch.Tensor,
+    layer: int,
+) -> None:
+    """Run the first part of a layer: up to its queries, which lie in `heads` [rows, all heads * head_dim]."""
+    place = _place((cos, signed_sin), slots, None)
+    pointers = heads.data_ptr(), kv.data_ptr(), _rows(rows)
+    _check(_library().native_project(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
+
+
+@_operator(
+    "native_attend(Tensor(a!) out, Tensor kv, Tensor queries, Tensor pages, Tensor lengths, int num_queries,"
+    " int layer) -> ()"
+)
+def attend(
+    out: torch.Tensor,
+    kv: torch.Tensor,
+    queries: torch.Tensor,
+    pages: torch.Tensor,
+    lengths: torch.Tensor,
+    num_queries: int,
+    layer: int,
+) -> None:
+    """Run the second part: out [rows, heads * head_dim] of `queries` [rows, at least as many]."""
+    assert queries.stride(1) == 1
+    place = _place(None, None, (pages, lengths, num_queries))
+    pointers = out.data_ptr(), kv.data_ptr(), queries.data_ptr()
+    _check(_library().native_attend(layer, ctypes.addressof(place), *pointers, queries.stride(0), queries.shape[0]))
+
+
+@_operator("native_finish(Tensor(a!) out, Tensor attended, Tensor residual, int layer) -> ()")
+def finish(out: torch.Tensor, attended: torch.Tensor, residual: torch.Tensor, layer: int) -> None:
+    """Run the last part: out [rows, hidden_size] of what attention gave, and the stream in front of the layer."""
+    pointers = out.data_ptr(), _rows(attended), _rows(residual)
+    _check(_library().native_finish(layer, *pointers, residual.shape[0]))
+
+
+@_operator("native_norm(Tensor(a!) out, Tensor rows, int norm) -> ()")
+def rms_norm(out: torch.Tensor, rows: torch.Tensor, norm: int) -> None:
+    """Norm rows; `norm` is `NativeNorm.address`."""
+    _library().native_norm(norm, out.data_ptr(), _rows(rows), rows.shape[1], rows.shape[0])
+
+
+@_operator("native_product(Tensor(a!) out, Tensor rows, int product) -> ()")
+def multiply(out: torch.Tensor, rows: torch.Tensor, product: int) -> None:
+    """Multiply rows by a weight; `product` is `NativeProduct.address`."""
+    _library().native_product(product, out.data_ptr(), _rows(rows), rows.shape[0])
+
+
+@_operator("native_likeliest(Tensor(a!) tokens, Tensor rows, Tensor? token_map, int norm, int head) -> ()")
+def likeliest(tokens: torch.Tensor, rows: torch.Tensor, token_map: torch.Tensor | None, norm: int, head: int) -> None:
+    """Write the likeliest token of each row, the lowest id of equal ones: of `head`'s product with the normed rows."""
+    pointers = _pointer(token_map), tokens.data_ptr(), _rows(rows)
+    _check(_library().native_likeliest(head, norm, *pointers, rows.shape[0]))
+
+
+@_operator(
+    "native_draft_input(Tensor(a!) out, Tensor tokens, Tensor hidden, Tensor embedding, int embedding_norm,"
+    " int hidden_norm) -> ()"
+)
+def draft_input(
+    out: torch.Tensor,
+    tokens: torch.Tensor,
+    hidden: torch.Tensor,
+    embedding: torch.Tensor,
+    embedding_norm: int,
+    hidden_norm: int,
+) -> None:
+    """Write the normed embeddings of tokens and, beside them, normed hidden states: out [rows, 2 * hidden_size]."""
+    assert tokens.is_contiguous() and embedding.is_contiguous()
+    num_rows, size = hidden.shape
+    pointers = out.data_ptr(), tokens.data_ptr(), _rows(hidden)
+    _library().native_draft_input(embedding_norm, hidden_norm, _rows(embedding), size, *pointers, num_rows)

@@ -1,0 +1,108 @@
+/* Products of a few rows with a weight, and norms.
+
+   A weight lies in panels of 64 outputs, [panel][input][64], so that it is read front to back and an output's sum needs
+   no reduction across lanes. Where it loses nothing a weight is kept in bfloat16, and widened as it is read: outputs j
+   and j + 16 of each 32 lie side by side then. */
+
+typedef struct {
+    const void *panels;
+    const float *bias; /* or NULL */
+    int64_t num_outputs, num_inputs, is_16_bit;
+} product_t;
+
+typedef struct {
+    const float *weight; /* [size], or NULL for a norm that is not there */
+    float eps;
+} norm_t;
+
+static inline void load_floats(vec *to, const float *panel) {
+    for (int v = 0; v < VECTORS; v++) to[v] = *(const vec *)(panel + v * LANES);
+}
+
+static inline void load_halves(vec *to, const uint16_t *panel) {
+    for (int v = 0; v < VECTORS; v += 2) {
+        const ints pair = *(const ints *)(panel + v * LANES);
+        to[v] = low_half(pair);
+        to[v + 1] = high_half(pair);
+    }
+}
+
+#define PRODUCT_TILE(name, weight_t, load, rows)                                                                      \
+    static void name(float *out, const float *x, const weight_t *panel, int64_t num_inputs) {                         \
+        vec sums[rows][VECTORS] = {};                                                                                  \
+        for (int64_t k = 0; k < num_inputs; k++, panel += PANEL) {                                                     \
+            vec w[VECTORS];                                                                                            \
+            load(w, panel);                                                                                            \
+            for (int r = 0; r < rows; r++)                                                                             \
+                for (int v = 0; v < VECTORS; v++) sums[r][v] += w[v] * x[r * num_inputs + k];                          \
+        }                                                                                                              \
+        memcpy(out, sums, sizeof sums);                                                                                \
+    }
+PRODUCT_TILE(floats_1, float, load_floats, 1)
+PRODUCT_TILE(floats_2, float, load_floats, 2)
+PRODUCT_TILE(floats_4, float, load_floats, 4)
+PRODUCT_TILE(halves_1, uint16_t, load_halves, 1)
+PRODUCT_TILE(halves_2, uint16_t, load_halves, 2)
+PRODUCT_TILE(halves_4, uint16_t, load_halves, 4)
+
+static void product_tile(float *out, const float *x, const product_t *p, int64_t panel, int rows) {
+    const int64_t first = panel * PANEL * p->num_inputs;
+    if (p->is_16_bit) {
+        const uint16_t *at = (const uint16_t *)p->panels + first;
+        (rows == 4 ? halves_4 : rows == 2 ? halves_2 : halves_1)(out, x, at, p->num_inputs);
+    } else {
+        const float *at = (const float *)p->panels + first;
+        (rows == 4 ? floats_4 : rows == 2 ? floats_2 : floats_1)(out, x, at, p->num_inputs);
+    }
+}
+
+/* out [rows, num_outputs] = x [rows, num_inputs] times the weight, plus the bias, plus `residual` where it is given. */
+static void multiply(float *out, const float *x, const float *residual, const product_t *p, int64_t num_rows) {
+    float tile[4 * PANEL];
+    const int64_t num_panels = (p->num_outputs + PANEL - 1) / PANEL;
+    for (int64_t panel = 0; panel < num_panels; panel++) {
+        const int64_t first = panel * PANEL;
+        const int64_t width = less(PANEL, p->num_outputs - first);
+        for (int64_t row = 0; row < num_rows;) {
+            const int64_t left = num_rows - row;
+            const int rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+            product_tile(tile, x + row * p->num_inputs, p, panel, rows);
+            for (int r = 0; r < rows; r++, row++) {
+                float *to = out + row * p->num_outputs + first;
+                const float *add = residual ? residual + row * p->num_outputs + first : NULL;
+                for (int64_t i = 0; i < width; i++)
+                    to[i] = tile[r * PANEL + i] + (p->bias ? p->bias[first + i] : 0) + (add ? add[i] : 0);
+            }
+        }
+    }
+}
+
+static void norm_row(float *out, const float *x, const float *weight, float eps, int64_t size) {
+    vec squares = {};
+    float rest = 0;
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        const vec part = *(const vec *)(x + i);
+        squares += part * part;
+    }
+    for (; i < size; i++) rest += x[i] * x[i];
+    const float scale = 1.0f / sqrtf((sum_of(squares) + rest) / (float)size + eps);
+    for (i = 0; i < size; i++) out[i] = x[i] * scale * weight[i];
+}
+
+static void norm_rows(float *out, const float *x, const norm_t *norm, int64_t size, int64_t num_rows) {
+    for (int64_t row = 0; row < num_rows; row++)
+        norm_row(out + row * size, x + row * size, norm->weight, norm->eps, size);
+}
+
+/* Memory for intermediate rows, kept for the next call; NULL where there is none. */
+static float *scratch(int64_t count) {
+    static _Thread_local float *memory = NULL;
+    static _Thread_local int64_t capacity = 0;
+    if (count > capacity) {
+        free(memory);
+        memory = aligned_alloc(64, (size_t)(count + LANES) / LANES * LANES * sizeof(float));
+        capacity = memory ? count : 0;
+    }
+    return memory;
+}

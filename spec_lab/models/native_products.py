@@ -1,0 +1,267 @@
+"""kernels=native computes forwards of up to 64 rows with the C of `spec_kernels.native`: a decoder layer is one call.
+
+A row of those does not depend, bit for bit, on how many stand beside it. More rows go to the library, since arithmetic
+bounds them and not bytes and calls. What a layer has that the kernels do not know (experts, states, gates, latents)
+stays with the library as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+
+from spec_kernels.native import parts as native
+from spec_kernels.native.parts import LANES, LayerParts, NativeLayer, NativeNorm, NativeProduct
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.protocols import RowSelection
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.experts import ExpertMLP
+from spec_lab.models.layers import (
+    Attention,
+    DecoderLayer,
+    GatedMLP,
+    RMSNorm,
+    RopeThenWrite,
+    RotaryRows,
+    RowsPart,
+    WeightedNorm,
+)
+from spec_lab.models.linear import Linear, WholeLinear
+from spec_lab.models.plan import LayerPlan
+from spec_lab.models.products import (
+    Body,
+    DraftInput,
+    DraftInputs,
+    Layer,
+    LayerBody,
+    Likeliest,
+    LikeliestToken,
+    PlainProducts,
+)
+
+MAX_ROWS = 64
+
+
+def _are_few(rows: torch.Tensor, metadata: AttentionMetadata) -> bool:
+    """Tell whether the kernels take these rows: few, as many of each request."""
+    return 0 < rows.shape[0] <= MAX_ROWS and not metadata.batches
+
+
+class NativeBody:
+    """Is a `LayerBody` in three calls, between which rows may be dropped; with a norm it is a whole layer."""
+
+    __slots__ = ("_layer", "_many")
+
+    def __init__(self, layer: NativeLayer, many: Body) -> None:
+        """`many` takes what is not few rows."""
+        self._layer = layer
+        self._many = many
+
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        residual: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        if not _are_few(rows, metadata):
+            return self._many(rows, residual, rotary, cache, metadata, selection)
+        layer = self._layer
+        queries, metadata = selection.queries(self._project(rows, rotary, cache, metadata), metadata)
+        attended = queries.new_empty(queries.shape[0], layer.num_attended)
+        keys = metadata.page_table, metadata.seq_lens, metadata.num_queries
+        native.attend(attended, cache.kv, queries, *keys, layer.address)
+        out = residual.new_empty(residual.shape)
+        native.finish(out, selection.attended(attended), residual.contiguous(), layer.address)
+        return out
+
+    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+        if _are_few(rows, metadata):
+            self._project(rows, rotary, cache, metadata)
+        else:
+            self._many.write(rows, rotary, cache, metadata)
+
+    def _project(
+        self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """Write KV, and return all heads [rows, heads * head_dim], queries first."""
+        heads = rows.new_empty(rows.shape[0], self._layer.num_projected)
+        place = rotary.cos, rotary.signed_sin, metadata.slot_mapping
+        native.project(heads, cache.kv, rows, *place, self._layer.address)
+        return heads
+
+
+class NativeDecoderLayer:
+    """Is a `DecoderLayer`, in one call where no row is dropped inside it.
+
+    Attributes:
+        row_invariant: a row does not depend on the others, its attention included.
+    """
+
+    __slots__ = ("_body", "_layer", "_plain")
+    row_invariant = True
+
+    def __init__(self, plain: DecoderLayer, layer: NativeLayer) -> None:
+        self._plain = plain
+        self._layer = layer
+        self._body = NativeBody(layer, LayerBody(plain.attention, plain.mlp, plain.mlp_norm))
+
+    def __call__(
+        self,
+        stream: torch.Tensor,
+        rotary: RotaryRows,
+        cache: Any,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        if not _are_few(stream, metadata):
+            return self._plain(stream, rotary, cache, metadata, selection)
+        if selection.is_empty:
+            self._body.write(stream, rotary, cache, metadata)
+            return stream[:0]
+        if selection.behind(metadata) is not metadata:
+            return self._body(stream, selection.residual(stream), rotary, cache, metadata, selection)
+        out = torch.empty_like(stream)
+        place = rotary.cos, rotary.signed_sin, metadata.slot_mapping
+        keys = metadata.page_table, metadata.seq_lens, metadata.num_queries
+        native.decoder_layer(out, cache.kv, stream, *place, *keys, self._layer.address)
+        return out
+
+    @property
+    def attention(self) -> object:
+        return self._plain.attention
+
+    @property
+    def expert_parts(self) -> tuple[ExpertMLP, ...]:
+        return ()
+
+
+class NativeRMSNorm:
+    """Is a norm in one call."""
+
+    __slots__ = ("_norm",)
+
+    def __init__(self, norm: WeightedNorm) -> None:
+        self._norm = as_native(norm)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(rows)
+        native.rms_norm(out, rows, self._norm.address)
+        return out
+
+
+class NativeLinear:
+    """Is a product: of few rows by the kernel, of many by the library."""
+
+    __slots__ = ("_many", "_product")
+
+    def __init__(self, linear: Linear) -> None:
+        self._product = packed(linear)
+        self._many = linear
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        if not 0 < rows.shape[0] <= MAX_ROWS:
+            return self._many(rows)
+        out = rows.new_empty(rows.shape[0], self._product.num_outputs)
+        native.multiply(out, rows, self._product.address)
+        return out
+
+
+class NativeDraftInput:
+    """Is a `DraftInput` in one call."""
+
+    __slots__ = ("_embedding", "_embedding_norm", "_hidden_norm")
+
+    def __init__(self, plain: DraftInput) -> None:
+        self._embedding = plain.embedding
+        self._embedding_norm = as_native(cast(WeightedNorm, plain.embedding_norm))
+        self._hidden_norm = as_native(cast(WeightedNorm, plain.hidden_norm))
+
+    def __call__(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        num_rows, size = hidden.shape
+        out = hidden.new_empty(num_rows, 2 * size)
+        norms = self._embedding_norm.address, self._hidden_norm.address
+        native.draft_input(out, token_ids, hidden.contiguous(), self._embedding, *norms)
+        return out, out[:, size:]
+
+
+class NativeLikeliest:
+    """Is a `LikeliestToken` in one call."""
+
+    __slots__ = ("_head", "_norm", "_plain")
+
+    def __init__(self, plain: LikeliestToken) -> None:
+        self._plain = plain
+        self._norm = NativeNorm() if plain.norm is None else as_native(cast(WeightedNorm, plain.norm))
+        self._head = packed(plain.head)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        if hidden.shape[0] > MAX_ROWS:
+            return self._plain(hidden)
+        tokens = torch.empty(hidden.shape[0], dtype=torch.int64)
+        native.likeliest(tokens, hidden, self._plain.token_map, self._norm.address, self._head.address)
+        return tokens
+
+
+class NativeProducts(PlainProducts):
+    """Keeps the protocol `Products`, for float32 on a CPU, one thread, and chains."""
+
+    invariant_rows = MAX_ROWS
+
+    def norm(self, norm: RowsPart) -> RowsPart:
+        return NativeRMSNorm(cast(WeightedNorm, norm))
+
+    def linear(self, linear: Linear) -> Linear:
+        return NativeLinear(linear)
+
+    def layer(self, layer: DecoderLayer, plan: LayerPlan) -> Layer:
+        if not fits(plan):
+            return layer
+        body = LayerBody(layer.attention, layer.mlp, layer.mlp_norm)
+        return NativeDecoderLayer(layer, self._native(body, plan, as_native(cast(RMSNorm, layer.attention_norm))))
+
+    def body(self, body: LayerBody, plan: LayerPlan) -> Body:
+        return NativeBody(self._native(body, plan, NativeNorm()), body) if fits(plan) else body
+
+    def draft_input(self, part: DraftInput) -> DraftInputs:
+        return NativeDraftInput(part)
+
+    def likeliest(self, part: LikeliestToken) -> Likeliest:
+        return NativeLikeliest(part)
+
+    def _native(self, body: LayerBody, plan: LayerPlan, attention_norm: NativeNorm) -> NativeLayer:
+        attention, mlp = cast(Attention, body.attention), cast(GatedMLP, body.mlp)
+        assert mlp.activation is F.silu, "a family with another activation has layers of another kind"
+        head_norm = cast(RopeThenWrite, attention.rope_and_write).qk_norm
+        parts = LayerParts(
+            qkv=packed(attention.qkv),
+            o=packed(attention.o),
+            gate_up=packed(mlp.gate_up),
+            down=packed(mlp.down),
+            attention_norm=attention_norm,
+            mlp_norm=as_native(cast(WeightedNorm, body.mlp_norm)),
+            head_norm=NativeNorm() if head_norm is None else as_native(cast(WeightedNorm, head_norm)),
+        )
+        rotary_dim = int(plan.head_dim * plan.rope.partial_rotary_factor)
+        heads = plan.num_heads, plan.num_kv_heads, plan.head_dim, rotary_dim
+        page_size = cast(TorchAttention, attention.backend).page_size
+        return NativeLayer(parts, attention.scale, *heads, page_size, plan.window)
+
+
+def fits(plan: LayerPlan) -> bool:
+    """Tell whether the kernels have all of a layer, whose heads and MLP are whole vectors."""
+    return plan.is_plain and plan.head_dim % LANES == 0 and plan.intermediate_size % LANES == 0
+
+
+def packed(linear: Linear) -> NativeProduct:
+    whole = cast(WholeLinear, linear)
+    return NativeProduct(whole.dense_weight(), whole.bias)
+
+
+def as_native(norm: WeightedNorm) -> NativeNorm:
+    return NativeNorm(norm.kernel_weight, norm.eps)

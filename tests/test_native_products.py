@@ -1,0 +1,267 @@
+"""kernels=native: models whose few rows go through the C against the same models without, and against one row alone."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import spec_lab
+from spec_kernels.native import build
+from spec_kernels.native import parts as native
+from spec_kernels.native.parts import NativeProduct, pack
+from spec_lab.assembly.models import cache_row
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.protocols import RowSelection
+from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
+from spec_lab.engine.pages import PageTable
+from spec_lab.models.config import ModelConfig
+from spec_lab.models.decoder import DecoderTarget
+from spec_lab.models.layers import RMSNorm
+from spec_lab.models.linear import make_linear
+from spec_lab.models.native_products import MAX_ROWS, NativeDecoderLayer, NativeProducts, fits
+from spec_lab.models.plan import LayerPlan, RopeConfig
+from spec_lab.models.products import PLAIN, DraftInput, LayerBody, LikeliestToken, Products
+from spec_lab.models.random_weights import random_tensors
+from spec_lab.models.tensor_shapes import decoder_tensor_shapes
+from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+
+pytestmark = pytest.mark.skipif(build.compiler() is None, reason="needs a C compiler")
+
+PAGE_SIZE, MAX_POSITIONS = 4, 96
+NUM_PAGES = 2 + 2 * MAX_POSITIONS // PAGE_SIZE
+FEATURES = FeatureSpec(layer_inputs=(1,), final_hidden=NormSide.POST_NORM)
+FULL = LayerPlan(num_heads=4, num_kv_heads=2, head_dim=64, rope=RopeConfig(1e4, "none"), intermediate_size=80)
+PLANS = {
+    "llama": FULL,
+    "qwen3": replace(FULL, qk_norm=True, head_dim=80),
+    "qwen2": replace(FULL, qkv_bias=True, num_kv_heads=1, head_dim=16),
+    "window": replace(FULL, window=5, head_dim=32),
+    "partial": replace(FULL, rope=RopeConfig(1e4, "none", partial_rotary_factor=0.5), mlp_bias=True, o_bias=True),
+}
+
+
+class Lane:
+    """A target of two layers of one plan, its cache of two slots, and the backend that reads it."""
+
+    def __init__(self, plan: LayerPlan, products: Products, dtype: torch.dtype = torch.bfloat16) -> None:
+        """`dtype` is what the weights can be kept in without loss."""
+        cpu = torch.device("cpu")
+        self.backend = TorchAttention(PAGE_SIZE, MAX_POSITIONS)
+        self.table = PageTable(2, MAX_POSITIONS, PAGE_SIZE, cpu)
+        for slot in range(2):
+            self.table.assign(slot, list(range(2 + slot, NUM_PAGES, 2)))
+        self.cache = PagedKVCache([cache_row(plan)] * 2, NUM_PAGES, PAGE_SIZE, torch.float32, cpu)
+        config = ModelConfig("llama", 70, 48, 1e-5, MAX_POSITIONS, False, (plan, plan), (), None, "float32")
+        tensors = random_tensors(decoder_tensor_shapes(config), torch.float32, cpu, 3)
+        self.target = DecoderTarget(
+            config, {name: 4 * t.to(dtype).float() for name, t in tensors.items()}, self.backend, MAX_POSITIONS
+        )
+        self.target.use(products)
+
+    def metadata(self, starts: list[int], num_queries: int) -> AttentionMetadata:
+        first = torch.tensor(starts)
+        positions = first.unsqueeze(1) + torch.arange(num_queries)
+        pages = self.table.pages[: len(starts)]
+        return self.backend.build(positions, first + num_queries, pages, max(starts) + num_queries)
+
+    def slots(self, slot: int, start: int) -> torch.Tensor:
+        """Return the cache slots of a slot's positions from `start` on."""
+        positions = torch.arange(start, MAX_POSITIONS)
+        return self.table.pages[slot][positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+
+    def run(self, starts: list[int], tokens: torch.Tensor, selection: RowSelection | None = None) -> TargetOutput:
+        """Run [requests, rows] tokens behind `starts`."""
+        metadata = self.metadata(starts, tokens.shape[1])
+        features = FEATURES if selection is None else FeatureSpec()
+        return self.target.forward(tokens.flatten(), self.cache, metadata, selection or AllRows(), features)
+
+
+def tokens_of(num_requests: int, num_rows: int) -> torch.Tensor:
+    return torch.randint(70, (num_requests, num_rows), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_target_gives_what_it_gives_without(plan: LayerPlan) -> None:
+    """A prompt of more rows than the kernels take, one whose last layer writes KV alone, then rounds of two requests
+    and of one, whose slot's pages hold NaN behind its end."""
+    lanes = [Lane(plan, PLAIN), Lane(plan, NativeProducts())]
+    assert isinstance(lanes[1].target.layers[0], NativeDecoderLayer)
+    for lane in lanes:
+        lane.run([0], tokens_of(1, MAX_ROWS + 3))
+        lane.run([0, 0], tokens_of(2, 21), NoRows())
+        lane.cache.kv[:, lane.slots(0, 21)] = float("nan")
+        lane.cache.kv[:, lane.slots(1, 17)] = float("nan")
+    for starts, rows in (([21, 17], 4), ([25], 1), ([26, 4], 3)):
+        outputs = [lane.run(starts, tokens_of(len(starts), rows)) for lane in lanes]
+        for name in ("hidden", "features"):
+            assert_alike(*(getattr(output, name) for output in outputs))
+        assert_alike(*(lane.target.logits(output.hidden) for lane, output in zip(lanes, outputs, strict=True)))
+    assert_alike(*(lane.cache.kv.nan_to_num() for lane in lanes))
+
+
+def assert_alike(expected: torch.Tensor, got: torch.Tensor) -> None:
+    assert got.shape == expected.shape and got.isfinite().all()
+    assert (got - expected).norm() <= 2e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("plan", [PLANS["qwen3"], PLANS["window"]], ids=["full", "window"])
+def test_a_row_is_the_same_bits_whatever_stands_beside_it(plan: LayerPlan, dtype: torch.dtype) -> None:
+    """In rounds of 1 to 9 rows, alone and beside another request; with 33 keys, which end inside a vector."""
+    tokens = tokens_of(2, 9)
+    lane = Lane(plan, NativeProducts(), dtype)
+    lane.run([0, 0], tokens_of(2, 30))
+    alone = torch.cat([lane.run([30 + row], tokens[:1, row : row + 1]).hidden for row in range(9)])
+    for rows in (2, 3, 4, 7, 9):
+        for num_requests in (1, 2):
+            hidden = lane.run([30, 30][:num_requests], tokens[:num_requests, :rows]).hidden[:rows]
+            assert torch.equal(hidden, alone[:rows])
+            logits = lane.target.logits(hidden)
+            assert torch.equal(logits[-1:], lane.target.logits(hidden[-1:].clone()))
+
+
+def test_rows_that_are_dropped_are_not_missed() -> None:
+    """The three ways to drop rows inside the last layer leave what the whole layer has of the others."""
+    lane = Lane(PLANS["qwen3"], NativeProducts())
+    live = torch.tensor([1, 5])
+    tokens = tokens_of(2, 4)
+    whole = lane.run([7, 9], tokens).hidden[live]
+    before = BeforeAttention(live, lane.metadata([8, 10], 1))
+    for selection in (AfterAttention(live), before):
+        assert torch.equal(lane.run([7, 9], tokens, selection).hidden, whole)
+    written = lane.slots(0, 7)[:4]
+    kept = lane.cache.kv[1, written].clone()
+    lane.cache.kv[1, written] = 0
+    lane.run([7, 9], tokens, NoRows())
+    assert torch.equal(lane.cache.kv[1, written], kept)
+
+
+def test_a_draft_head_body_without_a_norm_of_its_own() -> None:
+    """A body takes normed rows, wider than the stream, and a residual that may be a slice."""
+    lane = Lane(FULL, PLAIN)
+    plain = lane.target.layers[0]
+    body = LayerBody(plain.attention, plain.mlp, plain.mlp_norm)
+    ours = NativeProducts().body(body, FULL)
+    metadata, rows = lane.metadata([3], 2), torch.randn(2, 48)
+    rotary = lane.target.rotary_tables[0].rows(metadata.positions)
+    residual = torch.randn(2, 96)[:, 48:]
+    arguments = rows, residual, rotary, lane.cache.layers[0], metadata, AllRows()
+    assert_alike(body(*arguments), ours(*arguments))
+    lane.cache.kv.zero_()
+    ours.write(rows, rotary, lane.cache.layers[0], metadata)
+    written = lane.cache.kv.clone()
+    body.write(rows, rotary, lane.cache.layers[0], metadata)
+    assert_alike(lane.cache.kv, written)
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 48), (130, 7), (5, 256)])
+def test_products_and_their_bytes(outputs: int, inputs: int, bits: int) -> None:
+    weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
+    weight = weight.bfloat16().float() if bits == 16 else weight
+    assert pack(weight).element_size() == bits // 8
+    product = NativeProduct(weight, bias)
+    rows = torch.randn(7, inputs)
+    out = torch.full((7, outputs), float("nan"))
+    native.multiply(out, rows, product.address)
+    torch.testing.assert_close(out, F.linear(rows, weight, bias), rtol=1e-4, atol=1e-5)
+    ours = NativeProducts().linear(make_linear(weight, bias))
+    assert torch.equal(ours(rows), out)
+    many = torch.randn(MAX_ROWS + 1, inputs)
+    torch.testing.assert_close(ours(many), F.linear(many, weight, bias), rtol=1e-4, atol=1e-5)
+
+
+def test_the_likeliest_token_and_its_ties() -> None:
+    weight = torch.zeros(70, 32)
+    weight[[3, 66, 41]] = 1.0
+    weight[2] = 2.0
+    rows = torch.ones(3, 32)
+    rows[1], rows[2, 4] = -rows[1], float("nan")
+    token_map = torch.arange(70) * 10
+    norm = RMSNorm(torch.ones(32), 1e-6)
+    for token_map_or_none in (None, token_map):
+        plain = LikeliestToken(norm, make_linear(weight), token_map_or_none)
+        assert NativeProducts().likeliest(plain)(rows).tolist() == plain(rows).tolist()
+    weight[2] = 0.0
+    tied = LikeliestToken(None, make_linear(weight))
+    assert NativeProducts().likeliest(tied)(torch.ones(1, 32)).tolist() == [3]
+
+
+def test_a_draft_input() -> None:
+    parts = DraftInput(torch.randn(9, 40), RMSNorm(torch.randn(40), 1e-5), RMSNorm(torch.randn(40), 1e-6))
+    tokens, hidden = torch.tensor([8, 0, 3]), torch.randn(3, 80)[:, :40]
+    for got, expected in zip(NativeProducts().draft_input(parts)(tokens, hidden), parts(tokens, hidden), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_exponentials_where_they_end() -> None:
+    """The activation of gates that no float32 exponential holds, and NaN, which stays one."""
+    gates = torch.tensor([-1e4, -100.0, -88.5, -87.2, -20.0, -1e-3, 0.0, 1e-3, 5.0, 88.5, 200.0, float("nan")])
+    lane = Lane(replace(FULL, intermediate_size=16), NativeProducts())
+    plain = lane.target.layers[0]._plain
+    assert fits(FULL) and not fits(replace(FULL, intermediate_size=12)) and not fits(replace(FULL, head_dim=24))
+    identity = torch.eye(16, 48)
+    weight = torch.cat((identity, torch.zeros(16, 48)))
+    mlp = plain.mlp
+    mlp.gate_up, mlp.down = make_linear(weight, torch.ones(32) * torch.arange(32).ge(16)), make_linear(identity.T)
+    for gate in gates:
+        stream = torch.zeros(1, 48)
+        stream[0, 0] = 1.0
+        norm = RMSNorm(torch.full((48,), float(gate) / 48**0.5), 0.0)
+        body = LayerBody(plain.attention, mlp, norm)
+        mlp_only = NativeProducts().body(body, replace(FULL, intermediate_size=16))
+        metadata = lane.metadata([0], 1)
+        rotary = lane.target.rotary_tables[0].rows(metadata.positions)
+        rest = rotary, lane.cache.layers[0], metadata, AllRows()
+        lane.cache.kv.zero_()
+        rows = torch.zeros(1, 48)
+        torch.testing.assert_close(
+            mlp_only(rows, stream, *rest), body(rows, stream, *rest), rtol=1e-5, atol=1e-6, equal_nan=True
+        )
+
+
+def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for program, said in ((None, "there is no C compiler"), ("/bin/false", "/bin/false does not compile native.c")):
+        monkeypatch.setattr(build, "compiler", lambda program=program: program)
+        with pytest.raises(build.BuildError, match=said):
+            build.build.__wrapped__()
+    assert list((tmp_path / "spec_lab").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_what_was_built_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    built = build.build.__wrapped__()
+    assert built.parent == tmp_path / "spec_lab"
+    monkeypatch.setattr(build, "_compile", lambda *arguments: pytest.fail("it was compiled again"))
+    assert build.build.__wrapped__() == built
+    wall = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
+    source = Path(build.__file__).with_name("native.c")
+    command = [build.compiler() or "", *build._FLAGS, *wall, str(source), "-o", str(tmp_path / "x.so"), "-lm"]
+    assert subprocess.run(command, check=False).returncode == 0, "any processor of this kind, and no warning"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [(), ("graph=round", "batch_size=3")], ids=["eager", "tape"])
+def test_a_run_has_the_tokens_of_plain_decoding_to_the_bit(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    """The shipped pair, drafting and pruned: by plain decoding beside it, by the teacher's judgement, and by torch."""
+    shared = [
+        *("device=cpu", "prune=catchup", "repeats=1", "warmup_requests=0", "profile_rounds=0", "workload.limit=3"),
+        *("max_new_tokens=24", f"output_dir={tmp_path}", *overrides),
+    ]
+    found = {}
+    for kernels, references in (("native", "[plain]"), ("native", "[]"), ("torch", "[plain]")):
+        composed = spec_lab.compose([f"kernels={kernels}", f"references={references}", *shared])
+        run = spec_lab.run(composed)
+        assert run.summary["row_invariant"] is (kernels == "native")
+        divergence = run.summary["divergence"]
+        assert divergence is not None and (divergence["near_ties"], divergence["bugs"]) == (0, 0)
+        found[kernels, references] = [request["output_ids"] for request in run.requests]
+    assert len({str(outputs) for outputs in found.values()}) == 1
