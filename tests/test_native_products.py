@@ -187,7 +187,10 @@ def test_the_likeliest_token_and_its_ties() -> None:
     norm = RMSNorm(torch.ones(32), 1e-6)
     for token_map_or_none in (None, token_map):
         plain = LikeliestToken(norm, make_linear(weight), token_map_or_none)
-        assert NativeProducts().likeliest(plain)(rows).tolist() == plain(rows).tolist()
+        ours = NativeProducts().likeliest(plain)
+        assert ours(rows).tolist() == plain(rows).tolist()
+        for got, expected in zip(ours.with_probability(rows), plain.with_probability(rows), strict=True):
+            torch.testing.assert_close(got, expected, equal_nan=True)
     weight[2] = 0.0
     tied = LikeliestToken(None, make_linear(weight))
     assert NativeProducts().likeliest(tied)(torch.ones(1, 32)).tolist() == [3]

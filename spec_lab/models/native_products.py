@@ -158,17 +158,17 @@ class NativeRMSNorm:
 class NativeLinear:
     """Is a product: of few rows by the kernel, of many by the library."""
 
-    __slots__ = ("_many", "_product")
+    __slots__ = ("_many", "product")
 
     def __init__(self, linear: Linear) -> None:
-        self._product = packed(linear)
+        self.product = packed(linear)
         self._many = linear
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if not 0 < rows.shape[0] <= MAX_ROWS:
             return self._many(rows)
-        out = rows.new_empty(rows.shape[0], self._product.num_outputs)
-        native.multiply(out, rows, self._product.address)
+        out = rows.new_empty(rows.shape[0], self.product.num_outputs)
+        native.multiply(out, rows, self.product.address)
         return out
 
 
@@ -191,21 +191,25 @@ class NativeDraftInput:
 
 
 class NativeLikeliest:
-    """Is a `LikeliestToken` in one call."""
+    """Is a `LikeliestToken` in one call; a probability beside it takes that of its parts."""
 
-    __slots__ = ("_head", "_norm", "_plain")
+    __slots__ = ("_head", "_norm", "_parts")
 
     def __init__(self, plain: LikeliestToken) -> None:
-        self._plain = plain
-        self._norm = NativeNorm() if plain.norm is None else as_native(cast(WeightedNorm, plain.norm))
-        self._head = packed(plain.head)
+        norm = None if plain.norm is None else cast(WeightedNorm, plain.norm)
+        self._norm = NativeNorm() if norm is None else as_native(norm)
+        self._head = NativeLinear(plain.head)
+        self._parts = LikeliestToken(None if norm is None else NativeRMSNorm(norm), self._head, plain.token_map)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         if hidden.shape[0] > MAX_ROWS:
-            return self._plain(hidden)
+            return self._parts(hidden)
         tokens = torch.empty(hidden.shape[0], dtype=torch.int64)
-        native.likeliest(tokens, hidden, self._plain.token_map, self._norm.address, self._head.address)
+        native.likeliest(tokens, hidden, self._parts.token_map, self._norm.address, self._head.product.address)
         return tokens
+
+    def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._parts.with_probability(hidden)
 
 
 class NativeProducts(PlainProducts):
