@@ -18,6 +18,7 @@ from spec_kernels.attention_tiles import (
     NUM_TILES_TO_FILL,
     decode_tiles,
     prompt_tiles,
+    tree_tiles,
 )
 from spec_kernels.split_merge import empty_partials, merge_partials
 from spec_kernels.utils import assert_rows_of, launch_on
@@ -118,25 +119,25 @@ def _launch_splits(
     queries, kv, page_table, seq_lens = inputs
     batch, num_rows, num_heads, head_dim = page_table.shape[0], *queries.shape
     num_queries, group, num_kv_heads = num_rows // batch, heads["GROUP"], kv.shape[2]
-    tiles = decode_tiles(num_queries * group, heads["CHANNEL_TILE"], kv.element_size())
+    sizes = num_queries * group, heads["CHANNEL_TILE"], kv.element_size()
+    tiles = tree_tiles(*sizes, split_keys) if num_tail > 0 else decode_tiles(*sizes)
     assert split_keys % tiles.keys == 0
     num_tiles = batch * triton.cdiv(num_queries * group, tiles.rows)
     num_splits = max(1, triton.cdiv(reach[0], split_keys))
     is_whole = num_splits == 1 or num_tiles * num_kv_heads >= NUM_TILES_TO_FILL
     if is_whole:
         num_splits = 1
-    path_len, own_splits, num_own, num_entries = 0, 0, 0, 0 if is_whole else num_splits
+    path_len, num_own, num_entries = 0, 0, 0 if is_whole else num_splits
     grid = (num_tiles, num_kv_heads, num_splits)
     if num_tail > 0:
-        path_len = tree[0].shape[2]
+        path_len, num_own = tree[0].shape[2], num_rows * triton.cdiv(group, tiles.rows)
         own_splits = (split_keys + path_len - 2) // split_keys + 1
-        num_own = num_rows * triton.cdiv(group, tiles.rows) * own_splits
         num_entries = 1 + own_splits if is_whole else num_splits
-        grid = (num_own + num_tiles * num_splits, num_kv_heads, 1)
+        grid = (num_own * own_splits + num_tiles * num_splits, num_kv_heads, 1)
     partials = empty_partials(num_entries, num_rows, num_heads, head_dim, out.device)
     attend_split[grid](
         *(out, partials.acc, partials.sums, partials.maxima, *inputs, *tree),
-        *(num_queries, num_tail, path_len, num_own, own_splits, num_splits, *reach),
+        *(num_queries, num_tail, path_len, num_own, num_tiles * num_splits, num_splits, *reach),
         *(scale * _LOG2_E, *_strides(queries, kv, page_table), num_rows * num_heads, split_keys),
         **heads,
         ROW_TILE=tiles.rows,

@@ -13,25 +13,34 @@ from spec_kernels.online_softmax import add_keys_across, divisor, key_slots, mer
 def _tree_tile(
     place: tl.tensor,
     num_own: tl.tensor,
-    num_queries: tl.tensor,
-    own_splits: tl.tensor,
+    num_shared: tl.tensor,
     num_splits: tl.tensor,
-    tiles_per_request: tl.tensor,
+    num_queries: tl.tensor,
     GROUP: tl.constexpr,
     ROW_TILE: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """Returns what the program at `place` is for in a tree, whose first `num_own` programs have one query row each:
-    whether it is one of these, its request, its first row and the end of its rows, and the number of its split."""
+    """Returns what the program at `place` of a tree's launch is for.
+
+    The first `num_own` have a query row each, and its split of the root; behind them stand `num_shared` for tiles of
+    rows, and then those of a query row's further splits, of which there are often none.
+
+    Returns:
+        Whether it has a query row of its own, its request, its first row and the end of its rows, and the number of its
+        split.
+    """
     TILES_PER_QUERY: tl.constexpr = (GROUP + ROW_TILE - 1) // ROW_TILE
-    is_own = place < num_own
-    own_tile, shared_tile = place // own_splits, (place - num_own) // num_splits
-    own_row = own_tile // TILES_PER_QUERY
-    request = tl.where(is_own, own_row // num_queries, shared_tile // tiles_per_request)
-    own_first = own_row % num_queries * GROUP
-    shared_first = shared_tile % tiles_per_request * ROW_TILE
-    first_row = tl.where(is_own, own_first + own_tile % TILES_PER_QUERY * ROW_TILE, shared_first)
-    end_row = tl.where(is_own, own_first + GROUP, num_queries * GROUP)
-    return is_own, request, first_row, end_row, tl.where(is_own, place % own_splits, (place - num_own) % num_splits)
+    tiles_per_request = tl.cdiv(num_queries * GROUP, ROW_TILE)
+    is_own = (place < num_own) | (place >= num_own + num_shared)
+    number = tl.where(place < num_own, place, place - tl.where(is_own, num_shared, num_own))
+    per_split = tl.where(is_own, num_own, num_shared // num_splits)
+    split, tile = number // per_split, number % per_split
+    own_row = tile // TILES_PER_QUERY
+    request = tl.where(is_own, own_row // num_queries, tile // tiles_per_request)
+    own_first = (own_row - request * num_queries) * GROUP
+    first_row = tl.where(
+        is_own, own_first + tile % TILES_PER_QUERY * ROW_TILE, (tile - request * tiles_per_request) * ROW_TILE
+    )
+    return is_own, request, first_row, tl.where(is_own, own_first + GROUP, num_queries * GROUP), split
 
 
 @triton.jit
@@ -56,7 +65,7 @@ def _load_keys(
 
 @triton.jit(
     do_not_specialize=[
-        *("num_queries", "num_tail", "path_len", "num_own", "own_splits", "num_splits", "num_readable", "window"),
+        *("num_queries", "num_tail", "path_len", "num_own", "num_shared", "num_splits", "num_readable", "window"),
         *("split_stride", "split_keys"),
     ]
 )
@@ -75,7 +84,7 @@ def attend_split(
     num_tail: tl.tensor,
     path_len: tl.tensor,
     num_own: tl.tensor,
-    own_splits: tl.tensor,
+    num_shared: tl.tensor,
     num_splits: tl.tensor,
     num_readable: tl.tensor,
     window: tl.tensor,
@@ -102,16 +111,16 @@ def attend_split(
     All rows of a tree share the splits that lie before its root. Of the others each query row has keys of its own,
     which stand where a chain's would, so that its sums are those of plain decoding: programs of its own read them.
     """
-    tiles_per_request = tl.cdiv(num_queries * GROUP, ROW_TILE)
     kv_head = tl.program_id(1)
     if IS_TREE:
         is_own, request, first_row, end_row, split = _tree_tile(
-            tl.program_id(0), num_own, num_queries, own_splits, num_splits, tiles_per_request, GROUP, ROW_TILE
+            tl.program_id(0), num_own, num_shared, num_splits, num_queries, GROUP, ROW_TILE
         )
         rows = first_row + tl.arange(0, ROW_TILE)
         query = rows // GROUP
         is_row = rows < end_row
     else:
+        tiles_per_request = tl.cdiv(num_queries * GROUP, ROW_TILE)
         request = tl.program_id(0) // tiles_per_request
         first_row = tl.program_id(0) % tiles_per_request * ROW_TILE
         split = tl.program_id(2)
@@ -127,12 +136,12 @@ def attend_split(
         own_row = (request * num_queries + first_row // GROUP).to(tl.int64)
         path_ptr = path_slots_ptr + own_row * path_len
         own_end = prefix_len + 1 + tl.load(depths_ptr + own_row).to(tl.int32)
-        end = prefix_len + 1 + tl.load(depths_ptr + out_row, mask=is_row, other=0).to(tl.int32)
-        start = end - window
-        num_shared = prefix_len // split_keys
-        split += tl.where(is_own, num_shared, 0)
+        # Programs end where their rows do, or before the root, so that a row has to know only where its window begins.
+        start = prefix_len + 1 - window + tl.load(depths_ptr + out_row, mask=is_row, other=0).to(tl.int32)
+        root_split = prefix_len // split_keys
+        split += tl.where(is_own, root_split, 0)
         lowest = tl.maximum(tl.where(is_own, own_end, prefix_len + 1) - window, 0)
-        highest = tl.minimum(tl.where(is_own, own_end, num_shared * split_keys), num_readable)
+        highest = tl.minimum(tl.where(is_own, own_end, root_split * split_keys), num_readable)
         low = tl.maximum(lowest, split * split_keys)
         high = tl.minimum(highest, (split + 1) * split_keys)
         entry = split
@@ -140,7 +149,7 @@ def attend_split(
             # All shared splits are one entry, those of its own come behind it.
             low = tl.where(is_own, low, lowest)
             high = tl.where(is_own, high, highest)
-            entry = tl.where(is_own, split - num_shared + 1, 0)
+            entry = tl.where(is_own, split - root_split + 1, 0)
         if low >= high:
             return
     else:
@@ -173,16 +182,22 @@ def attend_split(
     for first_key in tl.range(low // KEY_TILE * KEY_TILE, high, KEY_TILE, num_stages=STAGES):
         keys = first_key + tl.arange(0, KEY_TILE)
         is_key = (keys >= low) & (keys < high)
-        slots = key_slots(pages_ptr, keys, low, high, PAGE_SIZE)
         if IS_TREE:
+            # One load for both tables: what the keys wait for is then as long as a chain's.
             behind = keys - prefix_len
-            path_slots = tl.load(path_ptr + behind, mask=is_key & (behind >= 0), other=0)
-            slots = tl.where(behind >= 0, path_slots, slots)
+            places = tl.load(
+                tl.where(behind >= 0, path_ptr + behind, pages_ptr + keys // PAGE_SIZE), mask=is_key, other=0
+            )
+            slots = tl.where(behind >= 0, places, places * PAGE_SIZE + keys % PAGE_SIZE)
+        else:
+            slots = key_slots(pages_ptr, keys, low, high, PAGE_SIZE)
         key_rows, value_rows = _load_keys(
             kv_ptr, slots, is_key, channels, is_channel, slot_stride, kv_head, NUM_KV_HEADS, HEAD_DIM
         )
         scores = tl.dot(key_rows, queries, input_precision="ieee") * scale
-        is_visible = (keys[:, None] >= start[None, :]) & (keys[:, None] < end[None, :])
+        is_visible = keys[:, None] >= start[None, :]
+        if not IS_TREE:
+            is_visible = is_visible & (keys[:, None] < end[None, :])
         scores = tl.where(is_visible & is_key[:, None], scores, float("-inf"))
         if IS_WHOLE:
             # Where a split begins, the one before is merged; elsewhere a row that saw nothing, which changes nothing.

@@ -6,7 +6,7 @@ may: the splits are merged one after the other in any case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import triton
 
@@ -48,6 +48,16 @@ def decode_tiles(num_rows: int, channel_tile: int, element_size: int) -> Tiles:
     if channel_tile > 128:
         return Tiles(16, keys=64 if channel_tile == 256 else 32, num_warps=8, num_stages=5)
     return Tiles(rows=16 if num_rows <= 16 else 32, keys=64, num_warps=4, num_stages=5)
+
+
+def tree_tiles(num_rows: int, channel_tile: int, element_size: int, split_keys: int) -> Tiles:
+    """Returns tiles of a tree's rows, which have the same sums as a chain's.
+
+    Each query row has programs of its own, so that there are many: where a split is one tile, room for another one in
+    flight would only take the shared memory of the programs beside it.
+    """
+    tiles = decode_tiles(num_rows, channel_tile, element_size)
+    return replace(tiles, num_stages=2) if split_keys == tiles.keys else tiles
 
 
 def prompt_tiles(channel_tile: int, element_size: int) -> Tiles:

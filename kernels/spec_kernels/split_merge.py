@@ -80,9 +80,9 @@ def merge_splits(
     first_split = tl.maximum(start, 0) // split_keys
     last_split = tl.cdiv(tl.maximum(tl.minimum(end, num_readable), 0), split_keys)
     if IS_TREE and IS_WHOLE:
-        num_shared = prefix_len // split_keys
-        first_split = tl.maximum(first_split - num_shared + 1, 0)
-        last_split = tl.maximum(last_split - num_shared, 0) + 1
+        root_split = prefix_len // split_keys
+        first_split = tl.maximum(first_split - root_split + 1, 0)
+        last_split = tl.maximum(last_split - root_split, 0) + 1
 
     maxima = tl.full((HEAD_TILE,), float("-inf"), tl.float32)
     sums = tl.zeros((HEAD_TILE,), tl.float32)
