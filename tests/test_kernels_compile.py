@@ -309,7 +309,7 @@ def compile_latent_attention() -> None:
 
 def compile_delta_net() -> None:
     """Compile the kernels of a gated delta net of Qwen3.5-9B's sizes."""
-    from spec_kernels import delta_inputs, delta_kept, delta_rule, gated_norm
+    from spec_kernels import delta_chunks, delta_inputs, delta_kept, delta_rule, gated_norm
 
     heads = {"NUM_KEY_HEADS": 16, "NUM_VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     for is_prompt in (False, True):
@@ -320,6 +320,12 @@ def compile_delta_net() -> None:
     tiles = {"KEY_TILE": 128, "VALUE_TILE": delta_rule.VALUE_TILE}
     ptx = compile_kernel(delta_rule._delta_rule, "fp32", delta_rule.NUM_WARPS, **tiles, **heads)
     assert "ld.global.v4" in ptx and "st.global.v4" in ptx, "states in loads and stores of 16 bytes"
+    chunks = {"KEY_TILE": 128, "CHUNK": delta_chunks.CHUNK}
+    ptx = compile_kernel(delta_chunks._invert_systems, "fp32", delta_chunks.SYSTEM_WARPS, **chunks, **heads)
+    assert "mma" in ptx, "tensor cores"
+    chunks["VALUE_TILE"] = delta_chunks.VALUE_TILE
+    ptx = compile_kernel(delta_chunks._walk_chunks, "fp32", delta_chunks.CHUNK_WARPS, **chunks, **heads)
+    assert "mma" in ptx, "tensor cores"
     sizes = {"KEY_SIZE": 2048, "VALUE_SIZE": 4096, "NUM_VALUE_HEADS": 32}
     compile_kernel(delta_kept._keep_rows, "fp32", HEAD_TILE=32, CHANNEL_TILE=1024, **sizes)
     compile_kernel(gated_norm._gated_norm, "bf16", NUM_HEADS=32, HEAD_DIM=128, PAIR_TILE=4, CHANNEL_TILE=128)

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
+from spec_kernels.delta_chunks import CHUNK, delta_chunks
 from spec_kernels.delta_inputs import delta_inputs, delta_inputs_reference
 from spec_kernels.delta_kept import keep_delta_rows, keep_delta_rows_reference
 from spec_kernels.delta_reference import delta_replay_reference, delta_rule_reference
@@ -207,6 +209,54 @@ def test_the_rule_equals_the_reference(sizes: Sizes, slots: list[int], num_rows:
     assert_near(got.states, expected.states)
     untouched = [slot for slot in range(NUM_SLOTS + 1) if slot not in slots]
     assert torch.equal(got.states[untouched], Rule.random(sizes, slots, num_rows).states[untouched])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "slots", "num_rows"),
+    slow_but_first(
+        (GROUPED, [4, 1], CHUNK + 5), (ALONE, [5], 3), (ALONE, [3, 2], 2 * CHUNK), (GROUPED, [2], 3 * CHUNK - 1)
+    ),
+)
+def test_the_rule_in_chunks_equals_the_reference(sizes: Sizes, slots: list[int], num_rows: int) -> None:
+    """States that others have kept, and rows of theirs behind the first, are left alone."""
+    got, expected = (Rule.random(sizes, slots, num_rows) for _ in range(2))
+    begun = got.states.clone()
+    delta_chunks(got.out, got.states, *got.rows, sizes.num_key_heads)
+    delta_rule_reference(expected.out, expected.states, *expected.rows, sizes.num_key_heads, True)
+    assert_close(got.out, expected.out, rtol=1e-4, atol=1e-4)
+    assert_close(got.states[slots, 0], expected.states[slots, 0], rtol=1e-4, atol=1e-4)
+    begun[slots, 0] = got.states[slots, 0]
+    assert torch.equal(got.states, begun)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("log_decay", [0.0, -1e-3, -30.0])
+def test_keys_that_are_all_alike_make_no_chunk_inexact(log_decay: float) -> None:
+    """Powers of such a system grow most, and with a decay of exp(-30) nothing of a row reaches the next one."""
+    got, expected = (Rule.random(GROUPED, [4, 1], 2 * CHUNK) for _ in range(2))
+    for rule in (got, expected):
+        rule.mixed[...] = rule.mixed[:, :1]
+        rule.log_decay.fill_(log_decay)
+        rule.strength.fill_(1.0)
+    delta_chunks(got.out, got.states, *got.rows, 2)
+    delta_rule_reference(expected.out, expected.states, *expected.rows, 2, True)
+    assert_close(got.out, expected.out, rtol=1e-3, atol=1e-3)
+    assert_close(got.states[[4, 1], 0], expected.states[[4, 1], 0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_prompt_cut_between_chunks_has_the_same_bits() -> None:
+    whole = Rule.random(GROUPED, [4], 3 * CHUNK + 7)
+    begun, parts = whole.states.clone(), []
+    delta_chunks(whole.out, whole.states, *whole.rows, 2)
+    states, committed = begun, whole.committed
+    for start, stop in ((0, CHUNK), (CHUNK, 3 * CHUNK), (3 * CHUNK, 3 * CHUNK + 7)):
+        given = [part[:, start:stop].contiguous() for part in (whole.out, *whole.rows[:3])]
+        delta_chunks(given[0], states, *given[1:], whole.slot_ids, committed, 2)
+        committed = torch.zeros_like(committed)
+        parts.append(given[0])
+    assert torch.equal(torch.cat(parts, dim=1), whole.out)
+    assert torch.equal(states[4, 0], whole.states[4, 0])
 
 
 @pytest.mark.slow

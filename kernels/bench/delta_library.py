@@ -4,7 +4,7 @@
 
 FOLDER holds `fla` and `einops` of the wheels of fla-core and einops, which are plain Python. One layer, by default
 Qwen3.5-9B's. The library's recurrence leaves the last row's state, this project's one behind each row, as verify needs
-them; its form in chunks serves prompts. Its queries, keys and values are bf16, the states of both float32. The farthest
+them; both have a form in chunks for prompts. Its queries, keys and values are bf16, the states of both float32. The farthest
 value is over the largest one, of outputs and last states.
 """
 
@@ -19,12 +19,16 @@ from attention import BANDWIDTH, L2_BYTES, LAUNCHES, microseconds
 from delta_net import Net, random_rows
 
 from spec_kernels import delta_rule
+from spec_kernels.delta_chunks import delta_chunks
 
 Library = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
-def compare(library: Library, net: Net, batch: int, num_rows: int, is_prompt: bool) -> tuple[float, float, float]:
-    """Return microseconds of the kernel and of the library, and how far apart they end."""
+def compare(
+    library: Library, net: Net, batch: int, num_rows: int, is_prompt: bool
+) -> tuple[float, float | None, float, float]:
+    """Return microseconds of the kernel row by row, of a prompt's in chunks, and of the library, and how far apart the
+    library and ours end."""
     rows = random_rows(net, batch, num_rows)
     rows_kept = 1 if is_prompt else num_rows
     copies = min(LAUNCHES, 1 + int(2 * L2_BYTES / (batch * rows_kept * net.state_bytes)))
@@ -37,14 +41,18 @@ def compare(library: Library, net: Net, batch: int, num_rows: int, is_prompt: bo
     def kernel(index: int) -> None:
         delta_rule.delta_rule(out, states[index % copies], *rows, slots, first, net.num_key_heads, is_prompt)
 
+    def chunks(index: int) -> None:
+        delta_chunks(out, states[index % copies], *rows, slots, first, net.num_key_heads)
+
     given = library_rows(net, *rows)
 
     def of_library(index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return library(**given, scale=1.0, initial_state=begun[index % copies], output_final_state=True)
 
-    kernel(0)
+    chunks(0) if is_prompt else kernel(0)
     apart = max(farthest(*pair) for pair in zip(of_library(0), (out, states[0, :batch, -1]), strict=True))
-    return microseconds(kernel), microseconds(of_library), apart
+    in_chunks = microseconds(chunks) if is_prompt else None
+    return microseconds(kernel), in_chunks, microseconds(of_library), apart
 
 
 def library_rows(net: Net, mixed: torch.Tensor, log_decay: torch.Tensor, strength: torch.Tensor) -> dict[str, Any]:
@@ -69,16 +77,18 @@ def main() -> None:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, fla-core {__version__}")
-    print("batch  rows  what     kernel us  library us   apart   floor us")
+    print("batch  rows  what     kernel us  in chunks  library us   apart   floor us")
     net = Net()
     shapes = [(batch, num_rows, False) for batch in options.batch for num_rows in options.rows]
     with torch.no_grad():
         for batch, num_rows, is_prompt in (*shapes, *((1, num_rows, True) for num_rows in options.prompts)):
             library = chunk_gated_delta_rule if is_prompt else fused_recurrent_gated_delta_rule
-            ours, theirs, apart = compare(library, net, batch, num_rows, is_prompt)
+            ours, in_chunks, theirs, apart = compare(library, net, batch, num_rows, is_prompt)
             floor_us = batch * (1 + (1 if is_prompt else num_rows)) * net.state_bytes / BANDWIDTH * 1e6
             what = "prompt" if is_prompt else "verify"
-            print(f"{batch:5}{num_rows:6}  {what:7}{ours:11.1f}{theirs:12.1f}{apart:8.0e}{floor_us:11.1f}", flush=True)
+            chunks = "-" if in_chunks is None else f"{in_chunks:.1f}"
+            times = f"{ours:11.1f}{chunks:>11}{theirs:12.1f}"
+            print(f"{batch:5}{num_rows:6}  {what:7}{times}{apart:8.0e}{floor_us:11.1f}", flush=True)
 
 
 if __name__ == "__main__":

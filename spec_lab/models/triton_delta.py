@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from spec_kernels.delta_chunks import CHUNK, delta_chunks
 from spec_kernels.delta_inputs import delta_inputs
 from spec_kernels.delta_kept import keep_delta_rows
 from spec_kernels.delta_rule import delta_replay, delta_rule
@@ -23,12 +24,14 @@ class MixedRows:
     Attributes:
         mixed: [batch, num_rows, conv_size] queries and keys of unit length, and values.
         log_decay, strength: [batch, num_rows, num_value_heads].
+        model_dtype: what the rows were computed in before.
     """
 
     sizes: DeltaNetSizes
     mixed: torch.Tensor
     log_decay: torch.Tensor
     strength: torch.Tensor
+    model_dtype: torch.dtype
 
     def new_outputs(self) -> torch.Tensor:
         """Make room for the rule's outputs."""
@@ -49,7 +52,8 @@ class TritonDeltaSteps:
         def empty(width: int) -> torch.Tensor:
             return torch.empty((*shape, width), dtype=torch.float32, device=projected.device)
 
-        rows = MixedRows(sizes, empty(sizes.conv_size), empty(sizes.num_value_heads), empty(sizes.num_value_heads))
+        gates = empty(sizes.num_value_heads), empty(sizes.num_value_heads)
+        rows = MixedRows(sizes, empty(sizes.conv_size), *gates, projected.dtype)
         delta_inputs(
             rows.mixed,
             rows.log_decay,
@@ -99,10 +103,18 @@ class TritonReplayedUpdates(OneStateSlots):
 
 
 def _run(states: torch.Tensor, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
-    """Run rows over `states` [num_slots + 1, N, ...], and leave there one state or N, as `slots` says."""
+    """Run rows over `states` [num_slots + 1, N, ...], and leave there one state or N, as `slots` says.
+
+    Of a prompt in 16 bits whole chunks are run as products, which round as those of the model do. Shorter ones are run
+    row by row, so that up to 16 rows have the bits of verify's.
+    """
     outputs, heads = rows.new_outputs(), rows.sizes.num_key_heads
     given = (rows.mixed, rows.log_decay, rows.strength, slots.slot_ids, slots.committed)
-    delta_rule(outputs, states, *given, heads, slots.is_prompt)
+    is_long = slots.is_prompt and outputs.shape[1] >= CHUNK
+    if is_long and rows.model_dtype != torch.float32:
+        delta_chunks(outputs, states, *given, heads)
+    else:
+        delta_rule(outputs, states, *given, heads, slots.is_prompt)
     return outputs
 
 
