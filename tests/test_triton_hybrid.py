@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
+from spec_kernels.delta_chunks import CHUNK
 from spec_kernels.norms import rms_norm
 from spec_kernels.utils import INTERPRETED
 from spec_lab.assembly.kernels import KERNELS
@@ -89,6 +91,21 @@ class Lane:
             for slot in (2, 0):
                 spoil_unread(self.cache, slot, int(self.states.committed[slot]), SIZES.history)
         return outputs
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+@pytest.mark.parametrize("rollback", Rollback)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_long_prompt_is_run_in_chunks_where_the_model_has_16_bits(dtype: torch.dtype, rollback: Rollback) -> None:
+    rows, slot = randn(CHUNK + 9, HIDDEN, seed=5, dtype=dtype), torch.tensor([1], device=DEVICE)
+    outputs = []
+    for parts in (TORCH_DELTA, TRITON_DELTA):
+        lane = Lane(parts, rollback, dtype)
+        with LaunchedKernels() as launched:
+            outputs.append(lane.run(rows, len(rows), lane.states.of_prompts(slot)))
+    assert ("delta_chunks" in launched.names) == (dtype == torch.float16)
+    assert_close(outputs[1], outputs[0], rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.slow

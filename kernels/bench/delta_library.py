@@ -4,8 +4,8 @@
 
 FOLDER holds `fla` and `einops` of the wheels of fla-core and einops, which are plain Python. One layer, by default
 Qwen3.5-9B's. The library's recurrence leaves the last row's state, this project's one behind each row, as verify needs
-them; both have a form in chunks for prompts. Its queries, keys and values are bf16, the states of both float32. The farthest
-value is over the largest one, of outputs and last states.
+them; both have a form in chunks for prompts. Its queries, keys and values are bf16, the states of both float32. The
+farthest value is over the largest one, of outputs and last states.
 """
 
 from __future__ import annotations
