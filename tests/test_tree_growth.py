@@ -105,8 +105,10 @@ def test_tokens_are_ranked_by_their_logits_and_ties_by_their_ids() -> None:
     torch.testing.assert_close(ranked.log_probs, expected)
 
 
-def test_a_static_tree_has_the_ranks_of_its_paths() -> None:
-    ranks = [[1], [0, 2], [0], [0, 0, 1], [0, 0], [2], [2, 1]]
+@pytest.mark.parametrize(
+    "ranks", [[[1], [0, 2], [0], [0, 0, 1], [0, 0], [2], [2, 1]], [[0], [0, 0], [0, 0, 0]], [[0], [1], [0, 0], [1, 1]]]
+)
+def test_a_static_tree_has_the_ranks_of_its_paths(ranks: list[list[int]]) -> None:
     tables = [table_of(seed, ties=False) for seed in range(3)]
     tree = grow(StaticTree(DraftPaths(ranks), torch.device("cpu")), tables)
     for index, table in enumerate(tables):

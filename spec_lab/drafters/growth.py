@@ -203,14 +203,17 @@ class StaticLevel:
     """Holds the constants of one level of a static tree.
 
     Attributes:
-        taken: [drafts] numbers among the tokens found below the branches, branch * topk + rank.
-        going_on: [branches] which of the level's drafts have drafts below them.
+        taken: [drafts] numbers among the tokens found below the branches, branch * topk + rank; None where all are
+            taken, as of a chain.
+        going_on: [branches] which of the level's drafts have drafts below them; None where all have.
         came_from: [branches] the branch of the step before.
+        one_each: one branch goes on below each branch of the step before.
     """
 
-    taken: torch.Tensor
-    going_on: torch.Tensor
+    taken: torch.Tensor | None
+    going_on: torch.Tensor | None
     came_from: torch.Tensor
+    one_each: bool
 
 
 class StaticTree:
@@ -227,12 +230,17 @@ class StaticTree:
 
     def _make_level(self, paths: DraftPaths, depth: int, device: torch.device) -> StaticLevel:
         branches, drafts, going_on = paths.branches_at(depth - 1), paths.rows_at(depth), paths.branches_at(depth)
-        parts = (
-            [branches.index(paths.parents[row]) * self.topk + paths.paths[row][-1] for row in drafts],
-            [drafts.index(row) for row in going_on],
-            [branches.index(paths.parents[row]) for row in going_on],
+        came_from = [branches.index(paths.parents[row]) for row in going_on]
+        return StaticLevel(
+            _some_of(
+                [branches.index(paths.parents[row]) * self.topk + paths.paths[row][-1] for row in drafts],
+                len(branches) * self.topk,
+                device,
+            ),
+            _some_of([drafts.index(row) for row in going_on], len(drafts), device),
+            torch.tensor(came_from, dtype=torch.int64, device=device),
+            came_from == list(range(len(branches))),
         )
-        return StaticLevel(*(torch.tensor(part, dtype=torch.int64, device=device) for part in parts))
 
     def start(self, ranked: Ranked) -> list[torch.Tensor]:
         growth: list[torch.Tensor] = []
@@ -242,12 +250,21 @@ class StaticTree:
     def branch(self, growth: list[torch.Tensor], hidden: torch.Tensor) -> Branches:
         level, newest = self._levels[len(growth) - 1], growth[-1]
         came_from = level.came_from.expand(newest.shape[0], -1)
-        below = hidden.index_select(1, level.came_from).flatten(0, 1)
-        return Branches(newest.index_select(1, level.going_on), came_from, below)
+        below = hidden if level.one_each else hidden.index_select(1, level.came_from)
+        tokens = newest if level.going_on is None else newest.index_select(1, level.going_on)
+        return Branches(tokens, came_from, below.flatten(0, 1))
 
     def add(self, growth: list[torch.Tensor], ranked: Ranked) -> None:
-        growth.append(ranked.tokens.flatten(1).index_select(1, self._levels[len(growth)].taken))
+        found, taken = ranked.tokens.flatten(1), self._levels[len(growth)].taken
+        growth.append(found if taken is None else found.index_select(1, taken))
 
     def finish(self, growth: list[torch.Tensor]) -> DraftTree:
         tokens = torch.cat(growth, dim=1)
         return DraftTree(tokens, self._parents.expand(tokens.shape[0], -1))
+
+
+def _some_of(numbers: list[int], count: int, device: torch.device) -> torch.Tensor | None:
+    """Return numbers below `count`; None where they are all of them in order."""
+    if numbers == list(range(count)):
+        return None
+    return torch.tensor(numbers, dtype=torch.int64, device=device)

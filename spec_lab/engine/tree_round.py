@@ -11,6 +11,7 @@ import torch
 from spec_kernels.tree_reference import move_path_reference
 from spec_lab.core.draft_tree import DraftTree
 from spec_lab.core.prompts import PromptEnds
+from spec_lab.core.rows import rows_at
 from spec_lab.core.tree_protocols import JudgedRows, TreeAttentionBackend, TreeDrafter, TreeRule
 from spec_lab.core.types import AttentionMetadata, DraftStep, RoundBatch, VerifiedRound
 from spec_lab.engine.experts_read import ReadingStage
@@ -118,7 +119,7 @@ class TreeRound(DecodeRound):
         return drafter.finish(state)
 
     def _parents(self, batch: RoundBatch) -> torch.Tensor:
-        return self.parents.index_select(0, batch.slot_ids)
+        return rows_at(self.parents, batch.slot_ids)
 
     def _compact(self, batch: RoundBatch, path: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor | None:
         """Move the KV of the path's rows to the slots L + 1, L + 2, ... of all layers, and return their features.
