@@ -366,9 +366,12 @@ def compile_project_heads() -> None:
     tiles = {"IN_FEATURES": 4096, "SPLITS": 2, "ROW_TILE": 16, "COLUMN_TILE": 64, "DEPTH": 128, "STAGES": 4}
     heads = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64}
     for bias in (False, True):
-        modes = {"TURNED": True, "WHOLE_TILES": True, "NORMED": not bias, "HAS_BIAS": bias}
+        modes = {"TURNED": True, "WHOLE_TILES": True, "SCALE_ROWS": 0, "NORMED": not bias, "HAS_BIAS": bias}
         ptx = compile_kernel(_project_heads, "bf16", 4, **tiles, **heads, **modes)
         assert "wgmma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
+    pairs = {"weight": "*i16", "scales": "*fp32"}
+    ptx = compile_kernel(_project_heads, "bf16", 4, pointers=pairs, **tiles, **heads, **modes | {"SCALE_ROWS": 128})
+    assert "wgmma" in ptx and "ldmatrix" in ptx, "pairs go straight to registers"
 
 
 def compile_products() -> None:

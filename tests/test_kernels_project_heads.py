@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from spec_kernels.block_fp8_reference import packed
 from spec_kernels.product import product
 from spec_kernels.product_tiles import INVARIANT_ROWS, SkinnyTiles
 from spec_kernels.project_heads import project_heads, project_heads_reference
@@ -26,6 +27,7 @@ def run(
     sizes: tuple[int, int, int],
     bias: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return queries and the cache, which are NaN before; a row's angles and slot follow from its place."""
     num_heads, num_kv_heads, head_dim = sizes
@@ -36,7 +38,7 @@ def run(
     slots = torch.arange(NUM_SLOTS - 1, NUM_SLOTS - 1 - num_rows, -1, device=DEVICE)
     arrivals = torch.zeros(weight.shape[0], dtype=torch.int32, device=DEVICE)
     parts = arrivals, bias, norm_weight, EPS, turns[:, 0], turns[:, 1], slots
-    function(queries, kv, rows, weight, *parts)  # type: ignore[operator]
+    function(queries, kv, rows, weight, *parts, scales)  # type: ignore[operator]
     assert not arrivals.any(), "the last split leaves zeros"
     return queries, kv
 
@@ -50,11 +52,15 @@ def in_two_launches(
     bias: torch.Tensor | None,
     norm_weight: torch.Tensor | None,
     eps: float,
-    *turns: torch.Tensor,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scales: torch.Tensor | None = None,
 ) -> None:
     projected = rows.new_empty(rows.shape[0], weight.shape[0])
-    product(projected, rows, weight, arrivals, bias, norm_weight, eps, None, False)
-    rope_write(queries, kv, projected.unflatten(1, (-1, queries.shape[2])), *turns)
+    product(projected, rows, weight, arrivals, bias, norm_weight, eps, None, False, scales=scales)
+    heads = projected.unflatten(1, (-1, queries.shape[2]))
+    rope_write(queries, kv, heads, cos, signed_sin, slot_mapping)
 
 
 @pytest.fixture
@@ -117,3 +123,22 @@ def test_heads_are_those_of_two_launches_and_do_not_depend_on_the_rows_beside_th
         fewer, written = run(project_heads, rows[:num_rows], weight, sizes, norm_weight=norm_weight)
         assert torch.equal(fewer, queries[:num_rows])
         assert torch.equal(written[-num_rows:], kv[-num_rows:])
+
+
+@pytest.mark.parametrize("scale_rows", [128, 1])
+@pytest.mark.parametrize("head_dim", [16, 128])
+def test_heads_of_a_weight_in_e4m3_are_those_of_two_launches(head_dim: int, scale_rows: int) -> None:
+    """Every block, or every row, has a scale of its own; several heads are in a block, or one."""
+    num_kv_heads = 1 if head_dim == 128 else 4
+    sizes = 128 // head_dim, num_kv_heads, head_dim
+    weight = randn((sizes[0] + 2 * num_kv_heads) * head_dim, 128, seed=1).to(torch.float8_e4m3fn)
+    scales = (randn(-(-weight.shape[0] // scale_rows), 1, seed=5).abs() + 0.5) / 12
+    rows = randn(3, 128, dtype=torch.float16)
+    parts = {"norm_weight": randn(128, seed=3), "scales": scales}
+    got, expected, reference = (
+        run(function, rows, packed(weight), sizes, **parts)  # type: ignore[arg-type]
+        for function in (project_heads, in_two_launches, project_heads_reference)
+    )
+    for ours, theirs, plain in zip(got, expected, reference, strict=True):
+        assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+        assert_near(ours.nan_to_num(), plain.nan_to_num())

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.block_fp8_reference import BLOCK_SIZE, rows_of_scale
 from spec_kernels.product import product_reference
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import INVARIANT_ROWS, choose_tiles
@@ -25,6 +26,7 @@ def _project_heads(
     kv_ptr: tl.tensor,
     rows_ptr: tl.tensor,
     weight_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     norm_ptr: tl.tensor,
     cos_ptr: tl.tensor,
@@ -49,6 +51,7 @@ def _project_heads(
     STAGES: tl.constexpr,
     TURNED: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
     NORMED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ) -> None:
@@ -76,7 +79,7 @@ def _project_heads(
     slot = tl.load(slot_mapping_ptr + row, mask=is_row, other=0)
 
     sums, _, square_sum, is_last = tile_sums(
-        *(rows_ptr, weight_ptr, weight_ptr, norm_ptr, partial_ptr, arrivals_ptr),
+        *(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
         *(column, num_rows, NUM_QKV_HEADS * HEAD_DIM, rows_stride),
         IN_FEATURES=IN_FEATURES,
         SPLITS=SPLITS,
@@ -86,7 +89,7 @@ def _project_heads(
         STAGES=STAGES,
         TURNED=TURNED,
         WHOLE_TILES=WHOLE_TILES,
-        SCALE_ROWS=0,
+        SCALE_ROWS=SCALE_ROWS,
         NORMED=NORMED,
         GATED=False,
     )
@@ -126,6 +129,7 @@ def project_heads(
     cos: torch.Tensor,
     signed_sin: torch.Tensor,
     slot_mapping: torch.Tensor,
+    scales: torch.Tensor | None = None,
 ) -> None:
     """Do what `product` and, with what it gives, `rope_write` do, of up to 16 rows whose heads turn whole.
 
@@ -133,34 +137,39 @@ def project_heads(
         queries: [rows, num_heads, head_dim], contiguous, written: the roped queries.
         kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, written.
         rows: [rows, in_features].
-        weight: [(num_heads + 2 * num_kv_heads) * head_dim, in_features], contiguous: query, key, value heads.
+        weight: [(num_heads + 2 * num_kv_heads) * head_dim, in_features], contiguous: query, key, value heads. One in
+            e4m3 as `block_fp8_reference.packed` gives it.
         arrivals: [tiles or more] int32 zeros, which it leaves zero: of this product alone, or of one stream.
         bias: [(num_heads + 2 * num_kv_heads) * head_dim].
         norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`.
         cos: [rows, head_dim] of each row's position.
         signed_sin: [rows, head_dim], the sine negated in its first half.
         slot_mapping: [rows] int64.
+        scales: of a weight in e4m3, as of `product`; `fits_scales` says of which heads.
     """
     num_rows, num_heads, head_dim = queries.shape
     num_kv_heads, in_features = kv.shape[2], rows.shape[1]
     out_features = (num_heads + 2 * num_kv_heads) * head_dim
     assert num_rows <= INVARIANT_ROWS and head_dim % 2 == 0
     assert_rows_of(rows, num_rows, in_features)
-    assert_rows_of(weight, out_features, in_features)
+    if scales is None:
+        assert rows.dtype == weight.dtype
+        assert_rows_of(weight, out_features, in_features)
     assert_rows_of(kv, kv.shape[0], 2, num_kv_heads, head_dim)
     for turns in (cos, signed_sin):
         assert_rows_of(turns, num_rows, head_dim)
     assert_rows_of(slot_mapping, num_rows)
     assert queries.is_contiguous() and kv.is_contiguous() and weight.is_contiguous()
-    assert queries.dtype == kv.dtype == rows.dtype == weight.dtype
-    tiles = choose_tiles(INVARIANT_ROWS, out_features, in_features, gated=False)
+    assert queries.dtype == kv.dtype == rows.dtype and (scales is None or fits_scales(head_dim))
+    rows_of = 0 if scales is None else rows_of_scale(weight, scales, out_features, in_features)
+    tiles = choose_tiles(INVARIANT_ROWS, out_features, in_features, False, scales is not None)
     num_tiles = triton.cdiv(out_features, tiles.columns)
     assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
     part_size = INVARIANT_ROWS * (tiles.columns + 1)
     partial = rows.new_empty(num_tiles * tiles.splits * part_size if tiles.splits > 1 else 1, dtype=torch.float32)
     with launch_on(rows):
         _project_heads[(num_tiles, tiles.splits)](
-            *(queries, kv, rows, weight, queries if bias is None else bias),
+            *(queries, kv, rows, weight, queries if scales is None else scales, queries if bias is None else bias),
             *(queries if norm_weight is None else norm_weight, cos, signed_sin, slot_mapping, partial, arrivals),
             *(num_rows, rows.stride(0), cos.stride(0), signed_sin.stride(0), kv.stride(0), eps),
             NUM_HEADS=num_heads,
@@ -174,10 +183,16 @@ def project_heads(
             STAGES=tiles.stages,
             TURNED=tiles.turned,
             WHOLE_TILES=out_features % tiles.columns == 0 and in_features % (tiles.splits * tiles.depth) == 0,
+            SCALE_ROWS=rows_of,
             NORMED=norm_weight is not None,
             HAS_BIAS=bias is not None,
             num_warps=tiles.num_warps,
         )
+
+
+def fits_scales(head_dim: int) -> bool:
+    """Tell whether a tile of channels of such heads lies in one block of scales, whichever channels it has."""
+    return BLOCK_SIZE % head_dim == 0
 
 
 def project_heads_reference(
@@ -192,9 +207,10 @@ def project_heads_reference(
     cos: torch.Tensor,
     signed_sin: torch.Tensor,
     slot_mapping: torch.Tensor,
+    scales: torch.Tensor | None = None,
 ) -> None:
     """Do what `project_heads` does."""
     projected = rows.new_empty(rows.shape[0], weight.shape[0])
-    product_reference(projected, rows, weight, arrivals, bias, norm_weight, eps, None, False)
+    product_reference(projected, rows, weight, arrivals, bias, norm_weight, eps, None, False, scales=scales)
     heads = projected.unflatten(1, (-1, queries.shape[2]))
     rope_write_reference(queries, kv, heads, cos, signed_sin, slot_mapping)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from spec_kernels.project_heads import project_heads
+from spec_kernels.project_heads import fits_scales, project_heads
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
@@ -57,14 +57,14 @@ class ProjectedAttention:
 
 
 class FusedHeadsAttention:
-    """Makes, rotates and writes heads in one launch: those that turn whole, have no norms, and 16-bit weights."""
+    """Makes, rotates and writes heads in one launch: those that turn whole, without norms or gates."""
 
-    __slots__ = ("_arrivals", "_attention", "_bias", "_eps", "_norm_weight", "_weight")
+    __slots__ = ("_arrivals", "_attention", "_bias", "_eps", "_norm_weight", "_scales", "_weight")
 
     def __init__(self, attention: Attention, norm: RMSNorm | None) -> None:
         linear = dense(attention.qkv)
         self._attention = attention
-        self._weight, self._bias = linear.weight, linear.bias
+        self._weight, self._scales, self._bias = linear.weight, linear.scales, linear.bias
         self._norm_weight = None if norm is None else norm.weight.float()
         self._eps = 0.0 if norm is None else norm.eps
         self._arrivals = no_arrivals(linear.shape[0], linear.weight.device)
@@ -89,7 +89,7 @@ class FusedHeadsAttention:
         queries = rows.new_empty(rows.shape[0], self._attention.num_heads, self._attention.head_dim)
         turns = rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1), metadata.slot_mapping
         parts = self._arrivals, self._bias, self._norm_weight, self._eps
-        project_heads(queries, cache.kv, rows, self._weight, *parts, *turns)
+        project_heads(queries, cache.kv, rows, self._weight, *parts, *turns, self._scales)
         return queries
 
 
@@ -97,6 +97,6 @@ def few_rows_attention(attention: Attention, plan: LayerPlan, norm: RMSNorm | No
     """Make a layer's attention of few rows, with `norm` before it where one is given."""
     turns_whole = plan.rope.partial_rotary_factor == 1.0
     is_plain = turns_whole and not (plan.qk_norm or plan.attention_gate or plan.float32_norms)
-    if is_plain and dense(attention.qkv).scales is None:
+    if is_plain and (dense(attention.qkv).scales is None or fits_scales(plan.head_dim)):
         return FusedHeadsAttention(attention, norm)
     return ProjectedAttention(attention, SkinnyProduct(dense(attention.qkv), norm))
