@@ -244,3 +244,18 @@ def test_survival_is_the_product_from_draft_1_on() -> None:
         confidences.go_on(slots, torch.tensor([0.5, 1.0]), torch.tensor([1]))
         confidences.go_on(slots, torch.tensor([0.5, 0.5]), torch.tensor([2]))
         assert confidences.survival[slots].tolist() == [[0.5, 0.25, 0.125], [0.25, 0.25, 0.125]]
+
+
+def test_drafts_wait_that_were_noted_or_else_expected() -> None:
+    """A round of K = 0 lets the drafter catch up, which notes a draft that nobody will verify."""
+    slots, active = torch.tensor([1, 0]), torch.ones(2, dtype=torch.bool)
+    confidences = DraftConfidences(2, 3, CPU, threshold=0.1)
+    offers = DraftOffers(2, CPU, confidences)
+    confidences.begin(slots, torch.tensor([0.5, 0.25]))
+    offers.expect(slots, 3)
+    assert offers.of(slots, active, 3).tolist() == [1, 1]
+    offers.expect(slots, 0)
+    assert offers.of(slots, active, 3).tolist() == [0, 0]
+    unsure_of_none = DraftOffers(2, CPU)
+    unsure_of_none.expect(slots, 3)
+    assert unsure_of_none.of(slots, active, 2).tolist() == [2, 2]

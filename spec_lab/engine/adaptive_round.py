@@ -110,7 +110,8 @@ class AdaptiveRound(DecodeRound):
 
     def _with_room(self, drafts: torch.Tensor) -> torch.Tensor:
         """Fill [batch, drafts] up to the width of the slots."""
-        return F.pad(drafts, (0, self.parts.drafter.num_draft_tokens - drafts.shape[1]))
+        missing = self.parts.drafter.num_draft_tokens - drafts.shape[1]
+        return F.pad(drafts, (0, missing)) if missing else drafts
 
 
 class ScheduledRound(AdaptiveRound):
