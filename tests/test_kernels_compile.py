@@ -56,6 +56,8 @@ def compile_kernel(
     from triton.compiler import ASTSource
 
     names = [parameter.name for parameter in kernel.params]  # type: ignore[attr-defined]
+    if "EARLY" in names:
+        constants = {"EARLY": 1} | constants
     signature = {}
     for name in names:
         stem = name.removesuffix("_ptr")
@@ -76,6 +78,11 @@ def compile_kernel(
     )
     options = {"num_warps": num_warps, "num_stages": 2}
     compiled: str = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm[form]
+    if form == "ptx" and constants.get("EARLY"):
+        access = re.search(
+            r"(st|atom)\.global" if constants.get("AHEAD") else r"(ld|st|atom)\.global|cp\.async\.c", compiled
+        )
+        assert access is not None and 0 < compiled.find("griddepcontrol.wait") < access.start(), "it waits first"
     return compiled
 
 
@@ -338,8 +345,8 @@ def compile_product(dtype: str, rows: int, columns: int, splits: int, **constant
         ("TURNED", "NORMED", "GATED", "IS_GELU", "HAS_BIAS", "HAS_MULTIPLIED", "HAS_RESIDUAL"), False
     )
     sizes = {"IN_FEATURES": 4096, "SPLITS": splits, "ROW_TILE": rows, "COLUMN_TILE": columns, "DEPTH": 128}
-    options |= {"SCALE_ROWS": 0, **constants}
-    return compile_kernel(product._product, dtype, STAGES=3, WHOLE_TILES=True, **sizes, **options)
+    options |= {"SCALE_ROWS": 0, "AHEAD": False, **constants}
+    return compile_kernel(product._product, dtype, STAGES=3, WHOLE_TILES=True, **(sizes | options))
 
 
 def compile_fp8_products() -> None:
@@ -350,7 +357,7 @@ def compile_fp8_products() -> None:
     for gated in (False, True):
         sizes = {"IN_FEATURES": 4096, "SPLITS": 1, "ROW_TILE": 16, "COLUMN_TILE": 64, "DEPTH": 128, "STAGES": 4}
         options = {"TURNED": True, "WHOLE_TILES": True, "SCALE_ROWS": 128, "NORMED": True, "GATED": gated}
-        rest = dict.fromkeys(("HAS_BIAS", "HAS_MULTIPLIED", "IS_GELU"), False) | {"HAS_RESIDUAL": not gated}
+        rest = dict.fromkeys(("HAS_BIAS", "HAS_MULTIPLIED", "IS_GELU", "AHEAD"), False) | {"HAS_RESIDUAL": not gated}
         ptx = compile_kernel(product._product, "bf16", 4, pointers=pairs, **sizes, **options, **rest)
         assert "wgmma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
         assert "ldmatrix" in ptx, "pairs go straight to registers"
@@ -385,6 +392,9 @@ def compile_products() -> None:
     compile_product("fp16", 64, 64, 4, NORMED=True)
     compile_product("bf16", 16, 64, 4, TURNED=True, IS_GELU=True, HAS_MULTIPLIED=True)
     compile_project_heads()
+    ahead = compile_product("bf16", 16, 64, 4, TURNED=True, NORMED=True, AHEAD=True, IN_FEATURES=2560)
+    waits = ahead.index("griddepcontrol.wait")
+    assert ahead.index("st.shared") < waits < ahead.index("wgmma.mma"), "weights do not wait"
     tiles = {"IN_FEATURES": 4096, "ROW_TILE": 16, "COLUMN_TILE": 32, "DEPTH": 128, "STAGES": 3, "MERGE_TILE": 128}
     modes = {"TURNED": False, "WHOLE_TILES": True, "NORMED": True, "MAPPED": True}
     for weighed in (False, True):

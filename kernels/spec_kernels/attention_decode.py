@@ -6,6 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from spec_kernels.early import wait_for_inputs
 from spec_kernels.online_softmax import add_keys_across, divisor, key_slots, merge
 
 
@@ -105,12 +106,14 @@ def attend_split(
     STAGES: tl.constexpr,
     IS_TREE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Attends one row tile over the keys of one split, or of all of them, one after the other, when IS_WHOLE.
 
     All rows of a tree share the splits that lie before its root. Of the others each query row has keys of its own,
     which stand where a chain's would, so that its sums are those of plain decoding: programs of its own read them.
     """
+    wait_for_inputs(EARLY)
     kv_head = tl.program_id(1)
     if IS_TREE:
         is_own, request, first_row, end_row, split = _tree_tile(

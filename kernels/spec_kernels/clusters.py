@@ -10,10 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, lowest_top, nan_as_largest
 
-_CLUSTER_TILE, _OTHERS_TILE, _CHANNEL_TILE = 64, 128, 64
+_CLUSTER_TILE, _OTHERS_TILE, _CHANNEL_TILE = 16, 512, 64
 
 
 @triton.jit
@@ -25,21 +26,24 @@ def _choose_clusters(
     NUM_CHOSEN: tl.constexpr,
     CLUSTER_TILE: tl.constexpr,
     OTHERS_TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Finds the ranks of some clusters of a row: how many have more, or are equal and come before. Each rank is one
     cluster's, so that all chosen places are written."""
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     clusters = tl.program_id(1) * CLUSTER_TILE + tl.arange(0, CLUSTER_TILE)
     row_ptr = logits_ptr + row * logits_stride
     own = tl.load(row_ptr + clusters, mask=clusters < NUM_CLUSTERS, other=float("-inf")).to(tl.float32)
     own = nan_as_largest(own)[:, None]
-    ranks = tl.zeros((CLUSTER_TILE,), tl.int32)
+    before = tl.zeros((CLUSTER_TILE, OTHERS_TILE), tl.int32)
     for first in range(0, NUM_CLUSTERS, OTHERS_TILE):
         others = first + tl.arange(0, OTHERS_TILE)
         is_other = others < NUM_CLUSTERS
         logits = nan_as_largest(tl.load(row_ptr + others, mask=is_other, other=float("-inf")).to(tl.float32))[None, :]
         is_before = (logits > own) | ((logits == own) & (others[None, :] < clusters[:, None]))
-        ranks += tl.sum((is_before & is_other[None, :]).to(tl.int32), 1)
+        before += (is_before & is_other[None, :]).to(tl.int32)
+    ranks = tl.sum(before, 1)
     is_chosen = (ranks < NUM_CHOSEN) & (clusters < NUM_CLUSTERS)
     tl.store(chosen_ptr + row * NUM_CHOSEN + ranks, clusters, mask=is_chosen)
 
@@ -61,8 +65,10 @@ def _best_of_clusters(
     NUM_CHOSEN: tl.constexpr,
     CHOSEN_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Finds the best token of one chosen cluster; a row's program that ends last compares those of all."""
+    wait_for_inputs(EARLY)
     row, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cluster = tl.load(chosen_ptr + row * NUM_CHOSEN + place).to(tl.int64)
     members = tl.arange(0, SIZE_TILE)
@@ -133,6 +139,7 @@ def likeliest_in_clusters(
             NUM_CHOSEN=num_chosen,
             CLUSTER_TILE=_CLUSTER_TILE,
             OTHERS_TILE=_OTHERS_TILE,
+            **EARLY,
         )
         _best_of_clusters[(num_rows, num_chosen)](
             *(tokens, rows, weight, token_ids, chosen, tops, torch.empty_like(chosen), arrivals, rows.stride(0)),
@@ -142,6 +149,7 @@ def likeliest_in_clusters(
             NUM_CHOSEN=num_chosen,
             CHOSEN_TILE=triton.next_power_of_2(num_chosen),
             CHANNEL_TILE=_CHANNEL_TILE,
+            **EARLY,
         )
 
 

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.utils import assert_rows_of, launch_on
 
 
@@ -41,7 +42,9 @@ def _rms_norm(
     eps: tl.tensor,
     SIZE: tl.constexpr,
     SIZE_TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     channels = tl.arange(0, SIZE_TILE)
     is_channel = channels < SIZE
@@ -68,6 +71,7 @@ def rms_norm(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: f
             *(out, rows, weight, rows.stride(0), eps),
             SIZE=size,
             SIZE_TILE=triton.next_power_of_2(size),
+            **EARLY,
             num_warps=8 if size > 1024 else 4,
         )
 
@@ -90,7 +94,9 @@ def _add_rms_norm(
     eps: tl.tensor,
     SIZE: tl.constexpr,
     SIZE_TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     channels = tl.arange(0, SIZE_TILE)
     is_channel = channels < SIZE
@@ -123,6 +129,7 @@ def add_rms_norm(
             *(out, stream, rows, added, weight, rows.stride(0), added.stride(0), eps),
             SIZE=size,
             SIZE_TILE=triton.next_power_of_2(size),
+            **EARLY,
             num_warps=8 if size > 1024 else 4,
         )
 
@@ -152,7 +159,9 @@ def _add_normed(
     SIZE_TILE: tl.constexpr,
     SCALED: tl.constexpr,
     HAS_NEXT: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     channels = tl.arange(0, SIZE_TILE)
     is_channel = channels < SIZE
@@ -203,6 +212,7 @@ def add_normed(
             SIZE_TILE=triton.next_power_of_2(size),
             SCALED=scale is not None,
             HAS_NEXT=out is not None,
+            **EARLY,
             num_warps=8 if size > 1024 else 4,
         )
 

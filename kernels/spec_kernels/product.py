@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.block_fp8_reference import dequantise_reference, rows_of_scale
+from spec_kernels.early import AHEAD, EARLY
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import choose_tiles, row_tile
@@ -52,6 +53,8 @@ def _product(
     HAS_BIAS: tl.constexpr,
     HAS_MULTIPLIED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Computes one split of one tile of outputs; the split that ends last adds all of them up, in their order."""
     row = tl.arange(0, ROW_TILE)
@@ -72,6 +75,8 @@ def _product(
         SCALE_ROWS=SCALE_ROWS,
         NORMED=NORMED,
         GATED=GATED,
+        AHEAD=AHEAD,
+        EARLY=EARLY,
     )
     if is_last:
         if NORMED:
@@ -164,6 +169,8 @@ def product(
             HAS_BIAS=bias is not None,
             HAS_MULTIPLIED=multiplied is not None,
             HAS_RESIDUAL=residual is not None,
+            AHEAD=EARLY["EARLY"] == AHEAD and not gated and scales is None and tiles.asks_ahead(in_features),
+            **EARLY,
             num_warps=tiles.num_warps,
         )
 

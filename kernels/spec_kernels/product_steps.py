@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.block_fp8 import BLOCK, load_scale, multiplier, widened
+from spec_kernels.early import wait_for_inputs
 
 
 @triton.jit
@@ -52,6 +53,57 @@ def load_norm(norm_ptr: tl.tensor, inputs: tl.tensor, IN_FEATURES: tl.constexpr)
     """Load some of a norm's weights, which multiply the rows; what the norm divides by is known when all inputs have
     been seen. They are asked for a step before their use: the compiler does that for operands of products alone."""
     return tl.load(norm_ptr + inputs, mask=inputs < IN_FEATURES, other=0.0)
+
+
+@triton.jit
+def load_weights(
+    weight_ptr: tl.tensor,
+    columns: tl.tensor,
+    first: tl.tensor,
+    out_features: tl.tensor,
+    IN_FEATURES: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STEPS: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
+) -> tl.tuple:
+    """Load the tiles of some steps, each as `load_weight` does."""
+    inputs = first + tl.arange(0, DEPTH)
+    tiles = (load_weight(weight_ptr, columns, inputs, out_features, IN_FEATURES, WHOLE_TILES),)
+    for step in tl.static_range(1, STEPS):
+        tiles += (load_weight(weight_ptr, columns, inputs + step * DEPTH, out_features, IN_FEATURES, WHOLE_TILES),)  # type: ignore[assignment]
+    return tiles
+
+
+@triton.jit
+def load_steps(
+    rows_ptr: tl.tensor,
+    row: tl.tensor,
+    first: tl.tensor,
+    num_rows: tl.tensor,
+    rows_stride: tl.tensor,
+    IN_FEATURES: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STEPS: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
+) -> tl.tuple:
+    """Load the rows of some steps, each as `load_rows` does."""
+    inputs = first + tl.arange(0, DEPTH)
+    tiles = (load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES),)
+    for step in tl.static_range(1, STEPS):
+        tiles += (load_rows(rows_ptr, row, inputs + step * DEPTH, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES),)  # type: ignore[assignment]
+    return tiles
+
+
+@triton.jit
+def load_norms(
+    norm_ptr: tl.tensor, first: tl.tensor, IN_FEATURES: tl.constexpr, DEPTH: tl.constexpr, STEPS: tl.constexpr
+) -> tl.tuple:
+    """Load the norm's weights of some steps, each as `load_norm` does."""
+    inputs = first + tl.arange(0, DEPTH)
+    parts = (load_norm(norm_ptr, inputs, IN_FEATURES),)
+    for step in tl.static_range(1, STEPS):
+        parts += (load_norm(norm_ptr, inputs + step * DEPTH, IN_FEATURES),)  # type: ignore[assignment]
+    return parts
 
 
 @triton.jit
@@ -132,9 +184,11 @@ def tile_sums(
     SCALE_ROWS: tl.constexpr,
     NORMED: tl.constexpr,
     GATED: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Multiply one split of a tile of outputs [rows, column], and where it is the split that ends last, add all of them
-    up, in their order.
+    up, in their order. It waits as `early.py` says, AHEAD with its part of the weight loaded.
 
     Returns the sums, those of the other half of the outputs where gated, the sum of each row's squares where normed,
     and whether this is the split that ends last: no other has all of the sums.
@@ -148,33 +202,41 @@ def tile_sums(
     HALVES: tl.constexpr = 2 if GATED else 1
     TILE_SIZE: tl.constexpr = ROW_TILE * COLUMN_TILE
 
+    norm = tl.zeros((DEPTH,), tl.float32)
+    STEPS: tl.constexpr = SPLIT_DEPTH // DEPTH
+    if AHEAD:
+        # Weights are written by no kernel: they are on their way while the kernel in front still runs.
+        first_input = split * SPLIT_DEPTH
+        if NORMED:
+            norms = load_norms(norm_ptr, first_input, IN_FEATURES, DEPTH, STEPS)
+        weights = load_weights(weight_ptr, column, first_input, out_features, IN_FEATURES, DEPTH, STEPS, WHOLE_TILES)
+    wait_for_inputs(EARLY)
+    if NORMED and not AHEAD:
+        norm = load_norm(norm_ptr, split * SPLIT_DEPTH + tl.arange(0, DEPTH), IN_FEATURES)
     sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
     up_sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
     squares = tl.zeros((ROW_TILE, DEPTH), tl.float32)
-    norm = tl.zeros((DEPTH,), tl.float32)
-    if NORMED:
-        norm = load_norm(norm_ptr, split * SPLIT_DEPTH + tl.arange(0, DEPTH), IN_FEATURES)
-    for start in tl.range(0, SPLIT_DEPTH, DEPTH, num_stages=STAGES):
-        first_input = split * SPLIT_DEPTH + start
-        inputs = first_input + tl.arange(0, DEPTH)
-        rows = load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
-        if NORMED:
-            wide = rows.to(tl.float32)
-            squares += wide * wide
-            rows = (wide * norm[None, :]).to(rows.dtype)
-            norm = load_norm(norm_ptr, inputs + DEPTH, IN_FEATURES)
-        sums = add_product(
-            *(sums, rows, weight_ptr, scales_ptr, tile * 0, column, first_input, out_features),
-            IN_FEATURES=IN_FEATURES,
-            COLUMN_TILE=COLUMN_TILE,
-            DEPTH=DEPTH,
-            SCALE_ROWS=SCALE_ROWS,
-            WHOLE_TILES=WHOLE_TILES,
-            TURNED=TURNED,
-        )
-        if GATED:
-            up_sums = add_product(
-                *(up_sums, rows, weight_ptr, scales_ptr, out_features, column, first_input, out_features),
+    if AHEAD:
+        all_rows = load_steps(rows_ptr, row, first_input, num_rows, rows_stride, IN_FEATURES, DEPTH, STEPS, WHOLE_TILES)
+        for step in tl.static_range(STEPS):
+            rows = all_rows[step]
+            if NORMED:
+                wide = rows.to(tl.float32)
+                squares += wide * wide
+                rows = (wide * norms[step][None, :]).to(rows.dtype)
+            sums = multiply(rows, weights[step], sums, TURNED)
+    else:
+        for start in tl.range(0, SPLIT_DEPTH, DEPTH, num_stages=STAGES):
+            first_input = split * SPLIT_DEPTH + start
+            inputs = first_input + tl.arange(0, DEPTH)
+            rows = load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
+            if NORMED:
+                wide = rows.to(tl.float32)
+                squares += wide * wide
+                rows = (wide * norm[None, :]).to(rows.dtype)
+                norm = load_norm(norm_ptr, inputs + DEPTH, IN_FEATURES)
+            sums = add_product(
+                *(sums, rows, weight_ptr, scales_ptr, tile * 0, column, first_input, out_features),
                 IN_FEATURES=IN_FEATURES,
                 COLUMN_TILE=COLUMN_TILE,
                 DEPTH=DEPTH,
@@ -182,6 +244,16 @@ def tile_sums(
                 WHOLE_TILES=WHOLE_TILES,
                 TURNED=TURNED,
             )
+            if GATED:
+                up_sums = add_product(
+                    *(up_sums, rows, weight_ptr, scales_ptr, out_features, column, first_input, out_features),
+                    IN_FEATURES=IN_FEATURES,
+                    COLUMN_TILE=COLUMN_TILE,
+                    DEPTH=DEPTH,
+                    SCALE_ROWS=SCALE_ROWS,
+                    WHOLE_TILES=WHOLE_TILES,
+                    TURNED=TURNED,
+                )
     if TURNED:
         sums = tl.trans(sums)
         up_sums = tl.trans(up_sums)

@@ -12,6 +12,10 @@ INVARIANT_ROWS = 16
 """Up to these all row counts have one tile, so that a row's result does not depend on the rows beside it."""
 
 
+MOST_STEPS_AHEAD = 5
+"""So many steps of a product's loop are loaded before its rows are there."""
+
+
 @dataclass(frozen=True, slots=True)
 class SkinnyTiles:
     """Says how the programs of a launch share a product [rows, in_features] x [out_features, in_features].
@@ -30,6 +34,11 @@ class SkinnyTiles:
     stages: int = 4
     num_warps: int = 4
     turned: bool = False
+
+    def asks_ahead(self, in_features: int) -> bool:
+        """Tell whether all that a program reads of a weight fits shared memory beside another program's."""
+        steps, rest = divmod(in_features, self.splits * self.depth)
+        return rest == 0 and steps <= MOST_STEPS_AHEAD
 
 
 TUNED = {

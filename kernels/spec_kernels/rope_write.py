@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _PAIR_TILE = 16
@@ -129,9 +130,11 @@ def _rope_write(
     NORMED: tl.constexpr,
     NORMS_VALUES: tl.constexpr,
     KEYS_ARE_VALUES: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Norms, rotates and writes PAIR_TILE (row, head) pairs. Key heads come before value heads: in `qkv` and in a
     cache slot alike. A head has two rotated halves, and REST channels behind them that stand still."""
+    wait_for_inputs(EARLY)
     NUM_QKV_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     HEAD_DIM: tl.constexpr = 2 * HALF + REST
     pairs = tl.program_id(0) * PAIR_TILE + tl.arange(0, PAIR_TILE)
@@ -257,6 +260,7 @@ def rope_write(
             NORMED=norm_weight is not None,
             NORMS_VALUES=norms_values,
             KEYS_ARE_VALUES=keys_are_values,
+            **EARLY,
         )
 
 

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.online_softmax import divisor, merge
 
 _STAGES = 4
@@ -57,11 +58,13 @@ def merge_splits(
     STAGES: tl.constexpr,
     IS_TREE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Merges for HEAD_TILE heads of a query row the splits it sees keys in, one after another; some are read ahead.
 
     Of a tree all splits before the root's may be one entry already, the first, when IS_WHOLE.
     """
+    wait_for_inputs(EARLY)
     row = tl.program_id(0)
     heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
     is_head = heads < NUM_HEADS
@@ -127,5 +130,6 @@ def merge_partials(
         STAGES=_STAGES,
         IS_TREE=depths is not None,
         IS_WHOLE=is_whole,
+        **EARLY,
         num_warps=4 if channel_tile <= 128 else 8,
     )
