@@ -143,7 +143,7 @@ def test_a_probability_is_that_of_the_rounded_logits_whatever_stands_beside_the_
     rows = randn(16, 32, dtype=dtype) * torch.logspace(-2, 2, 16, device=DEVICE).unsqueeze(1).to(dtype)
     tokens, probabilities = weighed_top_of(likeliest, rows, head)
     for function in (likeliest_reference, likeliest):
-        for num_rows in (16, 5, 1):
+        for num_rows in (16, 3):
             alone = weighed_top_of(function, rows[:num_rows], head)
             assert torch.equal(alone[0], tokens[:num_rows])
             if function is likeliest:

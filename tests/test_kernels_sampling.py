@@ -174,15 +174,15 @@ def test_verification_is_the_rule_token_for_token(shape: tuple[int, int, int], d
     assert shape[2] != 130 or len(seen) > 2, "rejections and acceptances are both met"
 
 
-@pytest.mark.parametrize("method", ["standard", "one_hot"])
+@pytest.mark.parametrize("method", ["standard", pytest.param("one_hot", marks=pytest.mark.slow)])
 def test_drafts_that_are_not_offered_are_not_accepted_and_leave_the_target_as_it_is(method: str) -> None:
     """Token for token the rule's, among 130 tokens in which many drafts pass; request 1 is inactive."""
     seeds, inputs = slot_seeds(), make_inputs((3, 4, 130), torch.float32, closeness=1.2)
     rule = RejectionAcceptance(METHODS[method], SamplingParams(0.8), seeds)
     seen = set()
-    for kv_len in range(3):
+    for kv_len in range(2):
         inputs.kv_lens.copy_(torch.arange(3) * 100 + kv_len)
-        for offered in ([0, 2, 1], [1, 0, 3], [2, 3, 2]):
+        for offered in ([0, 2, 1], [1, 0, 3]):
             inputs.num_drafts = torch.tensor(offered, device=DEVICE)
             tokens, num_emitted, reference_tokens, reference_emitted = verify(inputs, method, seeds, 0.8)
             expected = rule.accept(inputs)
