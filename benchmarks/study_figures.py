@@ -1,4 +1,4 @@
-"""Draws what `scripts/h200_studies.sh FOLDER` and `benchmarks/round_costs.py FOLDER/round_costs` measured.
+"""Draws what `scripts/h200_studies.sh FOLDER` measured.
 
     python benchmarks/study_figures.py FOLDER docs
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "drafts": (recorded(options.folder / "drafts"), draw_drafts),
         "contexts": (recorded(options.folder / "contexts"), draw_contexts),
         "graph_modes": (recorded(options.folder / "graphs"), draw_graphs),
-        "pruning": (timed(options.folder / "round_costs" / "rounds.csv"), draw_pruning),
+        "pruning": (timed(options.folder / "pruning" / "rounds.csv"), draw_pruning),
     }
     for name, (frame, draw) in drawings.items():
         if frame.empty:

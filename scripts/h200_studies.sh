@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Where each technique pays, at the shape of Llama-3.1-8B with random weights and imposed acceptance, on one H200.
 #   bash scripts/h200_studies.sh FOLDER STUDY...    studies: pruning, prompts, graphs, drafts, contexts
-# Each but prompts is an experiment of the lab with a real shape's options; typed again it goes on where it was stopped. FOLDER gets a
-# folder and a file of tables a study; PART, where it is set, holds overrides that share a study out over several GPUs (PART="batch_size=1,8").
+# Each but pruning and prompts is an experiment of the lab with a real shape's options; typed again they go on where they were
+# stopped. FOLDER gets a folder and a file of tables a study; PART, where it is set, holds overrides that share a study out over
+# several GPUs (PART="batch_size=1,8"), and for pruning and prompts options (PART="--chunks 512").
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="${PYTHONPATH:-.:kernels}" PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
@@ -16,20 +17,15 @@ HEAD=(drafter.weights=random drafter.draft_vocab_size=32000 acceptance=synthetic
 
 lab() { echo "-- $*"; "$PYTHON" -m spec_lab "$@" "${PARTS[@]}"; }
 
-# Rows and time of the catch-up step, and a round's, over an unpruned run of the same process.
+# Rounds and their catch-up step, unpruned and pruned, behind 1k and 8k tokens. Prompts are not computed, since 64 of 8k tokens take
+# 14 s in every cell.
 pruning() {
-  lab experiment=pruning "${SHAPE[@]}" "${HEAD[@]}" "output_dir=$FOLDER/pruning" graph=round max_new_tokens=96 \
-    prune=post_attention,catchup drafter.num_draft_tokens=1,3,7 batch_size=1,8,64,256 workload.prompt_tokens=1024
-}
-
-# The same behind prompts of 8k tokens; 64 of them fill the GPU once, so that no unpruned run fits beside.
-long_pruning() {
-  lab experiment=pruning "${SHAPE[@]}" "${HEAD[@]}" "output_dir=$FOLDER/pruning" graph=round max_new_tokens=96 \
-    prune=none,post_attention,catchup drafter.num_draft_tokens=1,3,7 batch_size=1,8,64 workload.prompt_tokens=8192 "references=[]"
+  "$PYTHON" benchmarks/round_costs.py "$FOLDER/pruning" --prompts 1024,8192 --batches 1,8,64,256 --drafts 0,1,3,7 \
+    target=llama3_8b target.weights=random drafter.draft_vocab_size=32000 device=cuda attention=triton kernels=triton "${PARTS[@]}"
 }
 
 # What outputs for the last prompt row alone save, in time, logits and memory: no drafter, an EAGLE-3 head, an MTP module;
-# short chunks and long. No runs of the lab, since these record no memory; parts are options (PART="--chunks 512").
+# short chunks and long. No runs of the lab, since these record no memory.
 prompts() {
   "$PYTHON" benchmarks/prompt_outputs.py "$FOLDER/prompts" --tokens 1024,8192,32768,130000 --chunks 512,8192 \
     target=llama3_8b target.weights=random device=cuda "${PARTS[@]}"
@@ -56,7 +52,8 @@ contexts() {
 table() {
   case "$1" in
     prompts) "$PYTHON" benchmarks/prompt_outputs.py "$FOLDER/prompts" --show ;;
-    *) "$PYTHON" -m spec_lab.report "$FOLDER/${1#long_}" --anyway ;;
+    pruning) "$PYTHON" benchmarks/round_costs.py "$FOLDER/pruning" --show ;;
+    *) "$PYTHON" -m spec_lab.report "$FOLDER/$1" --anyway ;;
   esac
 }
 

@@ -29,7 +29,7 @@ def run_study(folder: Path, study: str, part: list[str]) -> subprocess.Completed
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "num_jobs"),
-    [("pruning", 24), ("long_pruning", 27), ("graphs", 18), ("drafts", 21), ("contexts", 5)],
+    [("graphs", 18), ("drafts", 21), ("contexts", 5)],
 )
 def test_a_study_composes_at_its_own_shape(study: str, num_jobs: int, tmp_path: Path) -> None:
     said = run_study(tmp_path / "out", study, ["--dry-run"]).stdout
@@ -42,14 +42,14 @@ def test_a_study_runs_at_a_tiny_shape(tmp_path: Path) -> None:
     make_tiny_target(tmp_path / "whole", "llama", num_hidden_layers=7)
     (tmp_path / "shape").mkdir()
     (tmp_path / "shape" / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
-    cells = ["drafter.num_draft_tokens=1", "prune=catchup", "batch_size=1,2", "workload.prompt_tokens=8,12"]
+    cells = ["drafter.num_draft_tokens=1", "batch_size=1,2", "workload.prompt_tokens=8,12"]
     part = [*TINY, f"target.path={tmp_path / 'shape'}", "drafter.draft_vocab_size=40", *cells]
-    ended = run_study(tmp_path / "out", "pruning", part)
+    ended = run_study(tmp_path / "out", "drafts", part)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    lines = (tmp_path / "out" / "pruning.txt").read_text().splitlines()
-    head = next(number for number, line in enumerate(lines) if line.startswith("tokens  batch  K  prune"))
-    assert [line.split()[:4] for line in lines[head + 2 : head + 6]] == [
-        [tokens, batch, "1", "catchup"] for tokens in ("8", "12") for batch in ("1", "2")
+    lines = (tmp_path / "out" / "drafts.txt").read_text().splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("tokens  K  batch"))
+    assert [line.split()[:3] for line in lines[head + 2 : head + 6]] == [
+        [tokens, "1", batch] for tokens in ("8", "12") for batch in ("1", "2")
     ]
 
 
@@ -74,12 +74,12 @@ def test_outputs_of_prompts_are_measured_at_a_tiny_shape(tmp_path: Path) -> None
 def test_rounds_are_timed_behind_prompts_that_nobody_computes(tmp_path: Path) -> None:
     """The catch-up rows are those of the cell; what is there is not measured again, and has its break-even."""
     make_tiny_target(tmp_path / "shape", "llama", num_hidden_layers=7)
-    command = [sys.executable, str(SCRIPT.parents[1] / "benchmarks" / "round_costs.py"), str(tmp_path / "out")]
-    command += ["--prompts=20", "--batches=2", "--drafts=0,2", "--rounds=4", "--passes=1", "target=hf", "device=cpu"]
-    command += [f"target.path={tmp_path / 'shape'}", "target.weights=random", "drafter.draft_vocab_size=40"]
-    first, again = (subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2))
+    part = ["--prompts=20", "--batches=2", "--drafts=0,2", "--rounds=4", "--passes=1", "target=hf", "device=cpu"]
+    part += [f"target.path={tmp_path / 'shape'}", "drafter.draft_vocab_size=40", "attention=torch", "kernels=torch"]
+    first, again = (run_study(tmp_path / "out", "pruning", part) for _ in range(2))
+    assert first.returncode == again.returncode == 0, first.stdout + first.stderr
     assert first.stderr.count("round ") == 4 and "round " not in again.stderr
-    with (tmp_path / "out" / "rounds.csv").open(newline="") as file:
+    with (tmp_path / "out" / "pruning" / "rounds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     found = [(row["K"], row["pruned"], row["catchup_rows"]) for row in rows]
     assert found == [("0", "none", "0"), ("2", "none", "6"), ("2", "post_attention", "2"), ("2", "pre_attention", "2")]
@@ -91,10 +91,10 @@ def test_rounds_are_timed_behind_prompts_that_nobody_computes(tmp_path: Path) ->
 @pytest.mark.slow
 def test_what_was_measured_is_drawn(tmp_path: Path) -> None:
     """A study that is not there has no picture."""
-    (tmp_path / "round_costs").mkdir()
+    (tmp_path / "pruning").mkdir()
     header = "tokens,batch,K,pruned,catchup"
     cells = [f"1024,{batch},{drafts},{kind},.3" for batch in (1, 64) for drafts in (0, 3) for kind in ("none", "other")]
-    (tmp_path / "round_costs" / "rounds.csv").write_text("\n".join([header, *cells]) + "\n")
+    (tmp_path / "pruning" / "rounds.csv").write_text("\n".join([header, *cells]) + "\n")
     script = SCRIPT.parents[1] / "benchmarks" / "study_figures.py"
     command = [sys.executable, str(script), str(tmp_path), str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
