@@ -225,7 +225,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for quantity, axes in zip(grid.row_names, grid.axes, strict=True):
         axes[0].set_ylabel(quantity)
     grid.figure.subplots_adjust(hspace=0.15)
-    grid.savefig(path, dpi=80, metadata={"Software": ""})
+    grid.savefig(path, dpi=60, metadata={"Software": ""})
     plt.close(grid.figure)
 
 
