@@ -166,7 +166,7 @@ def compile_vocabulary() -> None:
     for offered in (False, True):
         compile_kernel(strict._count_matches, "i64", ALL_OFFERED=offered, **merge)
         compile_kernel(synthetic._accept_at_rates, "i64", ALL_OFFERED=offered, **merge)
-    compile_kernel(gumbel._finish_race, "i64", TILE_TILE=256)
+    compile_kernel(gumbel.finish_race, "i64", TILE_TILE=256)
     compile_kernel(rejection._put_last, "i64", TILE_TILE=256)
 
 
@@ -204,7 +204,7 @@ def compile_stops() -> None:
 
 def compile_trees() -> None:
     """Compile the steps of a tree of 16 rows, three levels deep."""
-    from spec_kernels import tree_grow, tree_path, tree_rank, tree_walk
+    from spec_kernels import tree_draw, tree_grow, tree_path, tree_rank, tree_walk
 
     for dtype, tile in (("bf16", 1024), ("fp32", 4096)):
         ranks = compile_kernel(tree_rank._rank_in_tiles, dtype, pointers={"order": "*i64"}, TOPK=4, VOCAB_TILE=tile)
@@ -227,6 +227,7 @@ def compile_trees() -> None:
     for is_chosen in (False, True):
         of = {"chosen": "*i64" if is_chosen else "*i32"}
         compile_kernel(tree_walk._follow, "fp32", 1, pointers=of, IS_CHOSEN=is_chosen, **tiles)
+    compile_kernel(tree_draw._race_of_rows, "bf16", pointers={"scores": "*fp64"}, RACE_TILE=1024)
     compile_kernel(tree_walk._impose, "fp32", 1, pointers={"rates": "*fp64"}, RATE_TILE=4, **tiles)
     moves = compile_kernel(tree_path._move_path, "bf16", PAGE_SIZE=16, COLUMN_TILE=4, CHUNK=1024)
     kept = moves[: moves.find("bar.sync")], moves[moves.find("bar.sync") :]

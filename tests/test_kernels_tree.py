@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from spec_kernels.noise_reference import Use, round_key, uniform
+from spec_kernels.tree_draw import draw_rows, draw_rows_reference
 from spec_kernels.tree_path import move_path
 from spec_kernels.tree_reference import (
     depths_reference,
@@ -164,7 +165,7 @@ def test_a_path_becomes_a_chain(
 RULES = {
     "strict": (Rule(StrictAcceptanceConfig()), "follow_argmax"),
     "synthetic": (Rule(SyntheticConfig(mean_length=None, rates=[0.8, 0.5, 0.3])), "impose_path"),
-    "one_hot": (Rule(RejectionConfig(method="one_hot"), SAMPLED), "follow_chosen"),
+    "one_hot": (Rule(RejectionConfig(method="one_hot"), SAMPLED), "draw_rows"),
 }
 
 
@@ -192,3 +193,18 @@ def test_whole_requests_are_those_of_torch(lab: Lab, rule: str, drafter: str, mo
     assert results[0] == results[1]
     assert {walk, "move_path", "rank_tokens", "choose_branches", "choose_rows"} <= launched.names
     assert rule == "one_hot" or len({count for _, accepted in results[0] for count in accepted}) > 1
+
+
+@pytest.mark.parametrize("sizes", [(5, 4, 300), pytest.param((2, 16, 2500), marks=pytest.mark.slow)])
+def test_it_draws_what_the_reference_does(sizes: tuple[int, int, int]) -> None:
+    """Requests of several slots and lengths; some tokens cannot be."""
+    batch = sizes[0]
+    logits = 3 * randn(*sizes)
+    logits[:, :, ::7] = float("-inf")
+    rows = torch.arange(batch, device=DEVICE)
+    parts = batch - rows, torch.arange(batch + 1, device=DEVICE) * 12345, 3 * rows + 1, 0.7
+    got, expected = torch.full((2, *sizes[:2]), -7, device=DEVICE)
+    draw_rows(got, logits, *parts)
+    draw_rows_reference(expected, logits, *parts)
+    assert torch.equal(got, expected)
+    assert len(set(got.flatten().tolist())) > 10

@@ -27,6 +27,18 @@ from spec_kernels.vocabulary import (
 
 
 @triton.jit
+def race_of_tile(scaled: tl.tensor, key: tl.tensor, ids: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Return by how much a tile's winner has won, in a measure that tiles share, and the winner."""
+    # Weights relative to the tile's own top: one pass, since the winner's logarithm puts the top back.
+    weighed = tl.where(scaled == scaled, scaled, float("-inf"))
+    top = tl.max(weighed, 0)
+    weights = tl.exp(weighed - finite_or_zero(top))
+    ratio, winner = lowest_top(tl.where(weights > 0, weights, 0.0) / arrival(key, ids), ids, 0)
+    score = tl.log(tl.where(ratio > 0, ratio, 1.0)) + top
+    return tl.where(ratio > 0, score, float("-inf")), winner
+
+
+@triton.jit
 def _race_in_tiles(
     scores_ptr: tl.tensor,
     score_ids_ptr: tl.tensor,
@@ -55,19 +67,14 @@ def _race_in_tiles(
     tl.store(kept_ptrs, scaled, mask=ids < vocab_size)
 
     key = round_key(tl.load(slot_seeds_ptr + slot), tl.load(kv_lens_ptr + request), column, USE_DRAFT)
-    # Weights relative to the tile's own top: one pass, since the winner's logarithm puts the top back.
-    weighed = tl.where(scaled == scaled, scaled, float("-inf"))
-    top = tl.max(weighed, 0)
-    weights = tl.exp(weighed - finite_or_zero(top))
-    ratio, winner = lowest_top(tl.where(weights > 0, weights, 0.0) / arrival(key, ids), ids, 0)
+    score, winner = race_of_tile(scaled, key, ids)
     out = request * tl.num_programs(1) + tile
-    score = tl.log(tl.where(ratio > 0, ratio, 1.0)) + top
-    tl.store(scores_ptr + out, tl.where(ratio > 0, score, float("-inf")))
+    tl.store(scores_ptr + out, score)
     tl.store(score_ids_ptr + out, winner)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
-def _finish_race(
+def finish_race(
     tokens_ptr: tl.tensor,
     scores_ptr: tl.tensor,
     score_ids_ptr: tl.tensor,
@@ -125,7 +132,7 @@ def sample_draft(
             *(logits.stride(0), kept_logits.stride(0), kept_logits.stride(1)),
             RACE_TILE=RACE_TILE,
         )
-        _finish_race[(batch,)](tokens, scores, score_ids, num_tiles, TILE_TILE=triton.next_power_of_2(num_tiles))
+        finish_race[(batch,)](tokens, scores, score_ids, num_tiles, TILE_TILE=triton.next_power_of_2(num_tiles))
 
 
 def sample_draft_reference(
