@@ -6,42 +6,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from spec_kernels.attention_tree import tree_keys, tree_tile
 from spec_kernels.early import wait_for_inputs
 from spec_kernels.online_softmax import add_keys_across, divisor, key_slots, merge
-
-
-@triton.jit
-def _tree_tile(
-    place: tl.tensor,
-    num_own: tl.tensor,
-    num_shared: tl.tensor,
-    num_splits: tl.tensor,
-    num_queries: tl.tensor,
-    GROUP: tl.constexpr,
-    ROW_TILE: tl.constexpr,
-) -> tuple[tl.tensor, ...]:
-    """Returns what the program at `place` of a tree's launch is for.
-
-    The first `num_own` have a query row each, and its split of the root; behind them stand `num_shared` for tiles of
-    rows, and then those of a query row's further splits, of which there are often none.
-
-    Returns:
-        Whether it has a query row of its own, its request, its first row and the end of its rows, and the number of its
-        split.
-    """
-    TILES_PER_QUERY: tl.constexpr = (GROUP + ROW_TILE - 1) // ROW_TILE
-    tiles_per_request = tl.cdiv(num_queries * GROUP, ROW_TILE)
-    is_own = (place < num_own) | (place >= num_own + num_shared)
-    number = tl.where(place < num_own, place, place - tl.where(is_own, num_shared, num_own))
-    per_split = tl.where(is_own, num_own, num_shared // num_splits)
-    split, tile = number // per_split, number % per_split
-    own_row = tile // TILES_PER_QUERY
-    request = tl.where(is_own, own_row // num_queries, tile // tiles_per_request)
-    own_first = (own_row - request * num_queries) * GROUP
-    first_row = tl.where(
-        is_own, own_first + tile % TILES_PER_QUERY * ROW_TILE, (tile - request * tiles_per_request) * ROW_TILE
-    )
-    return is_own, request, first_row, tl.where(is_own, own_first + GROUP, num_queries * GROUP), split
 
 
 @triton.jit
@@ -116,7 +83,7 @@ def attend_split(
     wait_for_inputs(EARLY)
     kv_head = tl.program_id(1)
     if IS_TREE:
-        is_own, request, first_row, end_row, split = _tree_tile(
+        is_own, request, first_row, end_row, split = tree_tile(
             tl.program_id(0), num_own, num_shared, num_splits, num_queries, GROUP, ROW_TILE
         )
         rows = first_row + tl.arange(0, ROW_TILE)
@@ -138,23 +105,12 @@ def attend_split(
         prefix_len = seq_len - num_tail
         own_row = (request * num_queries + first_row // GROUP).to(tl.int64)
         path_ptr = path_slots_ptr + own_row * path_len
-        own_end = prefix_len + 1 + tl.load(depths_ptr + own_row).to(tl.int32)
-        # Programs end where their rows do, or before the root, so that a row has to know only where its window begins.
-        start = prefix_len + 1 - window + tl.load(depths_ptr + out_row, mask=is_row, other=0).to(tl.int32)
-        root_split = prefix_len // split_keys
-        split += tl.where(is_own, root_split, 0)
-        lowest = tl.maximum(tl.where(is_own, own_end, prefix_len + 1) - window, 0)
-        highest = tl.minimum(tl.where(is_own, own_end, root_split * split_keys), num_readable)
-        low = tl.maximum(lowest, split * split_keys)
-        high = tl.minimum(highest, (split + 1) * split_keys)
-        entry = split
-        if IS_WHOLE:
-            # All shared splits are one entry, those of its own come behind it.
-            low = tl.where(is_own, low, lowest)
-            high = tl.where(is_own, high, highest)
-            entry = tl.where(is_own, split - root_split + 1, 0)
+        own_depth = tl.load(depths_ptr + own_row).to(tl.int32)
+        low, high, entry = tree_keys(is_own, split, prefix_len, own_depth, num_readable, window, split_keys, IS_WHOLE)
         if low >= high:
             return
+        # Programs end where their rows do, or before the root, so that a row has to know only where its window begins.
+        start = prefix_len + 1 - window + tl.load(depths_ptr + out_row, mask=is_row, other=0).to(tl.int32)
     else:
         last_query = tl.minimum((first_row + ROW_TILE - 1) // GROUP, num_queries - 1)
         prefix_len = seq_len - num_queries

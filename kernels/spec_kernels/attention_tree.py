@@ -1,0 +1,77 @@
+"""The programs of a tree's attention divide its rows and keys among themselves.
+
+All rows share the splits that lie before the root, as those of a chain share all. From the root's split on every query
+row has programs of its own, so that none waits for another row's keys.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tree_tile(
+    place: tl.tensor,
+    num_own: tl.tensor,
+    num_shared: tl.tensor,
+    num_splits: tl.tensor,
+    num_queries: tl.tensor,
+    GROUP: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+) -> tuple[tl.tensor, ...]:
+    """Returns what the program at `place` of a tree's launch is for.
+
+    The first `num_own` have a query row each, and its split of the root; behind them stand `num_shared` for tiles of
+    rows, and then those of a query row's further splits, of which there are often none.
+
+    Returns:
+        Whether it has a query row of its own, its request, its first row and the end of its rows, and the number of its
+        split.
+    """
+    TILES_PER_QUERY: tl.constexpr = (GROUP + ROW_TILE - 1) // ROW_TILE
+    tiles_per_request = tl.cdiv(num_queries * GROUP, ROW_TILE)
+    is_own = (place < num_own) | (place >= num_own + num_shared)
+    number = tl.where(place < num_own, place, place - tl.where(is_own, num_shared, num_own))
+    per_split = tl.where(is_own, num_own, num_shared // num_splits)
+    split, tile = number // per_split, number % per_split
+    own_row = tile // TILES_PER_QUERY
+    request = tl.where(is_own, own_row // num_queries, tile // tiles_per_request)
+    own_first = (own_row - request * num_queries) * GROUP
+    first_row = tl.where(
+        is_own, own_first + tile % TILES_PER_QUERY * ROW_TILE, (tile - request * tiles_per_request) * ROW_TILE
+    )
+    return is_own, request, first_row, tl.where(is_own, own_first + GROUP, num_queries * GROUP), split
+
+
+@triton.jit
+def tree_keys(
+    is_own: tl.tensor,
+    split: tl.tensor,
+    prefix_len: tl.tensor,
+    own_depth: tl.tensor,
+    num_readable: tl.tensor,
+    window: tl.tensor,
+    split_keys: tl.tensor,
+    IS_WHOLE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Returns which keys [low, high) a program reads, of which nobody reads what it would write where there are none,
+    and in which entry of a row's partial results it leaves what they come to.
+
+    A program with a query row of its own, which stands at `own_depth`, counts its splits from the root's. When IS_WHOLE
+    all shared splits are one entry, and those of a query row come behind it.
+    """
+    root_split = prefix_len // split_keys
+    first, end = split * split_keys, (split + 1) * split_keys
+    if IS_WHOLE:
+        first, end = tl.where(is_own, first, 0), tl.where(is_own, end, root_split * split_keys)
+        entry = tl.where(is_own, split + 1, 0)
+    else:
+        entry = split + tl.where(is_own, root_split, 0)
+    shift = tl.where(is_own, root_split * split_keys, 0)
+    own_end = tl.where(is_own, prefix_len + 1 + own_depth, root_split * split_keys)
+    lowest = prefix_len + 1 + tl.where(is_own, own_depth, 0) - window
+    low = tl.maximum(tl.maximum(lowest, 0), first + shift)
+    high = tl.minimum(tl.minimum(own_end, num_readable), end + shift)
+    return low, high, entry
