@@ -58,7 +58,10 @@ class Dtype(Choice):
 class KernelSet(Choice):
     """The kinds of kernels that can compute the small steps of a round."""
 
-    auto = "auto", "triton on a CUDA device where the run can have it, else torch"
+    auto = (
+        "auto",
+        "triton on a CUDA device, native on a CPU with a C compiler, each where the run can have it; else torch",
+    )
     torch = "torch"
     triton = "triton", "a GPU, or TRITON_INTERPRET=1"
     native = "native", "C compiled for this CPU; one thread, float32"

@@ -31,12 +31,32 @@ def taken(*overrides: str) -> tuple[str, str, str]:
 
 
 @pytest.fixture(autouse=True)
-def triton_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def what_is_fast_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr("spec_lab.compatibility.auto.find_spec", lambda name: object())
+    monkeypatch.setattr("spec_lab.compatibility.auto.can_build", lambda: True)
 
 
-def test_a_cpu_has_the_reference_of_everything() -> None:
+@pytest.mark.parametrize(
+    ("overrides", "kernels"),
+    [
+        ([], "native"),
+        (["num_threads=2"], "torch"),
+        (["drafter=frozen_kv", "tree=dynamic"], "torch"),
+        (["target=pocket_gemma"], "torch"),
+        pytest.param(["target=pocket_moe"], "torch", marks=pytest.mark.slow),
+        pytest.param(["target=pocket_hybrid"], "torch", marks=pytest.mark.slow),
+        pytest.param(["dtype=bfloat16"], "torch", marks=pytest.mark.slow),
+        pytest.param(["graph=round"], "native", marks=pytest.mark.slow),
+    ],
+)
+def test_a_cpu_has_the_kernels_in_c_where_they_fit(overrides: list[str], kernels: str) -> None:
+    config, _ = compose_run(["device=cpu", *overrides])
+    assert (config.attention.name, str(config.kernels)) == ("torch", kernels)
+
+
+def test_a_cpu_without_a_compiler_has_the_reference_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spec_lab.compatibility.auto.can_build", lambda: False)
     assert taken("device=cpu") == ("torch", "torch", "eager")
 
 
@@ -126,7 +146,7 @@ def test_without_triton_the_graph_alone_is_taken(missing: str, monkeypatch: pyte
 
 
 def test_the_record_and_the_name_say_what_was_taken() -> None:
-    asked, named = (compose_run(overrides) for overrides in ([], ["graph=eager", "attention=torch", "kernels=torch"]))
+    asked, named = (compose_run(overrides) for overrides in ([], ["graph=eager", "attention=torch", "kernels=native"]))
     assert asked[0].auto == ["attention", "graph", "kernels"] and named[0].auto == []
     assert asked[1] == named[1] and asked[1]["graph"] == "eager"
     assert folder_name(*asked) == folder_name(*named), "they are the same run"

@@ -15,6 +15,7 @@ from spec_kernels.native import build
 from spec_kernels.native import parts as native
 from spec_kernels.native.parts import NativeProduct, pack
 from spec_lab.assembly.models import cache_row
+from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import RowSelection
@@ -33,7 +34,7 @@ from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention,
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="needs a C compiler")
 
-PAGE_SIZE, MAX_POSITIONS = 4, 96
+PAGE_SIZE, MAX_POSITIONS = 4, 160
 NUM_PAGES = 2 + 2 * MAX_POSITIONS // PAGE_SIZE
 FEATURES = FeatureSpec(layer_inputs=(1,), final_hidden=NormSide.POST_NORM)
 FULL = LayerPlan(num_heads=4, num_kv_heads=2, head_dim=64, rope=RopeConfig(1e4, "none"), intermediate_size=80)
@@ -52,7 +53,7 @@ class Lane:
     def __init__(self, plan: LayerPlan, products: Products, dtype: torch.dtype = torch.bfloat16) -> None:
         """`dtype` is what the weights can be kept in without loss."""
         cpu = torch.device("cpu")
-        self.backend = TorchAttention(PAGE_SIZE, MAX_POSITIONS)
+        self.backend = NativeAttention(PAGE_SIZE, MAX_POSITIONS)
         self.table = PageTable(2, MAX_POSITIONS, PAGE_SIZE, cpu)
         for slot in range(2):
             self.table.assign(slot, list(range(2 + slot, NUM_PAGES, 2)))
@@ -175,6 +176,29 @@ def test_products_and_their_bytes(outputs: int, inputs: int, bits: int) -> None:
     assert torch.equal(ours(rows), out)
     many = torch.randn(MAX_ROWS + 1, inputs)
     torch.testing.assert_close(ours(many), F.linear(many, weight, bias), rtol=1e-4, atol=1e-5)
+
+
+def test_metadata_is_that_of_torch() -> None:
+    """Inside the cache, behind its end, in front of its beginning, and of rows that see nothing."""
+    backends = TorchAttention(PAGE_SIZE, MAX_POSITIONS), NativeAttention(PAGE_SIZE, MAX_POSITIONS)
+    pages = torch.randperm(90)[: 3 * 25].view(3, 25)
+    positions = torch.tensor([[-5, -4, -1], [0, 3, 4], [95, 100, 170]])
+    for seq_lens in (torch.tensor([-3, 5, 101]), torch.tensor([0, 96, 400])):
+        made = [backend.build(positions.T.contiguous().T, seq_lens, pages, 101) for backend in backends]
+        ones = [backend.build(positions[:, :1], seq_lens, pages, 101) for backend in backends]
+        for _ in range(2):
+            for first, second in (made, ones):
+                for name in ("positions", "slot_mapping", "seq_lens", "page_table"):
+                    assert torch.equal(getattr(first, name), getattr(second, name)), name
+                assert (first.num_queries, first.max_seq_len) == (second.num_queries, second.max_seq_len)
+            for backend, one in zip(backends, ones, strict=True):
+                backend.advance(one)
+    for backend, one in zip(backends, ones, strict=True):
+        backend.mask(one, None, torch.float32, 2)
+        backend.read_slots(one)
+        backend.advance(one)
+    assert torch.equal(ones[0].masks[None, 2], ones[1].masks[None, 2])
+    assert ones[0].read_slots is not None and torch.equal(ones[0].read_slots, ones[1].read_slots)
 
 
 def test_the_likeliest_token_and_its_ties() -> None:

@@ -15,18 +15,23 @@ from spec_lab.core.protocols import AttentionBackend, RopeWrite
 
 @dataclass(frozen=True, slots=True)
 class BackendContext:
-    """The sizes and the device that an attention backend is made from."""
+    """The sizes and the device that an attention backend is made from.
+
+    Attributes:
+        torch_attention: the class of attention=torch, with which kernels go that attend by themselves.
+    """
 
     page_size: int
     max_positions: int
     device: torch.device
     dtype: torch.dtype
     rope_write: RopeWrite | None = None
+    torch_attention: type[TorchAttention] = TorchAttention
 
 
 def torch_attention(context: BackendContext) -> AttentionBackend:
     """The reference, on any device."""
-    return TorchAttention(context.page_size, context.max_positions, context.rope_write)
+    return context.torch_attention(context.page_size, context.max_positions, context.rope_write)
 
 
 def torch_tree_attention(context: BackendContext) -> AttentionBackend:

@@ -21,6 +21,7 @@ from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.acceptance.synthetic import SyntheticAcceptance
 from spec_lab.assembly.tree_kernels import TORCH_TREES, TreeKernels, triton_trees
 from spec_lab.assembly.triton import require_triton
+from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.protocols import AcceptanceRule, RopeWrite
 from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
@@ -49,6 +50,7 @@ class Kernels:
         carry_hidden: between two replayed steps of a drafter that hands tokens and a hidden state on.
         mtp_window: the windows of drafter=mtp_vanilla.
         going_on: which requests go on behind a round that the host does not look at.
+        torch_attention: the backend of attention=torch.
         rope_write: of attention layers whose heads it fits; None is rotation, then the backend's write.
         router: makes the router of a layer's experts.
         experts: makes the experts from their weights.
@@ -68,6 +70,7 @@ class Kernels:
     mtp_window: type[MtpWindow]
     going_on: GoingOn
     rope_write: RopeWrite | None
+    torch_attention: type[TorchAttention]
     router: RouterMaker
     experts: ExpertsMaker
     products: Products
@@ -91,6 +94,7 @@ TORCH = Kernels(
     mtp_window=MtpWindow,
     going_on=going_on_reference,
     rope_write=None,
+    torch_attention=TorchAttention,
     router=torch_router,
     experts=grouped_experts,
     products=PLAIN,
@@ -132,6 +136,7 @@ def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
         mtp_window=TritonMtpWindow,
         going_on=going_on,
         rope_write=rope_write,
+        torch_attention=TorchAttention,
         router=triton_router,
         experts=TritonExperts,
         products=_triton_products(dtype, row_invariant),
@@ -142,13 +147,14 @@ def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
 
 def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
     from spec_kernels.native.build import BuildError, build
+    from spec_lab.attention.native_backend import NativeAttention
     from spec_lab.models.native_products import NativeProducts
 
     try:
         build()
     except BuildError as error:
         raise UserError(f"kernels=native: {error}; use kernels=torch") from error
-    return replace(TORCH, products=NativeProducts())
+    return replace(TORCH, torch_attention=NativeAttention, products=NativeProducts())
 
 
 def _triton_products(dtype: torch.dtype, row_invariant: bool) -> Products:

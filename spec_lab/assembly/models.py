@@ -238,7 +238,9 @@ def load_models(
     # Draft positions may pass the end; they are clamped onto the last row of the table.
     max_positions = min(model_config.max_position_embeddings, max_seq_len + 2 * 16)
     kernels = KERNELS[config.kernels](device, dtype, config.row_invariant)
-    context = BackendContext(config.cache.page_size, max_positions, device, dtype, kernels.rope_write)
+    context = BackendContext(
+        config.cache.page_size, max_positions, device, dtype, kernels.rope_write, kernels.torch_attention
+    )
     attention = registry.of(config).attention(config)
     make_backend = attention.make if tree_sizes(config) is None else attention.make_for_trees
     assert make_backend is not None, "a backend that masks no trees is refused one"

@@ -22,13 +22,13 @@ class TorchAttention:
         self.rope_write = rope_write
         self.latent: LatentAttentionBackend | None = TorchLatentAttention(self)
         self.page_size = page_size
-        self._max_positions = max_positions
+        self.max_positions = max_positions
 
     def build(
         self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
     ) -> AttentionMetadata:
         return AttentionMetadata(
-            positions=positions.clamp(0, self._max_positions - 1).reshape(-1),
+            positions=positions.clamp(0, self.max_positions - 1).reshape(-1),
             slot_mapping=cache_slots(page_table, positions, self.page_size).reshape(-1),
             seq_lens=seq_lens.clamp(min=1),
             page_table=page_table,
@@ -40,7 +40,7 @@ class TorchAttention:
         assert metadata.num_queries == 1
         next_positions = metadata.seq_lens.unsqueeze(1)
         metadata.slot_mapping.copy_(cache_slots(metadata.page_table, next_positions, self.page_size).squeeze(1))
-        metadata.positions.copy_(metadata.seq_lens.clamp(max=self._max_positions - 1))
+        metadata.positions.copy_(metadata.seq_lens.clamp(max=self.max_positions - 1))
         metadata.seq_lens.add_(1)
         if metadata.read_slots is not None:
             metadata.read_slots.copy_(self._read_slots(metadata))

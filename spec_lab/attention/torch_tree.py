@@ -55,7 +55,7 @@ class TorchTreeAttention(TorchAttention):
     ) -> AttentionMetadata:
         """Make the metadata of rows that write `slots` [batch, num_queries]."""
         return AttentionMetadata(
-            positions=(prefix_lens.unsqueeze(1) + rows.depths).clamp(0, self._max_positions - 1).reshape(-1),
+            positions=(prefix_lens.unsqueeze(1) + rows.depths).clamp(0, self.max_positions - 1).reshape(-1),
             slot_mapping=slots.reshape(-1),
             seq_lens=prefix_lens + rows.num_tail,
             page_table=page_table,

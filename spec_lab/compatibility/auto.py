@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from spec_kernels.native.build import can_build
 from spec_lab.assembly import registry
 from spec_lab.assembly.devices import runs_on_cuda
 from spec_lab.assembly.option import GraphOption
@@ -44,6 +45,7 @@ class AutoKnob:
         take: the same run with another option of it.
         safe: runs anywhere, with everything.
         fast: is taken on a CUDA device unless something refuses it.
+        fast_on_cpu: is taken on a CPU unless something refuses it; None where nothing is faster than the safe one.
         needs_triton: of the fast one.
     """
 
@@ -52,6 +54,7 @@ class AutoKnob:
     safe: str
     fast: str
     needs_triton: bool
+    fast_on_cpu: str | None = None
 
 
 def _take_attention(config: RunConfig, name: str) -> RunConfig:
@@ -68,7 +71,7 @@ def _take_graph(config: RunConfig, name: str) -> RunConfig:
 
 KNOBS: Mapping[str, AutoKnob] = {
     "attention": AutoKnob(lambda config: config.attention.name, _take_attention, "torch", "triton", True),
-    "kernels": AutoKnob(lambda config: str(config.kernels), _take_kernels, "torch", "triton", True),
+    "kernels": AutoKnob(lambda config: str(config.kernels), _take_kernels, "torch", "triton", True, "native"),
     "graph": AutoKnob(lambda config: config.graph.name, _take_graph, "eager", "round", False),
 }
 
@@ -85,9 +88,8 @@ def with_auto_chosen(config: RunConfig) -> RunConfig:
     open_knobs = {name: knob for name, knob in KNOBS.items() if knob.name_of(config) == AUTO}
     for knob in open_knobs.values():
         config = knob.take(config, knob.safe)
-    if on_cuda:
-        for knob in open_knobs.values():
-            config = _faster(config, knob)
+    for knob in open_knobs.values():
+        config = _faster(config, knob) if on_cuda else _faster_on_cpu(config, knob)
     return dataclasses.replace(config, auto=sorted(open_knobs), cache=_with_prompt_sizes(config, on_cuda))
 
 
@@ -133,6 +135,18 @@ def _faster(config: RunConfig, knob: AutoKnob) -> RunConfig:
         return config
     faster = knob.take(config, knob.fast)
     return faster if set(refusals(faster)) <= set(refusals(config)) else config
+
+
+def _faster_on_cpu(config: RunConfig, knob: AutoKnob) -> RunConfig:
+    """Return the run with what is fast on a CPU, where the target's layers have it and this machine can compile it."""
+    if knob.fast_on_cpu is None:
+        return config
+    faster = knob.take(config, knob.fast_on_cpu)
+    if not set(refusals(faster)) <= set(refusals(config)):
+        return config
+    model = model_of(config)
+    has_layers = model is not None and model.gemma4 is None and all(plan.is_plain for plan in model.layers)
+    return faster if has_layers and can_build() else config
 
 
 def describe_auto(config: RunConfig) -> str:

@@ -1,4 +1,4 @@
-"""kernels=native computes forwards of up to 64 rows with the C of `spec_kernels.native`: a decoder layer is one call.
+"""kernels=native computes forwards of up to 128 rows with the C of `spec_kernels.native`: a decoder layer is one call.
 
 A row of those does not depend, bit for bit, on how many stand beside it. More rows go to the library, since arithmetic
 bounds them and not bytes and calls. What a layer has that the kernels do not know (experts, states, gates, latents)
@@ -42,7 +42,8 @@ from spec_lab.models.products import (
     PlainProducts,
 )
 
-MAX_ROWS = 64
+MAX_ROWS = 128
+"""Behind them the library is as quick, in which arithmetic is all that counts: docs/performance.md."""
 
 
 def _are_few(rows: torch.Tensor, metadata: AttentionMetadata) -> bool:
@@ -51,7 +52,7 @@ def _are_few(rows: torch.Tensor, metadata: AttentionMetadata) -> bool:
 
 
 class NativeBody:
-    """Is a `LayerBody` in three calls, between which rows may be dropped; with a norm it is a whole layer."""
+    """Is a `LayerBody`, in one call where no row is dropped inside it, else in three; with a norm it is a layer."""
 
     __slots__ = ("_layer", "_many")
 
@@ -71,6 +72,8 @@ class NativeBody:
     ) -> torch.Tensor:
         if not _are_few(rows, metadata):
             return self._many(rows, residual, rotary, cache, metadata, selection)
+        if selection.behind(metadata) is metadata:
+            return self._whole(rows, residual, rotary, cache, metadata)
         layer = self._layer
         queries, metadata = selection.queries(self._project(rows, rotary, cache, metadata), metadata)
         attended = queries.new_empty(queries.shape[0], layer.num_attended)
@@ -86,6 +89,20 @@ class NativeBody:
         else:
             self._many.write(rows, rotary, cache, metadata)
 
+    def _whole(
+        self,
+        rows: torch.Tensor,
+        residual: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        out = residual.new_empty(residual.shape)
+        place = rotary.cos, rotary.signed_sin, metadata.slot_mapping
+        keys = metadata.page_table, metadata.seq_lens, metadata.num_queries
+        native.decoder_layer(out, cache.kv, rows, residual.contiguous(), *place, *keys, self._layer.address)
+        return out
+
     def _project(
         self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
@@ -97,18 +114,17 @@ class NativeBody:
 
 
 class NativeDecoderLayer:
-    """Is a `DecoderLayer`, in one call where no row is dropped inside it.
+    """Is a `DecoderLayer`: a body whose rows are the stream.
 
     Attributes:
         row_invariant: a row does not depend on the others, its attention included.
     """
 
-    __slots__ = ("_body", "_layer", "_plain")
+    __slots__ = ("_body", "_plain")
     row_invariant = True
 
     def __init__(self, plain: DecoderLayer, layer: NativeLayer) -> None:
         self._plain = plain
-        self._layer = layer
         self._body = NativeBody(layer, LayerBody(plain.attention, plain.mlp, plain.mlp_norm))
 
     def __call__(
@@ -124,13 +140,7 @@ class NativeDecoderLayer:
         if selection.is_empty:
             self._body.write(stream, rotary, cache, metadata)
             return stream[:0]
-        if selection.behind(metadata) is not metadata:
-            return self._body(stream, selection.residual(stream), rotary, cache, metadata, selection)
-        out = torch.empty_like(stream)
-        place = rotary.cos, rotary.signed_sin, metadata.slot_mapping
-        keys = metadata.page_table, metadata.seq_lens, metadata.num_queries
-        native.decoder_layer(out, cache.kv, stream, *place, *keys, self._layer.address)
-        return out
+        return self._body(stream, selection.residual(stream), rotary, cache, metadata, selection)
 
     @property
     def attention(self) -> object:

@@ -44,6 +44,16 @@ def build() -> Path:
     return kept
 
 
+@cache
+def can_build() -> bool:
+    """Tell whether the library is there, or can be compiled; if it can, it is."""
+    try:
+        build()
+    except BuildError:
+        return False
+    return True
+
+
 def _compile(found: str, source: Path, kept: Path) -> None:
     """Compile into a file of another name, so that whoever looks meanwhile sees all of the library or none."""
     said = ""

@@ -48,17 +48,17 @@ static int64_t finish_memory(const layer_t *layer, int64_t num_rows) {
     return num_rows * (layer->o.num_outputs + 3 * layer->down.num_inputs);
 }
 
-/* A whole decoder layer: stream [rows, hidden] to out [rows, hidden]. */
-int native_layer(const layer_t *layer, const place_t *place, float *out, float *kv, const float *stream,
-                 int64_t num_rows) {
+/* A whole decoder layer, of `rows` that are the residual stream themselves or, without a first norm, a norm of it. */
+int native_layer(const layer_t *layer, const place_t *place, float *out, float *kv, const float *rows,
+                 const float *residual, int64_t num_rows) {
     const int64_t num_heads = num_rows * layer->qkv.num_outputs, num_mixed = num_rows * layer->o.num_inputs;
     const int64_t shared = more(attention_memory(layer, place), finish_memory(layer, num_rows));
     float *heads = scratch(num_heads + num_mixed + more(shared, num_rows * layer->qkv.num_inputs));
     if (!heads) return 1;
     float *mixed = heads + num_heads, *memory = mixed + num_mixed;
-    project_rows(heads, stream, kv, layer, place, num_rows, memory);
+    project_rows(heads, rows, kv, layer, place, num_rows, memory);
     attend_rows(mixed, heads, layer->qkv.num_outputs, kv, layer, place, num_rows, memory);
-    finish_rows(out, mixed, stream, layer, num_rows, memory);
+    finish_rows(out, mixed, residual, layer, num_rows, memory);
     return 0;
 }
 
@@ -120,5 +120,35 @@ void native_draft_input(const norm_t *embedding_norm, const norm_t *hidden_norm,
     for (int64_t row = 0; row < num_rows; row++, out += 2 * size, hidden += size) {
         norm_rows(out, embedding + tokens[row] * size, embedding_norm, size, 1);
         norm_rows(out + size, hidden, hidden_norm, size, 1);
+    }
+}
+
+/* The cache slot of a position; those behind the last page, and negative ones, are in the last page, which is scratch. */
+static int64_t slot_of(const int64_t *pages, int64_t num_pages, int64_t page_size, int64_t position) {
+    const int64_t column = position < 0 ? num_pages - 1 : less(position / page_size, num_pages - 1);
+    const int64_t offset = position % page_size;
+    return pages[column] * page_size + (offset < 0 ? offset + page_size : offset);
+}
+
+/* The metadata of rows at `wanted` positions [requests, num_queries] that see `keys` [requests]. */
+void native_build(int64_t *positions, int64_t *slots, int64_t *lengths, const int64_t *wanted, const int64_t *keys,
+                  const int64_t *pages, int64_t num_requests, int64_t num_queries, int64_t num_pages,
+                  int64_t page_size, int64_t num_positions) {
+    for (int64_t request = 0; request < num_requests; request++, pages += num_pages) {
+        lengths[request] = more(keys[request], 1);
+        for (int64_t row = request * num_queries; row < (request + 1) * num_queries; row++) {
+            positions[row] = less(more(wanted[row], 0), num_positions - 1);
+            slots[row] = slot_of(pages, num_pages, page_size, wanted[row]);
+        }
+    }
+}
+
+/* The metadata of one row a request, one position on. */
+void native_advance(int64_t *positions, int64_t *slots, int64_t *lengths, const int64_t *pages, int64_t num_requests,
+                    int64_t num_pages, int64_t page_size, int64_t num_positions) {
+    for (int64_t request = 0; request < num_requests; request++, pages += num_pages) {
+        const int64_t position = lengths[request]++;
+        positions[request] = less(position, num_positions - 1);
+        slots[request] = slot_of(pages, num_pages, page_size, position);
     }
 }

@@ -154,7 +154,7 @@ def _pointer(tensor: torch.Tensor | None) -> int | None:
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(build()))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.native_layer.argtypes = (pointer, pointer, pointer, pointer, pointer, number)
+    library.native_layer.argtypes = (pointer, pointer, pointer, pointer, pointer, pointer, number)
     library.native_project.argtypes = (pointer, pointer, pointer, pointer, pointer, number)
     library.native_attend.argtypes = (pointer, pointer, pointer, pointer, pointer, number, number)
     library.native_finish.argtypes = (pointer, pointer, pointer, pointer, number)
@@ -162,6 +162,8 @@ def _library() -> ctypes.CDLL:
     library.native_product.argtypes = (pointer, pointer, pointer, number)
     library.native_likeliest.argtypes = (pointer, pointer, pointer, pointer, pointer, number)
     library.native_draft_input.argtypes = (pointer, pointer, pointer, number, pointer, pointer, pointer, number)
+    library.native_build.argtypes = (*(pointer,) * 6, *(number,) * 5)
+    library.native_advance.argtypes = (*(pointer,) * 4, *(number,) * 4)
     return library
 
 
@@ -207,13 +209,14 @@ def _place(
 
 
 @_operator(
-    "native_layer(Tensor(a!) out, Tensor(b!) kv, Tensor rows, Tensor cos, Tensor signed_sin, Tensor slots,"
-    " Tensor pages, Tensor lengths, int num_queries, int layer) -> ()"
+    "native_layer(Tensor(a!) out, Tensor(b!) kv, Tensor rows, Tensor residual, Tensor cos, Tensor signed_sin,"
+    " Tensor slots, Tensor pages, Tensor lengths, int num_queries, int layer) -> ()"
 )
 def decoder_layer(
     out: torch.Tensor,
     kv: torch.Tensor,
     rows: torch.Tensor,
+    residual: torch.Tensor,
     cos: torch.Tensor,
     signed_sin: torch.Tensor,
     slots: torch.Tensor,
@@ -227,7 +230,8 @@ def decoder_layer(
     Args:
         out: [rows, hidden_size], written.
         kv: [cache slots, 2, num_kv_heads, head_dim], written at `slots`.
-        rows: [rows, hidden_size], `num_queries` of each request.
+        rows: [rows, in_features], `num_queries` a request: the stream, or a norm of it where the layer has none.
+        residual: [rows, hidden_size] the stream.
         cos: of each row, [rows, ..., rotary_dim]; `signed_sin` likewise.
         slots: [rows] int64.
         pages: [requests, num_pages] int64, of the keys; positions past the last column lie in its page.
@@ -235,7 +239,7 @@ def decoder_layer(
         layer: `NativeLayer.address`.
     """
     place = _place((cos, signed_sin), slots, (pages, lengths, num_queries))
-    pointers = out.data_ptr(), kv.data_ptr(), _rows(rows)
+    pointers = out.data_ptr(), kv.data_ptr(), _rows(rows), _rows(residual)
     _check(_library().native_layer(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
 
 
@@ -326,3 +330,44 @@ def draft_input(
     num_rows, size = hidden.shape
     pointers = out.data_ptr(), tokens.data_ptr(), _rows(hidden)
     _library().native_draft_input(embedding_norm, hidden_norm, _rows(embedding), size, *pointers, num_rows)
+
+
+@_operator(
+    "native_build(Tensor(a!) positions, Tensor(b!) slots, Tensor(c!) lengths, Tensor wanted, Tensor keys,"
+    " Tensor pages, int page_size, int num_positions) -> ()"
+)
+def build_metadata(
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    lengths: torch.Tensor,
+    wanted: torch.Tensor,
+    keys: torch.Tensor,
+    pages: torch.Tensor,
+    page_size: int,
+    num_positions: int,
+) -> None:
+    """Write the metadata of rows at `wanted` [requests, num_queries] positions, of which the last sees `keys`
+    [requests]: positions clamped into the cache and `slots`, both [requests * num_queries], and `lengths`, 1 or more.
+    `pages` is [requests, num_pages], the last column scratch.
+    """
+    assert wanted.is_contiguous() and keys.is_contiguous() and pages.is_contiguous()
+    pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, wanted, keys, pages))
+    _library().native_build(*pointers, *wanted.shape, pages.shape[1], page_size, num_positions)
+
+
+@_operator(
+    "native_advance(Tensor(a!) positions, Tensor(b!) slots, Tensor(c!) lengths, Tensor pages, int page_size,"
+    " int num_positions) -> ()"
+)
+def advance_metadata(
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    lengths: torch.Tensor,
+    pages: torch.Tensor,
+    page_size: int,
+    num_positions: int,
+) -> None:
+    """Move the metadata of one row a request one position on, in place."""
+    assert pages.is_contiguous()
+    pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, pages))
+    _library().native_advance(*pointers, *pages.shape, page_size, num_positions)

@@ -19,7 +19,10 @@ static inline void load_floats(vec *to, const float *panel) {
     for (int v = 0; v < VECTORS; v++) to[v] = *(const vec *)(panel + v * LANES);
 }
 
+/* The panels behind are asked for ahead: memory is read page by page, and each page anew. */
 static inline void load_halves(vec *to, const uint16_t *panel) {
+    __builtin_prefetch(panel + 16 * PANEL);
+    __builtin_prefetch(panel + 16 * PANEL + PANEL / 2);
     for (int v = 0; v < VECTORS; v += 2) {
         const ints pair = *(const ints *)(panel + v * LANES);
         to[v] = low_half(pair);

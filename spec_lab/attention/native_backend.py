@@ -1,0 +1,30 @@
+"""attention=torch with kernels=native: what few rows need besides attention, which is inside their layers."""
+
+from __future__ import annotations
+
+import torch
+
+from spec_kernels.native import parts as native
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.types import AttentionMetadata
+
+
+class NativeAttention(TorchAttention):
+    """Builds and advances metadata in one call each; rows that are not few attend as they do in its base."""
+
+    def build(
+        self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
+    ) -> AttentionMetadata:
+        clamped, slots = (positions.new_empty(positions.numel()) for _ in range(2))
+        lengths = torch.empty_like(seq_lens)
+        sizes = self.page_size, self.max_positions
+        native.build_metadata(clamped, slots, lengths, positions.contiguous(), seq_lens, page_table, *sizes)
+        return AttentionMetadata(clamped, slots, lengths, page_table, positions.shape[1], max_seq_len)
+
+    def advance(self, metadata: AttentionMetadata) -> None:
+        if metadata.read_slots is not None or metadata.masks:
+            super().advance(metadata)
+            return
+        assert metadata.num_queries == 1
+        moved = metadata.positions, metadata.slot_mapping, metadata.seq_lens
+        native.advance_metadata(*moved, metadata.page_table, self.page_size, self.max_positions)
