@@ -40,6 +40,10 @@ SCALARS = dict.fromkeys(
 )
 
 
+SHARED_BYTES = 227 * 1024
+"""Shared memory that a program may have on an H200."""
+
+
 def compile_kernel(
     kernel: object,
     dtype: str,
@@ -77,7 +81,9 @@ def compile_kernel(
         attrs={place: [["tt.divisibility", 16]] for place in aligned},
     )
     options = {"num_warps": num_warps, "num_stages": 2}
-    compiled: str = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm[form]
+    result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert result.metadata.shared <= SHARED_BYTES, "a program fits"
+    compiled: str = result.asm[form]
     if form == "ptx" and constants.get("EARLY"):
         access = re.search(
             r"(st|atom)\.global" if constants.get("AHEAD") else r"(ld|st|atom)\.global|cp\.async\.c", compiled

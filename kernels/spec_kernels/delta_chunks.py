@@ -18,7 +18,8 @@ from spec_kernels.utils import assert_rows_of, launch_on
 
 CHUNK = 64
 """Rows of a chunk. A prompt that is cut at multiples of it gets the same bits however it is cut."""
-SYSTEM_WARPS, VALUE_TILE, CHUNK_WARPS = 4, 32, 4
+SYSTEM_WARPS, VALUE_TILE, CHUNK_WARPS, STAGES = 4, 32, 8, 2
+"""With one stage more the chunks that are on their way do not fit shared memory."""
 
 
 @triton.jit
@@ -213,4 +214,5 @@ def delta_chunks(
             **sizes,
             VALUE_TILE=value_tile,
             num_warps=CHUNK_WARPS,
+            num_stages=STAGES,
         )
