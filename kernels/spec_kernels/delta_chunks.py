@@ -19,7 +19,7 @@ from spec_kernels.utils import assert_rows_of, launch_on
 CHUNK = 64
 """Rows of a chunk. A prompt that is cut at multiples of it gets the same bits however it is cut."""
 SYSTEM_WARPS, VALUE_TILE, CHUNK_WARPS, STAGES = 4, 32, 8, 2
-"""With one stage more the chunks that are on their way do not fit shared memory."""
+"""One stage more of chunks that are on their way would not fit shared memory."""
 
 
 @triton.jit
