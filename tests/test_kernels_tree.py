@@ -131,7 +131,10 @@ def paths_of_trees(batch: int, num_rows: int, depth: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     "shapes", [((2, 3, 8),), pytest.param(((2, 1, 700), (24,)), marks=pytest.mark.slow)], ids=["one", "two"]
 )
-@pytest.mark.parametrize(("batch", "num_rows", "depth", "page_size"), [(6, 9, 3, 4), (3, 33, 16, 1), (4, 4, 5, 16)])
+@pytest.mark.parametrize(
+    ("batch", "num_rows", "depth", "page_size"),
+    [(6, 9, 3, 4), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(3, 33, 16, 1), (4, 4, 5, 16)])],
+)
 def test_a_path_becomes_a_chain(
     shapes: tuple[tuple[int, ...], ...], batch: int, num_rows: int, depth: int, page_size: int
 ) -> None:

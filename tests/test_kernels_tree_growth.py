@@ -95,7 +95,7 @@ def make_levels(batch: int, depth: int, topk: int, ties: bool) -> list[Ranked]:
         pytest.param(2, 16, 5, 33, 8, marks=SLOW),
     ],
 )
-@pytest.mark.parametrize("ties", [True, False])
+@pytest.mark.parametrize("ties", [True, pytest.param(False, marks=SLOW)])
 def test_a_tree_grows_as_the_reference_lets_it(
     batch: int, depth: int, topk: int, num_rows: int, hidden_size: int, ties: bool
 ) -> None:
