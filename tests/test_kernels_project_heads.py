@@ -34,7 +34,8 @@ def run(
     num_rows, like = rows.shape[0], {"dtype": rows.dtype, "device": DEVICE}
     queries = torch.full((num_rows, num_heads, head_dim), float("nan"), **like)  # type: ignore[arg-type]
     kv = torch.full((NUM_SLOTS, 2, num_kv_heads, head_dim), float("nan"), **like)  # type: ignore[arg-type]
-    turns = randn(INVARIANT_ROWS, 2, head_dim, dtype=rows.dtype, seed=7)[:num_rows]
+    half = randn(INVARIANT_ROWS, 2, head_dim // 2, dtype=rows.dtype, seed=7)[:num_rows]
+    turns = torch.stack((half[:, 0].repeat(1, 2), torch.cat((-half[:, 1], half[:, 1]), dim=1)), dim=1)
     slots = torch.arange(NUM_SLOTS - 1, NUM_SLOTS - 1 - num_rows, -1, device=DEVICE)
     arrivals = torch.zeros(weight.shape[0], dtype=torch.int32, device=DEVICE)
     parts = arrivals, bias, norm_weight, EPS, turns[:, 0], turns[:, 1], slots

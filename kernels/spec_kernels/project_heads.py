@@ -72,15 +72,6 @@ def _project_heads(
     is_row = row < num_rows
     is_pair = is_row[:, None] & (head < NUM_QKV_HEADS)[None, :]
 
-    # All of this is asked for before the loop, which takes longer than it is on its way.
-    cos_ptrs = cos_ptr + (row * cos_row_stride)[:, None] + channel
-    sin_ptrs = signed_sin_ptr + (row * sin_row_stride)[:, None] + channel
-    left_cos = tl.load(cos_ptrs, mask=is_pair, other=0.0).to(tl.float32)
-    right_cos = tl.load(cos_ptrs + HALF, mask=is_pair, other=0.0).to(tl.float32)
-    left_sin = tl.load(sin_ptrs, mask=is_pair, other=0.0).to(tl.float32)
-    right_sin = tl.load(sin_ptrs + HALF, mask=is_pair, other=0.0).to(tl.float32)
-    slot = tl.load(slot_mapping_ptr + row, mask=is_row, other=0)
-
     sums, _, square_sum, is_last = tile_sums(
         *(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
         *(column, num_rows, NUM_QKV_HEADS * HEAD_DIM, rows_stride),
@@ -99,6 +90,12 @@ def _project_heads(
         EARLY=0,
     )
     if is_last:
+        # On their way together with the sums of the other splits. Both halves of a head turn by the same angles.
+        cos_ptrs = cos_ptr + (row * cos_row_stride)[:, None] + channel
+        sin_ptrs = signed_sin_ptr + (row * sin_row_stride)[:, None] + channel + HALF
+        cos = tl.load(cos_ptrs, mask=is_pair, other=0.0).to(tl.float32)
+        sin = tl.load(sin_ptrs, mask=is_pair, other=0.0).to(tl.float32)
+        slot = tl.load(slot_mapping_ptr + row, mask=is_row, other=0)
         if NORMED:
             sums = sums * tl.rsqrt(square_sum / IN_FEATURES + eps)[:, None]
         if HAS_BIAS:
@@ -107,7 +104,7 @@ def _project_heads(
         projected = sums.to(queries_ptr.dtype.element_ty)
         left_in, right_in = tl.split(tl.reshape(projected, (ROW_TILE, PAIR_TILE, 2)))
         wide = left_in.to(tl.float32), right_in.to(tl.float32)
-        left, right = turned(wide[0], wide[1], left_cos, right_cos, left_sin, right_sin)
+        left, right = turned(wide[0], wide[1], cos, cos, -sin, sin)
         is_value = (head >= NUM_HEADS + NUM_KV_HEADS)[None, :]
         left = tl.where(is_value, left_in, left.to(left_in.dtype))
         right = tl.where(is_value, right_in, right.to(right_in.dtype))
@@ -147,8 +144,8 @@ def project_heads(
         arrivals: [tiles or more] int32 zeros, which it leaves zero: of this product alone, or of one stream.
         bias: [(num_heads + 2 * num_kv_heads) * head_dim].
         norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`.
-        cos: [rows, head_dim] of each row's position.
-        signed_sin: [rows, head_dim], the sine negated in its first half.
+        cos: [rows, head_dim] of each row's position, the same in both halves.
+        signed_sin: [rows, head_dim], the same but for its sign, which is negative in the first half.
         slot_mapping: [rows] int64.
         scales: of a weight in e4m3, as of `product`; `fits_scales` says of which heads.
     """
