@@ -140,8 +140,8 @@ QWEN3 = Model(
     ("drafter=eagle3", "drafter.weights=random", "drafter.draft_vocab_size=32000"),
 )
 APART = Model("qwen3_30b_a3b, random drafts", QWEN3.overrides, ("drafter=random",), catches_up=False)
-"""Drafts that differ, as a random EAGLE-3 head's do not, so that rows choose their experts as if at random. A run
-refuses to capture rounds without a draft loop; here it is verify that is timed."""
+"""Drafts that differ, as a random EAGLE-3 head's do not: it tells whether rows choose alike because of their tokens. A
+run refuses to capture rounds without a draft loop; here it is verify that is timed."""
 DENSE = Model("qwen3_4b", ("target=qwen3_4b",), QWEN3.drafter)
 GLM = Model("glm4_7_flash", ("target=glm4_7_flash",))
 DEEPSEEK = Model("deepseek_v3", ("target=deepseek_v3",))

@@ -276,14 +276,38 @@ def compile_few_experts() -> None:
     from spec_kernels.expert_tiles import choose_expert_tiles
 
     tiles = choose_expert_tiles(1, 1, 2)
-    sizes = {"ROW_TILE": 16, "NUM_CHOSEN": 4, "CHOICE_TILE": 4, "HIDDEN": 2048, "INNER": 1536}
-    for kernel, product, more in (
-        (few_experts._gate_up_of_few, tiles.gate_up, {"IS_GELU": False}),
-        (few_experts._down_of_few, tiles.down, {"HAS_SHARED": True, "HAS_RESIDUAL": True}),
-    ):
-        shape = {"COLUMN_TILE": product.columns, "CHANNEL_TILE": product.channels}
-        ptx = compile_kernel(kernel, "bf16", product.num_warps, **sizes, **shape, **more)
+    inner = {
+        "INNER_COLUMNS": tiles.gate_up.columns,
+        "INNER_CHANNELS": tiles.gate_up.channels,
+        "INNER_STAGES": tiles.gate_up.num_stages,
+    }
+    outer = {
+        "COLUMN_TILE": tiles.down.columns,
+        "CHANNEL_TILE": tiles.down.channels,
+        "STAGES": tiles.down.num_stages,
+    }
+    for has_gate_up, has_down in ((True, True), (True, False), (False, True)):
+        ptx = compile_kernel(
+            few_experts._few_experts,
+            "bf16",
+            tiles.down.num_warps,
+            ROW_TILE=16,
+            NUM_CHOSEN=4,
+            CHOICE_TILE=4,
+            NUM_EXPERTS=64,
+            EXPERT_TILE=128,
+            HIDDEN=2048,
+            INNER=1536,
+            IS_GELU=False,
+            HAS_SHARED=True,
+            HAS_RESIDUAL=True,
+            HAS_GATE_UP=has_gate_up,
+            HAS_DOWN=has_down,
+            **inner,
+            **outer,
+        )
         assert "mma" in ptx and "cp.async.cg" in ptx, "loads of 16 bytes, whichever weight a program reads"
+        assert ("ld.global.gpu.acquire" in ptx) == (has_gate_up and has_down), "who waits does not write"
 
 
 def compile_latent_attention() -> None:
@@ -306,6 +330,7 @@ def compile_latent_attention() -> None:
             ROW_TILE=tiles.rows,
             KEY_TILE=tiles.keys,
             STAGES=tiles.num_stages,
+            KEYS_ACROSS=tiles.rows < 64,
             IS_WHOLE=is_whole,
         )
         assert "wgmma" in ptx and "cp.async.cg" in ptx

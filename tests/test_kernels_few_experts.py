@@ -27,7 +27,9 @@ class Whole:
     def run(self, activation: str = "silu") -> torch.Tensor:
         """Run the kernels twice, into an output that is NaN before: the second time the counters have been used."""
         out = torch.full_like(self.layer.rows, float("nan"))
-        arrivals = torch.zeros(num_experts_arrivals(out.shape[1]), dtype=torch.int32, device=DEVICE)
+        arrivals = torch.zeros(
+            num_experts_arrivals(out.shape[1], len(self.layer.down)), dtype=torch.int32, device=DEVICE
+        )
         for _ in range(2):
             few_experts(out, *self._arguments(), *self.shared, self.residual, arrivals, activation)
             assert not arrivals.any()

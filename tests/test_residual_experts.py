@@ -1,4 +1,4 @@
-"""The second half of a layer with experts, in three launches, against norm, experts and sums one after the other."""
+"""The second half of a layer with experts, in two or three launches, against norm, experts and sums one by one."""
 
 from __future__ import annotations
 

@@ -84,23 +84,29 @@ def choose_split_keys(max_positions: int) -> int:
 def choose_latent_tiles(num_heads: int, split_keys: int, element_size: int) -> Tiles:
     """Returns tiles of (query row, head) pairs over latent rows, whatever the number of query rows.
 
-    Keys and channels lie across, as in decoding: they are the whole operands of tensor core products, and pairs the
-    short side. Two tiles of keys fit shared memory beside the queries. Where splits are short, as of short contexts,
-    narrow tiles begin sooner; over longer ones wide tiles share the reading of keys.
+    Of few heads keys and channels lie across, as in decoding: they are the whole operands of tensor core products, and
+    pairs the short side. Two tiles of keys fit shared memory beside the queries. Where splits are short, as of short
+    contexts, narrow tiles begin sooner; over longer ones wide tiles share the reading of keys. Of many heads 64 pairs
+    are rows of the products, which took three quarters of the time on an H200.
     """
     if element_size == 4:  # no tensor core product: an unrolled one takes long to compile
         return Tiles(rows=16, keys=16, num_warps=4, num_stages=1)
     if num_heads <= 16 or (num_heads <= 32 and split_keys <= _SPLIT_UNIT):
         return Tiles(rows=16, keys=64, num_warps=4, num_stages=3)
-    return Tiles(rows=32 if num_heads <= 32 else 64, keys=64, num_warps=8, num_stages=3)
+    if num_heads <= 32:
+        return Tiles(rows=32, keys=64, num_warps=8, num_stages=3)
+    return Tiles(rows=64, keys=64, num_warps=8, num_stages=2)
 
 
 def choose_latent_split_keys(max_positions: int, batch_size: int, num_heads: int) -> int:
-    """Returns the keys of a split of latent attention, one value a run, with which a verify of `batch_size` requests
-    keeps a GPU busy.
+    """Returns the keys of a split of latent attention, one value a run, with which four rows of `batch_size` requests
+    keep a GPU busy, and of many heads two.
 
     What a split leaves of a row and head weighs as much as two cache rows, so that further ones are no help.
     """
-    tiles_of_four_rows = triton.cdiv(4 * num_heads, 16 if num_heads <= 16 else 32 if num_heads <= 32 else 64)
-    num_splits = max(1, NUM_TILES_TO_FILL // (tiles_of_four_rows * batch_size))
+    if num_heads <= 32:
+        num_tiles = triton.cdiv(4 * num_heads, 16 if num_heads <= 16 else 32)
+    else:
+        num_tiles = triton.cdiv(2 * num_heads, 64)
+    num_splits = max(1, NUM_TILES_TO_FILL // (num_tiles * batch_size))
     return _SPLIT_UNIT * triton.cdiv(max_positions, _SPLIT_UNIT * num_splits)

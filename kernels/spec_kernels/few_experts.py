@@ -1,4 +1,4 @@
-"""Routed experts, a shared one beside them, and the residual, for up to 16 rows in two launches.
+"""Routed experts, a shared one beside them, and the residual, for up to 16 rows in one launch, or of few in two.
 
 Nothing is sorted: a program of the grid stands for a pair of a row and an expert, looks at what all rows chose, and
 does the work of its expert if its row is the first that chose it. Tiles have a place for each row, so that an expert's
@@ -17,147 +17,145 @@ import triton.language as tl
 
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, choose_expert_tiles
 from spec_kernels.experts import routed_experts_reference
-from spec_kernels.gate import activate
+from spec_kernels.few_experts_steps import add_terms_of_tile, down_of_tile, gate_up_of_tile, rows_of_slot
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _MIN_COLUMNS = 32
+_ONE_LAUNCH_ROWS = 4
+"""So many rows are faster in one launch on an H200: downs begin while gates and ups of other experts are still read. No
+bit of a row depends on it."""
 
 
-@triton.jit
-def _rows_of_slot(
-    expert_ids_ptr: tl.tensor,
-    slot: tl.tensor,
-    num_rows: tl.tensor,
-    ROW_TILE: tl.constexpr,
-    NUM_CHOSEN: tl.constexpr,
-    CHOICE_TILE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Returns the expert of a slot, which rows chose it, as which pair each, and whether this slot has its work.
-
-    Behind the slots of all pairs comes that of the shared expert, which all rows choose.
-    """
-    rows = tl.arange(0, ROW_TILE)
-    choices = tl.arange(0, CHOICE_TILE)
-    places = rows[:, None] * NUM_CHOSEN + choices[None, :]
-    is_there = (rows < num_rows)[:, None] & (choices < NUM_CHOSEN)[None, :]
-    num_pairs = num_rows * NUM_CHOSEN
-    is_shared = slot == num_pairs
-    expert = tl.load(expert_ids_ptr + slot, mask=slot < num_pairs, other=0)
-    is_it = is_there & (tl.load(expert_ids_ptr + places, mask=is_there, other=-1) == expert)
-    is_row = tl.max(is_it.to(tl.int32), 1) > 0
-    first_row = tl.min(tl.where(is_row, rows, ROW_TILE), 0)
-    pairs = tl.sum(tl.where(is_it, places, 0), 1)
-    is_row = tl.where(is_shared, rows < num_rows, is_row)
-    pairs = tl.where(is_shared, num_pairs + rows, pairs)
-    return expert, is_row, pairs, is_shared | (first_row == slot // NUM_CHOSEN)
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _gate_up_of_few(
-    inner_ptr: tl.tensor,
-    rows_ptr: tl.tensor,
-    gate_up_ptr: tl.tensor,
-    shared_ptr: tl.tensor,
-    expert_ids_ptr: tl.tensor,
-    num_rows: tl.tensor,
-    row_stride: tl.tensor,
-    ROW_TILE: tl.constexpr,
-    NUM_CHOSEN: tl.constexpr,
-    CHOICE_TILE: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    INNER: tl.constexpr,
-    COLUMN_TILE: tl.constexpr,
-    CHANNEL_TILE: tl.constexpr,
-    IS_GELU: tl.constexpr,
-) -> None:
-    """Computes activation(gate) * up in some columns of one expert, for all rows that chose it."""
-    slot = tl.program_id(1)
-    expert, is_row, pairs, is_own = _rows_of_slot(expert_ids_ptr, slot, num_rows, ROW_TILE, NUM_CHOSEN, CHOICE_TILE)
-    if is_own:
-        columns = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
-        is_column = (columns < INNER) | (INNER % COLUMN_TILE == 0)
-        all_channels = tl.arange(0, CHANNEL_TILE)
-        weights_ptr = tl.where(slot == num_rows * NUM_CHOSEN, shared_ptr, gate_up_ptr + expert * (2 * INNER * HIDDEN))
-        gate_ptrs = weights_ptr + columns[:, None] * HIDDEN + all_channels[None, :]
-        row_ptrs = rows_ptr + tl.arange(0, ROW_TILE)[:, None] * row_stride + all_channels[None, :]
-        gate = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
-        up = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
-        for channel in range(0, HIDDEN, CHANNEL_TILE):
-            is_channel = ((channel + all_channels < HIDDEN) | (HIDDEN % CHANNEL_TILE == 0))[None, :]
-            is_weight = is_column[:, None] & is_channel
-            rows = tl.load(row_ptrs + channel, mask=is_row[:, None] & is_channel, other=0.0)
-            gate_rows = tl.load(gate_ptrs + channel, mask=is_weight, other=0.0)
-            up_rows = tl.load(gate_ptrs + INNER * HIDDEN + channel, mask=is_weight, other=0.0)
-            gate = tl.dot(rows, tl.trans(gate_rows), gate, input_precision="ieee")
-            up = tl.dot(rows, tl.trans(up_rows), up, input_precision="ieee")
-        inner = activate(gate, IS_GELU) * up
-        inner_ptrs = inner_ptr + pairs[:, None] * INNER + columns[None, :]
-        tl.store(inner_ptrs, inner.to(inner_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _down_of_few(
+@triton.jit(do_not_specialize=["num_rows", "num_slots"])
+def _few_experts(
     out_ptr: tl.tensor,
     terms_ptr: tl.tensor,
     inner_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    gate_up_ptr: tl.tensor,
     down_ptr: tl.tensor,
-    shared_ptr: tl.tensor,
+    shared_gate_up_ptr: tl.tensor,
+    shared_down_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     routing_weights_ptr: tl.tensor,
     expert_ids_ptr: tl.tensor,
     arrivals_ptr: tl.tensor,
     num_rows: tl.tensor,
+    num_slots: tl.tensor,
+    row_stride: tl.tensor,
     residual_stride: tl.tensor,
     ROW_TILE: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
     CHOICE_TILE: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERT_TILE: tl.constexpr,
     HIDDEN: tl.constexpr,
     INNER: tl.constexpr,
+    INNER_COLUMNS: tl.constexpr,
+    INNER_CHANNELS: tl.constexpr,
+    INNER_STAGES: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    IS_GELU: tl.constexpr,
     HAS_SHARED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_GATE_UP: tl.constexpr,
+    HAS_DOWN: tl.constexpr,
 ) -> None:
-    """Computes some columns of one expert's outputs times the routing weights; the program that ends last adds up the
-    terms of all rows, in the order in which their experts were chosen."""
-    slot = tl.program_id(1)
-    expert, is_row, pairs, is_own = _rows_of_slot(expert_ids_ptr, slot, num_rows, ROW_TILE, NUM_CHOSEN, CHOICE_TILE)
-    columns = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
-    is_column = (columns < HIDDEN) | (HIDDEN % COLUMN_TILE == 0)
-    num_pairs = num_rows * NUM_CHOSEN
-    if is_own:
-        all_channels = tl.arange(0, CHANNEL_TILE)
-        weights_ptr = tl.where(slot == num_pairs, shared_ptr, down_ptr + expert * (INNER * HIDDEN))
-        weight_ptrs = weights_ptr + columns[:, None] * INNER + all_channels[None, :]
-        inner_ptrs = inner_ptr + pairs[:, None] * INNER + all_channels[None, :]
-        acc = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
-        for channel in range(0, INNER, CHANNEL_TILE):
-            is_channel = ((channel + all_channels < INNER) | (INNER % CHANNEL_TILE == 0))[None, :]
-            inner = tl.load(inner_ptrs + channel, mask=is_row[:, None] & is_channel, other=0.0)
-            weight_rows = tl.load(weight_ptrs + channel, mask=is_column[:, None] & is_channel, other=0.0)
-            acc = tl.dot(inner, tl.trans(weight_rows), acc, input_precision="ieee")
-        weights = tl.load(routing_weights_ptr + pairs, mask=is_row & (pairs < num_pairs), other=0.0)
-        acc *= tl.where(pairs < num_pairs, weights, 1.0)[:, None]
-        term_ptrs = terms_ptr + pairs[:, None] * HIDDEN + columns[None, :]
-        tl.store(term_ptrs, acc, mask=is_row[:, None] & is_column[None, :])
+    """Computes gates and ups in the first programs, and downs in those behind them, which wait for the first of their
+    expert; of these the program that ends last adds up the terms of all rows. A launch may have one half alone.
 
-    tl.debug_barrier()  # all threads have stored before one of them says so
-    if tl.atomic_add(arrivals_ptr + tl.program_id(0), 1, sem="acq_rel") == tl.num_programs(1) - 1:
-        tl.store(arrivals_ptr + tl.program_id(0), 0)
-        rows = tl.arange(0, ROW_TILE)
-        is_entry = (rows < num_rows)[:, None] & is_column[None, :]
-        total = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
-        for choice in tl.static_range(NUM_CHOSEN):
-            term_ptrs = terms_ptr + (rows * NUM_CHOSEN + choice)[:, None] * HIDDEN + columns[None, :]
-            total += tl.load(term_ptrs, mask=is_entry, other=0.0, cache_modifier=".cg")
-        if HAS_SHARED:
-            term_ptrs = terms_ptr + (num_pairs + rows)[:, None] * HIDDEN + columns[None, :]
-            total += tl.load(term_ptrs, mask=is_entry, other=0.0, cache_modifier=".cg")
-        if HAS_RESIDUAL:
-            residual_ptrs = residual_ptr + rows[:, None] * residual_stride + columns[None, :]
-            total += tl.load(residual_ptrs, mask=is_entry, other=0.0).to(tl.float32)
-        out_ptrs = out_ptr + rows[:, None] * HIDDEN + columns[None, :]
-        tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=is_entry)
+    A GPU begins programs in their order, so that who waits does not stand in the way of whom it waits for. Counters:
+    of each tile of the outputs, of tiles that are done, and of each expert's tiles of gates and ups that are done.
+    """
+    INNER_TILES: tl.constexpr = (INNER + INNER_COLUMNS - 1) // INNER_COLUMNS
+    NUM_TILES: tl.constexpr = (HIDDEN + COLUMN_TILE - 1) // COLUMN_TILE
+    program = tl.program_id(0)
+    num_first = INNER_TILES * num_slots if HAS_GATE_UP else 0
+    is_first = program < num_first
+    place = tl.where(is_first, program, program - num_first)
+    slot = place // tl.where(is_first, INNER_TILES, NUM_TILES)
+    tile = place % tl.where(is_first, INNER_TILES, NUM_TILES)
+    expert, is_row, pairs, is_own = rows_of_slot(expert_ids_ptr, slot, num_rows, ROW_TILE, NUM_CHOSEN, CHOICE_TILE)
+    num_pairs = num_rows * NUM_CHOSEN
+    is_shared = slot == num_pairs
+    finished_ptr = arrivals_ptr + NUM_TILES
+    ready_ptr = finished_ptr + 1
+    own_ready_ptr = ready_ptr + tl.where(is_shared, NUM_EXPERTS, expert)
+    # Branches on what a launch has are taken at compile time.
+    if is_first:
+        if HAS_GATE_UP:  # noqa: SIM102
+            if is_own:
+                gate_up_of_tile(
+                    inner_ptr,
+                    rows_ptr,
+                    tl.where(is_shared, shared_gate_up_ptr, gate_up_ptr + expert * (2 * INNER * HIDDEN)),
+                    tile,
+                    is_row,
+                    pairs,
+                    row_stride,
+                    ROW_TILE,
+                    HIDDEN,
+                    INNER,
+                    INNER_COLUMNS,
+                    INNER_CHANNELS,
+                    INNER_STAGES,
+                    IS_GELU,
+                )
+                if HAS_DOWN:
+                    tl.debug_barrier()  # all threads have stored before one of them says so
+                    tl.atomic_add(own_ready_ptr, 1, sem="release")
+    elif HAS_DOWN:
+        columns = tile * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
+        is_column = (columns < HIDDEN) | (HIDDEN % COLUMN_TILE == 0)
+        if is_own:
+            if HAS_GATE_UP:
+                num_ready = tl.atomic_add(own_ready_ptr, 0, sem="acquire")
+                while num_ready < INNER_TILES:
+                    num_ready = tl.atomic_add(own_ready_ptr, 0, sem="acquire")
+                tl.debug_barrier()
+            down_of_tile(
+                terms_ptr,
+                inner_ptr,
+                tl.where(is_shared, shared_down_ptr, down_ptr + expert * (INNER * HIDDEN)),
+                routing_weights_ptr,
+                columns,
+                is_column,
+                is_row,
+                pairs,
+                num_pairs,
+                ROW_TILE,
+                HIDDEN,
+                INNER,
+                COLUMN_TILE,
+                CHANNEL_TILE,
+                STAGES,
+            )
+        tl.debug_barrier()
+        if tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") == num_slots - 1:
+            tl.store(arrivals_ptr + tile, 0)
+            add_terms_of_tile(
+                out_ptr,
+                terms_ptr,
+                residual_ptr,
+                columns,
+                is_column,
+                num_rows,
+                residual_stride,
+                ROW_TILE,
+                NUM_CHOSEN,
+                HIDDEN,
+                COLUMN_TILE,
+                HAS_SHARED,
+                HAS_RESIDUAL,
+            )
+            # Nobody waits any more once all tiles are done.
+            if HAS_GATE_UP:  # noqa: SIM102
+                if tl.atomic_add(finished_ptr, 1, sem="acq_rel") == NUM_TILES - 1:
+                    tl.store(finished_ptr, 0)
+                    experts = tl.arange(0, EXPERT_TILE)
+                    tl.store(ready_ptr + experts, 0, mask=experts <= NUM_EXPERTS)
 
 
 @torch.library.custom_op("spec_kernels::few_experts", mutates_args=("out", "arrivals"))
@@ -204,43 +202,43 @@ def few_experts(
     inner = rows.new_empty((num_pairs, inner_size))
     terms = torch.empty((num_pairs, hidden_size), dtype=torch.float32, device=out.device)
     tiles = choose_expert_tiles(num_rows, 1, rows.element_size())
-    sizes = {
-        "ROW_TILE": MAX_INVARIANT_ROWS,
-        "NUM_CHOSEN": num_chosen,
-        "CHOICE_TILE": triton.next_power_of_2(num_chosen),
-        "HIDDEN": hidden_size,
-        "INNER": inner_size,
-    }
-    num_tiles = triton.cdiv(hidden_size, tiles.down.columns)
-    assert len(arrivals) >= num_tiles
+    assert len(arrivals) >= num_experts_arrivals(hidden_size, num_experts) and tiles.down.columns >= _MIN_COLUMNS
+    num_first, num_second = triton.cdiv(inner_size, tiles.gate_up.columns), triton.cdiv(hidden_size, tiles.down.columns)
+    # The whole, or each half of it by itself.
+    launches = ((True, True),) if num_rows >= _ONE_LAUNCH_ROWS else ((True, False), (False, True))
     with launch_on(out):
-        _gate_up_of_few[(triton.cdiv(inner_size, tiles.gate_up.columns), num_slots)](
-            *(inner, rows, gate_up, gate_up if shared_gate_up is None else shared_gate_up, expert_ids),
-            *(num_rows, rows.stride(0)),
-            COLUMN_TILE=tiles.gate_up.columns,
-            CHANNEL_TILE=tiles.gate_up.channels,
-            IS_GELU=activation == "gelu_tanh",
-            num_warps=tiles.gate_up.num_warps,
-            num_stages=tiles.gate_up.num_stages,
-            **sizes,
-        )
-        _down_of_few[(num_tiles, num_slots)](
-            *(out, terms, inner, down, down if shared_down is None else shared_down),
-            *(out if residual is None else residual, weights, expert_ids, arrivals),
-            *(num_rows, 0 if residual is None else residual.stride(0)),
-            COLUMN_TILE=tiles.down.columns,
-            CHANNEL_TILE=tiles.down.channels,
-            HAS_SHARED=has_shared,
-            HAS_RESIDUAL=residual is not None,
-            num_warps=tiles.down.num_warps,
-            num_stages=tiles.down.num_stages,
-            **sizes,
-        )
+        for has_gate_up, has_down in launches:
+            _few_experts[((num_first * has_gate_up + num_second * has_down) * num_slots,)](
+                *(out, terms, inner, rows, gate_up, down),
+                *(gate_up if shared_gate_up is None else shared_gate_up, down if shared_down is None else shared_down),
+                *(out if residual is None else residual, weights, expert_ids, arrivals, num_rows, num_slots),
+                *(rows.stride(0), 0 if residual is None else residual.stride(0)),
+                ROW_TILE=MAX_INVARIANT_ROWS,
+                NUM_CHOSEN=num_chosen,
+                CHOICE_TILE=triton.next_power_of_2(num_chosen),
+                NUM_EXPERTS=num_experts,
+                EXPERT_TILE=triton.next_power_of_2(num_experts + 1),
+                HIDDEN=hidden_size,
+                INNER=inner_size,
+                INNER_COLUMNS=tiles.gate_up.columns,
+                INNER_CHANNELS=tiles.gate_up.channels,
+                INNER_STAGES=tiles.gate_up.num_stages,
+                COLUMN_TILE=tiles.down.columns,
+                CHANNEL_TILE=tiles.down.channels,
+                STAGES=tiles.down.num_stages,
+                IS_GELU=activation == "gelu_tanh",
+                HAS_SHARED=has_shared,
+                HAS_RESIDUAL=residual is not None,
+                HAS_GATE_UP=has_gate_up,
+                HAS_DOWN=has_down,
+                num_warps=tiles.gate_up.num_warps,
+            )
 
 
-def num_experts_arrivals(hidden_size: int) -> int:
-    """Return the number of counters that experts of this width need."""
-    return triton.cdiv(hidden_size, _MIN_COLUMNS)
+def num_experts_arrivals(hidden_size: int, num_experts: int) -> int:
+    """Return the number of counters that so many experts of this width need: of tiles of the outputs, of tiles that are
+    done, and of each expert and the shared one."""
+    return triton.cdiv(hidden_size, _MIN_COLUMNS) + 1 + num_experts + 1
 
 
 def few_experts_reference(

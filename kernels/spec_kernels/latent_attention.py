@@ -17,7 +17,7 @@ import triton.language as tl
 
 from spec_kernels.attention_tiles import choose_latent_tiles
 from spec_kernels.latent_merge import merge_latents
-from spec_kernels.online_softmax import add_keys_across, divisor, key_slots
+from spec_kernels.online_softmax import add_keys_across, add_keys_along, divisor, key_slots
 from spec_kernels.split_merge import empty_partials
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -52,10 +52,11 @@ def _attend_latents(
     ROW_TILE: tl.constexpr,
     KEY_TILE: tl.constexpr,
     STAGES: tl.constexpr,
+    KEYS_ACROSS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ) -> None:
     """Attends one tile of (query row, head) pairs over the keys of one split: the result when IS_WHOLE, else
-    unnormalised sums and their maxima."""
+    unnormalised sums and their maxima. Few pairs are columns of all products, many are rows."""
     tiles_per_request = tl.cdiv(num_queries * NUM_HEADS, ROW_TILE)
     request = tl.program_id(0) // tiles_per_request
     first_row = tl.program_id(0) % tiles_per_request * ROW_TILE
@@ -82,14 +83,21 @@ def _attend_latents(
     turned = RANK + tl.arange(0, ROTATED_TILE)
     is_channel = (channels < RANK) | (RANK == RANK_TILE)
     is_turned = (turned < ROW_WIDTH) | (ROW_WIDTH - RANK == ROTATED_TILE)
-    queries = tl.load(query_rows[None, :] + channels[:, None], mask=is_row[None, :] & is_channel[:, None], other=0.0)
-    is_entry = is_row[None, :] & is_turned[:, None]
-    turned_queries = tl.load(query_rows[None, :] + turned[:, None], mask=is_entry, other=0.0)
+    if KEYS_ACROSS:
+        is_entry = is_row[None, :] & is_channel[:, None]
+        queries = tl.load(query_rows[None, :] + channels[:, None], mask=is_entry, other=0.0)
+        is_entry = is_row[None, :] & is_turned[:, None]
+        turned_queries = tl.load(query_rows[None, :] + turned[:, None], mask=is_entry, other=0.0)
+    else:
+        is_entry = is_row[:, None] & is_channel[None, :]
+        queries = tl.load(query_rows[:, None] + channels[None, :], mask=is_entry, other=0.0)
+        is_entry = is_row[:, None] & is_turned[None, :]
+        turned_queries = tl.load(query_rows[:, None] + turned[None, :], mask=is_entry, other=0.0)
     pages_ptr = page_table_ptr + request * page_table_stride
 
     maxima = tl.full((ROW_TILE,), float("-inf"), tl.float32)
     sums = tl.zeros((ROW_TILE,), tl.float32)
-    acc = tl.zeros((RANK_TILE, ROW_TILE), tl.float32)
+    acc = tl.zeros((RANK_TILE, ROW_TILE) if KEYS_ACROSS else (ROW_TILE, RANK_TILE), tl.float32)
     for first_key in tl.range(low // KEY_TILE * KEY_TILE, high, KEY_TILE, num_stages=STAGES):
         keys = first_key + tl.arange(0, KEY_TILE)
         # Keys outside are never loaded: what lies there may be NaN.
@@ -99,21 +107,32 @@ def _attend_latents(
         latents = tl.load(row_ptrs + channels[None, :], mask=is_key[:, None] & is_channel[None, :], other=0.0)
         turned_keys = tl.load(row_ptrs + turned[None, :], mask=is_key[:, None] & is_turned[None, :], other=0.0)
 
-        scores = tl.dot(latents, queries, input_precision="ieee")
-        scores = tl.dot(turned_keys, turned_queries, scores, input_precision="ieee") * scale
-        is_visible = (keys[:, None] >= start[None, :]) & (keys[:, None] < end[None, :])
-        scores = tl.where(is_visible & is_key[:, None], scores, float("-inf"))
-        maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, latents)
+        if KEYS_ACROSS:
+            scores = tl.dot(latents, queries, input_precision="ieee")
+            scores = tl.dot(turned_keys, turned_queries, scores, input_precision="ieee") * scale
+            is_visible = (keys[:, None] >= start[None, :]) & (keys[:, None] < end[None, :])
+            scores = tl.where(is_visible & is_key[:, None], scores, float("-inf"))
+            maxima, sums, acc = add_keys_across(maxima, sums, acc, scores, latents)
+        else:
+            scores = tl.dot(queries, tl.trans(latents), input_precision="ieee")
+            scores = tl.dot(turned_queries, tl.trans(turned_keys), scores, input_precision="ieee") * scale
+            is_visible = (keys[None, :] >= start[:, None]) & (keys[None, :] < end[:, None])
+            scores = tl.where(is_visible & is_key[None, :], scores, float("-inf"))
+            maxima, sums, acc = add_keys_along(maxima, sums, acc, scores, latents)
 
     out_head = out_row * NUM_HEADS + pairs % NUM_HEADS
     if IS_WHOLE:
-        acc = acc / divisor(sums)[None, :]
+        acc = acc / tl.expand_dims(divisor(sums), 0 if KEYS_ACROSS else 1)
     else:
         out_head += split.to(tl.int64) * split_stride
         tl.store(sums_ptr + out_head, sums, mask=is_row)
         tl.store(maxima_ptr + out_head, maxima, mask=is_row)
-    out_ptrs = out_ptr + out_head[None, :] * RANK + channels[:, None]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_row[None, :] & is_channel[:, None])
+    if KEYS_ACROSS:
+        out_ptrs = out_ptr + out_head[None, :] * RANK + channels[:, None]
+        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_row[None, :] & is_channel[:, None])
+    else:
+        out_ptrs = out_ptr + out_head[:, None] * RANK + channels[None, :]
+        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_channel[None, :])
 
 
 @torch.library.custom_op("spec_kernels::latent_attention", mutates_args=("out",))
@@ -174,6 +193,7 @@ def latent_attention(
             ROW_TILE=tiles.rows,
             KEY_TILE=tiles.keys,
             STAGES=tiles.num_stages,
+            KEYS_ACROSS=tiles.rows < 64,
             IS_WHOLE=is_whole,
             num_warps=tiles.num_warps,
         )

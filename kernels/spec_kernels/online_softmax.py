@@ -40,6 +40,20 @@ def add_keys_across(
 
 
 @triton.jit
+def add_keys_along(
+    maxima: tl.tensor, sums: tl.tensor, acc: tl.tensor, scores: tl.tensor, value_rows: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Carries rows on in the same way where they are rows: `scores` are [rows, keys], `acc` is [rows, channels]."""
+    new_maxima = tl.maximum(maxima, tl.max(scores, 1))
+    shift = finite_or_zero(new_maxima)
+    weights = tl.exp2(scores - shift[:, None])
+    decay = tl.exp2(maxima - shift)
+    sums = tl.fma(sums, decay, tl.sum(weights, 1))
+    acc = tl.dot(weights.to(value_rows.dtype), value_rows, acc * decay[:, None], input_precision="ieee")
+    return new_maxima, sums, acc
+
+
+@triton.jit
 def merge(
     maxima: tl.tensor,
     sums: tl.tensor,

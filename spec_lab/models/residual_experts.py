@@ -1,5 +1,5 @@
-"""The second half of a layer with experts, for up to 16 rows in three launches: norm and router; gates and ups; downs
-with their sum, the shared expert and the residual; kernels=triton."""
+"""The second half of a layer with experts, for up to 16 rows in two launches: norm and router; experts with their sum,
+the shared one and the residual, which are two of up to three rows; kernels=triton."""
 
 from __future__ import annotations
 

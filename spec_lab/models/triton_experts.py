@@ -52,7 +52,8 @@ class TritonExperts:
         self._gate_up = gate_up
         self._down = down
         self._activation = activation
-        self._arrivals = torch.zeros(num_experts_arrivals(down.shape[1]), dtype=torch.int32, device=down.device)
+        num_counters = num_experts_arrivals(down.shape[1], len(down))
+        self._arrivals = torch.zeros(num_counters, dtype=torch.int32, device=down.device)
         is_there = has_grouped_product(gate_up.dtype, gate_up.device)
         self._many = SortedExperts(gate_up, down, activation) if is_there else None
 
