@@ -56,7 +56,7 @@ class StepsWhileAsked:
         self._offers = offers
 
     def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int, scope: StepScope) -> torch.Tensor:
-        def is_over(column: int) -> bool:
+        def is_over() -> bool:
             return not bool(self._offers.num_going_on)
 
         with scope():

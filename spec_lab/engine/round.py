@@ -153,13 +153,13 @@ def collect_drafts(
     mover: MetadataMover,
     state: State,
     num_draft_tokens: int | None = None,
-    is_over: Callable[[int], bool] | None = None,
+    is_over: Callable[[], bool] | None = None,
 ) -> torch.Tensor:
     """Take draft 1 from `state`, and run a recurrent step for each further one: [batch, num_draft_tokens].
 
     Args:
         num_draft_tokens: as many as the drafter has where it is None.
-        is_over: tells of the column of a draft just made whether any is wanted behind it; None where all are.
+        is_over: tells whether no draft is wanted behind the one just made; None where all are.
     """
     if num_draft_tokens is None:
         num_draft_tokens = drafter.num_draft_tokens
@@ -167,7 +167,7 @@ def collect_drafts(
     columns = torch.arange(num_draft_tokens, device=drafts.device)
     for index in range(num_draft_tokens):
         if index > 0:
-            if is_over is not None and is_over(index - 1):
+            if is_over is not None and is_over():
                 return drafts[:, :index]
             if state.attention is not None:
                 mover.advance(state.attention)
