@@ -65,6 +65,7 @@ def test_a_probability_that_is_none_ends_drafting() -> None:
         (1, 5, 5, 0.25, None),
         (1, 5, 5, None, 3),
         (7, 3, 3, 0.25, None),
+        (7, 3, 2, None, None),
         (7, 3, 2, None, 9),
         (7, 3, 3, 0.25, 9),
         (7, 3, 3, None, 4),
@@ -91,3 +92,5 @@ def test_offers_are_those_of_the_reference(
     offered = count_offered(*given)
     assert torch.equal(offered, count_offered_reference(*given))
     assert offered[1::3].sum() == 0
+    if threshold is None and budget is None:
+        assert torch.equal(count_offered(*given[:3], None, most, None, None), offered)

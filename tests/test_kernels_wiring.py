@@ -100,7 +100,9 @@ CASES = {
         draft_sampling="distribution",
         options=STOP,
     ),
-    "schedule": Case(frozenset({"strict_accept", "rope_write"}), options={"k_schedule": [[1, 1, 3], [2, 2, 1]]}),
+    "schedule": Case(
+        frozenset({"strict_accept", "rope_write", "count_offered"}), options={"k_schedule": [[1, 1, 3], [2, 2, 1]]}
+    ),
 }
 QUICK = [("strict", "eager"), ("standard", "step_replay")]
 GRAPHS = ("eager", "full_loop", "step_replay", "round")

@@ -98,6 +98,7 @@ def _load_offered(
     batch: tl.tensor,
     survival_stride: tl.tensor,
     MAY_STOP: tl.constexpr,
+    HAS_BUDGET: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Loads the survival of drafts, whether the budget may offer them, and whether their request is active."""
     is_request = requests < batch
@@ -106,7 +107,9 @@ def _load_offered(
     num_drafted = tl.load(num_drafted_ptr + slots, mask=is_active, other=0)
     is_offered = is_active & (columns < num_drafted) & (columns < most)
     row = survival_ptr + slots * survival_stride
-    survival = tl.load(row + columns, mask=is_offered, other=0.0)
+    survival = tl.zeros_like(columns).to(tl.float32)
+    if HAS_BUDGET:
+        survival = tl.load(row + columns, mask=is_offered, other=0.0)
     if MAY_STOP:
         before = tl.load(row + columns - 1, mask=is_offered & (columns > 0), other=float("inf"))
         is_offered = is_offered & (before >= threshold)
@@ -145,6 +148,7 @@ def _count_offered(
         batch,
         survival_stride,
         MAY_STOP,
+        HAS_BUDGET,
     )
     if HAS_BUDGET:
         place = request * DRAFT_TILE + columns
@@ -164,6 +168,7 @@ def _count_offered(
                 batch,
                 survival_stride,
                 MAY_STOP,
+                HAS_BUDGET,
             )
             is_likelier = other_survival[None, :] > survival[:, None]
             is_earlier = (other_survival[None, :] == survival[:, None]) & (others[None, :] < place[:, None])
@@ -179,25 +184,26 @@ def _launch(
     slot_ids: torch.Tensor,
     active: torch.Tensor,
     num_drafted: torch.Tensor,
-    survival: torch.Tensor,
+    survival: torch.Tensor | None,
     most: int,
     threshold: float | None,
     budget: int | None,
 ) -> None:
-    num_slots, num_draft_tokens = survival.shape
-    (batch,) = slot_ids.shape
+    (batch,), (num_slots,) = slot_ids.shape, num_drafted.shape
     for vector in (offered, slot_ids, active):
         assert_rows_of(vector, batch)
-    assert_rows_of(num_drafted, num_slots)
-    assert_rows_of(survival, num_slots, num_draft_tokens)
-    assert most <= num_draft_tokens
-    with launch_on(survival):
+    if survival is None:
+        assert threshold is None and budget is None
+    else:
+        assert_rows_of(survival, num_slots, survival.shape[1])
+        assert most <= survival.shape[1]
+    with launch_on(num_drafted):
         _count_offered[(batch,)](
-            *(offered, slot_ids, active, num_drafted, survival),
-            *(most, threshold or 0.0, budget or 0, batch, survival.stride(0)),
+            *(offered, slot_ids, active, num_drafted, num_drafted if survival is None else survival),
+            *(most, threshold or 0.0, budget or 0, batch, 0 if survival is None else survival.stride(0)),
             MAY_STOP=threshold is not None,
             HAS_BUDGET=budget is not None,
-            DRAFT_TILE=triton.next_power_of_2(num_draft_tokens),
+            DRAFT_TILE=triton.next_power_of_2(max(most, 1)),
             OTHERS=_OTHERS,
         )
 
@@ -206,7 +212,7 @@ def count_offered(
     slot_ids: torch.Tensor,
     active: torch.Tensor,
     num_drafted: torch.Tensor,
-    survival: torch.Tensor,
+    survival: torch.Tensor | None,
     most: int,
     threshold: float | None,
     budget: int | None,

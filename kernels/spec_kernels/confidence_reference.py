@@ -49,7 +49,7 @@ def count_offered_reference(
     slot_ids: torch.Tensor,
     active: torch.Tensor,
     num_drafted: torch.Tensor,
-    survival: torch.Tensor,
+    survival: torch.Tensor | None,
     most: int,
     threshold: float | None,
     budget: int | None,
@@ -61,13 +61,15 @@ def count_offered_reference(
         active: [batch] bool; other rows offer none.
         num_drafted: [num_slots + 1] int64, drafts that wait in a slot.
         survival: [num_slots + 1, K] float32 the product of top-1 probabilities up to each of them, which never grows
-            along a row; behind those that wait stands what an earlier round noted.
+            along a row; behind those that wait stands what an earlier round noted. None where nothing goes by it.
         most: of each request.
         threshold: the draft at which the product falls under it is the last; None for no such end.
         budget: rows over the batch, one for each active row's pending token among them, the others for the drafts
             likeliest to survive; None for as many as there are.
     """
     offered = torch.where(active, num_drafted.index_select(0, slot_ids).clamp(max=most), 0)
+    if survival is None:
+        return offered
     survival = survival.index_select(0, slot_ids)[:, :most]
     is_offered = torch.arange(most, device=offered.device) < offered.unsqueeze(1)
     if threshold is not None:

@@ -14,7 +14,7 @@ from spec_kernels.confidence_reference import count_offered_reference
 from spec_lab.acceptance.confidences import DraftConfidences
 
 CountOffered = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, float | None, int | None], torch.Tensor
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, int, float | None, int | None], torch.Tensor
 ]
 """Is `spec_kernels.confidence_reference.count_offered_reference`, or a kernel that does the same."""
 
@@ -39,7 +39,7 @@ class DraftOffers:
         Args:
             confidences: what the drafter notes, and the threshold under which it ends; None where nothing reads them.
             budget: rows a round over the batch, pending tokens with them; None for as many as there are.
-            count: counts them where there are confidences.
+            count: counts them.
         """
         assert confidences is not None or budget is None, "a budget reads confidences"
         self._confidences = confidences
@@ -54,9 +54,8 @@ class DraftOffers:
         """Count the offered drafts [batch] of `slot_ids` [batch], `most` of each; rows that are not `active` [batch]
         offer none."""
         kept = self._confidences
-        if kept is None:
-            return torch.where(active, self.num_drafted.index_select(0, slot_ids).clamp(max=most), 0)
-        return self._count(slot_ids, active, self.num_drafted, kept.survival, most, kept.threshold, self._budget)
+        survival, threshold = (None, None) if kept is None else (kept.survival, kept.threshold)
+        return self._count(slot_ids, active, self.num_drafted, survival, most, threshold, self._budget)
 
     def expect(self, slot_ids: torch.Tensor, num_drafts: int) -> None:
         """Say that so many drafts will wait in `slot_ids` [batch], where no draft is noted as it is made."""
