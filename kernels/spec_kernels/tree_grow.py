@@ -18,6 +18,9 @@ from spec_kernels.vocabulary import nan_as_largest
 _NUMBERS = 4096
 """A program gathers so many numbers of hidden states at most."""
 
+_COUNTED = 128
+"""Up to so many drafts are each compared with all others."""
+
 
 @triton.jit(do_not_specialize=["num_found", "num_before"])
 def _choose_branches(
@@ -160,8 +163,10 @@ def _choose_rows(
     IS_FIRST: tl.constexpr,
     TOPK: tl.constexpr,
     TILE: tl.constexpr,
+    COUNTED: tl.constexpr,
 ) -> None:
-    """Chooses the rows of one request among its pool and the drafts of the last level, which come behind it."""
+    """Chooses the rows of one request among its pool and the drafts of the last level, which come behind it: all pairs
+    are compared where they are few, else the best is looked for again and again."""
     request = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, TILE)
     in_pool, is_draft = place < num_before, place < num_before + num_found
@@ -177,11 +182,15 @@ def _choose_rows(
         parents = tl.where(in_pool, tl.load(pool_parents_ptr + pool, mask=in_pool, other=-1), parents)
         scores = tl.where(in_pool, tl.load(pool_scores_ptr + pool, mask=in_pool, other=0.0), scores)
     order = tl.where(is_draft, in_order(nan_as_largest(scores), place), TAKEN)
-    is_chosen = place < 0
-    for _ in range(num_drafts):
-        is_best = order == tl.max(order, 0)
-        is_chosen = is_chosen | is_best
-        order = tl.where(is_best, TAKEN, order)
+    if COUNTED:
+        num_better = tl.sum((order[None, :] > order[:, None]).to(tl.int32), 1)
+        is_chosen = is_draft & (num_better < num_drafts)
+    else:
+        is_chosen = place < 0
+        for _ in range(num_drafts):
+            is_best = order == tl.max(order, 0)
+            is_chosen = is_chosen | is_best
+            order = tl.where(is_best, TAKEN, order)
     row = tl.cumsum(is_chosen.to(tl.int32), 0)
 
     # A parent's row is known to another thread.
@@ -231,5 +240,5 @@ def choose_rows(
             IS_FIRST=is_first,
             TOPK=topk,
             TILE=tile,
-            num_warps=1 if tile <= 256 else 4,
+            COUNTED=tile <= _COUNTED,
         )

@@ -97,7 +97,8 @@ class FrozenKVTreeDrafter(FrozenFirstStep):
             state.frozen_attention[width] = self.backend.build(
                 positions=alone.positions.repeat_interleave(width).unsqueeze(1),
                 seq_lens=alone.seq_lens.repeat_interleave(width),
-                page_table=alone.page_table.repeat_interleave(width, dim=0),
+                # Of one request these are views, which nothing has to copy.
+                page_table=alone.page_table.unsqueeze(1).expand(-1, width, -1).flatten(0, 1),
                 max_seq_len=alone.max_seq_len,
             )
         return state.frozen_attention[width]
