@@ -50,10 +50,13 @@ def compile_kernel(
     num_warps: int = 4,
     form: str = "ptx",
     pointers: Mapping[str, str] | None = None,
+    ahead: bool = False,
     **constants: int | bool,
 ) -> str:
     """Compile a kernel to PTX, or another `form`, for compute capability 9.0. Its arguments are aligned as the
     launchers' tensors are, and as the size of most vocabularies is. `pointers` are those of other types than usual.
+
+    One that can be placed early waits before it touches memory; `ahead` means that it loads weights before it waits.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -85,9 +88,7 @@ def compile_kernel(
     assert result.metadata.shared <= SHARED_BYTES, "a program fits"
     compiled: str = result.asm[form]
     if form == "ptx" and constants.get("EARLY"):
-        access = re.search(
-            r"(st|atom)\.global" if constants.get("AHEAD") else r"(ld|st|atom)\.global|cp\.async\.c", compiled
-        )
+        access = re.search(r"(st|atom)\.global" if ahead else r"(ld|st|atom)\.global|cp\.async\.c", compiled)
         assert access is not None and 0 < compiled.find("griddepcontrol.wait") < access.start(), "it waits first"
     return compiled
 
@@ -379,7 +380,8 @@ def compile_product(dtype: str, rows: int, columns: int, splits: int, **constant
     )
     sizes = {"IN_FEATURES": 4096, "SPLITS": splits, "ROW_TILE": rows, "COLUMN_TILE": columns, "DEPTH": 128}
     options |= {"SCALE_ROWS": 0, "AHEAD": False, **constants}
-    return compile_kernel(product._product, dtype, STAGES=3, WHOLE_TILES=True, **(sizes | options))
+    both = {**sizes, **options}
+    return compile_kernel(product._product, dtype, ahead=bool(both["AHEAD"]), STAGES=3, WHOLE_TILES=True, **both)
 
 
 def compile_fp8_products() -> None:
@@ -434,7 +436,7 @@ def compile_products() -> None:
         compile_kernel(likeliest._likeliest, "bf16", WEIGHED=weighed, **tiles, **modes)
     compile_kernel(draft_input._draft_input, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms._rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
-    compile_kernel(norms._add_rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
+    compile_kernel(norms._add_rms_norm, "bf16", 8, ahead=True, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(gated_share._add_gated_share, "bf16", 8, SIZE=2048, SIZE_TILE=2048)
     for is_gelu in (False, True):
         compile_kernel(gate._gate, "bf16", TILE=1024, IS_GELU=is_gelu)
@@ -446,14 +448,14 @@ def compile_gemma4() -> None:
 
     for is_last in (False, True):
         ending = {"SCALED": is_last, "HAS_NEXT": not is_last}
-        compile_kernel(norms._add_normed, "bf16", 8, SIZE=2560, SIZE_TILE=4096, **ending)
+        compile_kernel(norms._add_normed, "bf16", 8, ahead=True, SIZE=2560, SIZE_TILE=4096, **ending)
     tiles = {"NUM_LAYERS": 42, "WIDTH": 256, "WIDTH_TILE": 256}
     compile_kernel(layer_embedding._layer_embeddings, "bf16", 1, **tiles)
     compile_kernel(softcap._softcap, "bf16", TILE=2048)
-    choice = {"NUM_CLUSTERS": 2048, "NUM_CHOSEN": 32, "CLUSTER_TILE": 64, "OTHERS_TILE": 128}
+    choice = {"NUM_CLUSTERS": 2048, "NUM_CHOSEN": 32, "CLUSTER_TILE": 16, "OTHERS_TILE": 512}
     compile_kernel(clusters._choose_clusters, "bf16", **choice)
-    sizes = {"HIDDEN": 256, "SIZE": 128, "SIZE_TILE": 128, "NUM_CHOSEN": 32, "CHOSEN_TILE": 32, "CHANNEL_TILE": 64}
-    compile_kernel(clusters._best_of_clusters, "bf16", **sizes)
+    sizes = {"HIDDEN": 256, "SIZE": 128, "SIZE_TILE": 128, "NUM_CHOSEN": 32, "CHOSEN_TILE": 32, "CHANNEL_TILE": 256}
+    compile_kernel(clusters._best_of_clusters, "bf16", 8, **sizes)
     head = {"HALF": 128, "HALF_TILE": 128, "REST": 0, "REST_TILE": 1, "PAIR_TILE": 8, "NORMED": True}
     for num_kv_heads, keys_are_values in ((2, False), (4, True), (0, False)):
         of_values = {"NORMS_VALUES": num_kv_heads > 0, "KEYS_ARE_VALUES": keys_are_values}

@@ -14,7 +14,7 @@ from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, lowest_top, nan_as_largest
 
-_CLUSTER_TILE, _OTHERS_TILE, _CHANNEL_TILE = 16, 512, 64
+_CLUSTER_TILE, _OTHERS_TILE, _MOST_CHANNELS = 16, 512, 256
 
 
 @triton.jit
@@ -148,8 +148,9 @@ def likeliest_in_clusters(
             SIZE_TILE=triton.next_power_of_2(size),
             NUM_CHOSEN=num_chosen,
             CHOSEN_TILE=triton.next_power_of_2(num_chosen),
-            CHANNEL_TILE=_CHANNEL_TILE,
+            CHANNEL_TILE=min(_MOST_CHANNELS, triton.next_power_of_2(hidden_size)),
             **EARLY,
+            num_warps=8,
         )
 
 

@@ -26,7 +26,13 @@ def normed_channels(
 ) -> tl.tensor:
     """Norm one row in float32, and round before and after the weight, as the models do; where the weight is float32
     and the row is not, behind it alone (Qwen3.5)."""
-    wide, weights = row.to(tl.float32), tl.load(weight, mask=is_channel, other=0.0)
+    return normed_by(row, tl.load(weight, mask=is_channel, other=0.0), eps, SIZE)
+
+
+@triton.jit
+def normed_by(row: tl.tensor, weights: tl.tensor, eps: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+    """Do so with weights that have been loaded."""
+    wide = row.to(tl.float32)
     scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
     if weights.dtype == row.dtype:
         scaled = scaled.to(row.dtype).to(tl.float32)
@@ -96,15 +102,16 @@ def _add_rms_norm(
     SIZE_TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     channels = tl.arange(0, SIZE_TILE)
     is_channel = channels < SIZE
+    weights = tl.load(weight_ptr + channels, mask=is_channel, other=0.0)
+    wait_for_inputs(EARLY)
     first = tl.load(rows_ptr + row * row_stride + channels, mask=is_channel, other=0.0)
     second = tl.load(added_ptr + row * added_stride + channels, mask=is_channel, other=0.0)
     stream = (first.to(tl.float32) + second.to(tl.float32)).to(first.dtype)
     tl.store(stream_ptr + row * SIZE + channels, stream, mask=is_channel)
-    out = normed_channels(stream, weight_ptr + channels, is_channel, eps, SIZE)
+    out = normed_by(stream, weights, eps, SIZE)
     tl.store(out_ptr + row * SIZE + channels, out, mask=is_channel)
 
 
@@ -161,19 +168,25 @@ def _add_normed(
     HAS_NEXT: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     channels = tl.arange(0, SIZE_TILE)
     is_channel = channels < SIZE
+    # Weights are written by no kernel, and the second norm does not wait for its own.
+    weights = tl.load(weight_ptr + channels, mask=is_channel, other=0.0)
+    if HAS_NEXT:
+        next_weights = tl.load(next_weight_ptr + channels, mask=is_channel, other=0.0)
+    if SCALED:
+        scale = tl.load(scale_ptr).to(tl.float32)
+    wait_for_inputs(EARLY)
     first = tl.load(rows_ptr + row * row_stride + channels, mask=is_channel, other=0.0)
-    added = normed_row(added_ptr + row * added_stride + channels, weight_ptr + channels, is_channel, eps, SIZE)
+    added = tl.load(added_ptr + row * added_stride + channels, mask=is_channel, other=0.0)
+    added = normed_by(added, weights, eps, SIZE)
     stream = (first.to(tl.float32) + added.to(tl.float32)).to(first.dtype)
     if SCALED:
-        stream = (stream.to(tl.float32) * tl.load(scale_ptr).to(tl.float32)).to(first.dtype)
+        stream = (stream.to(tl.float32) * scale).to(first.dtype)
     tl.store(stream_ptr + row * SIZE + channels, stream, mask=is_channel)
     if HAS_NEXT:
-        out = normed_channels(stream, next_weight_ptr + channels, is_channel, next_eps, SIZE)
-        tl.store(out_ptr + row * SIZE + channels, out, mask=is_channel)
+        tl.store(out_ptr + row * SIZE + channels, normed_by(stream, next_weights, next_eps, SIZE), mask=is_channel)
 
 
 @torch.library.custom_op("spec_kernels::add_normed", mutates_args=("stream", "out"))
