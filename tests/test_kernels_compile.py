@@ -64,7 +64,7 @@ def compile_kernel(
 
     names = [parameter.name for parameter in kernel.params]  # type: ignore[attr-defined]
     if "EARLY" in names:
-        constants = {"EARLY": 1} | constants
+        constants = {"EARLY": True} | constants
     signature = {}
     for name in names:
         stem = name.removesuffix("_ptr")

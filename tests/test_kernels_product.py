@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spec_kernels import product_tiles
-from spec_kernels.early import EARLY
+from spec_kernels.early import early_launches
 from spec_kernels.product import product, product_reference
 from spec_kernels.product_tiles import INVARIANT_ROWS, SkinnyTiles, choose_tiles
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
@@ -67,16 +67,14 @@ def test_a_product_equals_its_reference(dtype: torch.dtype, num_rows: int, out_f
 
 
 @pytest.mark.parametrize(("splits", "has_norm"), [(1, True), (4, False)])
-def test_weights_that_are_loaded_ahead_change_no_bit(
-    tiles: object, splits: int, has_norm: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_are_loaded_ahead_change_no_bit(tiles: object, splits: int, has_norm: bool) -> None:
     """Rows as they come and rows that are normed, in four steps and in one."""
     tiles(16, 16, splits)  # type: ignore[operator]
     rows, weight = 3 * randn(3, 64), weights(40, 64, torch.float32)
     norm_weight = randn(64, seed=2) if has_norm else None
     expected = run(product, rows, weight, norm_weight=norm_weight)
-    monkeypatch.setattr("spec_kernels.product.AHEAD", EARLY["EARLY"])
-    assert torch.equal(run(product, rows, weight, norm_weight=norm_weight), expected)
+    with early_launches():
+        assert torch.equal(run(product, rows, weight, norm_weight=norm_weight), expected)
 
 
 @pytest.mark.parametrize("turned", [False, True])

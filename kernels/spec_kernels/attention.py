@@ -20,7 +20,7 @@ from spec_kernels.attention_tiles import (
     prompt_tiles,
     tree_tiles,
 )
-from spec_kernels.early import EARLY
+from spec_kernels.early import placed_if_few
 from spec_kernels.split_merge import empty_partials, merge_partials
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -146,7 +146,7 @@ def _launch_splits(
         STAGES=tiles.num_stages,
         IS_TREE=num_tail > 0,
         IS_WHOLE=is_whole,
-        **EARLY,
+        **placed_if_few(grid[0] * grid[1] * grid[2]),
         num_warps=tiles.num_warps,
     )
     if num_entries > 0:

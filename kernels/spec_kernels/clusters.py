@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
+from spec_kernels.early import placed, wait_for_inputs
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, lowest_top, nan_as_largest
 
@@ -139,7 +139,7 @@ def likeliest_in_clusters(
             NUM_CHOSEN=num_chosen,
             CLUSTER_TILE=_CLUSTER_TILE,
             OTHERS_TILE=_OTHERS_TILE,
-            **EARLY,
+            **placed(True),
         )
         _best_of_clusters[(num_rows, num_chosen)](
             *(tokens, rows, weight, token_ids, chosen, tops, torch.empty_like(chosen), arrivals, rows.stride(0)),
@@ -149,7 +149,7 @@ def likeliest_in_clusters(
             NUM_CHOSEN=num_chosen,
             CHOSEN_TILE=triton.next_power_of_2(num_chosen),
             CHANNEL_TILE=min(_MOST_CHANNELS, triton.next_power_of_2(hidden_size)),
-            **EARLY,
+            **placed(True),
             num_warps=8,
         )
 

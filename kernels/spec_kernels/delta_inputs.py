@@ -15,7 +15,6 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _ROW_TILE = 16
@@ -108,13 +107,11 @@ def _delta_inputs(
     HISTORY_TILE: tl.constexpr,
     IS_PROMPT: tl.constexpr,
     ROW_TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Makes ROW_TILE rows of one head of one request; the programs behind the last head make decay and strength.
 
     Every row tile reads the window at its first HISTORY rows alone, which are the first tile's: that one writes it.
     """
-    wait_for_inputs(EARLY)
     CONV_SIZE: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_VALUE_HEADS * VALUE_DIM
     NUM_HEADS: tl.constexpr = 2 * NUM_KEY_HEADS + NUM_VALUE_HEADS
     GATES: tl.constexpr = CONV_SIZE + NUM_VALUE_HEADS * VALUE_DIM
@@ -238,7 +235,6 @@ def delta_inputs(
             HISTORY_TILE=triton.next_power_of_2(history),
             IS_PROMPT=is_prompt,
             ROW_TILE=_ROW_TILE,
-            **EARLY,
         )
 
 

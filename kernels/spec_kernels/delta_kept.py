@@ -7,7 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _KEPT_TILE = 1024
@@ -30,10 +29,8 @@ def _keep_rows(
     NUM_VALUE_HEADS: tl.constexpr,
     HEAD_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Copies CHANNEL_TILE channels of the keys and values of one row; the first tile also what the gates are."""
-    wait_for_inputs(EARLY)
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slot_ids_ptr + row // num_rows)
     kept = slot * rows_kept + row % num_rows
@@ -81,7 +78,6 @@ def keep_delta_rows(
             NUM_VALUE_HEADS=num_value_heads,
             HEAD_TILE=triton.next_power_of_2(num_value_heads),
             CHANNEL_TILE=_KEPT_TILE,
-            **EARLY,
         )
 
 

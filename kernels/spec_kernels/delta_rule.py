@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.utils import assert_rows_of, launch_on
 
 VALUE_TILE, NUM_WARPS = 16, 1
@@ -84,7 +83,6 @@ def _delta_rule(
     VALUE_DIM: tl.constexpr,
     KEY_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Runs all rows of one request past VALUE_TILE channels of one value head.
 
@@ -92,7 +90,6 @@ def _delta_rule(
     that writes it: in place without a race. What is done with states is asked at run time: compiled apart, a prompt's
     rows would be contracted into other instructions than verify's, and round otherwise (seen on an H200).
     """
-    wait_for_inputs(EARLY)
     CONV_SIZE: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_VALUE_HEADS * VALUE_DIM
     STATE_SIZE: tl.constexpr = NUM_VALUE_HEADS * KEY_DIM * VALUE_DIM
     head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -276,6 +273,5 @@ def _launch(
             VALUE_DIM=value_head_dim,
             KEY_TILE=triton.next_power_of_2(key_head_dim),
             VALUE_TILE=value_tile,
-            **EARLY,
             num_warps=NUM_WARPS,
         )

@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.norms import normed_row
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -29,10 +28,8 @@ def _draft_input(
     hidden_eps: tl.tensor,
     SIZE: tl.constexpr,
     SIZE_TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Makes one half of one row."""
-    wait_for_inputs(EARLY)
     row = tl.program_id(0)
     channels = tl.arange(0, SIZE_TILE)
     is_channel = channels < SIZE
@@ -78,7 +75,6 @@ def draft_input(
             *(embedding_eps, hidden_eps),
             SIZE=size,
             SIZE_TILE=triton.next_power_of_2(size),
-            **EARLY,
             num_warps=8 if size > 1024 else 4,
         )
 

@@ -1,36 +1,81 @@
 """Launching a kernel before the one in front of it has ended (programmatic dependent launch, NVIDIA sm_90 and later).
 
-The programs of such a kernel are placed while the kernel in front of it still runs, so that what a launch costs is
-over by the time its inputs are there. Before one reads or writes anything that kernels write, it waits until the kernel
-in front has ended and its results can be read; that one did the same, so that nothing of any earlier kernel is under
-way either.
+The programs of such a kernel are placed while the kernel in front of it still runs, so that what a launch costs is over
+by the time its inputs are there. Before one reads or writes anything that kernels write, it waits until the kernel in
+front has ended and its results can be read; that one did the same, so that nothing of any earlier kernel is under way
+either.
 
-A kernel lets the next one be placed when it has waited itself, and not before: else those behind it gather, four deep,
-and take the room of the programs in front.
+Not every kernel gains by it (docs/families.md). One that is placed while others hold multiprocessors comes to lie two
+deep on some and not at all on others, so that reading much takes longer: few programs are placed early, or those that
+load their part of a weight meanwhile. And the next kernel is let in behind the wait, since else kernels gather that
+take the room of those in front; by the smallest ones at once, so that who comes behind has time to load its weights.
 """
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-OFF, ON, UNTRIGGERED, AHEAD = range(4)
-"""Ways of a launch: placed when the one in front has ended; early; early, but the next one not before this one ends;
-early, and small weights, which no kernel writes, are loaded before it waits."""
+from spec_kernels.utils import INTERPRETED
 
-EARLY: dict[str, int | bool] = {"EARLY": OFF}
-"""Holds the options of a launch whose kernel calls `wait_for_inputs` first.
+_HOPPER = (9, 0)
+_FEW_PROGRAMS = 64
 
-With {"EARLY": ON, "launch_pdl": True} it is placed early, which no GPU has run yet.
-"""
+
+_AHEAD = ContextVar("early launches", default=False)
+
+
+@contextmanager
+def early_launches() -> Iterator[None]:
+    """Place kernels early that are launched inside, one behind the other, where the GPU can."""
+    token = _AHEAD.set(INTERPRETED or _can_be_early())
+    try:
+        yield
+    finally:
+        _AHEAD.reset(token)
+
+
+def loads_ahead() -> bool:
+    """Tell whether weights may be loaded before a kernel waits: nothing has written to them for long."""
+    return _AHEAD.get()
 
 
 @triton.jit
 def wait_for_inputs(EARLY: tl.constexpr) -> None:
     """Wait for the kernel in front, and let the next one be placed."""
-    if EARLY > 0:
+    if EARLY:
         gdc_wait()
-    if EARLY > 0 and EARLY != 2:
         gdc_launch_dependents()
+
+
+@triton.jit
+def wait_behind_others(EARLY: tl.constexpr) -> None:
+    """Let the next kernel be placed, and wait for the one in front: of kernels that take little room."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+def placed(early: bool) -> dict[str, bool]:
+    """Return the options of a launch whose kernel waits: placed early itself, or not."""
+    if INTERPRETED or not _AHEAD.get():
+        return {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": True}
+
+
+def placed_if_few(num_programs: int) -> dict[str, bool]:
+    """Return them where few programs are placed early."""
+    return placed(num_programs <= _FEW_PROGRAMS)
+
+
+@cache
+def _can_be_early() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= _HOPPER

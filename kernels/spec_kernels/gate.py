@@ -8,7 +8,6 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.utils import assert_rows_of, launch_on
 
 ACTIVATIONS = ("silu", "gelu_tanh")
@@ -39,9 +38,7 @@ def _gate(
     size: tl.tensor,
     TILE: tl.constexpr,
     IS_GELU: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_channel = channels < size
@@ -70,7 +67,6 @@ def gated(out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: s
             *(out, gate, up, gate.stride(0), up.stride(0), size),
             TILE=_TILE,
             IS_GELU=activation == "gelu_tanh",
-            **EARLY,
         )
 
 

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _PAIR_TILE = 4
@@ -27,10 +26,8 @@ def _gated_norm(
     HEAD_DIM: tl.constexpr,
     PAIR_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Norms PAIR_TILE (row, head) pairs."""
-    wait_for_inputs(EARLY)
     pairs = tl.program_id(0) * PAIR_TILE + tl.arange(0, PAIR_TILE)
     channels = tl.arange(0, CHANNEL_TILE)
     row, head = (pairs // NUM_HEADS).to(tl.int64), pairs % NUM_HEADS
@@ -72,7 +69,6 @@ def gated_norm(out: torch.Tensor, outputs: torch.Tensor, gate: torch.Tensor, wei
             HEAD_DIM=head_dim,
             PAIR_TILE=_PAIR_TILE,
             CHANNEL_TILE=triton.next_power_of_2(head_dim),
-            **EARLY,
         )
 
 

@@ -9,7 +9,6 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.norms import normed_channels
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -29,10 +28,8 @@ def _layer_embeddings(
     NUM_LAYERS: tl.constexpr,
     WIDTH: tl.constexpr,
     WIDTH_TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Makes the embedding of one layer for one row."""
-    wait_for_inputs(EARLY)
     row, layer = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channels = tl.arange(0, WIDTH_TILE)
     is_channel = channels < WIDTH
@@ -84,7 +81,6 @@ def layer_embeddings(
             NUM_LAYERS=num_layers,
             WIDTH=width,
             WIDTH_TILE=triton.next_power_of_2(width),
-            **EARLY,
             num_warps=1,
         )
 

@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.product_steps import load_norm, load_rows, load_weight, multiply
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
@@ -48,7 +47,6 @@ def _likeliest(
     MAPPED: tl.constexpr,
     WEIGHED: tl.constexpr,
     MERGE_TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Finds the top of each row in one tile of tokens; the program that ends last compares those of all tiles."""
     tile = tl.program_id(0)
@@ -56,7 +54,6 @@ def _likeliest(
     row = tl.arange(0, ROW_TILE)
     token = tile * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
     is_row = row < num_rows
-    wait_for_inputs(EARLY)
     sums = tl.zeros((COLUMN_TILE, ROW_TILE) if TURNED else (ROW_TILE, COLUMN_TILE), tl.float32)
     squares = tl.zeros((ROW_TILE, DEPTH), tl.float32)
     norm = tl.zeros((DEPTH,), tl.float32)
@@ -168,7 +165,6 @@ def likeliest(
             MAPPED=token_map is not None,
             WEIGHED=probabilities is not None,
             MERGE_TILE=_MERGE_TILE,
-            **EARLY,
             num_warps=tiles.num_warps,
         )
 

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
+from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.utils import assert_rows_of, launch_on
 
 
@@ -50,7 +50,7 @@ def _rms_norm(
     SIZE_TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    wait_for_inputs(EARLY)
+    wait_behind_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
     channels = tl.arange(0, SIZE_TILE)
     is_channel = channels < SIZE
@@ -77,7 +77,7 @@ def rms_norm(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: f
             *(out, rows, weight, rows.stride(0), eps),
             SIZE=size,
             SIZE_TILE=triton.next_power_of_2(size),
-            **EARLY,
+            **placed_if_few(num_rows),
             num_warps=8 if size > 1024 else 4,
         )
 
@@ -106,7 +106,7 @@ def _add_rms_norm(
     channels = tl.arange(0, SIZE_TILE)
     is_channel = channels < SIZE
     weights = tl.load(weight_ptr + channels, mask=is_channel, other=0.0)
-    wait_for_inputs(EARLY)
+    wait_behind_others(EARLY)
     first = tl.load(rows_ptr + row * row_stride + channels, mask=is_channel, other=0.0)
     second = tl.load(added_ptr + row * added_stride + channels, mask=is_channel, other=0.0)
     stream = (first.to(tl.float32) + second.to(tl.float32)).to(first.dtype)
@@ -136,7 +136,7 @@ def add_rms_norm(
             *(out, stream, rows, added, weight, rows.stride(0), added.stride(0), eps),
             SIZE=size,
             SIZE_TILE=triton.next_power_of_2(size),
-            **EARLY,
+            **placed_if_few(num_rows),
             num_warps=8 if size > 1024 else 4,
         )
 
@@ -177,7 +177,7 @@ def _add_normed(
         next_weights = tl.load(next_weight_ptr + channels, mask=is_channel, other=0.0)
     if SCALED:
         scale = tl.load(scale_ptr).to(tl.float32)
-    wait_for_inputs(EARLY)
+    wait_behind_others(EARLY)
     first = tl.load(rows_ptr + row * row_stride + channels, mask=is_channel, other=0.0)
     added = tl.load(added_ptr + row * added_stride + channels, mask=is_channel, other=0.0)
     added = normed_by(added, weights, eps, SIZE)
@@ -225,7 +225,7 @@ def add_normed(
             SIZE_TILE=triton.next_power_of_2(size),
             SCALED=scale is not None,
             HAS_NEXT=out is not None,
-            **EARLY,
+            **placed_if_few(num_rows),
             num_warps=8 if size > 1024 else 4,
         )
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.block_fp8_reference import dequantise_reference, rows_of_scale
-from spec_kernels.early import AHEAD, EARLY
+from spec_kernels.early import loads_ahead, placed
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import choose_tiles, row_tile
@@ -147,6 +147,7 @@ def product(
     assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
     part_size = tile_rows * (tiles.columns * (2 if gated else 1) + 1)
     partial = out.new_empty(num_tiles * tiles.splits * part_size if tiles.splits > 1 else 1, dtype=torch.float32)
+    is_ahead = loads_ahead() and not gated and scales is None and tiles.fits_ahead(in_features)
     with launch_on(rows):
         _product[(num_tiles, tiles.splits)](
             *(out, rows, weight, out if scales is None else scales, out if bias is None else bias),
@@ -169,8 +170,8 @@ def product(
             HAS_BIAS=bias is not None,
             HAS_MULTIPLIED=multiplied is not None,
             HAS_RESIDUAL=residual is not None,
-            AHEAD=EARLY["EARLY"] == AHEAD and not gated and scales is None and tiles.asks_ahead(in_features),
-            **EARLY,
+            AHEAD=is_ahead,
+            **placed(is_ahead),
             num_warps=tiles.num_warps,
         )
 

@@ -35,7 +35,7 @@ class SkinnyTiles:
     num_warps: int = 4
     turned: bool = False
 
-    def asks_ahead(self, in_features: int) -> bool:
+    def fits_ahead(self, in_features: int) -> bool:
         """Tell whether all that a program reads of a weight fits shared memory beside another program's."""
         steps, rest = divmod(in_features, self.splits * self.depth)
         return rest == 0 and steps <= MOST_STEPS_AHEAD
@@ -46,6 +46,14 @@ TUNED = {
     (6144, 8192): SkinnyTiles(64, 128, splits=2, turned=True),
     (6144, 4096): SkinnyTiles(64, 128, splits=2, turned=True),
     (4096, 12288): SkinnyTiles(64, 128, splits=4, stages=3, turned=True),
+    (256, 2560): SkinnyTiles(64, 128, splits=10, turned=True),
+    (2560, 256): SkinnyTiles(16, 256, turned=True),
+    (2560, 4096): SkinnyTiles(64, 256, splits=2, turned=True),
+    (2560, 10240): SkinnyTiles(64, 128, splits=5, turned=True),
+    (256, 2048): SkinnyTiles(64, 128, splits=8, turned=True),
+    (256, 5120): SkinnyTiles(64, 128, splits=8, turned=True),
+    (1024, 256): SkinnyTiles(16, 256, turned=True),
+    (2048, 256): SkinnyTiles(16, 256, turned=True),
 }
 """Holds the weights [out_features, in_features] for which, with up to 16 rows, other tiles were faster."""
 

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE, rows_of_scale
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.product import product_reference
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import INVARIANT_ROWS, choose_tiles
@@ -55,11 +54,9 @@ def _project_heads(
     SCALE_ROWS: tl.constexpr,
     NORMED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Computes one split of a tile of channels, of which every other one is its neighbour's partner; the split that
     ends last turns them, and writes them. A head has two halves."""
-    wait_for_inputs(EARLY)
     NUM_QKV_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     HEAD_DIM: tl.constexpr = 2 * HALF
     PAIR_TILE: tl.constexpr = COLUMN_TILE // 2
@@ -87,7 +84,7 @@ def _project_heads(
         NORMED=NORMED,
         GATED=False,
         AHEAD=False,
-        EARLY=0,
+        EARLY=False,
     )
     if is_last:
         # On their way together with the sums of the other splits. Both halves of a head turn by the same angles.
@@ -188,7 +185,6 @@ def project_heads(
             SCALE_ROWS=rows_of,
             NORMED=norm_weight is not None,
             HAS_BIAS=bias is not None,
-            **EARLY,
             num_warps=tiles.num_warps,
         )
 

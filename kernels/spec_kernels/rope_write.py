@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
+from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _PAIR_TILE = 16
@@ -134,7 +134,7 @@ def _rope_write(
 ) -> None:
     """Norms, rotates and writes PAIR_TILE (row, head) pairs. Key heads come before value heads: in `qkv` and in a
     cache slot alike. A head has two rotated halves, and REST channels behind them that stand still."""
-    wait_for_inputs(EARLY)
+    wait_behind_others(EARLY)
     NUM_QKV_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     HEAD_DIM: tl.constexpr = 2 * HALF + REST
     pairs = tl.program_id(0) * PAIR_TILE + tl.arange(0, PAIR_TILE)
@@ -245,8 +245,9 @@ def rope_write(
     assert queries.dtype == qkv.dtype and rotary_dim % 2 == 0
     rest = head_dim - rotary_dim
     pair_tile = max(1, min(_PAIR_TILE, _NUMBERS_AT_ONCE // triton.next_power_of_2(head_dim)))
+    num_programs = triton.cdiv(num_rows * (num_heads + 2 * num_kv_heads), pair_tile)
     with launch_on(queries):
-        _rope_write[(triton.cdiv(num_rows * (num_heads + 2 * num_kv_heads), pair_tile),)](
+        _rope_write[(num_programs,)](
             *(queries, queries if kv is None else kv, qkv, cos, signed_sin, slot_mapping),
             *(queries if norm_weight is None else norm_weight, num_rows, qkv.stride(0), cos.stride(0)),
             *(signed_sin.stride(0), 0 if kv is None else kv.stride(0), eps),
@@ -260,7 +261,7 @@ def rope_write(
             NORMED=norm_weight is not None,
             NORMS_VALUES=norms_values,
             KEYS_ARE_VALUES=keys_are_values,
-            **EARLY,
+            **placed_if_few(num_programs),
         )
 
 

@@ -7,7 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _TILE = 2048
@@ -21,9 +20,7 @@ def _softcap(
     size: tl.tensor,
     cap: tl.tensor,
     TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     tokens = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_token = tokens < size
@@ -43,7 +40,7 @@ def softcap(out: torch.Tensor, logits: torch.Tensor, cap: float) -> None:
     assert_rows_of(logits, num_rows, size)
     assert out.is_contiguous() and out.dtype == torch.float32
     with launch_on(out):
-        _softcap[(num_rows, triton.cdiv(size, _TILE))](out, logits, logits.stride(0), size, cap, TILE=_TILE, **EARLY)
+        _softcap[(num_rows, triton.cdiv(size, _TILE))](out, logits, logits.stride(0), size, cap, TILE=_TILE)
 
 
 def softcap_reference(out: torch.Tensor, logits: torch.Tensor, cap: float) -> None:

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.early import EARLY, wait_for_inputs
+from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.online_softmax import divisor, merge
 
 _STAGES = 4
@@ -64,7 +64,7 @@ def merge_splits(
 
     Of a tree all splits before the root's may be one entry already, the first, when IS_WHOLE.
     """
-    wait_for_inputs(EARLY)
+    wait_behind_others(EARLY)
     row = tl.program_id(0)
     heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
     is_head = heads < NUM_HEADS
@@ -120,7 +120,8 @@ def merge_partials(
     _, num_rows, num_heads, width = partials.acc.shape
     channel_tile = max(16, triton.next_power_of_2(width))
     head_tile = min(4, triton.next_power_of_2(num_heads))
-    merge_splits[num_rows, triton.cdiv(num_heads, head_tile)](
+    grid = (num_rows, triton.cdiv(num_heads, head_tile))
+    merge_splits[grid](
         *(out, partials.acc, partials.sums, partials.maxima, seq_lens, seq_lens if depths is None else depths),
         *(num_rows // seq_lens.shape[0], num_tail, *reach, num_rows * num_heads, split_keys),
         NUM_HEADS=num_heads,
@@ -130,6 +131,6 @@ def merge_partials(
         STAGES=_STAGES,
         IS_TREE=depths is not None,
         IS_WHOLE=is_whole,
-        **EARLY,
+        **placed_if_few(grid[0] * grid[1]),
         num_warps=4 if channel_tile <= 128 else 8,
     )

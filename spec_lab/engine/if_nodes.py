@@ -14,6 +14,8 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
+from spec_lab.core.conditional import inside_if_node
+
 _SET_IF_ANY = r"""
 typedef unsigned long long cudaGraphConditionalHandle;
 extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(
@@ -91,7 +93,8 @@ class IfNodes:
             )
             self._depth += 1
             try:
-                yield
+                with inside_if_node():
+                    yield
             finally:
                 self._depth -= 1
                 self._call("cuStreamEndCapture", side, ctypes.byref(ctypes.c_void_p()))

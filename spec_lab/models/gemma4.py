@@ -19,7 +19,7 @@ from spec_lab.models.layers import RotaryRows, RowsPart
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import Float32Norm
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import Products
+from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding
 from spec_lab.pruning.selection import AllRows
 
@@ -44,6 +44,7 @@ class Gemma4Target(Decoder):
         sizes = config.gemma4
         assert sizes is not None
         self.last_writer = max(index for index, plan in enumerate(config.layers) if plan.kv_owner is None)
+        self._launching = PLAIN.launching
         self._cap: CapLogits | None = None
         if sizes.logit_softcap is not None:
             self._cap = LogitCap(sizes.logit_softcap)
@@ -60,6 +61,7 @@ class Gemma4Target(Decoder):
 
     def use(self, products: Products) -> None:
         super().use(products)
+        self._launching = products.launching
         self._norm = products.norm(self._norm)
         self.layers = [layer.use(products) for layer in self.layers]
         if self._embed_per_layer is not None:
@@ -68,6 +70,17 @@ class Gemma4Target(Decoder):
             self._cap = products.logit_cap(self._cap)
 
     def forward(
+        self,
+        token_ids: torch.Tensor,
+        cache: PagedKVCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+        features: FeatureSpec,
+    ) -> TargetOutput:
+        with self._launching():
+            return self._forward(token_ids, cache, attention, selection, features)
+
+    def _forward(
         self,
         token_ids: torch.Tensor,
         cache: PagedKVCache,

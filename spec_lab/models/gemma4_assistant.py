@@ -59,6 +59,7 @@ class Gemma4Assistant:
         """
         self.config = config
         self._embedding = target_embedding
+        self._launching = products.launching
         # Rounded to the weights' dtype first, as the target's embedding module does.
         self._embedding_scale = float(torch.tensor(config.target.embedding_scale, dtype=target_embedding.dtype))
         self._pre_projection = products.linear(make_linear(tensors["pre_projection.weight"]))
@@ -88,6 +89,16 @@ class Gemma4Assistant:
 
         `caches` holds the target layer that each layer reads; nothing is written to them.
         """
+        with self._launching():
+            return self._forward(token_ids, recurrent, caches, attention)
+
+    def _forward(
+        self,
+        token_ids: torch.Tensor,
+        recurrent: torch.Tensor,
+        caches: Sequence[LayerCache],
+        attention: AttentionMetadata,
+    ) -> torch.Tensor:
         embedded = F.embedding(token_ids, self._embedding) * self._embedding_scale
         stream = self._pre_projection(torch.cat((embedded, recurrent), dim=-1))
         rotary = {shape: table.rows(attention.positions) for shape, table in self._rotary.items()}

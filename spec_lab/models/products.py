@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -149,6 +150,10 @@ class Products(Protocol):
         """Tell whether a row of such a layer does not depend on the others, of up to `invariant_rows`."""
         ...
 
+    def launching(self) -> AbstractContextManager[None]:
+        """Return the context in which a forward of sandwich layers is launched."""
+        ...
+
     def norm(self, norm: RowsPart) -> RowsPart: ...
 
     def linear(self, linear: Linear) -> Linear: ...
@@ -179,6 +184,9 @@ class PlainProducts:
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
         return False
+
+    def launching(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def norm(self, norm: RowsPart) -> RowsPart:
         return norm

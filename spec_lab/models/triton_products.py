@@ -8,6 +8,7 @@ library, since arithmetic bounds them there and not bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,9 +17,11 @@ import torch
 
 from spec_kernels.clusters import likeliest_in_clusters
 from spec_kernels.draft_input import draft_input
+from spec_kernels.early import early_launches
 from spec_kernels.likeliest import likeliest
 from spec_kernels.norms import add_rms_norm
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS
+from spec_lab.core.conditional import is_inside_if_node
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
@@ -293,6 +296,9 @@ class TritonProducts:
     def is_row_invariant(self, plan: LayerPlan) -> bool:
         norms_or_gates_in_torch = plan.float32_norms or plan.attention_gate
         return self._max_rows > 0 and fits(plan) and has_dense_mlp(plan) and not norms_or_gates_in_torch
+
+    def launching(self) -> AbstractContextManager[None]:
+        return nullcontext() if is_inside_if_node() else early_launches()
 
     def norm(self, norm: RowsPart) -> RowsPart:
         return TritonNorm.of(cast(WeightedNorm, norm))
