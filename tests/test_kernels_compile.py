@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -101,12 +102,11 @@ def compile_attention(
     is_whole: bool,
     is_tree: bool = False,
     form: str = "ptx",
-    num_stages: int | None = None,
 ) -> str:
     from spec_kernels import attention_decode
-    from spec_kernels.attention_tiles import decode_tiles
+    from spec_kernels.attention_tiles import decode_tiles, tree_tiles
 
-    tiles = decode_tiles(num_queries * group, head_dim, 4 if dtype == "fp32" else 2)
+    tiles = (tree_tiles if is_tree else decode_tiles)(num_queries * group, head_dim, 4 if dtype == "fp32" else 2)
     return compile_kernel(
         attention_decode.attend_split,
         dtype,
@@ -119,15 +119,15 @@ def compile_attention(
         PAGE_SIZE=16,
         ROW_TILE=tiles.rows,
         KEY_TILE=tiles.keys,
-        STAGES=num_stages or tiles.num_stages,
+        STAGES=tiles.num_stages,
         IS_TREE=is_tree,
         IS_WHOLE=is_whole,
     )
 
 
-def layouts_of_sums(dtype: str, is_whole: bool, is_tree: bool, num_stages: int | None = None) -> list[str]:
+def layouts_of_sums(dtype: str, is_whole: bool, is_tree: bool) -> list[str]:
     """Return how scores [keys, rows] lie in registers where they are added up, which sets the order of additions."""
-    text = compile_attention(dtype, 4, 64, 4, is_whole, is_tree, "ttgir", num_stages)
+    text = compile_attention(dtype, 4, 64, 4, is_whole, is_tree, "ttgir")
     layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)", text, flags=re.MULTILINE))
     names = re.findall(r"\) : \(tensor<64x16xf32, (#\w+)>\) -> tensor<16xf32", text)
     return [layouts[name] for name in names]
@@ -468,17 +468,13 @@ def main() -> None:
     decode = compile_attention("bf16", 4, 128, 4, is_whole=False)
     assert "wgmma.mma_async" in decode and "cp.async.cg" in decode, "tensor cores, and loads of 16 bytes"
     for dtype in ("bf16", "fp32"):
-        kinds: tuple[tuple[bool, bool, int | None], ...] = (
-            *((False, False, None), (True, False, None)),
-            *((False, True, None), (False, True, 2), (True, True, None)),
-        )
-        plain, *others = (layouts_of_sums(dtype, *kind) for kind in kinds)
-        assert len(plain) == 2 and others == [plain] * 4, "a row is the same bits in every form"
+        plain, *others = (layouts_of_sums(dtype, *kind) for kind in itertools.product((False, True), repeat=2))
+        assert len(plain) == 2 and others == [plain] * 3, "a row is the same bits in every form"
     float32 = compile_attention("fp32", 4, 128, 4, is_whole=False)
     assert "mma." not in float32, "no TF32"
     compile_attention("fp16", 1, 64, 7, is_whole=True)
-    for is_whole, num_stages in ((False, 2), (False, None), (True, None)):
-        tree = compile_attention("bf16", 16, 128, 4, is_whole, is_tree=True, num_stages=num_stages)
+    for is_whole in (False, True):
+        tree = compile_attention("bf16", 16, 128, 4, is_whole, is_tree=True)
         assert "wgmma.mma_async" in tree and "cp.async.cg" in tree, "a tree's keys are read as a chain's are"
     compile_kernel(tree_metadata._place_tree, "bf16", 1, PAGE_SIZE=16, ROW_TILE=16)
     compile_kernel(tree_metadata._place_branches, "bf16", 1, PAGE_SIZE=16, ROW_TILE=4, PLACE_TILE=4)

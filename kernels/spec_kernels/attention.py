@@ -121,7 +121,7 @@ def _launch_splits(
     batch, num_rows, num_heads, head_dim = page_table.shape[0], *queries.shape
     num_queries, group, num_kv_heads = num_rows // batch, heads["GROUP"], kv.shape[2]
     sizes = num_queries * group, heads["CHANNEL_TILE"], kv.element_size()
-    tiles = tree_tiles(*sizes, split_keys) if num_tail > 0 else decode_tiles(*sizes)
+    tiles = tree_tiles(*sizes) if num_tail > 0 else decode_tiles(*sizes)
     assert split_keys % tiles.keys == 0
     num_tiles = batch * triton.cdiv(num_queries * group, tiles.rows)
     num_splits = max(1, triton.cdiv(reach[0], split_keys))

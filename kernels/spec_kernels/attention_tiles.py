@@ -50,14 +50,13 @@ def decode_tiles(num_rows: int, channel_tile: int, element_size: int) -> Tiles:
     return Tiles(rows=16 if num_rows <= 16 else 32, keys=64, num_warps=4, num_stages=5)
 
 
-def tree_tiles(num_rows: int, channel_tile: int, element_size: int, split_keys: int) -> Tiles:
+def tree_tiles(num_rows: int, channel_tile: int, element_size: int) -> Tiles:
     """Returns tiles of a tree's rows, which have the same sums as a chain's.
 
-    Each query row has programs of its own, so that there are many: where a split is one tile, room for another one in
-    flight would only take the shared memory of the programs beside it.
+    Each query row has programs of its own, so that there are many: one tile of keys in flight leaves the others the
+    shared memory that a second one would take.
     """
-    tiles = decode_tiles(num_rows, channel_tile, element_size)
-    return replace(tiles, num_stages=2) if split_keys == tiles.keys else tiles
+    return replace(decode_tiles(num_rows, channel_tile, element_size), num_stages=2)
 
 
 def prompt_tiles(channel_tile: int, element_size: int) -> Tiles:
