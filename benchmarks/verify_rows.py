@@ -1,6 +1,6 @@
 """Measures what verifying N rows costs beside one: the target's forward alone, on a CPU, the two taking turns.
 
-    python benchmarks/verify_rows.py
+    python benchmarks/verify_rows.py [kernels=torch]
 
 A step of plain decoding is one row of every product; verifying K drafts is K + 1 rows of the same products, which a CPU
 reads the same weights for. So the ratio says how much of a step is bound by bytes: 1 is all of it. Beside the products,
@@ -10,6 +10,7 @@ machine that is busy now and then does not matter much.
 
 from __future__ import annotations
 
+import sys
 import time
 
 import torch
@@ -28,10 +29,9 @@ CONTEXTS = (64, 160, 320)
 
 
 def main() -> None:
-    """Print a row a context, a column a number of rows."""
-    config, _ = compose_run(
-        ["drafter=none", "references=[]", "workload.limit=1", "cache.max_seq_len=400", "device=cpu"]
-    )
+    """Print a row a context, a column a number of rows, for a run with the overrides that were typed."""
+    sizes = ["drafter=none", "references=[]", "workload.limit=1", "cache.max_seq_len=400", "device=cpu"]
+    config, _ = compose_run([*sizes, *sys.argv[1:]])
     lab = load_lab(config)
     parts = lab.engines[MAIN].parts
     parts.slots.table.assign(0, list(range(NUM_RESERVED_PAGES, NUM_RESERVED_PAGES + CONTEXTS[-1] // 16 + 1)))

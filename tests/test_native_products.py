@@ -21,6 +21,7 @@ from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
+from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.layers import RMSNorm
@@ -273,6 +274,13 @@ def test_what_was_built_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     source = Path(build.__file__).with_name("native.c")
     command = [build.compiler() or "", *build._FLAGS, *wall, str(source), "-o", str(tmp_path / "x.so"), "-lm"]
     assert subprocess.run(command, check=False).returncode == 0, "any processor of this kind, and no warning"
+
+
+@pytest.mark.slow
+def test_a_draft_model_has_these_layers_too() -> None:
+    composed = spec_lab.compose(["device=cpu", "drafter=draft_model", "workload.limit=1", "max_new_tokens=2"])
+    drafter = load_lab(composed.config).engines[MAIN].parts.drafter
+    assert isinstance(drafter.model.layers[0], NativeDecoderLayer)
 
 
 @pytest.mark.slow

@@ -55,6 +55,7 @@ class Kernels:
         router: makes the router of a layer's experts.
         experts: makes the experts from their weights.
         products: gives what few rows of a target or draft head go through.
+        draft_model_products: the same for those of drafter=draft_model.
         delta: of layers with a gated delta net: what they compute between their products, and how states are kept.
         trees: of rounds whose drafts are a tree.
     """
@@ -74,6 +75,7 @@ class Kernels:
     router: RouterMaker
     experts: ExpertsMaker
     products: Products
+    draft_model_products: Products
     delta: DeltaParts
     trees: TreeKernels
 
@@ -98,6 +100,7 @@ TORCH = Kernels(
     router=torch_router,
     experts=grouped_experts,
     products=PLAIN,
+    draft_model_products=PLAIN,
     delta=TORCH_DELTA,
     trees=TORCH_TREES,
 )
@@ -140,6 +143,7 @@ def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
         router=triton_router,
         experts=TritonExperts,
         products=_triton_products(dtype, row_invariant),
+        draft_model_products=PLAIN,
         delta=TRITON_DELTA,
         trees=triton_trees(),
     )
@@ -154,7 +158,8 @@ def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
         build()
     except BuildError as error:
         raise UserError(f"kernels=native: {error}; use kernels=torch") from error
-    return replace(TORCH, torch_attention=NativeAttention, products=NativeProducts())
+    products = NativeProducts()
+    return replace(TORCH, torch_attention=NativeAttention, products=products, draft_model_products=products)
 
 
 def _triton_products(dtype: torch.dtype, row_invariant: bool) -> Products:

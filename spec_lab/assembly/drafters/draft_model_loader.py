@@ -66,6 +66,7 @@ def _load(
         )
     source = WeightSource(folder, models.dtype, models.device)
     model = load_target(model_config, source, models.backend, models.target.num_positions)
+    model.use(models.kernels.draft_model_products)
     models.adopt(model.expert_parts)
 
     def make_cache(resources: DrafterResources) -> PagedKVCache:
