@@ -256,7 +256,12 @@ def test_exponentials_where_they_end() -> None:
 
 def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for program, said in ((None, "there is no C compiler"), ("/bin/false", "/bin/false does not compile native.c")):
+    cases = (
+        (None, "no C compiler"),
+        ("/bin/false", "/bin/false does not compile native.c"),
+        ("/nowhere", "cannot be used"),
+    )
+    for program, said in cases:
         monkeypatch.setattr(build, "compiler", lambda program=program: program)
         with pytest.raises(build.BuildError, match=said):
             build.build.__wrapped__()

@@ -150,13 +150,14 @@ def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
 
 
 def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
-    from spec_kernels.native.build import BuildError, build
+    from spec_kernels.native.build import BuildError
+    from spec_kernels.native.parts import library
     from spec_lab.attention.native_backend import NativeAttention
     from spec_lab.models.native_products import NativeProducts
 
     try:
-        build()
-    except BuildError as error:
+        library()
+    except (BuildError, OSError) as error:
         raise UserError(f"kernels=native: {error}; use kernels=torch") from error
     products = NativeProducts()
     return replace(TORCH, torch_attention=NativeAttention, products=products, draft_model_products=products)

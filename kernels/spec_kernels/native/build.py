@@ -38,9 +38,12 @@ def build() -> Path:
     if found is None:
         raise BuildError("there is no C compiler ($CC, cc, gcc, clang)")
     folder = Path(__file__).parent
-    kept = _cache_folder() / f"native-{_key(found, folder)}.so"
-    if not kept.exists():
-        _compile(found, folder / "native.c", kept)
+    try:
+        kept = _cache_folder() / f"native-{_key(found, folder)}.so"
+        if not kept.exists():
+            _compile(found, folder / "native.c", kept)
+    except OSError as error:  # no room, or a compiler that does not start
+        raise BuildError(f"{found} cannot be used: {error}") from error
     return kept
 
 
@@ -88,7 +91,7 @@ def _processor() -> str:
 
 def _cache_folder() -> Path:
     """Return a folder that stays, or, where none can be made, one of this process."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spec_lab"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "spec_lab"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

@@ -151,20 +151,21 @@ def _pointer(tensor: torch.Tensor | None) -> int | None:
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(build()))
+def library() -> ctypes.CDLL:
+    """Return the compiled functions; OSError where the system loads no library from where it lies."""
+    compiled = ctypes.CDLL(str(build()))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.native_layer.argtypes = (pointer, pointer, pointer, pointer, pointer, pointer, number)
-    library.native_project.argtypes = (pointer, pointer, pointer, pointer, pointer, number)
-    library.native_attend.argtypes = (pointer, pointer, pointer, pointer, pointer, number, number)
-    library.native_finish.argtypes = (pointer, pointer, pointer, pointer, number)
-    library.native_norm.argtypes = (pointer, pointer, pointer, number, number)
-    library.native_product.argtypes = (pointer, pointer, pointer, number)
-    library.native_likeliest.argtypes = (pointer, pointer, pointer, pointer, pointer, number)
-    library.native_draft_input.argtypes = (pointer, pointer, pointer, number, pointer, pointer, pointer, number)
-    library.native_build.argtypes = (*(pointer,) * 6, *(number,) * 5)
-    library.native_advance.argtypes = (*(pointer,) * 4, *(number,) * 4)
-    return library
+    compiled.native_layer.argtypes = (pointer, pointer, pointer, pointer, pointer, pointer, number)
+    compiled.native_project.argtypes = (pointer, pointer, pointer, pointer, pointer, number)
+    compiled.native_attend.argtypes = (pointer, pointer, pointer, pointer, pointer, number, number)
+    compiled.native_finish.argtypes = (pointer, pointer, pointer, pointer, number)
+    compiled.native_norm.argtypes = (pointer, pointer, pointer, number, number)
+    compiled.native_product.argtypes = (pointer, pointer, pointer, number)
+    compiled.native_likeliest.argtypes = (pointer, pointer, pointer, pointer, pointer, number)
+    compiled.native_draft_input.argtypes = (pointer, pointer, pointer, number, pointer, pointer, pointer, number)
+    compiled.native_build.argtypes = (*(pointer,) * 6, *(number,) * 5)
+    compiled.native_advance.argtypes = (*(pointer,) * 4, *(number,) * 4)
+    return compiled
 
 
 _operators = torch.library.Library("spec_kernels", "FRAGMENT")
@@ -240,7 +241,7 @@ def decoder_layer(
     """
     place = _place((cos, signed_sin), slots, (pages, lengths, num_queries))
     pointers = out.data_ptr(), kv.data_ptr(), _rows(rows), _rows(residual)
-    _check(_library().native_layer(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
+    _check(library().native_layer(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
 
 
 def _rows(rows: torch.Tensor) -> int:
@@ -264,7 +265,7 @@ def project(
     """Run the first part of a layer: up to its queries, which lie in `heads` [rows, all heads * head_dim]."""
     place = _place((cos, signed_sin), slots, None)
     pointers = heads.data_ptr(), kv.data_ptr(), _rows(rows)
-    _check(_library().native_project(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
+    _check(library().native_project(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
 
 
 @_operator(
@@ -284,33 +285,33 @@ def attend(
     assert queries.stride(1) == 1
     place = _place(None, None, (pages, lengths, num_queries))
     pointers = out.data_ptr(), kv.data_ptr(), queries.data_ptr()
-    _check(_library().native_attend(layer, ctypes.addressof(place), *pointers, queries.stride(0), queries.shape[0]))
+    _check(library().native_attend(layer, ctypes.addressof(place), *pointers, queries.stride(0), queries.shape[0]))
 
 
 @_operator("native_finish(Tensor(a!) out, Tensor attended, Tensor residual, int layer) -> ()")
 def finish(out: torch.Tensor, attended: torch.Tensor, residual: torch.Tensor, layer: int) -> None:
     """Run the last part: out [rows, hidden_size] of what attention gave, and the stream in front of the layer."""
     pointers = out.data_ptr(), _rows(attended), _rows(residual)
-    _check(_library().native_finish(layer, *pointers, residual.shape[0]))
+    _check(library().native_finish(layer, *pointers, residual.shape[0]))
 
 
 @_operator("native_norm(Tensor(a!) out, Tensor rows, int norm) -> ()")
 def rms_norm(out: torch.Tensor, rows: torch.Tensor, norm: int) -> None:
     """Norm rows; `norm` is `NativeNorm.address`."""
-    _library().native_norm(norm, out.data_ptr(), _rows(rows), rows.shape[1], rows.shape[0])
+    library().native_norm(norm, out.data_ptr(), _rows(rows), rows.shape[1], rows.shape[0])
 
 
 @_operator("native_product(Tensor(a!) out, Tensor rows, int product) -> ()")
 def multiply(out: torch.Tensor, rows: torch.Tensor, product: int) -> None:
     """Multiply rows by a weight; `product` is `NativeProduct.address`."""
-    _library().native_product(product, out.data_ptr(), _rows(rows), rows.shape[0])
+    library().native_product(product, out.data_ptr(), _rows(rows), rows.shape[0])
 
 
 @_operator("native_likeliest(Tensor(a!) tokens, Tensor rows, Tensor? token_map, int norm, int head) -> ()")
 def likeliest(tokens: torch.Tensor, rows: torch.Tensor, token_map: torch.Tensor | None, norm: int, head: int) -> None:
     """Write the likeliest token of each row, the lowest id of equal ones: of `head`'s product with the normed rows."""
     pointers = _pointer(token_map), tokens.data_ptr(), _rows(rows)
-    _check(_library().native_likeliest(head, norm, *pointers, rows.shape[0]))
+    _check(library().native_likeliest(head, norm, *pointers, rows.shape[0]))
 
 
 @_operator(
@@ -329,7 +330,7 @@ def draft_input(
     assert tokens.is_contiguous() and embedding.is_contiguous()
     num_rows, size = hidden.shape
     pointers = out.data_ptr(), tokens.data_ptr(), _rows(hidden)
-    _library().native_draft_input(embedding_norm, hidden_norm, _rows(embedding), size, *pointers, num_rows)
+    library().native_draft_input(embedding_norm, hidden_norm, _rows(embedding), size, *pointers, num_rows)
 
 
 @_operator(
@@ -352,7 +353,7 @@ def build_metadata(
     """
     assert wanted.is_contiguous() and keys.is_contiguous() and pages.is_contiguous()
     pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, wanted, keys, pages))
-    _library().native_build(*pointers, *wanted.shape, pages.shape[1], page_size, num_positions)
+    library().native_build(*pointers, *wanted.shape, pages.shape[1], page_size, num_positions)
 
 
 @_operator(
@@ -370,4 +371,4 @@ def advance_metadata(
     """Move the metadata of one row a request one position on, in place."""
     assert pages.is_contiguous()
     pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, pages))
-    _library().native_advance(*pointers, *pages.shape, page_size, num_positions)
+    library().native_advance(*pointers, *pages.shape, page_size, num_positions)
