@@ -19,7 +19,7 @@ from spec_lab.core.kv_cache import LayerCache, cache_slots
 from spec_lab.core.types import AttentionMetadata
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import Reference, generate, make_config, make_pair, random_requests
-from tests.test_triton_attention import Paged, attend, fill, reference
+from tests.test_triton_attention import SPLIT, Paged, attend, fill, reference
 from tests.tiers import checkerboard
 
 
@@ -58,31 +58,38 @@ def test_a_tree_that_is_a_chain_gives_the_bits_of_the_chain(
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype"),
+    ("shape", "dtype", "split"),
     [
-        ((4, 3, None), DTYPES[-1]),
+        ((4, 3, None), DTYPES[-1], SPLIT),
         *(
-            pytest.param(shape, dtype, marks=pytest.mark.slow)
-            for shape, dtype in (((8, 7, 3), torch.float32), ((16, 4, None), DTYPES[-1]), ((40, 2, 30), DTYPES[-1]))
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ((8, 7, 3), torch.float32, SPLIT),
+                ((16, 4, None), DTYPES[-1], SPLIT),
+                ((40, 2, 30), DTYPES[-1], SPLIT),
+                ((5, 4, None), DTYPES[-1], 2 * SPLIT),
+            )
         ),
     ],
 )
 def test_a_row_has_the_bits_of_the_chain_that_leads_to_it(
-    shape: tuple[int, int, int | None], dtype: torch.dtype
+    shape: tuple[int, int, int | None], dtype: torch.dtype, split: int
 ) -> None:
-    """Prefixes end in the middle of a tile of keys, one key before its end, and on it; one is empty."""
+    """Prefixes end in the middle of a tile of keys, one key before its end, and on it; one is empty. A split is one
+    tile, or two, as in long contexts.
+    """
     num_rows, group, window = shape
-    prefixes = [0, 20, 63, 128]
+    prefixes = [0, 100, 63, 128]
     paged = fill([length + num_rows for length in prefixes], num_kv_heads=1, head_dim=64, dtype=dtype)
     queries = randn(4 * num_rows, group, 64, seed=1, dtype=dtype)
     tree = tree_rows(paged, [random_parents(num_rows, seed) for seed in range(4)])
-    found = attend(paged, queries, window, tree=tree).view(4, num_rows, -1)
+    found = attend(paged, queries, window, split=split, tree=tree).view(4, num_rows, -1)
     for request, prefix in enumerate(prefixes):
         for row in range(num_rows):
             chain, depth = along_path(paged, tree, request, row), int(tree.depths[request, row])
             chain.seq_lens = torch.tensor([prefix + depth + 1], device=DEVICE)
             query = queries.view(4, num_rows, group, 64)[request, row : row + 1]
-            assert torch.equal(attend(chain, query, window)[0], found[request, row])
+            assert torch.equal(attend(chain, query, window, split=split)[0], found[request, row])
 
 
 def along_path(paged: Paged, tree: TreeRows, request: int, row: int) -> Paged:
