@@ -33,7 +33,7 @@ from spec_lab.models.random_weights import random_tensors
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 
-pytestmark = pytest.mark.skipif(build.compiler() is None, reason="needs a C compiler")
+pytestmark = pytest.mark.skipif(not build.can_build(), reason="needs a C compiler")
 
 PAGE_SIZE, MAX_POSITIONS = 4, 160
 NUM_PAGES = 2 + 2 * MAX_POSITIONS // PAGE_SIZE
@@ -257,15 +257,36 @@ def test_exponentials_where_they_end() -> None:
 def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cases = (
-        (None, "no C compiler"),
-        ("/bin/false", "/bin/false does not compile native.c"),
-        ("/nowhere", "cannot be used"),
+        ([], "no C compiler"),
+        (["/bin/false"], "/bin/false does not compile native.c"),
+        (["/nowhere", "/bin/false"], "/nowhere cannot be used"),
     )
-    for program, said in cases:
-        monkeypatch.setattr(build, "compiler", lambda program=program: program)
+    for programs, said in cases:
+        monkeypatch.setattr(build, "compilers", lambda programs=programs: programs)
         with pytest.raises(build.BuildError, match=said):
             build.build.__wrapped__()
     assert list((tmp_path / "spec_lab").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_what_the_first_compiler_cannot_the_second_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of an empty file; and without a home, where it goes with the process."""
+    good = build.compilers()[0]
+    monkeypatch.setattr(build, "compilers", lambda: ["/bin/false", good])
+    monkeypatch.setattr(build, "_key", lambda found, folder: "good" if found == good else "bad")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept = tmp_path / "spec_lab" / "native-good.so"
+    kept.parent.mkdir()
+    kept.touch()
+    assert build.build.__wrapped__() == kept and kept.stat().st_size > 0
+
+    def no_home(_: Path) -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert build.build.__wrapped__().parent.parent == tmp_path
 
 
 @pytest.mark.slow
@@ -277,7 +298,7 @@ def test_what_was_built_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert build.build.__wrapped__() == built
     wall = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
     source = Path(build.__file__).with_name("native.c")
-    command = [build.compiler() or "", *build._FLAGS, *wall, str(source), "-o", str(tmp_path / "x.so"), "-lm"]
+    command = [build.compilers()[0], *build._FLAGS, *wall, str(source), "-o", str(tmp_path / "x.so"), "-lm"]
     assert subprocess.run(command, check=False).returncode == 0, "any processor of this kind, and no warning"
 
 

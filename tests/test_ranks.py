@@ -40,7 +40,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Start:
 
 @cache
 def plain_config() -> RunConfig:
-    return spec_lab.compose(["drafter=none"]).config
+    return spec_lab.compose(["drafter=none", "kernels=torch"]).config
 
 
 def config_of(tensor_parallel: int, device: str = "cpu") -> RunConfig:

@@ -75,7 +75,7 @@ def paged_attention(
     with launch_on(out):
         if path_slots is not None:
             assert depths is not None and path_slots.is_contiguous() and depths.is_contiguous()
-            assert path_slots.shape[:2] == (page_table.shape[0], num_queries) and path_slots.shape[2] <= num_tail
+            assert path_slots.shape[:2] == (page_table.shape[0], num_queries)
             _launch_splits(out, inputs, (path_slots, depths), num_tail, reach, scale, split_keys, heads)
         elif num_queries > MAX_DECODE_QUERIES:
             _launch_chunk(out, inputs, reach, scale, heads)

@@ -17,7 +17,7 @@ import triton.language as tl
 from spec_kernels.utils import assert_rows_of, launch_on
 
 CHUNK = 64
-"""Rows of a chunk. A prompt that is cut at multiples of it gets the same bits however it is cut."""
+"""Rows of a chunk. A prompt that is cut at multiples of it gets the same bits however it is cut here."""
 SYSTEM_WARPS, VALUE_TILE, CHUNK_WARPS, STAGES = 4, 32, 4, 2
 """One stage more of chunks that are on their way would not fit shared memory."""
 

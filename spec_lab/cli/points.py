@@ -34,8 +34,9 @@ def with_points(overrides: Sequence[str]) -> list[str]:
     chosen = [point.strip() for point in text.partition("=")[2].split(",")]
     for point in chosen:
         if point not in points:
-            near = hint(nearest(point, points)) or f"; it takes some of {', '.join(points)}"
-            raise UserError(f"{text}: experiment={experiment} has no point {point}{near}")
+            near = nearest(point, points)
+            remedy = hint(near) if near else f"; it takes some of {', '.join(points)}"
+            raise UserError(f"{text}: experiment={experiment} has no point {point}{remedy}")
     others = [other for other in overrides if other != text]
     return [*others, f"experiment/{experiment}/point@_global_={','.join(dict.fromkeys(chosen))}"]
 

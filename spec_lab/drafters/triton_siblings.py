@@ -12,7 +12,8 @@ from spec_lab.drafters.siblings import BranchHead, Ranked, empty_ranks
 class TritonLikeliestSiblings(GivenDrafts):
     """It picks what `LikeliestSiblings` does, in two kernels, on ties too.
 
-    Sums of exponentials round in another order: a tree differs where two drafts are as near as that.
+    Ties go by the order of the draft vocabulary, which is the target's where its map rises. Sums of exponentials round
+    in another order: a tree differs where two drafts are as near as that.
     """
 
     def __init__(self, topk: int) -> None:

@@ -162,8 +162,8 @@ DEFINITIONS: dict[str, str] = {
     "divergence.median_margin": "Median of plain decoding's own top-2 logit difference there.",
     "row_invariant": (
         "Whether a row of the target's forwards of up to 16 rows is the same, bit for bit, whatever rows stand beside "
-        "it: attention and products of Triton in 16 bits, or of kernels=native (then up to 128), for layers of plain "
-        "attention and MLPs."
+        "it: attention and products of Triton in 16 bits, or of kernels=native (then up to 128, of requests with as "
+        "many rows each, whatever row_invariant says), for layers of plain attention and MLPs."
     ),
     "seconds": "Wall time: in a repeat the timed pass, at the top the whole run.",
     "num_threads": "Threads torch used on the CPU.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import hashlib
 import os
 import platform
@@ -21,30 +23,31 @@ class BuildError(Exception):
     """There is no compiler, or it does not compile this."""
 
 
-def compiler() -> str | None:
-    """Return the C compiler of this machine: $CC, or the first of the usual names."""
+def compilers() -> list[str]:
+    """Return the C compilers of this machine: $CC, then those of the usual names."""
     names = [name for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name]
-    return next((path for path in map(shutil.which, names) if path), None)
+    return [path for path in map(shutil.which, names) if path]
 
 
 @cache
 def build() -> Path:
     """Return the shared library, which is compiled where it is not in the cache: a second or two.
 
+    Of several compilers the first that can compiles it. The library is loaded here, since there are folders that the
+    system loads no code from.
+
     Raises:
-        BuildError: it cannot be compiled here.
+        BuildError: it cannot be compiled here, or not be loaded.
     """
-    found = compiler()
-    if found is None:
-        raise BuildError("there is no C compiler ($CC, cc, gcc, clang)")
-    folder = Path(__file__).parent
-    try:
-        kept = _cache_folder() / f"native-{_key(found, folder)}.so"
-        if not kept.exists():
-            _compile(found, folder / "native.c", kept)
-    except OSError as error:  # no room, or a compiler that does not start
-        raise BuildError(f"{found} cannot be used: {error}") from error
-    return kept
+    reasons = []
+    for found in compilers():
+        try:
+            return _built_with(found)
+        except BuildError as error:
+            reasons.append(str(error))
+        except OSError as error:  # no room, a compiler that does not start, a library that does not load
+            reasons.append(f"{found} cannot be used: {error}")
+    raise BuildError(next(iter(reasons), "there is no C compiler ($CC, cc, gcc, clang)"))
 
 
 @cache
@@ -57,6 +60,15 @@ def can_build() -> bool:
     return True
 
 
+def _built_with(found: str) -> Path:
+    folder = Path(__file__).parent
+    kept = _cache_folder() / f"native-{_key(found, folder)}.so"
+    if not kept.exists() or kept.stat().st_size == 0:
+        _compile(found, folder / "native.c", kept)
+    ctypes.CDLL(str(kept))
+    return kept
+
+
 def _compile(found: str, source: Path, kept: Path) -> None:
     """Compile into a file of another name, so that whoever looks meanwhile sees all of the library or none."""
     said = ""
@@ -66,10 +78,13 @@ def _compile(found: str, source: Path, kept: Path) -> None:
             command = [found, *_FLAGS, processor, str(source), "-o", str(built), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode == 0:
+                with built.open("rb") as whole:
+                    os.fsync(whole)  # a machine that stops now leaves no half of a library
                 built.replace(kept)
                 return
-            said = said or next(iter(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
-    raise BuildError(f"{found} does not compile {source.name}: {said}")
+            lines = done.stderr.strip().splitlines()
+            said = said or next((line for line in lines if "error" in line), f"exit code {done.returncode}")
+    raise BuildError(f"{found} does not compile {source.name} (GCC 12 or Clang does): {said}")
 
 
 def _key(found: str, folder: Path) -> str:
@@ -91,10 +106,11 @@ def _processor() -> str:
 
 def _cache_folder() -> Path:
     """Return a folder that stays, or, where none can be made, one of this process."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "spec_lab"
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "spec_lab"
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="spec_lab-"))
+    except (OSError, RuntimeError):  # the second where there is no home
+        folder = Path(tempfile.mkdtemp(prefix="spec_lab-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

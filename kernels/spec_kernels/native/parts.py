@@ -244,6 +244,10 @@ def decoder_layer(
     _check(library().native_layer(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
 
 
+def _check_places(*tensors: torch.Tensor) -> None:
+    assert all(tensor.dtype is torch.int64 and tensor.is_contiguous() for tensor in tensors)
+
+
 def _rows(rows: torch.Tensor) -> int:
     assert rows.dtype is torch.float32 and rows.is_contiguous()
     return rows.data_ptr()
@@ -351,7 +355,7 @@ def build_metadata(
     [requests]: positions clamped into the cache and `slots`, both [requests * num_queries], and `lengths`, 1 or more.
     `pages` is [requests, num_pages], the last column scratch.
     """
-    assert wanted.is_contiguous() and keys.is_contiguous() and pages.is_contiguous()
+    _check_places(positions, slots, lengths, wanted, keys, pages)
     pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, wanted, keys, pages))
     library().native_build(*pointers, *wanted.shape, pages.shape[1], page_size, num_positions)
 
@@ -369,6 +373,6 @@ def advance_metadata(
     num_positions: int,
 ) -> None:
     """Move the metadata of one row a request one position on, in place."""
-    assert pages.is_contiguous()
+    _check_places(positions, slots, lengths, pages)
     pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, pages))
     library().native_advance(*pointers, *pages.shape, page_size, num_positions)

@@ -102,7 +102,7 @@ static void norm_rows(float *out, const float *x, const norm_t *norm, int64_t si
 static float *scratch(int64_t count) {
     static _Thread_local float *memory = NULL;
     static _Thread_local int64_t capacity = 0;
-    if (count > capacity) {
+    if (count > capacity || !memory) {
         free(memory);
         memory = aligned_alloc(64, (size_t)(count + LANES) / LANES * LANES * sizeof(float));
         capacity = memory ? count : 0;
