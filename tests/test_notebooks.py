@@ -138,7 +138,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CONCLUSIONS = {
     "acceptance": r"At K = 2 \*\*eagle3\*\* gets the most accepted: \d\.\d\d \(.*`\w+` is the easiest text",
     "pruning": r"\*\*catchup\*\* carries 1\.0 of 2\.0 rows a request round .* Of 1 pruned runs [01] have",
-    "graph_modes": r"An eager round is \d{3} launches .*\*\*round\*\* makes them \d\.",
+    "graph_modes": r"An eager round is \d{2,3} launches .*\*\*round\*\* makes them \d\.",
     "relaxed_thinking": r"at K = 1 brings the most: [+-]\d+ % .* of 7\. Of 3 relaxed points",
     "kernels": r"Nearest to the roof is \*\*paged attention\*\*(.|\n)* operators make up 80 % of it\.",
 }

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from spec_kernels.native.build import can_build
 from spec_lab.assembly import registry
 from spec_lab.assembly.devices import runs_on_cuda
 from spec_lab.assembly.option import GraphOption
@@ -147,6 +146,15 @@ def _faster_on_cpu(config: RunConfig, knob: AutoKnob) -> RunConfig:
     model = model_of(config)
     has_layers = model is not None and model.gemma4 is None and all(plan.is_plain for plan in model.layers)
     return faster if has_layers and can_build() else config
+
+
+def can_build() -> bool:
+    """Tell whether the C of `spec_kernels.native` can be had; a raw checkout may not have that package on its path."""
+    if find_spec("spec_kernels") is None:
+        return False
+    from spec_kernels.native import build
+
+    return build.can_build()
 
 
 def describe_auto(config: RunConfig) -> str:
