@@ -231,7 +231,7 @@ TYPED_AT: Mapping[str, Callable[[Path, Path, st.DataObject], None]] = {
 }  # fmt: skip
 
 
-@tiers(2, 100)
+@tiers(2, 40)
 @pytest.mark.parametrize("case", TYPED_AT)
 @pytest.mark.usefixtures("stubbed")
 def test_anything_may_be_typed(case: str, examples: int, lab: Path, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ YAML = {
 }
 
 
-@tiers(1, 30)
+@tiers(1, 12)
 @pytest.mark.parametrize("case", YAML)
 @pytest.mark.usefixtures("stubbed")
 def test_anything_may_stand_in_a_yaml_file(case: str, examples: int, lab: Path, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ FILES = (
 )
 
 
-@tiers(1, 30)
+@tiers(1, 12)
 @pytest.mark.parametrize("name", FILES)
 def test_anything_may_stand_in_a_file_of_a_run(name: str, examples: int, lab: Path, tmp_path: Path) -> None:
     kind, prompts = ("spec_bench", "bench.jsonl") if name == "bench.jsonl" else ("jsonl", "prompts.jsonl")
@@ -301,7 +301,7 @@ def test_anything_may_stand_in_a_file_of_a_run(name: str, examples: int, lab: Pa
 RECORDS = ("study/strict/summary.json", "study/strict/requests.jsonl", "study/delta/rounds.jsonl", "study/sweep.json")
 
 
-@tiers(1, 30)
+@tiers(1, 12)
 @pytest.mark.parametrize("name", RECORDS)
 def test_anything_may_stand_in_a_record(name: str, examples: int, lab: Path, tmp_path: Path) -> None:
     def check(data: st.DataObject) -> None:
@@ -311,7 +311,7 @@ def test_anything_may_stand_in_a_record(name: str, examples: int, lab: Path, tmp
     throw(check, examples)
 
 
-@tiers(3, 100)
+@tiers(3, 40)
 @pytest.mark.parametrize("name", ["summary.json", "requests.jsonl", "verify_rows.safetensors"])
 def test_anything_may_stand_in_a_run_to_judge_again(name: str, examples: int, lab: Path, tmp_path: Path) -> None:
     def check(data: st.DataObject) -> None:
