@@ -16,6 +16,7 @@ from spec_lab.cli.compose import compose_run
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.folder import folder_name
 from spec_lab.compatibility import auto
+from spec_lab.compatibility.auto import describe_auto
 from spec_lab.compatibility.run import refusals
 from tests.tiny_checkpoints import refused
 
@@ -58,6 +59,9 @@ def test_a_cpu_has_the_kernels_in_c_where_they_fit(overrides: list[str], kernels
 def test_a_cpu_without_a_compiler_has_the_reference_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spec_lab.compatibility.auto.can_build", lambda: False)
     assert taken("device=cpu") == ("torch", "torch", "eager")
+    assert describe_auto(compose_run(["device=cpu"])[0]).endswith("needs GCC 12 or Clang")
+    monkeypatch.setattr("spec_lab.compatibility.auto.can_build", lambda: True)
+    assert "Clang" not in describe_auto(compose_run(["device=cpu"])[0])
 
 
 @pytest.mark.parametrize(

@@ -158,5 +158,9 @@ def can_build() -> bool:
 
 
 def describe_auto(config: RunConfig) -> str:
-    """Say in a line what was chosen, as in `attention=torch graph=eager`; empty where every option was named."""
-    return " ".join(f"{name}={KNOBS[name].name_of(config)}" for name in config.auto)
+    """Say in a line what was chosen, as in `attention=torch graph=eager`, and what a CPU lacks for faster ones;
+    empty where every option was named."""
+    chosen = " ".join(f"{name}={KNOBS[name].name_of(config)}" for name in config.auto)
+    if "kernels" in config.auto and not runs_on_cuda(config.device) and not can_build():
+        return f"{chosen}, since kernels=native needs GCC 12 or Clang"
+    return chosen
