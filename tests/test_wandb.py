@@ -49,12 +49,12 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.chdir(work)
     monkeypatch.setattr(sys, "argv", ["somebodys-program.py", ARGUMENT])
     monkeypatch.setattr(socket, "gethostname", lambda: HOST)
+    wandb.teardown()  # first: put back at the end, the address of a service that is gone would stop later tests
     for name in [name for name in os.environ if name.startswith("WANDB_") or name == "NETRC"]:
         monkeypatch.delenv(name)
     for name in [name for name in os.environ if name.startswith("XDG_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(home))
-    wandb.teardown()
     yield work
     wandb.teardown()
 

@@ -28,10 +28,10 @@ METRIC_KEYS = ("metrics", "xAxis", "yAxis", "mediaKeys")
 
 @pytest.fixture
 def without_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    wandb.teardown()  # first: put back at the end, the address of a service that is gone would stop later tests
     for name in [name for name in os.environ if name.startswith(("WANDB_", "XDG_")) or name == "NETRC"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    wandb.teardown()
     yield
     wandb.teardown()
 

@@ -39,12 +39,30 @@ def entity_problem(entity: str | None) -> str | None:
     )
 
 
+def load_settings() -> Any:
+    """Returns W&B's settings as its environment variables and files have them.
+
+    W&B's own `setup` would start its service, a process, for a run that may be refused or only composed.
+
+    Raises:
+        wandb.errors.Error, ValueError: Something in them cannot be read.
+    """
+    import wandb
+    from wandb.sdk import wandb_setup
+
+    try:
+        return wandb_setup.singleton().settings
+    except (wandb.errors.Error, ValueError):
+        wandb.teardown()  # W&B keeps settings that it read in part, and would not complain of them again
+        raise
+
+
 def settings_problem() -> str | None:
     """Says what W&B cannot read of its environment variables and settings files, such as WANDB_MODE=garbage."""
     import wandb
 
     try:
-        wandb.setup()
+        load_settings()
     except (wandb.errors.Error, ValueError) as error:
         return f"W&B cannot read its settings: {describe_wandb_error(error)}; correct or unset it, or use logger=jsonl"
     return None
@@ -69,9 +87,7 @@ def mode_of_run(mode: str) -> str:
 
 def has_key() -> bool:
     """Tells whether credentials for W&B are configured, without asking for them."""
-    import wandb
-
-    settings = wandb.setup().settings
+    settings = load_settings()
     if settings.api_key or settings.identity_token_file:
         return True
     try:

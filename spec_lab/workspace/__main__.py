@@ -63,7 +63,7 @@ def _save(workspace: Any) -> str:
     """Send a view to the server; returns its address."""
     import wandb
 
-    from spec_lab.record.wandb_settings import describe_wandb_error, has_key, settings_problem
+    from spec_lab.record.wandb_settings import describe_wandb_error, has_key, load_settings, settings_problem
 
     problem = settings_problem()
     if problem is not None:
@@ -73,7 +73,7 @@ def _save(workspace: Any) -> str:
             "saving a workspace needs a key of W&B's server, and none is configured; set WANDB_API_KEY or run "
             "wandb login, or print it with --dry-run"
         )
-    _reach(wandb.setup().settings.base_url)
+    _reach(load_settings().base_url)
     try:
         return str(workspace.save().url)
     except (wandb.errors.Error, ValueError, KeyError, TypeError) as error:  # the last two: an answer without the view
