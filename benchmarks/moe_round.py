@@ -33,7 +33,8 @@ from spec_lab.assembly.drafters.frozen_kv_loader import frozen_kv_factory, read_
 from spec_lab.assembly.drafters.mtp_loader import mtp_eagle_factory, read_mtp_modules
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.heads import DrafterFactory, load_drafter
-from spec_lab.assembly.models import Models, engine_limits, load_models, target_folder
+from spec_lab.assembly.limits import engine_limits
+from spec_lab.assembly.models import Models, load_models, target_folder
 from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.cli.compose import compose_run
 from spec_lab.config import RunConfig

@@ -29,7 +29,8 @@ from prompt_passes import whole_numbers
 
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.models import Models, engine_limits, load_models
+from spec_lab.assembly.limits import engine_limits
+from spec_lab.assembly.models import Models, load_models
 from spec_lab.cli.compose import compose_run
 from spec_lab.config import PruneConfig, RunConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES

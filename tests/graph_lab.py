@@ -20,7 +20,8 @@ from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
 from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.models import engine_limits, load_models
+from spec_lab.assembly.limits import engine_limits
+from spec_lab.assembly.models import load_models
 from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig, SyntheticConfig
 from spec_lab.config import AcceptanceConfig, AttentionConfig, GraphConfig, SamplingConfig
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE

@@ -15,7 +15,8 @@ from spec_lab.assembly.drafters.trained import TrainedDrafterConfig
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.graphs import EagerGraphConfig
 from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.models import engine_limits, load_models
+from spec_lab.assembly.limits import engine_limits
+from spec_lab.assembly.models import load_models
 from spec_lab.config import (
     AcceptanceConfig,
     AttentionConfig,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pytest
 import torch
 
-from spec_lab.assembly.models import cache_row
+from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.assembly.heads import DrafterFactory, load_drafter
-from spec_lab.assembly.models import engine_limits, load_models
+from spec_lab.assembly.limits import engine_limits
+from spec_lab.assembly.models import load_models
 from spec_lab.config import RunConfig
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason

@@ -14,8 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from spec_lab.assembly.caches import build_cache
 from spec_lab.assembly.kernels import TORCH
-from spec_lab.assembly.models import build_cache, load_models
+from spec_lab.assembly.models import load_models
 from spec_lab.assembly.targets import SHAPES
 from spec_lab.assembly.trees import StaticTreeConfig
 from spec_lab.attention.torch_backend import TorchAttention
@@ -194,7 +195,7 @@ def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.Monk
     sizes = {"linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
     target: ModelConfig = read_decoder(FLAT | sizes, "config.json")
     from spec_lab.assembly import memory
-    from spec_lab.assembly.models import Limits
+    from spec_lab.assembly.limits import Limits
 
     models: Any = type("M", (), {"dtype": torch.float32, "device": CPU, "kernels": TORCH})
     limits = Limits(64, 32, 8, 16, 200, 32, num_rows=4)

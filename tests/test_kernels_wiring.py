@@ -21,7 +21,8 @@ from spec_lab.assembly.attention_loader import BackendContext, triton_attention
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.heads import load_drafter
 from spec_lab.assembly.kernels import KERNELS
-from spec_lab.assembly.models import engine_limits, load_models
+from spec_lab.assembly.limits import engine_limits
+from spec_lab.assembly.models import load_models
 from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig

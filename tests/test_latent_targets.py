@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly.models import cache_row, engine_limits, load_models
+from spec_lab.assembly.caches import cache_row
+from spec_lab.assembly.limits import engine_limits
+from spec_lab.assembly.models import load_models
 from spec_lab.attention import torch_backend
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache

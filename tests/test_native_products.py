@@ -14,7 +14,7 @@ import spec_lab
 from spec_kernels.native import build
 from spec_kernels.native import parts as native
 from spec_kernels.native.parts import NativeProduct, pack
-from spec_lab.assembly.models import cache_row
+from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import PagedKVCache

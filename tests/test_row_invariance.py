@@ -17,7 +17,7 @@ import spec_lab
 from spec_lab.assembly import models
 from spec_lab.assembly.engine import build_teacher
 from spec_lab.assembly.kernels import TORCH
-from spec_lab.assembly.models import engine_limits
+from spec_lab.assembly.limits import engine_limits
 from spec_lab.config import AttentionConfig, Dtype, KernelSet
 from spec_lab.measure.lab import Lab, load_lab
 from tests.kernel_lab import DEVICE

@@ -12,7 +12,8 @@ import torch
 from spec_lab.assembly.drafters.trained import SHIPPED, ZOO
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.models import engine_limits, load_models, target_folder, thinking_markers
+from spec_lab.assembly.limits import engine_limits
+from spec_lab.assembly.models import load_models, target_folder, thinking_markers
 from spec_lab.assembly.workloads_loader import load_requests
 from spec_lab.cli.compose import compose_run
 from spec_lab.compatibility.run import refuse

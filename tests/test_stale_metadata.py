@@ -12,7 +12,8 @@ from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
 from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.models import engine_limits, load_models
+from spec_lab.assembly.limits import engine_limits
+from spec_lab.assembly.models import load_models
 from spec_lab.cli.compose import compose_run
 from spec_lab.config import GraphConfig
 from spec_lab.core.results import GenerationResult

@@ -12,7 +12,8 @@ import torch
 
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.models import engine_limits, load_models
+from spec_lab.assembly.limits import engine_limits
+from spec_lab.assembly.models import load_models
 from spec_lab.config import RunConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request

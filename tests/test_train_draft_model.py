@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from spec_lab.assembly.models import cache_row
+from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.types import FeatureSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spec_lab.assembly.models import cache_row
+from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.types import FeatureSpec

@@ -13,8 +13,8 @@ from torch.testing import assert_close
 from spec_kernels.delta_chunks import CHUNK
 from spec_kernels.norms import rms_norm
 from spec_kernels.utils import INTERPRETED
+from spec_lab.assembly.caches import cache_row
 from spec_lab.assembly.kernels import KERNELS
-from spec_lab.assembly.models import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config import RecurrentConfig, Rollback, RunConfig
 from spec_lab.core.kv_cache import PagedKVCache

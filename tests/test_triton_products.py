@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_kernels.rope_write import rope_write
+from spec_lab.assembly.caches import cache_row
 from spec_lab.assembly.kernels import KERNELS
-from spec_lab.assembly.models import cache_row
 from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import RowSelection

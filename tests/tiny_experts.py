@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spec_lab.assembly.models import cache_row
+from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.types import FeatureSpec

@@ -6,10 +6,12 @@ import dataclasses
 
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.assembly import registry
+from spec_lab.assembly.caches import build_cache
 from spec_lab.assembly.drafters.lookup import NoDrafterConfig
 from spec_lab.assembly.graphs_loader import build_graph_mode, build_mover, prompt_pass_maker
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources
-from spec_lab.assembly.models import Limits, Models, build_cache, overlaps
+from spec_lab.assembly.limits import Limits, overlaps
+from spec_lab.assembly.models import Models
 from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.assembly.rounds_loader import build_confidences, round_maker
 from spec_lab.assembly.rules import RejectionConfig, RejectionMethodChoice, StrictAcceptanceConfig

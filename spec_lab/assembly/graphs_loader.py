@@ -14,7 +14,8 @@ from spec_lab.assembly.graphs import (
     SplitSeedGraphConfig,
     StepReplayGraphConfig,
 )
-from spec_lab.assembly.models import Limits, Models
+from spec_lab.assembly.limits import Limits
+from spec_lab.assembly.models import Models
 from spec_lab.attention.stale import StaleMover
 from spec_lab.config import RunConfig
 from spec_lab.core.protocols import MetadataMover

@@ -12,7 +12,8 @@ from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.assembly import registry
 from spec_lab.assembly.drafters.trained import DraftSampling, TrainedDrafterConfig
-from spec_lab.assembly.models import Limits, Models
+from spec_lab.assembly.limits import Limits
+from spec_lab.assembly.models import Models
 from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import DrafterConfig, RunConfig
 from spec_lab.core.kv_cache import PagedKVCache

@@ -1,13 +1,10 @@
-"""This module holds what a run loads once, and the sizes of its caches."""
+"""The models and the attention backend of a run, which are loaded once."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,53 +13,19 @@ from spec_lab.assembly import registry
 from spec_lab.assembly.attention_loader import BackendContext
 from spec_lab.assembly.devices import has_cuda
 from spec_lab.assembly.kernels import KERNELS, Kernels
-from spec_lab.assembly.memory import room_for
 from spec_lab.assembly.run_tree import tree_sizes
-from spec_lab.config import Rollback, RunConfig, WeightDtype, Weights
-from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, CacheRow, PagedKVCache
+from spec_lab.config import RunConfig, WeightDtype, Weights
 from spec_lab.core.protocols import AttentionBackend
-from spec_lab.core.types import Request
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder
-from spec_lab.models.delta_caches import DeltaCache
-from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.plan import LayerPlan
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.workloads.thinking import THINKING_MARKERS
 from spec_lab.workloads.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Sizes of an engine's caches.
-
-    Attributes:
-        max_seq_len: longest prompt plus output.
-        margin: positions past it that a round may write: 2K of a chain, and N more where the host runs a round behind
-            and the device does not end requests.
-        max_kv_len: the longest committed length at the start of a round.
-        num_rows: rows of a request in verify.
-        rollback: how layers that keep a state take some of them back.
-    """
-
-    num_slots: int
-    max_seq_len: int
-    margin: int
-    page_size: int
-    num_pages: int
-    max_kv_len: int
-    num_rows: int = 1
-    rollback: Rollback = Rollback.checkpoints
-
-    def one_sequence(self) -> Limits:
-        """Sizes for one sequence at a time, as long as the longest."""
-        num_pages = _num_pages(self.max_seq_len + self.margin, self.page_size) + NUM_RESERVED_PAGES
-        return dataclasses.replace(self, num_slots=1, num_pages=num_pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +81,11 @@ def target_folder(config: RunConfig) -> Path:
 
 
 def resolve_device(name: str) -> torch.device:
+    """Return the device that `device=` names, which `auto` makes CUDA where torch has it.
+
+    Raises:
+        UserError: torch sees no such device, or cannot use the GPU that there is.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cpu" and has_cuda():
@@ -128,6 +96,11 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the type that `dtype=` names; `auto` is float32 on a CPU, else bfloat16.
+
+    Raises:
+        UserError: float16 on a CPU.
+    """
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name == "float16" and device.type == "cpu":
@@ -136,73 +109,8 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: int) -> Limits:
-    """Sizes that hold `batch_size` of the longest requests, unless the cache group says otherwise.
-
-    Raises:
-        UserError: the longest request does not fit into the target's positions.
-    """
-    longest = max(requests, key=_num_tokens)
-    target = read_model_config(target_folder(config))
-    num_positions = target.max_position_embeddings
-    if _num_tokens(longest) > num_positions:
-        raise UserError(
-            f"request {longest.request_id} of {len(longest.prompt_ids)} prompt and {longest.max_new_tokens} new "
-            f"tokens: {_num_tokens(longest)} tokens are longer than the target's {num_positions} positions; "
-            "lower max_new_tokens, use shorter prompts, or leave such prompts out with workload.unusable=skip"
-        )
-    _refuse_sparse_attention(target, longest, _reach(config, num_draft_tokens))
-    max_seq_len = config.cache.max_seq_len or _num_tokens(longest)
-    num_late_rows = num_draft_tokens + 1 if overlaps(config) and not sees_ends(config) else 0
-    margin = _reach(config, num_draft_tokens) + num_late_rows
-    page_size = config.cache.page_size
-    num_slots = min(config.batch_size, len(requests))
-    pages_each = _num_pages(max_seq_len + margin, page_size)
-    num_pages = config.cache.num_pages or pages_each * num_slots + NUM_RESERVED_PAGES
-    return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows)
-
-
-def _refuse_sparse_attention(target: ModelConfig, longest: Request, reach: int) -> None:
-    limit, needed = target.max_dense_positions, _num_tokens(longest) + reach
-    if limit is not None and needed > limit:
-        raise UserError(
-            f"request {longest.request_id}: prompt, output and drafts are {needed} tokens, and past {limit} "
-            "(index_topk) the target attends chosen keys alone, which is not supported; lower max_new_tokens or use "
-            "shorter prompts"
-        )
-
-
-def _reach(config: RunConfig, num_draft_tokens: int) -> int:
-    """Positions past its last token that a request's round may write: 2K of a chain, K + 1 of them by verify.
-
-    The branches of a tree lie side by side: verify writes a slot a row, and a drafter one a branch and level.
-    """
-    sizes = tree_sizes(config)
-    if sizes is None:
-        return 2 * num_draft_tokens
-    return max(sizes.num_rows, sizes.depth + (sizes.depth - 1) * sizes.width, 2 * sizes.depth)
-
-
-def overlaps(config: RunConfig) -> bool:
-    """Tells whether the host runs a round behind; only some graph modes can."""
-    return bool(getattr(config.graph, "overlap", False))
-
-
-def sees_ends(config: RunConfig) -> bool:
-    """Tells whether the device ends requests, so that no round begins behind an end that the host has not read yet."""
-    return bool(getattr(config.graph, "rounds_per_replay", 1) > 1)
-
-
-def _num_tokens(request: Request) -> int:
-    return len(request.prompt_ids) + request.max_new_tokens
-
-
-def _num_pages(num_positions: int, page_size: int) -> int:
-    return -(-num_positions // page_size)
-
-
 def thinking_markers(tokenizer: Tokenizer) -> ThinkingMarkers | None:
-    """The ids of the thinking markers, in the first spelling that the tokenizer knows; None where it knows none."""
+    """Return the ids of the thinking markers, in the first spelling that the tokenizer knows, or None."""
     for pair in THINKING_MARKERS:
         begin, end = map(tokenizer.special_id, pair)
         if begin is not None and end is not None:
@@ -225,29 +133,14 @@ def load_models(
         torch.backends.cuda.enable_cudnn_sdp(False)
     folder = target_folder(config)
     model_config = read_model_config(folder)
-    if max_seq_len > model_config.max_position_embeddings:
-        raise UserError(
-            f"cache.max_seq_len={max_seq_len} is longer than the target's {model_config.max_position_embeddings} "
-            "positions; use cache.max_seq_len=null"
-        )
-    if model_config.keeps_states and tree_sizes(config) is not None:
-        raise UserError(
-            f"tree={config.tree.name}: layers of the target keep a state, which branches cannot share ({folder}); "
-            "use tree=none"
-        )
+    _refuse_target(config, model_config, max_seq_len, folder)
     # Draft positions may pass the end; they are clamped onto the last row of the table.
     max_positions = min(model_config.max_position_embeddings, max_seq_len + 2 * 16)
     kernels = KERNELS[config.kernels](device, dtype, config.row_invariant)
     context = BackendContext(
         config.cache.page_size, max_positions, device, dtype, kernels.rope_write, kernels.torch_attention
     )
-    attention = registry.of(config).attention(config)
-    make_backend = attention.make if tree_sizes(config) is None else attention.make_for_trees
-    assert make_backend is not None, "a backend that masks no trees is refused one"
-    backend = make_backend(context)
-    _refuse_backend_without_latents(config, model_config, backend)
-    if backend.latent is not None:
-        backend.latent.expect(config.batch_size)
+    backend = _make_backend(config, model_config, context)
     checkpoint = None if config.target.weights == Weights.random else folder
     is_fp8 = config.target.weight_dtype == WeightDtype.fp8
     source = WeightSource(checkpoint, dtype, device, partition, config.seed, is_fp8)
@@ -261,46 +154,31 @@ def load_models(
     return models
 
 
-def _refuse_backend_without_latents(config: RunConfig, target: ModelConfig, backend: AttentionBackend) -> None:
-    """Refuse it before any weight is read."""
+def _refuse_target(config: RunConfig, target: ModelConfig, max_seq_len: int, folder: Path) -> None:
+    """Refuse a target with too few positions for the cache, or with states where a tree would have to share them."""
+    if max_seq_len > target.max_position_embeddings:
+        raise UserError(
+            f"cache.max_seq_len={max_seq_len} is longer than the target's {target.max_position_embeddings} "
+            "positions; use cache.max_seq_len=null"
+        )
+    if target.keeps_states and tree_sizes(config) is not None:
+        raise UserError(
+            f"tree={config.tree.name}: layers of the target keep a state, which branches cannot share ({folder}); "
+            "use tree=none"
+        )
+
+
+def _make_backend(config: RunConfig, target: ModelConfig, context: BackendContext) -> AttentionBackend:
+    """Make the attention backend before any weight is read; UserError where it lacks the target's latent attention."""
+    attention = registry.of(config).attention(config)
+    make = attention.make if tree_sizes(config) is None else attention.make_for_trees
+    assert make is not None, "a backend that masks no trees is refused one"
+    backend = make(context)
     if any(plan.latent is not None for plan in target.layers) and backend.latent is None:
         raise UserError(
             f"attention={config.attention.name} has no latent attention (MLA), which the target needs; use "
             "attention=torch"
         )
-
-
-def cache_row(plan: LayerPlan) -> CacheRow | None:
-    """Says what the cache of a layer holds of one token; None for a layer that keeps a state instead."""
-    if plan.delta_net is not None:
-        return None
-    if plan.latent is not None:
-        return CacheRow((plan.latent.row_width,), plan.kv_owner)
-    return CacheRow((2, plan.num_kv_heads, plan.head_dim), plan.kv_owner)
-
-
-def build_cache(plans: Sequence[LayerPlan], limits: Limits, models: Models) -> PagedKVCache:
-    """A cache of `limits.num_pages` pages for layers of these plans; UserError when the device has no room for it."""
-    rows = [cache_row(plan) for plan in plans]
-    nets = {index: plan.delta_net for index, plan in enumerate(plans) if plan.delta_net is not None}
-    item_size = models.dtype.itemsize
-    row_sizes = (prod(row.shape) for row in rows if row is not None and row.owner is None)
-    num_bytes = limits.num_pages * limits.page_size * sum(row_sizes) * item_size
-    what = f"a cache of cache.num_pages={limits.num_pages} pages of {limits.page_size} tokens"
-    if nets:
-        num_bytes += (limits.num_slots + 1) * sum(_slot_bytes(net, limits, item_size) for net in nets.values())
-        what += f", and of {limits.num_slots} slots with states (recurrent.rollback={limits.rollback}),"
-    with room_for(num_bytes, what, models.device):
-        recurrent = {index: _delta_cache(net, limits, models) for index, net in nets.items()}
-        return PagedKVCache(rows, limits.num_pages, limits.page_size, models.dtype, models.device, recurrent)
-
-
-def _slot_bytes(net: DeltaNetSizes, limits: Limits, item_size: int) -> int:
-    checkpoints = limits.rollback == Rollback.checkpoints
-    return (net.checkpoint_bytes if checkpoints else net.replay_bytes)(limits.num_rows, item_size)
-
-
-def _delta_cache(net: DeltaNetSizes, limits: Limits, models: Models) -> DeltaCache[Any]:
-    delta = models.kernels.delta
-    make = delta.checkpoints if limits.rollback == Rollback.checkpoints else delta.replay
-    return make(net, limits.num_slots, limits.num_rows, models.dtype, models.device)
+    if backend.latent is not None:
+        backend.latent.expect(config.batch_size)
+    return backend

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from spec_lab.acceptance.confidences import DraftConfidences
-from spec_lab.assembly.models import Limits, Models
+from spec_lab.assembly.limits import Limits
+from spec_lab.assembly.models import Models
 from spec_lab.assembly.run_offers import k_schedule, may_offer_fewer, reads_confidences, stop_threshold
 from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import RunConfig

@@ -18,7 +18,8 @@ from spec_lab.acceptance.relaxed_tree import RelaxedThinkingTreeAcceptance
 from spec_lab.acceptance.traversal import TraversalAcceptance
 from spec_lab.assembly import registry
 from spec_lab.assembly.kernels import TORCH, Kernels
-from spec_lab.assembly.models import Limits, Models
+from spec_lab.assembly.limits import Limits
+from spec_lab.assembly.models import Models
 from spec_lab.assembly.rules import (
     RejectionConfig,
     RejectionMethodChoice,

@@ -12,7 +12,8 @@ from spec_lab.assembly.drafters.trained import DraftSampling
 from spec_lab.assembly.engine import build_engine, build_teacher, plain_config
 from spec_lab.assembly.graphs import EagerGraphConfig
 from spec_lab.assembly.heads import DrafterFactory, load_drafter
-from spec_lab.assembly.models import Limits, Models, engine_limits, load_models, target_folder, thinking_markers
+from spec_lab.assembly.limits import Limits, engine_limits
+from spec_lab.assembly.models import Models, load_models, target_folder, thinking_markers
 from spec_lab.assembly.rules import StrictAcceptanceConfig
 from spec_lab.assembly.run_offers import may_offer_fewer, named_offers, without_offers
 from spec_lab.assembly.run_tree import tree_sizes

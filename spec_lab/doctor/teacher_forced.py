@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.assembly.caches import build_cache
 from spec_lab.assembly.engine import build_prune_policy, unpruned_config
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources
-from spec_lab.assembly.models import build_cache
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.protocols import AttentionBackend, Drafter
 from spec_lab.core.ragged import whole_prompt

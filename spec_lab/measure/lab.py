@@ -12,7 +12,8 @@ import torch
 from spec_lab.assembly import registry
 from spec_lab.assembly.engine import UNPRUNED, build_engine, build_teacher, plain_config, unpruned_config
 from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.models import Limits, Models, engine_limits, load_models, target_folder, thinking_markers
+from spec_lab.assembly.limits import Limits, engine_limits
+from spec_lab.assembly.models import Models, load_models, target_folder, thinking_markers
 from spec_lab.assembly.workloads_loader import check_requests, longest_sequence, open_workload
 from spec_lab.config import PruneConfig, Rollback, RunConfig
 from spec_lab.core.types import Request

@@ -12,7 +12,7 @@ import torch
 
 from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.assembly import registry
-from spec_lab.assembly.models import engine_limits
+from spec_lab.assembly.limits import engine_limits
 from spec_lab.assembly.option import LoggerOption
 from spec_lab.config import RunConfig, WeightDtype
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord

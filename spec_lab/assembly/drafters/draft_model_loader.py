@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spec_lab.assembly.caches import build_cache
 from spec_lab.assembly.drafters.draft_model import DraftModelDrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
-from spec_lab.assembly.models import Models, build_cache
+from spec_lab.assembly.models import Models
 from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape, tree_backend
 from spec_lab.config import RunConfig
 from spec_lab.core.kv_cache import PagedKVCache

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from spec_lab.assembly.caches import build_cache
 from spec_lab.assembly.drafters.eagle3 import Eagle3DrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
-from spec_lab.assembly.models import Models, build_cache
+from spec_lab.assembly.models import Models
 from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape, refuse_few_tokens, tree_backend
 from spec_lab.config import RunConfig, Weights
 from spec_lab.core.protocols import Drafter

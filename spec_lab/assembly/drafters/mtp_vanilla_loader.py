@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from spec_lab.assembly.caches import build_cache
 from spec_lab.assembly.drafters.mtp import MtpVanillaDrafterConfig
 from spec_lab.assembly.drafters.mtp_loader import build_mtp_modules, read_mtp_modules
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
-from spec_lab.assembly.models import Models, build_cache
+from spec_lab.assembly.models import Models
 from spec_lab.config import RunConfig
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec
