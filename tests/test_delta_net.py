@@ -14,7 +14,7 @@ from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
 from spec_lab.models.delta_net_checkpoint import delta_net_tensor_shapes
 from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_row
 from spec_lab.models.delta_sizes import DeltaNetSizes
-from spec_lab.models.layers import RotaryRows
+from spec_lab.models.rope import RotaryRows
 from spec_lab.pruning.selection import AfterAttention, AllRows
 from tests.kept_states import JUNK, KEPT, spoil_unread, tensors_of
 from tests.tiny_checkpoints import randomize

@@ -20,8 +20,7 @@ from spec_lab.models import gemma4, gemma4_experts, gemma4_layers
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.families.table import read_model_config
-from spec_lab.models.layers import RMSNorm
-from spec_lab.models.norms import Float32Norm
+from spec_lab.models.norms import Float32Norm, RMSNorm
 from spec_lab.models.sandwich import AddNormed
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows

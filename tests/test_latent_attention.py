@@ -16,7 +16,7 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.latent import LatentAttention, build_latent_attention
 from spec_lab.models.latent_sizes import LatentSizes, latent_tensor_shapes
-from spec_lab.models.layers import RotaryTable
+from spec_lab.models.rope import RotaryTable
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.tiny_checkpoints import randomize, refused
 from tests.tiny_latent import SIZES

@@ -24,9 +24,9 @@ from spec_lab.engine.pages import PageTable
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import DecoderTarget
-from spec_lab.models.layers import RMSNorm
 from spec_lab.models.linear import make_linear
 from spec_lab.models.native_products import MAX_ROWS, NativeDecoderLayer, NativeProducts, fits
+from spec_lab.models.norms import RMSNorm
 from spec_lab.models.plan import LayerPlan, RopeConfig
 from spec_lab.models.products import PLAIN, DraftInput, LayerBody, LikeliestToken, Products
 from spec_lab.models.random_weights import random_tensors

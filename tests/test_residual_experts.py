@@ -10,7 +10,7 @@ import torch
 from spec_lab.engine.experts_read import ExpertsRead, ReadingStage
 from spec_lab.models.expert_sizes import ExpertSizes, RouterScores, expert_tensor_shapes
 from spec_lab.models.experts import build_experts
-from spec_lab.models.layers import RMSNorm
+from spec_lab.models.norms import RMSNorm
 from spec_lab.models.residual_experts import FinishWithExperts, ResidualExperts
 from spec_lab.models.triton_experts import TritonExperts, triton_router
 from spec_lab.models.triton_linear import TritonNorm

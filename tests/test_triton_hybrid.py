@@ -25,9 +25,9 @@ from spec_lab.models.delta_net import build_delta_net
 from spec_lab.models.delta_net_checkpoint import delta_net_tensor_shapes
 from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.families.table import read_model_config
-from spec_lab.models.layers import RotaryRows
 from spec_lab.models.norms import Float32Norm
 from spec_lab.models.products import PLAIN
+from spec_lab.models.rope import RotaryRows
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.models.triton_delta import TRITON_DELTA
 from spec_lab.models.triton_products import FusedLayer, TritonNorm, TritonProducts

@@ -19,8 +19,8 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.latent import NarrowQuery
-from spec_lab.models.layers import RMSNorm
 from spec_lab.models.linear import make_linear
+from spec_lab.models.norms import RMSNorm
 from spec_lab.models.products import PLAIN
 from spec_lab.models.random_weights import random_eagle3, random_tensors
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes

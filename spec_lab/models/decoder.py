@@ -16,7 +16,8 @@ from spec_lab.models.config import ModelConfig
 from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_builder import build_layer
-from spec_lab.models.layers import expert_parts, make_norm
+from spec_lab.models.layers import expert_parts
+from spec_lab.models.norms import make_norm
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.products import Products
 from spec_lab.models.rope import rotary_table

@@ -13,9 +13,10 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.delta_caches import DeltaCache
 from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.delta_steps import DeltaNetWeights, DeltaSteps, TorchDeltaSteps
-from spec_lab.models.layers import RotaryRows, fused_linear
+from spec_lab.models.layers import fused_linear
 from spec_lab.models.linear import Linear
 from spec_lab.models.partition import WHOLE, Partition
+from spec_lab.models.rope import RotaryRows
 
 
 def build_delta_net(

@@ -17,8 +17,8 @@ from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.eagle3_checkpoint import NUM_TAPS, Eagle3Config
 from spec_lab.models.layer_builder import build_attention, build_mlp
-from spec_lab.models.layers import RMSNorm
 from spec_lab.models.linear import make_linear
+from spec_lab.models.norms import RMSNorm
 from spec_lab.models.products import PLAIN, DraftInput, LayerBody, LikeliestToken, Products
 from spec_lab.models.rope import rotary_table
 from spec_lab.models.scored_tokens import ScoredTokens

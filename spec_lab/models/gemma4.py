@@ -15,11 +15,12 @@ from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder, read_features
 from spec_lab.models.gemma4_layers import build_gemma4_layer
-from spec_lab.models.layers import RotaryRows, RowsPart
+from spec_lab.models.layers import RowsPart
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import Float32Norm
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.products import PLAIN, Products
+from spec_lab.models.rope import RotaryRows
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding
 from spec_lab.pruning.selection import AllRows
 

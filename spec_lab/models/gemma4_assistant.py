@@ -19,12 +19,13 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING
 from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantLayerConfig
-from spec_lab.models.layers import GatedMLP, RMSNorm, RotaryRows, fused_linear, gelu_tanh
+from spec_lab.models.layers import GatedMLP, fused_linear, gelu_tanh
 from spec_lab.models.linear import make_linear
+from spec_lab.models.norms import RMSNorm
 from spec_lab.models.partition import WHOLE, Partition, kept_part
 from spec_lab.models.products import PLAIN, LikeliestToken, Products
 from spec_lab.models.queries import norm_and_turn_queries
-from spec_lab.models.rope import rotary_table
+from spec_lab.models.rope import RotaryRows, rotary_table
 from spec_lab.models.sandwich import AddNormed, AddNormedThenNorm, NormedLinear, SandwichParts
 from spec_lab.models.scored_tokens import ScoredTokens
 

@@ -23,18 +23,17 @@ from spec_lab.models.layers import (
     FusedRopeAndWrite,
     GatedMLP,
     RopeAndWrite,
-    RotaryRows,
     expert_parts,
     fused_linear,
     gelu_tanh,
-    head_weights,
 )
 from spec_lab.models.linear import Linear, make_linear
-from spec_lab.models.norms import Float32Norm
+from spec_lab.models.norms import Float32Norm, head_weights
 from spec_lab.models.partition import Partition
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import Products
 from spec_lab.models.queries import norm_and_turn_queries
+from spec_lab.models.rope import RotaryRows
 from spec_lab.models.sandwich import (
     AddNormed,
     AddNormedThenNorm,

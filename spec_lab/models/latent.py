@@ -21,9 +21,10 @@ from spec_lab.core.ragged import in_even_batches
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.errors import UserError
 from spec_lab.models.latent_sizes import LatentSizes
-from spec_lab.models.layers import RMSNorm, RotaryRows
 from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.norms import RMSNorm
 from spec_lab.models.partition import WHOLE, Partition
+from spec_lab.models.rope import RotaryRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,10 @@ from spec_lab.models.layers import (
     RopeThenWrite,
     RowsPart,
     fused_linear,
-    head_weights,
-    make_norm,
-    per_head_norm,
 )
 from spec_lab.models.linear import Linear
 from spec_lab.models.narrow import SCALES
+from spec_lab.models.norms import head_weights, make_norm, per_head_norm
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.plan import LayerPlan
 

@@ -1,4 +1,4 @@
-"""The pieces of a decoder layer, for targets and draft heads alike: norm, RoPE, attention, MLP.
+"""The pieces of a decoder layer, for targets and draft heads alike: RoPE with the KV write, attention, MLP.
 
 Projections that read the same rows are fused (q, k and v; gate and up). Everything works on flat rows
 [batch * num_queries, width].
@@ -18,59 +18,10 @@ from spec_lab.core.protocols import AttentionBackend, RopeWrite, RowSelection
 from spec_lab.core.ragged import attend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.linear import Linear, make_linear
-from spec_lab.models.norms import Float32HeadNorm, Float32Norm
+from spec_lab.models.rope import RotaryRows
 
 if TYPE_CHECKING:
     from spec_lab.models.experts import ExpertMLP
-
-
-@dataclass(slots=True)
-class RMSNorm:
-    """Computes x / rms(x) * weight over the last dimension."""
-
-    weight: torch.Tensor
-    eps: float
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(rows, rows.shape[-1:], None, self.eps) * self.weight
-
-    @property
-    def kernel_weight(self) -> torch.Tensor:
-        """The weight as kernels take it, which round before one of the rows' dtype."""
-        return self.weight
-
-
-@dataclass(slots=True)
-class RotaryRows:
-    """Holds cos and signed sin [rows, 1, rotary_dim] of the rows of one forward, gathered once for all layers."""
-
-    cos: torch.Tensor
-    signed_sin: torch.Tensor
-
-    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
-        """Rotate the first rotary_dim channels of [rows, num_heads, head_dim]; the others stay as they are."""
-        rotary_dim = self.cos.shape[-1]
-        if rotary_dim == heads.shape[-1]:
-            return self._turned(heads)
-        return torch.cat((self._turned(heads[..., :rotary_dim]), heads[..., rotary_dim:]), dim=-1)
-
-    def _turned(self, heads: torch.Tensor) -> torch.Tensor:
-        """Rotate: with sin negated in its first half, swapping halves is one roll."""
-        swapped = torch.roll(heads, heads.shape[-1] // 2, -1)
-        return torch.addcmul(heads * self.cos, swapped, self.signed_sin)
-
-
-class RotaryTable:
-    """Holds cos and sin of every position, in the rotate-half layout [max_positions, rotary_dim]."""
-
-    def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        half = sin.shape[-1] // 2
-        self._table = torch.stack((cos, torch.cat((-sin[:, :half], sin[:, half:]), dim=1)), dim=1)
-
-    def rows(self, positions: torch.Tensor) -> RotaryRows:
-        """Gather the rows for `positions` [rows]."""
-        cos, signed_sin = self._table.index_select(0, positions).unsqueeze(2).unbind(1)
-        return RotaryRows(cos, signed_sin)
 
 
 class RopeAndWrite(Protocol):
@@ -261,18 +212,6 @@ class RowsPart(Protocol):
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
-class WeightedNorm(RowsPart, Protocol):
-    """Is an RMSNorm as kernels read it."""
-
-    @property
-    def eps(self) -> float: ...
-
-    @property
-    def kernel_weight(self) -> torch.Tensor:
-        """[size], of the rows' dtype where the norm rounds before its weight and behind it, else float32."""
-        ...
-
-
 class DecoderLayer:
     """Pre-norm residual block. All rows write KV; the selected ones go on."""
 
@@ -320,18 +259,3 @@ def fused_linear(
     along the output."""
     bias, of_rows = (torch.cat(parts) if parts else None for parts in (biases, scales))
     return make_linear(torch.cat(weights), bias, of_rows)
-
-
-def make_norm(weight: torch.Tensor, eps: float, in_float32: bool) -> RowsPart:
-    """Make the RMSNorm of a family: in float32 up to its weight, or rounded before it (`LayerPlan.float32_norms`)."""
-    return Float32Norm(weight, eps) if in_float32 else RMSNorm(weight, eps)
-
-
-def head_weights(q_weight: torch.Tensor, k_weight: torch.Tensor, num_heads: int, num_kv_heads: int) -> torch.Tensor:
-    """Return the weights of the norms of query and key heads together: [num_heads + num_kv_heads, head_dim]."""
-    return torch.cat((q_weight.expand(num_heads, -1), k_weight.expand(num_kv_heads, -1)))
-
-
-def per_head_norm(weight: torch.Tensor, eps: float, in_float32: bool) -> RowsPart:
-    """Make one RMSNorm over all heads, of which each has a row of `weight`."""
-    return Float32HeadNorm(weight, eps) if in_float32 else RMSNorm(weight, eps)

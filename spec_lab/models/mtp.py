@@ -15,11 +15,13 @@ from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, NormSide
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_builder import build_layer
-from spec_lab.models.layers import RotaryTable, expert_parts, make_norm
+from spec_lab.models.layers import expert_parts
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.mtp_checkpoint import MtpConfig
 from spec_lab.models.mtp_layouts import EMBEDDING_NORM, FINAL_NORM, HIDDEN_NORM, PROJECTION
+from spec_lab.models.norms import make_norm
 from spec_lab.models.products import PLAIN, DraftInput, LikeliestToken, Products
+from spec_lab.models.rope import RotaryTable
 from spec_lab.models.scored_tokens import ScoredTokens
 
 

@@ -19,17 +19,9 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.layers import (
-    Attention,
-    DecoderLayer,
-    GatedMLP,
-    RMSNorm,
-    RopeThenWrite,
-    RotaryRows,
-    RowsPart,
-    WeightedNorm,
-)
+from spec_lab.models.layers import Attention, DecoderLayer, GatedMLP, RopeThenWrite, RowsPart
 from spec_lab.models.linear import Linear, WholeLinear
+from spec_lab.models.norms import RMSNorm, WeightedNorm
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import (
     Body,
@@ -41,6 +33,7 @@ from spec_lab.models.products import (
     LikeliestToken,
     PlainProducts,
 )
+from spec_lab.models.rope import RotaryRows
 
 MAX_ROWS = 128
 """Behind them the library is as quick, in which arithmetic is all that counts: docs/performance.md."""

@@ -14,9 +14,10 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
-from spec_lab.models.layers import AttentionPart, DecoderLayer, RotaryRows, RowsPart
+from spec_lab.models.layers import AttentionPart, DecoderLayer, RowsPart
 from spec_lab.models.linear import Linear
 from spec_lab.models.plan import LayerPlan
+from spec_lab.models.rope import RotaryRows
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, SandwichParts
 from spec_lab.models.top_probability import top_probability
 

@@ -9,7 +9,9 @@ import torch
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.models.layers import FusedRopeAndWrite, RopeAndWrite, RotaryRows, WeightedNorm
+from spec_lab.models.layers import FusedRopeAndWrite, RopeAndWrite
+from spec_lab.models.norms import WeightedNorm
+from spec_lab.models.rope import RotaryRows
 
 
 @dataclass(frozen=True, slots=True)

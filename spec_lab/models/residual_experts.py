@@ -13,8 +13,9 @@ from spec_kernels.gated_share import add_gated_share
 from spec_kernels.routing import can_choose
 from spec_lab.models.expert_sizes import ExpertSizes
 from spec_lab.models.experts import ExpertMLP, GatedSharedExpert
-from spec_lab.models.layers import GatedMLP, RowsPart, WeightedNorm
+from spec_lab.models.layers import GatedMLP, RowsPart
 from spec_lab.models.linear import DenseLinear
+from spec_lab.models.norms import WeightedNorm
 from spec_lab.models.triton_experts import SharedWeights, TritonExperts, TritonRouter, triton_router
 from spec_lab.models.triton_linear import SkinnyMLP, dense
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding tables in the rotate-half layout of the Hugging Face checkpoints.
+"""Rotary position embeddings: their tables, in the rotate-half layout of the Hugging Face checkpoints, and rotating.
 
 Sources: RoFormer (Su et al. 2021); linear position interpolation (Chen et al. 2023); the frequency-dependent scaling
 of Llama 3.1; Gemma 4's "proportional" embedding, which turns the first pairs of the whole head; YaRN (Peng et al. 2023,
@@ -8,11 +8,44 @@ arXiv 2309.00071).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
-from spec_lab.models.layers import RotaryTable
 from spec_lab.models.plan import RopeConfig
+
+
+@dataclass(slots=True)
+class RotaryRows:
+    """Holds cos and signed sin [rows, 1, rotary_dim] of the rows of one forward, gathered once for all layers."""
+
+    cos: torch.Tensor
+    signed_sin: torch.Tensor
+
+    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
+        """Rotate the first rotary_dim channels of [rows, num_heads, head_dim]; the others stay as they are."""
+        rotary_dim = self.cos.shape[-1]
+        if rotary_dim == heads.shape[-1]:
+            return self._turned(heads)
+        return torch.cat((self._turned(heads[..., :rotary_dim]), heads[..., rotary_dim:]), dim=-1)
+
+    def _turned(self, heads: torch.Tensor) -> torch.Tensor:
+        """Rotate: with sin negated in its first half, swapping halves is one roll."""
+        swapped = torch.roll(heads, heads.shape[-1] // 2, -1)
+        return torch.addcmul(heads * self.cos, swapped, self.signed_sin)
+
+
+class RotaryTable:
+    """Holds cos and sin of every position, in the rotate-half layout [max_positions, rotary_dim]."""
+
+    def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        half = sin.shape[-1] // 2
+        self._table = torch.stack((cos, torch.cat((-sin[:, :half], sin[:, half:]), dim=1)), dim=1)
+
+    def rows(self, positions: torch.Tensor) -> RotaryRows:
+        """Gather the rows for `positions` [rows]."""
+        cos, signed_sin = self._table.index_select(0, positions).unsqueeze(2).unbind(1)
+        return RotaryRows(cos, signed_sin)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

@@ -14,10 +14,12 @@ from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.latent import LatentAttention, NarrowQuery
-from spec_lab.models.layers import DecoderLayer, GatedMLP, RMSNorm, RotaryRows, RowsPart
+from spec_lab.models.layers import DecoderLayer, GatedMLP, RowsPart
 from spec_lab.models.linear import DenseLinear, StreamedLinear
+from spec_lab.models.norms import RMSNorm
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import Body, Layer, LayerBody
+from spec_lab.models.rope import RotaryRows
 from spec_lab.models.triton_linear import SkinnyLinear, SkinnyMLP, SkinnyProduct, TritonNorm, dense
 from spec_lab.models.triton_products import ManyRowsBody, TritonProducts
 

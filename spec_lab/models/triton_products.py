@@ -27,20 +27,13 @@ from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.layers import (
-    Attention,
-    AttentionPart,
-    DecoderLayer,
-    GatedMLP,
-    RMSNorm,
-    RotaryRows,
-    RowsPart,
-    WeightedNorm,
-)
+from spec_lab.models.layers import Attention, AttentionPart, DecoderLayer, GatedMLP, RowsPart
 from spec_lab.models.linear import Linear
+from spec_lab.models.norms import RMSNorm, WeightedNorm
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import Body, DraftInput, DraftInputs, Layer, LayerBody, Likeliest, LikeliestToken
 from spec_lab.models.residual_experts import FinishWithExperts, ResidualExperts, fits_few_rows
+from spec_lab.models.rope import RotaryRows
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding, SandwichParts
 from spec_lab.models.triton_heads import FewRowsAttention, few_rows_attention
 from spec_lab.models.triton_linear import SkinnyLinear, SkinnyProduct, TritonGatedMLP, TritonNorm, dense
