@@ -30,7 +30,9 @@ from spec_lab.models.products import PLAIN
 from spec_lab.models.rope import RotaryRows
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.models.triton_delta import TRITON_DELTA
-from spec_lab.models.triton_products import FusedLayer, TritonNorm, TritonProducts
+from spec_lab.models.triton_layer import FusedLayer
+from spec_lab.models.triton_linear import TritonNorm
+from spec_lab.models.triton_products import TritonProducts
 from spec_lab.pruning.selection import AllRows
 from tests.graph_lab import MODES
 from tests.kept_states import spoil_unread

@@ -32,8 +32,9 @@ from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.random_weights import random_eagle3, random_mtp, random_tensors
 from spec_lab.models.rope import rotary_table
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
+from spec_lab.models.triton_layer import FusedLayer
 from spec_lab.models.triton_linear import TritonGatedMLP, dense
-from spec_lab.models.triton_products import FusedLayer, TritonProducts
+from spec_lab.models.triton_products import TritonProducts
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.kernel_lab import DEVICE, randn
 from tests.lab import make_pair

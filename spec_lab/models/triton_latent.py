@@ -20,8 +20,9 @@ from spec_lab.models.norms import RMSNorm
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import Body, Layer, LayerBody
 from spec_lab.models.rope import RotaryRows
+from spec_lab.models.triton_layer import ManyRowsBody
 from spec_lab.models.triton_linear import SkinnyLinear, SkinnyMLP, SkinnyProduct, TritonNorm, dense
-from spec_lab.models.triton_products import ManyRowsBody, TritonProducts
+from spec_lab.models.triton_products import TritonProducts
 
 
 class SkinnyQuery:
