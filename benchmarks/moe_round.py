@@ -43,7 +43,8 @@ from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
-from spec_lab.models.eagle3_checkpoint import Eagle3Config, eagle3_tensor_shapes
+from spec_lab.models.eagle3_checkpoint import eagle3_tensor_shapes
+from spec_lab.models.eagle3_config import Eagle3Config
 from spec_lab.report.table import format_table
 
 COLUMNS = (

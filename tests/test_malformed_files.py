@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from spec_lab.errors import UserError
 from spec_lab.models.checkpoint import load_tensors, stored_tensors
 from spec_lab.models.config import ModelConfig, read_num_mtp_modules
-from spec_lab.models.eagle3_checkpoint import load_eagle3, read_eagle3_config
+from spec_lab.models.eagle3_checkpoint import load_eagle3
+from spec_lab.models.eagle3_config import read_eagle3_config
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.gemma4_assistant_config import AssistantTarget, read_assistant_config
 from spec_lab.models.json_input import parse_json, read_json

@@ -23,7 +23,7 @@ from spec_lab.config import RunConfig
 from spec_lab.core.types import NormSide
 from spec_lab.doctor.readings import Aspect, Reading
 from spec_lab.errors import UserError
-from spec_lab.models.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs
+from spec_lab.models.eagle3_config import Eagle3Config, default_tap_layer_inputs
 from spec_lab.models.gemma4_assistant_config import AssistantConfig, TargetLayerKV
 from spec_lab.models.mtp_checkpoint import MtpConfig
 from spec_lab.models.mtp_layouts import PROJECTION

@@ -11,7 +11,8 @@ from spec_lab.core.types import NormSide
 from spec_lab.errors import UserError
 from spec_lab.models.checkpoint import run_dtype
 from spec_lab.models.config import ModelConfig
-from spec_lab.models.eagle3_checkpoint import Eagle3Config, eagle3_tensor_shapes
+from spec_lab.models.eagle3_checkpoint import eagle3_tensor_shapes
+from spec_lab.models.eagle3_config import Eagle3Config
 from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
 from spec_lab.models.gemma4_assistant_config import AssistantConfig
 from spec_lab.models.mtp_checkpoint import MtpConfig, mtp_tensor_shapes

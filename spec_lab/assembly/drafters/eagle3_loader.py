@@ -19,7 +19,8 @@ from spec_lab.drafters.recurrent import RecurrentDrafter
 from spec_lab.drafters.recurrent_tree import RecurrentTreeDrafter
 from spec_lab.errors import UserError
 from spec_lab.models.eagle3 import Eagle3Head
-from spec_lab.models.eagle3_checkpoint import Eagle3Config, default_tap_layer_inputs, load_eagle3
+from spec_lab.models.eagle3_checkpoint import load_eagle3
+from spec_lab.models.eagle3_config import Eagle3Config, default_tap_layer_inputs
 from spec_lab.models.random_weights import random_eagle3
 
 
