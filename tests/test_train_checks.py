@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from spec_lab.train.checks import refusals
-from spec_lab.train.config import (
+from spec_lab.train.config import TrainConfig
+from spec_lab.train.drafter_config import (
     DrafterChoice,
     DraftModelTrainingConfig,
     Eagle3TrainingConfig,
@@ -17,15 +18,12 @@ from spec_lab.train.config import (
     MtpEagleTrainingConfig,
     MtpVanillaTrainingConfig,
     NoDrafterChoice,
-    PocketTrainingConfig,
-    ShippedTarget,
-    TargetChoice,
-    TrainConfig,
 )
 from spec_lab.train.fitting import MIN_TAPPED_LAYERS
 from spec_lab.train.menu import train_menu
 from spec_lab.train.options import DRAFTERS as OPTIONS
 from spec_lab.train.target import tapped_layers
+from spec_lab.train.target_config import PocketTrainingConfig, ShippedTarget, TargetChoice
 from tests.tiny_checkpoints import refused
 
 DRAFTERS: list[type[Any]] = [

@@ -19,10 +19,11 @@ from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.pruning.selection import AllRows
-from spec_lab.train.config import DraftModelTrainingConfig, OptimisationConfig
 from spec_lab.train.draft_model_recipe import DistillationLoss, DraftModelRecipe, distillation_batch
 from spec_lab.train.drafter import TrainingTask
+from spec_lab.train.drafter_config import DraftModelTrainingConfig
 from spec_lab.train.generations import Generations
+from spec_lab.train.module_config import OptimisationConfig
 from tests.tiny_checkpoints import refused
 
 VOCAB, LENGTH = 30, 14

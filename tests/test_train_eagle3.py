@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from spec_lab.train.config import Eagle3TrainingConfig, OptimisationConfig
+from spec_lab.train.drafter_config import Eagle3TrainingConfig
 from spec_lab.train.eagle3 import Eagle3Shape, TrainableEagle3Head
 from spec_lab.train.eagle3_recipe import Eagle3Recipe, load_head, most_frequent_tokens, save_head
 from spec_lab.train.generations import Generations
+from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.unroll import UnrolledLoss
 from tests.one_row import OneRowAttention, feed_forward, norm
 

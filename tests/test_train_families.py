@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import spec_lab
-from spec_lab.train.config import OptimisationConfig, TimedOptimisationConfig
 from spec_lab.train.loop import learning_rate
+from spec_lab.train.module_config import OptimisationConfig, TimedOptimisationConfig
 from tests.test_train_pipeline import composed_config, smoke_pipeline
 
 PAIRS = {

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spec_lab.train.config import OptimisationConfig
 from spec_lab.train.loop import STEPS_BETWEEN_READS, CurvePoint, LossReader, TrainingDiverged, learning_rate, train
+from spec_lab.train.module_config import OptimisationConfig
 
 OPTIMISATION = OptimisationConfig(
     num_steps=12, batch_size=4, peak_learning_rate=0.05, num_warmup_steps=3, checkpoint_every=5, log_every=4

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spec_lab.errors import UserError
-from spec_lab.train.config import OptimisationConfig
 from spec_lab.train.data import TrainingTokens
 from spec_lab.train.generations import Generations
 from spec_lab.train.loop import train
+from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.stages import RunFolder, run_stage
 from tests.test_train_loop import Batches, Interrupted, Regression
 

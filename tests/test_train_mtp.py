@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from spec_lab.errors import UserError
-from spec_lab.train.config import MtpTrainingConfig, OptimisationConfig
+from spec_lab.train.drafter_config import MtpTrainingConfig
+from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.mtp import MtpDrafter, MtpShape, TrainableMtpModule
 from spec_lab.train.mtp_recipe import MtpRecipe, load_modules, save_modules
 from tests.one_row import OneRowAttention, feed_forward, norm

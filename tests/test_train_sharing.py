@@ -8,18 +8,11 @@ from dataclasses import replace
 import pytest
 
 from spec_lab.errors import UserError
-from spec_lab.train.config import (
-    EvaluationConfig,
-    GenerationsConfig,
-    MtpEagleTrainingConfig,
-    NoDrafterChoice,
-    OptimisationConfig,
-    PocketTrainingConfig,
-    ShippedTarget,
-    TokenizerConfig,
-    TrainConfig,
-)
+from spec_lab.train.config import EvaluationConfig, GenerationsConfig, TokenizerConfig, TrainConfig
+from spec_lab.train.drafter_config import MtpEagleTrainingConfig, NoDrafterChoice
+from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.sharing import refuse_to_share
+from spec_lab.train.target_config import PocketTrainingConfig, ShippedTarget
 
 BASE = TrainConfig(drafter=MtpEagleTrainingConfig(), target=ShippedTarget(), output_dir="o")
 WHOLE = replace(BASE, target=PocketTrainingConfig())

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec_lab.train.config import OptimisationConfig
 from spec_lab.train.data import next_token_labels
 from spec_lab.train.decoder import DecoderLoss
 from spec_lab.train.loop import train
+from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.step import STEPS_BEFORE_CAPTURE, CapturedStep, LaunchedStep, adamw, make_step
 from spec_lab.train.target import NextTokenLoss
 from tests.test_train_decoder import FAMILIES

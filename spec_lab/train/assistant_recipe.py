@@ -11,9 +11,9 @@ from torch import nn
 
 from spec_lab.models.config import ModelConfig
 from spec_lab.train.checkpoint import load_drafter, save_drafter
-from spec_lab.train.config import AssistantTrainingConfig
 from spec_lab.train.decoder import TrainableDecoder, compile_on_gpu
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
+from spec_lab.train.drafter_config import AssistantTrainingConfig
 from spec_lab.train.embedding_init import leading_directions
 from spec_lab.train.frozen_kv import FrozenKVLayer, FrozenKVShape, KVSource, TrainableFrozenKVDrafter
 from spec_lab.train.frozen_kv_recipe import FIRST_BRANCH_SCALE

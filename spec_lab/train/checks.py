@@ -15,8 +15,9 @@ from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.bounds import out_of_bounds
 from spec_lab.compatibility.names import refuse_output_dir
 from spec_lab.errors import UserError
-from spec_lab.train.config import OptimisationConfig, TrainConfig
+from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import Fitting, TargetSizes
+from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.options import TARGETS, drafter_option, target_option
 
 SHIPPED_TARGET = ZOO / "pocket"

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from spec_lab.train.config import (
-    MAX_LENGTH,
-    PocketGemmaTrainingConfig,
-    PocketHybridTrainingConfig,
-    PocketMoeTrainingConfig,
-)
+from spec_lab.train.module_config import MAX_LENGTH
+from spec_lab.train.target_config import PocketGemmaTrainingConfig, PocketHybridTrainingConfig, PocketMoeTrainingConfig
 
 RMS_NORM_EPS = 1e-6
 ROPE_THETA = 10_000.0

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from spec_lab.corpus.example import END_OF_TEXT, END_OF_TURN
-from spec_lab.train.config import DecoderTrainingConfig
 from spec_lab.train.data import TrainingTokens, next_token_labels
 from spec_lab.train.decoder import DecoderLoss, TrainableDecoder, products_in_tf32
 from spec_lab.train.decoder_checkpoint import as_saved, from_saved, in_saved_dtype
@@ -22,6 +21,7 @@ from spec_lab.train.gemma4 import TrainableGemma4
 from spec_lab.train.generate import Continuation, generate_without_cache
 from spec_lab.train.loop import CurvePoint, train
 from spec_lab.train.target import TargetDescription
+from spec_lab.train.target_config import DecoderTrainingConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from spec_lab.train.config import DraftModelTrainingConfig
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
+from spec_lab.train.drafter_config import DraftModelTrainingConfig
 from spec_lab.train.embedding_init import leading_directions
 from spec_lab.train.generations import Generations
 from spec_lab.train.loop import CurvePoint, train

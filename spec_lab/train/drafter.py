@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from spec_lab.train.config import DrafterTrainingConfig
+from spec_lab.train.drafter_config import DrafterTrainingConfig
 from spec_lab.train.generations import DrafterTexts
 from spec_lab.train.loop import CurvePoint
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from spec_lab.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
-from spec_lab.train.config import Eagle3TrainingConfig
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
+from spec_lab.train.drafter_config import Eagle3TrainingConfig
 from spec_lab.train.eagle3 import RMS_NORM_EPS, ROPE_THETA, Eagle3Shape, TrainableEagle3Head
 from spec_lab.train.generations import DrafterTexts
 from spec_lab.train.loop import CurvePoint

@@ -9,13 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from spec_lab.train.config import (
-    LayerConfig,
-    PocketGemmaTrainingConfig,
-    PocketHybridTrainingConfig,
-    PocketMoeTrainingConfig,
-    TrainConfig,
-)
+from spec_lab.train.config import TrainConfig
+from spec_lab.train.module_config import LayerConfig
+from spec_lab.train.target_config import PocketGemmaTrainingConfig, PocketHybridTrainingConfig, PocketMoeTrainingConfig
 
 MIN_TAPPED_LAYERS = 7
 """Layers 2, L // 2 and L - 3 all differ from here on."""

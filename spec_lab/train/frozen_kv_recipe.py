@@ -11,8 +11,8 @@ from torch import nn
 
 from spec_lab.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
-from spec_lab.train.config import FrozenKvTrainingConfig
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
+from spec_lab.train.drafter_config import FrozenKvTrainingConfig
 from spec_lab.train.embedding_init import leading_directions
 from spec_lab.train.frozen_kv import RMS_NORM_EPS, FrozenKVLayer, FrozenKVShape, KVSource, TrainableFrozenKVDrafter
 from spec_lab.train.loop import CurvePoint

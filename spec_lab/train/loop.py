@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spec_lab.errors import Breakdown
-from spec_lab.train.config import OptimisationConfig
+from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.reading import reading
 from spec_lab.train.step import Batch, Compile, make_step
 

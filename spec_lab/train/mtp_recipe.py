@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from spec_lab.train.checkpoint import load_drafter, save_drafter
-from spec_lab.train.config import MtpTrainingConfig
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
+from spec_lab.train.drafter_config import MtpTrainingConfig
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.mtp import MtpDrafter, MtpShape
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher

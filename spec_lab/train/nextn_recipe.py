@@ -12,10 +12,10 @@ from torch import Tensor
 
 from spec_lab.models.mtp_layouts import DEEPSEEK, QWEN3_NEXT, MtpLayout
 from spec_lab.train.checkpoint import load_drafter, save_config
-from spec_lab.train.config import NextnTrainingConfig
 from spec_lab.train.decoder import TrainableDecoder, compile_on_gpu, products_in_tf32
 from spec_lab.train.decoder_checkpoint import as_saved, from_saved, in_saved_dtype
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
+from spec_lab.train.drafter_config import NextnTrainingConfig
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.mtp import MtpDrafter, PlannedShape
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.assembly.deferred import Deferred
-from spec_lab.train.config import (
+from spec_lab.train.config import TrainConfig
+from spec_lab.train.drafter_config import (
     AssistantTrainingConfig,
     DrafterChoice,
     DraftModelTrainingConfig,
@@ -20,13 +21,6 @@ from spec_lab.train.config import (
     MtpVanillaTrainingConfig,
     NextnTrainingConfig,
     NoDrafterChoice,
-    PocketGemmaTrainingConfig,
-    PocketHybridTrainingConfig,
-    PocketMoeTrainingConfig,
-    PocketTrainingConfig,
-    ShippedTarget,
-    TargetChoice,
-    TrainConfig,
 )
 from spec_lab.train.fitting import (
     Fitting,
@@ -42,6 +36,14 @@ from spec_lab.train.fitting import (
     target_heads,
     unrolled_steps,
     width,
+)
+from spec_lab.train.target_config import (
+    PocketGemmaTrainingConfig,
+    PocketHybridTrainingConfig,
+    PocketMoeTrainingConfig,
+    PocketTrainingConfig,
+    ShippedTarget,
+    TargetChoice,
 )
 
 if TYPE_CHECKING:

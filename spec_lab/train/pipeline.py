@@ -18,7 +18,7 @@ from spec_lab.corpus.natural import natural_text
 from spec_lab.errors import UserError
 from spec_lab.train.card import drafter_card, target_card
 from spec_lab.train.checks import SHIPPED_TARGET
-from spec_lab.train.config import DecoderTrainingConfig, TrainConfig
+from spec_lab.train.config import TrainConfig
 from spec_lab.train.data import (
     Shard,
     TrainingTokens,
@@ -36,6 +36,7 @@ from spec_lab.train.output import output_folder
 from spec_lab.train.sharing import stage_settings
 from spec_lab.train.stages import RunFolder, run_stage, write_json
 from spec_lab.train.target import NewTarget, load_target, without_progress_bars
+from spec_lab.train.target_config import DecoderTrainingConfig
 from spec_lab.train.tokenizer import train_tokenizer
 
 if TYPE_CHECKING:

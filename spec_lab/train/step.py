@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from spec_lab.train.config import OptimisationConfig
+from spec_lab.train.module_config import OptimisationConfig
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from spec_lab.corpus.example import END_OF_TEXT, END_OF_TURN
 from spec_lab.errors import UserError
-from spec_lab.train.config import MAX_LENGTH, PocketTrainingConfig
 from spec_lab.train.data import TrainingTokens, next_token_labels, next_token_loss
 from spec_lab.train.generate import Continuation, generate
 from spec_lab.train.loop import CurvePoint, train
+from spec_lab.train.module_config import MAX_LENGTH
+from spec_lab.train.target_config import PocketTrainingConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM

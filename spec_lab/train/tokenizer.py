@@ -14,7 +14,7 @@ from spec_lab.corpus.example import (
     THINK_START,
     USER,
 )
-from spec_lab.train.config import MAX_LENGTH
+from spec_lab.train.module_config import MAX_LENGTH
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

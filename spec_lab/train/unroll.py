@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from spec_lab.train.config import UnrolledTrainingConfig
 from spec_lab.train.drafter import DraftMatcher, TrainingTask
+from spec_lab.train.drafter_config import UnrolledTrainingConfig
 from spec_lab.train.generations import Generations
 from spec_lab.train.loop import CurvePoint, train
 from spec_lab.train.target import TargetOutputs, run_target

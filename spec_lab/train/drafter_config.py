@@ -1,0 +1,151 @@
+"""The schemas of `drafter=` of a training: one for each drafter that can be trained, and one for none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+from spec_lab.config import knob
+from spec_lab.corpus.example import SPECIAL_TOKENS
+from spec_lab.train.module_config import (
+    MAX_VOCAB_SIZE,
+    LayerConfig,
+    OptimisationConfig,
+    TimedOptimisationConfig,
+    depth,
+    query_heads,
+    width_of_feed_forward,
+    width_of_layers,
+)
+
+
+@dataclass
+class DrafterChoice:
+    """The keys that every option of `drafter` has."""
+
+    name: str = MISSING
+
+    def to_train(self) -> DrafterTrainingConfig | None:
+        """The drafter as it is trained; None where there is none."""
+        return None
+
+    @property
+    def drafts_as(self) -> str:
+        """The option of a run that takes its weights; their folder is named after it."""
+        return self.name
+
+
+@dataclass
+class NoDrafterChoice(DrafterChoice):
+    """drafter=none: nothing is drafted."""
+
+    name: str = "none"
+
+
+@dataclass
+class DrafterTrainingConfig(DrafterChoice):
+    """The keys that every drafter that is trained has."""
+
+    optimisation: OptimisationConfig = field(default_factory=OptimisationConfig, metadata={"help": "how it is trained"})
+
+    def to_train(self) -> DrafterTrainingConfig:
+        return self
+
+
+@dataclass
+class UnrolledTrainingConfig(DrafterTrainingConfig):
+    """The keys of a drafter that is unrolled over its steps: step i counts `step_loss_decay ** i`."""
+
+    num_unrolled_steps: int = knob(5, "draft steps that training unrolls", least=1, most=64)
+    step_loss_decay: float = knob(0.8, "weight of a step's loss beside that of the step before", least=0, most=1)
+
+
+@dataclass
+class Eagle3TrainingConfig(LayerConfig, UnrolledTrainingConfig):
+    """drafter=eagle3: a one-layer EAGLE-3 head."""
+
+    name: str = "eagle3"
+    draft_vocab_size: int = knob(
+        2048,
+        "tokens that can be drafted: those the target writes most",
+        least=len(SPECIAL_TOKENS),
+        most=MAX_VOCAB_SIZE,
+    )
+
+
+@dataclass
+class MtpTrainingConfig(LayerConfig, UnrolledTrainingConfig):
+    """Multi-token prediction modules. One is used again at each unrolled step; of several each takes one step."""
+
+    num_modules: int = knob(1, "MTP modules; 1 is used again at every step", least=1, most=64)
+
+
+@dataclass
+class MtpEagleTrainingConfig(MtpTrainingConfig):
+    """drafter=mtp_eagle: one module, used again at every step."""
+
+    name: str = "mtp_eagle"
+
+
+@dataclass
+class MtpVanillaTrainingConfig(MtpTrainingConfig):
+    """drafter=mtp_vanilla: a module for each draft."""
+
+    name: str = "mtp_vanilla"
+
+
+@dataclass
+class FrozenKvTrainingConfig(UnrolledTrainingConfig):
+    """drafter=frozen_kv: a Gemma 4 assistant, queries only."""
+
+    name: str = "frozen_kv"
+    hidden_size: int = width_of_layers(224)
+    intermediate_size: int = width_of_feed_forward(256)
+    num_heads: int = query_heads(4)
+    kv_source_layers: list[int] = knob([3, 5, 7], "layers of the target whose KV is read, one a drafter layer", least=0)
+
+
+@dataclass
+class NextnTrainingConfig(UnrolledTrainingConfig):
+    """drafter=nextn: an MTP module whose layer is of its target's own kind, as Qwen3.5 and DeepSeek-V3 have them."""
+
+    name: str = "nextn"
+    intermediate_size: int = knob(208, "width of a dense feed-forward network; experts are the target's", least=1)
+    optimisation: TimedOptimisationConfig = field(
+        default_factory=TimedOptimisationConfig, metadata={"help": "how it is trained"}
+    )
+
+    @property
+    def drafts_as(self) -> str:
+        return "mtp_eagle"
+
+
+@dataclass
+class AssistantTrainingConfig(UnrolledTrainingConfig):
+    """drafter=assistant: a Gemma 4 assistant over the last layers of each kind that own their KV."""
+
+    name: str = "assistant"
+    hidden_size: int = width_of_layers(96)
+    intermediate_size: int = width_of_feed_forward(192)
+    num_heads: int = query_heads(4)
+    num_sliding_layers: int = knob(2, "layers with a window; one that sees all follows", least=0, most=64)
+    optimisation: TimedOptimisationConfig = field(
+        default_factory=TimedOptimisationConfig, metadata={"help": "how it is trained"}
+    )
+
+    @property
+    def drafts_as(self) -> str:
+        return "frozen_kv"
+
+
+@dataclass
+class DraftModelTrainingConfig(LayerConfig, DrafterTrainingConfig):
+    """drafter=draft_model: an ordinary Qwen3 model, small."""
+
+    name: str = "draft_model"
+    hidden_size: int = width_of_layers(192)
+    num_layers: int = depth(2)
+    prompt_loss_weight: float = knob(
+        0.1, "weight of a prompt's tokens in the loss beside what the target wrote", least=0, most=1
+    )

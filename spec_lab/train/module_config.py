@@ -1,0 +1,71 @@
+"""The keys that targets and drafters share: the sizes of their layers, and the way in which AdamW trains them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from spec_lab.config import knob
+
+MAX_LENGTH = 2048
+"""Positions of a target that is trained here."""
+MAX_VOCAB_SIZE = 2**15
+"""Token ids are kept as int16."""
+
+
+def width_of_layers(default: int) -> Any:
+    return knob(default, "width of the layers", least=1, most=2**16)
+
+
+def width_of_feed_forward(default: int) -> Any:
+    return knob(default, "width of the feed-forward network", least=1, most=2**18)
+
+
+def depth(default: int) -> Any:
+    return knob(default, "depth", least=1, most=1024)
+
+
+def query_heads(default: int) -> Any:
+    return knob(default, "query heads of a layer, a multiple of its key-value heads", least=1, most=1024)
+
+
+@dataclass
+class LayerConfig:
+    """A layer with keys and values of its own."""
+
+    intermediate_size: int = width_of_feed_forward(512)
+    num_heads: int = query_heads(4)
+    num_kv_heads: int = knob(2, "key-value heads of a layer", least=1, most=1024)
+    head_dim: int = knob(64, "width of a head, an even number", least=2, most=1024)
+
+
+@dataclass
+class OptimisationConfig:
+    """The way in which AdamW trains a module.
+
+    The learning rate rises linearly over `num_warmup_steps` and falls linearly to zero at `num_steps`: for a fixed
+    number of tokens, decay to zero beats decay to a tenth (Bergsma et al., 2025, "Straight to Zero").
+    """
+
+    num_steps: int = knob(8000, "training steps", least=2, most=10**9)
+    batch_size: int = knob(96, "rows a step", least=1, most=2**20)
+    peak_learning_rate: float = knob(2e-3, "reached after the warm-up, then linearly to zero", above=0, most=1)
+    num_warmup_steps: int = knob(200, "steps over which the learning rate rises", least=1)
+    weight_decay: float = knob(0.05, "AdamW's, on matrices only", least=0, most=1)
+    max_grad_norm: float = knob(1.0, "gradients longer than this are shortened to it", above=0)
+    checkpoint_every: int = knob(1000, "steps after which an interrupted training goes on", least=1)
+    log_every: int = knob(500, "steps that a point of the loss curve is the mean of", least=1)
+
+    def most_seconds(self) -> float | None:
+        """The clock that ends the training too; None where steps alone do."""
+        return None
+
+
+@dataclass
+class TimedOptimisationConfig(OptimisationConfig):
+    """The same, ended by the clock too: the rate falls with whichever is further on, steps or seconds."""
+
+    max_seconds: float | None = knob(None, "the clock that ends the training too; null: steps alone do", above=0)
+
+    def most_seconds(self) -> float | None:
+        return self.max_seconds

@@ -1,0 +1,122 @@
+"""The schemas of `target=` of a training: one for the shipped target, and one for each that can be trained here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from spec_lab.config import knob
+from spec_lab.train.module_config import (
+    MAX_LENGTH,
+    LayerConfig,
+    OptimisationConfig,
+    TimedOptimisationConfig,
+    depth,
+    width_of_layers,
+)
+
+
+@dataclass
+class TargetChoice:
+    """The keys that every option of `target` has: none."""
+
+    writes_texts: ClassVar[bool] = True
+    """Drafters learn on texts that the target writes; else on the corpus that it learnt on."""
+    own_vocabulary: ClassVar[bool] = True
+    """A new target has a vocabulary of its own; else the shipped one's."""
+
+    def to_train(self) -> NewTargetConfig | None:
+        """The target as it is trained; None where it is taken as it lies."""
+        return None
+
+
+@dataclass
+class ShippedTarget(TargetChoice):
+    """target=shipped: the one in `spec_lab/zoo/pocket`, as it lies."""
+
+
+@dataclass
+class NewTargetConfig(TargetChoice):
+    """The keys that every target has that is trained here."""
+
+    option: ClassVar[str]
+    """The name of the option, and of the folder that the target is saved to."""
+
+    hidden_size: int = width_of_layers(192)
+    num_layers: int = depth(8)
+    natural_fraction: float = knob(
+        0.08, "share of code and prose in a batch; the rest are generated examples", least=0, most=1
+    )
+    optimisation: OptimisationConfig = field(default_factory=OptimisationConfig, metadata={"help": "how it is trained"})
+
+    def to_train(self) -> NewTargetConfig:
+        return self
+
+    def key_value_heads(self) -> int:
+        """Heads that have keys and values of their own."""
+        return int(getattr(self, "num_kv_heads", 1))
+
+
+@dataclass
+class PocketTrainingConfig(LayerConfig, NewTargetConfig):
+    """target=pocket: a new target of the Qwen3 architecture."""
+
+    option: ClassVar[str] = "pocket"
+
+    hidden_size: int = width_of_layers(256)
+
+
+@dataclass
+class DecoderTrainingConfig(NewTargetConfig):
+    """The keys of targets of other families. Their drafters learn on the corpus, not on texts that the target wrote."""
+
+    writes_texts: ClassVar[bool] = False
+    own_vocabulary: ClassVar[bool] = False
+
+    drafter_natural_fraction: float = knob(0.4, "share of code and prose in a batch of the drafter's", least=0, most=1)
+    optimisation: TimedOptimisationConfig = field(
+        default_factory=TimedOptimisationConfig, metadata={"help": "how it is trained"}
+    )
+
+
+@dataclass
+class PocketHybridTrainingConfig(LayerConfig, DecoderTrainingConfig):
+    """target=pocket_hybrid: a new target of the Qwen3.5 architecture, mostly gated delta nets."""
+
+    option: ClassVar[str] = "pocket_hybrid"
+
+    full_attention_every: int = knob(4, "of so many layers the last has attention, the others delta nets", least=1)
+    num_key_heads: int = knob(2, "heads of a delta net's queries and keys", least=1, most=1024)
+    num_value_heads: int = knob(4, "heads of its values, a multiple of num_key_heads", least=1, most=1024)
+    key_head_dim: int = knob(32, "width of such a head of keys", least=1, most=1024)
+    value_head_dim: int = knob(64, "width of such a head of values", least=1, most=1024)
+
+
+@dataclass
+class PocketGemmaTrainingConfig(LayerConfig, DecoderTrainingConfig):
+    """target=pocket_gemma: a new target of the Gemma 4 architecture, of the kind of E2B."""
+
+    option: ClassVar[str] = "pocket_gemma"
+
+    full_attention_every: int = knob(4, "of so many layers the last sees all, the others a window", least=1)
+    full_head_dim: int = knob(64, "width of a head in the layers that see all, an even number", least=2, most=1024)
+    window: int = knob(64, "keys that the other layers see", least=1, most=MAX_LENGTH)
+    num_shared_layers: int = knob(4, "layers, the last ones, that read the KV of earlier ones", least=0, most=1023)
+    per_layer_width: int = knob(16, "width of the embedding that each layer has of its own", least=1, most=2**16)
+
+
+@dataclass
+class PocketMoeTrainingConfig(DecoderTrainingConfig):
+    """target=pocket_moe: a new target of the DeepSeek-V3 architecture, with experts and latent attention."""
+
+    option: ClassVar[str] = "pocket_moe"
+
+    intermediate_size: int = knob(384, "width of the first layer's feed-forward network", least=1, most=2**18)
+    num_heads: int = knob(4, "heads of a layer", least=1, most=1024)
+    kv_lora_rank: int = knob(64, "latent numbers that are cached of a token", least=1, most=2**14)
+    qk_nope_head_dim: int = knob(32, "channels of a query that meet the latent numbers", least=1, most=1024)
+    qk_rope_head_dim: int = knob(16, "channels of a query that turn, an even number", least=2, most=1024)
+    v_head_dim: int = knob(32, "width of a head's values", least=1, most=1024)
+    num_experts: int = knob(16, "experts of a layer behind the first", least=2, most=1024)
+    num_chosen: int = knob(2, "of which a token goes through so many", least=1, most=1024)
+    expert_size: int = knob(40, "width of an expert, and of the one that all tokens go through", least=1, most=2**16)
