@@ -28,8 +28,8 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import floor
-from h200_round import read_rows
-from moe_round import LEFT_OUT, NUM_ROUNDS, STAGES, Bench, Cell, Model, run_cells
+from measured_rows import read_rows
+from round_bench import LEFT_OUT, NUM_ROUNDS, Bench, Cell, Model, missing_cells, run_cells
 
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
@@ -95,8 +95,7 @@ def main(arguments: Sequence[str] | None = None, cells: Sequence[Cell] = CELLS) 
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
     table = options.folder / "family_rounds.csv"
-    there = {row["cell"] for row in read_rows(table)}
-    missing = [cell for cell in cells if cell.name not in there and all(part in cell.name for part in options.only)]
+    missing = missing_cells(cells, table, options.only)
     deadline = perf_counter() + options.seconds
     bench = ProfilingBench if options.profile else FamilyBench
     failed = False if options.show else run_cells(missing, table, deadline, bench)
@@ -108,19 +107,13 @@ class FamilyBench(Bench):
     """Writes lines with what the host does, in the place of the experts."""
 
     def line(self, cell: Cell, result: GenerationResult, engine: Engine, requests: Sequence[Request]) -> dict[str, str]:
-        rounds = result.rounds[LEFT_OUT:]
-        assert all(len(one.request_ids) == cell.batch_size for one in result.rounds), "all requests end together"
-        round_ms = 1e3 * median(one.seconds for one in rounds)
-        counts = result.experts_read
-        experts = {name: getattr(counts, name) / len(result.rounds) if counts else 0.0 for name in STAGES}
-        floor_ms = 1e3 * sum(work.seconds for work in self.works(cell, experts))
-        stages = (1e3 * median(one.stage_seconds.get(name, 0.0) for one in rounds) for name in STAGES)
+        timed = self.figures(cell, result)
+        launch_seconds = median(one.launch_seconds or 0.0 for one in result.rounds[LEFT_OUT:])
         cells = (
-            *(cell.name, f"{round_ms:.3f}", f"{floor_ms:.3f}", f"{round_ms / floor_ms:.2f}"),
-            *(f"{stage:.3f}" for stage in stages),
-            f"{1e3 * median(one.launch_seconds or 0.0 for one in rounds):.3f}",
-            str(sum(count or 0 for count in result.graph.nodes.values())),
-            *(f"{1e3 * median(one.seconds for one in result.prefills):.1f}", "-", "-", "-"),
+            *(cell.name, f"{timed.round_ms:.3f}", f"{timed.floor_ms:.3f}", f"{timed.round_ms / timed.floor_ms:.2f}"),
+            *(f"{milliseconds:.3f}" for milliseconds in timed.stages.values()),
+            *(f"{1e3 * launch_seconds:.3f}", str(sum(count or 0 for count in result.graph.nodes.values()))),
+            *(f"{timed.prompt_ms:.1f}", "-", "-", "-"),
         )
         return dict(zip(COLUMNS, cells, strict=True))
 

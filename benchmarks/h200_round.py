@@ -12,7 +12,6 @@ command line with a record of its own, and a line of `rounds.csv` as soon as it 
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import floor
+from measured_rows import append_row, read_rows
 
 import spec_lab
 from spec_lab.errors import UserError
@@ -159,25 +159,6 @@ def line(cell: Cell, summary: Any, folder: str) -> dict[str, str]:
         folder,
     )
     return dict(zip(COLUMNS, cells, strict=True))
-
-
-def read_rows(table: Path) -> list[dict[str, str]]:
-    """Read the lines of finished cells."""
-    if not table.exists():
-        return []
-    with table.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def append_row(table: Path, row: dict[str, str]) -> None:
-    """Add a line, under a header where the file is new."""
-    table.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not table.exists()
-    with table.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(row))
-        if is_new:
-            writer.writeheader()
-        writer.writerow(row)
 
 
 if __name__ == "__main__":

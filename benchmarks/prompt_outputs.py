@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from h200_round import append_row, read_rows
+from measured_rows import append_row, read_rows
 from prompt_passes import whole_numbers
 
 from spec_lab.assembly.engine import build_engine

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from h200_round import Cell, read_rows
+from h200_round import Cell
+from measured_rows import read_rows
 
 from spec_lab.record.runs import find_runs
 

@@ -31,7 +31,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     module = importlib.import_module("family_round")
     yield module
-    for name in ("family_round", "moe_round", "h200_round", "floor"):
+    for name in ("family_round", "round_bench", "measured_rows", "floor"):
         sys.modules.pop(name, None)
 
 

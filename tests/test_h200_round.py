@@ -21,7 +21,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     module = importlib.import_module("h200_round")
     yield module
-    for name in ("h200_round", "floor"):
+    for name in ("h200_round", "measured_rows", "floor"):
         sys.modules.pop(name, None)
 
 
