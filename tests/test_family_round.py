@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,19 +18,16 @@ from spec_lab.compatibility.run import refusals
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.gemma4_assistant_config import AssistantTarget, read_assistant_config
 from tests import tiny_gemma4, tiny_hybrid
+from tests.bench_modules import imported
 from tests.test_random_weights import ASSISTANT
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ON_CPU = ("device=cpu", "attention=torch", "kernels=torch", "num_threads=1")
 
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("family_round")
-    yield module
-    for name in ("family_round", "round_bench", "measured_rows", "floor"):
-        sys.modules.pop(name, None)
+    with imported("family_round", monkeypatch) as module:
+        yield module
 
 
 def test_floors_count_states_windows_and_gathered_rows(rounds: ModuleType) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,17 +10,13 @@ import pytest
 
 from spec_lab.cli.compose import compose_run
 from spec_lab.compatibility.run import refusals
-
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from tests.bench_modules import imported
 
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("h200_round")
-    yield module
-    for name in ("h200_round", "measured_rows", "floor"):
-        sys.modules.pop(name, None)
+    with imported("h200_round", monkeypatch) as module:
+        yield module
 
 
 def test_floors_are_those_that_were_reckoned_by_hand(rounds: ModuleType) -> None:

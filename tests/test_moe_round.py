@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +15,16 @@ import spec_lab
 from spec_lab.cli.compose import compose_run
 from spec_lab.compatibility.run import refusals
 from spec_lab.models.families.table import read_model_config
+from tests.bench_modules import imported
 from tests.tiny_latent import SIZES
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SHAPES = Path(spec_lab.__file__).parent / "models" / "shapes"
 
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("moe_round")
-    yield module
-    for name in ("moe_round", "round_bench", "measured_rows", "floor"):
-        sys.modules.pop(name, None)
+    with imported("moe_round", monkeypatch) as module:
+        yield module
 
 
 def test_floors_are_those_that_were_reckoned_by_hand(rounds: ModuleType) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
@@ -32,24 +31,8 @@ from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata, even_batches
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.mtp_window import MtpRows, MtpWindow, pair_with_next, slide, with_room
-from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
-
-
-class DraftModule(DraftHead, Protocol):
-    """Is one MTP module: what `forward` returns goes on to the next module and is read by `greedy`."""
-
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        hidden: torch.Tensor,
-        cache: LayerCache,
-        attention: AttentionMetadata,
-        selection: RowSelection,
-    ) -> torch.Tensor:
-        """Turn [rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] into the live rows' output, which has no
-        row for an empty selection."""
-        ...
-
+from spec_lab.drafters.picking import DraftedRows, DraftPicker
+from spec_lab.drafters.recurrent import DraftModule
 
 RowPruning = Callable[[LiveRows], RowSelection]
 """Chooses, from the last row of each request, the rows that go on."""

@@ -19,12 +19,9 @@ from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 from spec_lab.pruning.selection import AllRows
 
 
-class RecurrentHead(DraftHead, Protocol):
-    """Is a draft model of one layer with a KV cache; what `forward` returns is fed back and read by `greedy`."""
-
-    def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """Turn the target's features [rows, feature_size] into what `forward` takes, [rows, hidden_size]."""
-        ...
+class DraftModule(DraftHead, Protocol):
+    """Is a draft model of one layer with a KV cache; what `forward` returns is fed back, or goes on to the next module,
+    and is read by `greedy`."""
 
     def forward(
         self,
@@ -36,6 +33,14 @@ class RecurrentHead(DraftHead, Protocol):
     ) -> torch.Tensor:
         """Turn [rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] into the live rows' output, which has no
         row for an empty selection."""
+        ...
+
+
+class RecurrentHead(DraftModule, Protocol):
+    """Is one that takes the target's features in a form of its own."""
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """Turn the target's features [rows, feature_size] into what `forward` takes, [rows, hidden_size]."""
         ...
 
 

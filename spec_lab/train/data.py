@@ -180,3 +180,8 @@ class TrainingTokens:
         # A prompt to continue opens with the marker too, so that a window must look like the start of a text.
         windows[:, 0] = self.end_of_text_id
         return torch.cat([self.rows[picked], windows]).long()
+
+    def labelled_batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Return the rows of `batch`, and the next token of each of theirs as `next_token_labels` has it."""
+        rows = self.batch(step, batch_size, seed)
+        return rows, next_token_labels(rows, self.end_of_text_id)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from spec_lab.corpus.example import END_OF_TEXT, END_OF_TURN
-from spec_lab.train.data import TrainingTokens, next_token_labels
+from spec_lab.train.data import TrainingTokens
 from spec_lab.train.decoder import DecoderLoss, TrainableDecoder, products_in_tf32
 from spec_lab.train.decoder_checkpoint import as_saved, from_saved, in_saved_dtype
 from spec_lab.train.decoder_families import gemma_keys, hybrid_keys, moe_keys
@@ -105,8 +105,7 @@ class DecoderRecipe:
         decoder = self.family.decoder(self.family.keys(self.config, len(tokenizer)) | ends)
 
         def batch_of(step: int) -> tuple[Tensor, Tensor]:
-            rows = tokens.batch(step, self.config.optimisation.batch_size, seed)
-            return rows, next_token_labels(rows, end_of_text_id)
+            return tokens.labelled_batch(step, self.config.optimisation.batch_size, seed)
 
         with products_in_tf32():
             loss = DecoderLoss(decoder)

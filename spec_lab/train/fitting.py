@@ -43,9 +43,12 @@ def heads_fit(prefix: str, part: LayerConfig) -> str | None:
             f"{prefix}.num_heads={part.num_heads} must be a multiple of {prefix}.num_kv_heads={part.num_kv_heads}; "
             f"use {prefix}.num_heads={next_multiple(part.num_heads, part.num_kv_heads)}"
         )
-    if part.head_dim % 2:
-        return f"{prefix}.head_dim={part.head_dim} must be even; use {prefix}.head_dim={part.head_dim + 1}"
-    return None
+    return even(f"{prefix}.head_dim", part.head_dim)
+
+
+def even(knob: str, size: int) -> str | None:
+    """Refuse an odd number of channels, of which rotary positions turn pairs."""
+    return f"{knob}={size} must be even; use {knob}={size + 1}" if size % 2 else None
 
 
 def target_heads(target: Any) -> str | None:
@@ -73,10 +76,7 @@ def owned_layers(target: PocketGemmaTrainingConfig) -> str | None:
             f"target.num_shared_layers={target.num_shared_layers} leaves no layer that sees all with keys of its own; "
             f"use target.num_shared_layers={max(target.num_layers - every, 0)} and target.num_layers={every} or more"
         )
-    if target.full_head_dim % 2:
-        size = target.full_head_dim
-        return f"target.full_head_dim={size} must be even; use target.full_head_dim={size + 1}"
-    return None
+    return even("target.full_head_dim", target.full_head_dim)
 
 
 def chosen_experts(target: PocketMoeTrainingConfig) -> str | None:
@@ -85,10 +85,7 @@ def chosen_experts(target: PocketMoeTrainingConfig) -> str | None:
             f"target.num_chosen={target.num_chosen} is more than target.num_experts={target.num_experts}; "
             f"use target.num_chosen={target.num_experts}"
         )
-    if target.qk_rope_head_dim % 2:
-        size = target.qk_rope_head_dim
-        return f"target.qk_rope_head_dim={size} must be even; use target.qk_rope_head_dim={size + 1}"
-    return None
+    return even("target.qk_rope_head_dim", target.qk_rope_head_dim)
 
 
 def next_multiple(number: int, divisor: int) -> int:
@@ -170,9 +167,4 @@ def kv_sources(fitting: Fitting) -> str | None:
             f"drafter.kv_source_layers={drafter.kv_source_layers} must name layers of the target, "
             f"0 to {target.num_layers - 1}; use drafter.kv_source_layers=[{target.num_layers - 1}]"
         )
-    if drafter.num_heads % target.num_kv_heads:
-        return (
-            f"drafter.num_heads={drafter.num_heads} must be a multiple of the target's {target.num_kv_heads} "
-            f"key-value heads; use drafter.num_heads={next_multiple(drafter.num_heads, target.num_kv_heads)}"
-        )
-    return None
+    return assistant_heads(fitting)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spec_lab.corpus.example import END_OF_TEXT, END_OF_TURN
 from spec_lab.errors import UserError
-from spec_lab.train.data import TrainingTokens, next_token_labels, next_token_loss
+from spec_lab.train.data import TrainingTokens, next_token_loss
 from spec_lab.train.generate import Continuation, generate
 from spec_lab.train.loop import CurvePoint, train
 from spec_lab.train.module_config import MAX_LENGTH
@@ -99,8 +99,7 @@ class TargetRecipe:
         model = Qwen3ForCausalLM(self.model_config(tokenizer))
 
         def batch_of(step: int) -> tuple[Tensor, Tensor]:
-            rows = tokens.batch(step, self.config.optimisation.batch_size, seed)
-            return rows, next_token_labels(rows, end_of_text_id)
+            return tokens.labelled_batch(step, self.config.optimisation.batch_size, seed)
 
         curve = train(NextTokenLoss(model), batch_of, self.config.optimisation, checkpoint, device)
         save_target(model, tokenizer, folder)
