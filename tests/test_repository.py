@@ -57,6 +57,15 @@ def test_paths_in_documents_lead_somewhere(document: Path) -> None:
     assert not lost
 
 
+@pytest.mark.parametrize("document", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_sources_in_documents_are_there(document: Path) -> None:
+    """Python files are named from the root, or from the package that a page is about; `my_lab/` is the reader's own."""
+    named = set(re.findall(r"`([a-z_]+/[a-z0-9_./-]+\.py)`", document.read_text()))
+    places = (ROOT, ROOT / "spec_lab", ROOT / "kernels", ROOT / "kernels" / "spec_kernels")
+    lost = [name for name in named if not any((place / name).exists() for place in places)]
+    assert all(name.startswith("my_lab/") for name in lost), lost
+
+
 def test_pre_commit_checks_what_ci_checks() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     assert [hook["entry"] for hook in hooks] == makefile_recipes()["lint"]
