@@ -58,7 +58,8 @@ def decode(drafter: str, num_draft_tokens: int, num_prompts: int, max_new_tokens
 
 
 def cut(record: RequestRecord, limit: int) -> RequestRecord:
-    """The rounds of `record` as a limit of so many output tokens, the prompt pass's included, would have cut them."""
+    """Return the rounds of `record` as a limit of so many output tokens, the prompt pass's included, would have cut
+    them."""
     before = list(accumulate(record.emitted_per_round, initial=1))
     num_rounds = sum(length < limit for length in before[: len(record.emitted_per_round)])
     emitted = record.emitted_per_round[:num_rounds]
@@ -74,13 +75,13 @@ def cut(record: RequestRecord, limit: int) -> RequestRecord:
 
 
 def without_cut_rounds(records: Sequence[RequestRecord], num_draft_tokens: int) -> float | None:
-    """The definition of schema versions 1 and 2."""
+    """Return the definition of schema versions 1 and 2."""
     lengths = [m + 1 for r in records for m in (r.accepted_per_round[:-1] if r.truncated else r.accepted_per_round)]
     return sum(lengths) / len(lengths) if lengths else None
 
 
 def as_judged(records: Sequence[RequestRecord], num_draft_tokens: int) -> float | None:
-    """vLLM's mean acceptance length."""
+    """Return vLLM's mean acceptance length."""
     lengths = [m + 1 for record in records for m in record.accepted_per_round]
     return sum(lengths) / len(lengths) if lengths else None
 
@@ -98,7 +99,7 @@ WAYS: dict[str, Way] = {
 
 
 def count_cuts(records: Sequence[RequestRecord]) -> list[str]:
-    """Rounds, those cut by the limit alone, and those that an end of sequence cut."""
+    """Count rounds, those cut by the limit alone, and those that an end of sequence cut."""
     ended = [record for record in records if record.accepted_per_round and has_end_inside(record)]
     by_limit = sum(record.truncated for record in records) - sum(record.truncated for record in ended)
     return [str(acceptance_metrics.num_request_rounds(records)), str(by_limit), str(len(ended))]

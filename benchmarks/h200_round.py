@@ -90,7 +90,7 @@ class Cell:
         ]
 
     def floor_ms(self) -> float:
-        """The floor of a round in the middle of the output."""
+        """Return the floor of a round in the middle of the output."""
         config = read_model_config(SHAPES / self.target)
         seq_len = self.prompt_tokens + self.max_new_tokens / 2
         is_fp8 = "target.weight_dtype=fp8" in self.changes
@@ -101,7 +101,7 @@ class Cell:
         return 1e3 * sum(work.seconds for work in works)
 
     def prompt_floor_ms(self) -> float:
-        """The floor of a request's prompt pass, where prompts come one at a time."""
+        """Return the floor of a request's prompt pass, where prompts come one at a time."""
         return 1e3 * floor.prompt_work(read_model_config(SHAPES / self.target), self.prompt_tokens).seconds
 
 

@@ -179,7 +179,7 @@ def tokens_per_second(row: Row) -> float:
 
 
 def relative(row: Row, rows: Sequence[Row]) -> str:
-    """The rate over that of no drafter with outputs for the last row alone, "-" where that is missing."""
+    """Return the rate over that of no drafter with outputs for the last row alone, "-" where that is missing."""
     same = ("tokens", "chunk")
     for other in rows:
         if other["drafter"] == "none" and other["prefill"] == "last_row" and all(other[k] == row[k] for k in same):

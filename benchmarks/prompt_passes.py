@@ -18,7 +18,7 @@ from spec_lab.measure.lab import MAIN, load_lab
 
 
 def milliseconds(result: GenerationResult) -> float:
-    """The time of a repeat's prompt passes, a request."""
+    """Return the time of a repeat's prompt passes, a request."""
     return 1e3 * sum(record.seconds for record in result.prefills) / len(result.prefills)
 
 

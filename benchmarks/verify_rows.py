@@ -48,7 +48,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def seconds(parts: Parts, num_rows: int, context: int) -> float:
-    """Wall time of one forward with logits of `num_rows` rows behind `context` tokens."""
+    """Return the wall time of one forward with logits of `num_rows` rows behind `context` tokens."""
     started = time.perf_counter()
     attention = parts.backend.build(
         positions=torch.arange(context, context + num_rows).unsqueeze(0),

@@ -61,22 +61,23 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def repository_path(uri: str) -> str:
-    """The file of the repository that a page of the site comes from."""
+    """Return the file of the repository that a page of the site comes from."""
     return next((path for path, page in PAGES.items() if page == uri), DOCS + uri)
 
 
 def site_uri(path: str) -> str:
-    """The place in the site of a file of the repository."""
+    """Return the place in the site of a file of the repository."""
     return PAGES.get(path) or (path.removeprefix(DOCS) if path.startswith(DOCS) else COPIES + path)
 
 
 def _spaced(markdown: str) -> str:
-    """An empty line before each list that begins right below a paragraph: mkdocs wants one where GitHub does not."""
+    """Put an empty line before each list that begins right below a paragraph: mkdocs wants one where GitHub does
+    not."""
     return LIST_BELOW_TEXT.sub(r"\1\n\n", markdown)
 
 
 def _named(nav: object) -> set[str]:
-    """Every page that a navigation names."""
+    """Return every page that a navigation names."""
     if isinstance(nav, str):
         return {nav}
     inside = nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else []

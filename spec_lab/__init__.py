@@ -24,7 +24,8 @@ __version__ = "0.1.0"
 
 
 def compose(overrides: Sequence[str] = ()) -> Composed:
-    """The run that `python -m spec_lab OVERRIDES...` would run: what it is made of, and what its parts are called.
+    """Return the run that `python -m spec_lab OVERRIDES...` would run: what it is made of, and what its parts are
+    called.
 
     Raises:
         UserError: an override is mistyped, does not fit the options chosen, or asks for several runs.

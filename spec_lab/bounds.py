@@ -33,7 +33,7 @@ class Bounds:
         )
 
     def nearest(self, number: float) -> float | None:
-        """The bound next to a number beyond it; None where no bound is a value that the knob takes."""
+        """Return the bound next to a number beyond it; None where no bound is a value that the knob takes."""
         beyond = (self.least, self.most)
         sides = (self.least is not None and number < self.least, self.most is not None and number > self.most)
         return next((bound for bound, is_beyond in zip(beyond, sides, strict=True) if is_beyond), None)
@@ -45,18 +45,18 @@ class Bounds:
 
 
 def bounds_of(field: dataclasses.Field[Any]) -> Bounds:
-    """The bounds of a schema's field; a field without a knob takes every finite number."""
+    """Return the bounds of a schema's field; a field without a knob takes every finite number."""
     bounds: Bounds = field.metadata.get(BOUNDS, Bounds())
     return bounds
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The value of a schema's field that nobody set."""
+    """Return the value of a schema's field that nobody set."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def out_of_bounds(config: Any, prefix: str = "") -> list[str]:
-    """A line for every number in `config`, a dataclass instance, that its field does not take.
+    """Return a line for every number in `config`, a dataclass instance, that its field does not take.
 
     NaN, the infinities and whole numbers beyond 64 bits are refused everywhere. `prefix` is the dotted name, with a
     dot behind it, that `config` has in a larger one.
@@ -82,7 +82,7 @@ def _refusals(field: dataclasses.Field[Any], value: Any, prefix: str) -> Iterato
 
 
 def _replacement(field: dataclasses.Field[Any], value: Any, bounds: Bounds) -> Any:
-    """The value nearest to a refused one, or the default where none is nearest."""
+    """Return the value nearest to a refused one, or the default where none is nearest."""
     default = default_of(field)
     if not isinstance(value, list):
         nearest = bounds.nearest(value)
@@ -92,7 +92,7 @@ def _replacement(field: dataclasses.Field[Any], value: Any, bounds: Bounds) -> A
 
 
 def _written(value: Any) -> str:
-    """A value as it is typed."""
+    """Write a value as it is typed."""
     if isinstance(value, list):
         return f"[{','.join(map(_written, value))}]"
     return "null" if value is None else str(value)
@@ -103,5 +103,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_ordinary(number: float) -> bool:
-    """Finite, and of 64 bits where it is whole: what torch and C can hold."""
+    """Tell whether a number is finite, and of 64 bits where it is whole: what torch and C can hold."""
     return abs(number) < 2**63 if isinstance(number, int) else math.isfinite(number)

@@ -24,7 +24,7 @@ def knob(
     most: float | None = None,
     above: float | None = None,
 ) -> Any:
-    """A dataclass field with the line that `--help` prints for it. A list is copied for every instance.
+    """Make a dataclass field with the line that `--help` prints for it. A list is copied for every instance.
 
     `spec_lab.bounds` refuses a number under `least`, over `most` or not over `above`; of a list it looks at each entry.
     """

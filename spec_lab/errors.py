@@ -98,7 +98,7 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def describe_error(error: BaseException) -> str:
-    """The class of an exception with its message, or, where an error carries none, the place it was raised at.
+    """Return the class of an exception with its message, or, where an error carries none, the place it was raised at.
 
     It goes into records that others may see, so that paths keep their last part only.
     """
@@ -110,26 +110,27 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_os_error(error: OSError) -> str:
-    """`FILE: No space left on device`."""
+    """Describe the error as in `FILE: No space left on device`."""
     reason = error.strerror or type(error).__name__
     return reason if error.filename is None else f"{error.filename}: {reason}"
 
 
 def one_line(message: object) -> str:
-    r"""A message without its line breaks, and with `\x1b` for what would steer a terminal instead of being seen."""
+    r"""Return a message without its line breaks, and with `\x1b` for what would steer a terminal instead of being
+    seen."""
     line = " ".join(str(message).split())
     return line if line.isprintable() else "".join(map(_visible, line))
 
 
 def without_folders(text: str) -> str:
-    """`text` with every absolute path in it cut to its last part."""
+    """Return `text` with every absolute path in it cut to its last part."""
     for pattern in (QUOTED_PATH, BARE_PATH):
         text = pattern.sub(r"\g<before>\g<name>", text)
     return text
 
 
 def behind(error: BaseException) -> Iterator[BaseException]:
-    """`error`, what it was raised from and what it was raised in the handling of, and so on."""
+    """Yield `error`, what it was raised from and what it was raised in the handling of, and so on."""
     pending, seen = [error], set[int]()
     while pending:
         current = pending.pop()

@@ -30,17 +30,17 @@ class BackendContext:
 
 
 def torch_attention(context: BackendContext) -> AttentionBackend:
-    """The reference, on any device."""
+    """Make the reference backend, for any device."""
     return context.torch_attention(context.page_size, context.max_positions, context.rope_write)
 
 
 def torch_tree_attention(context: BackendContext) -> AttentionBackend:
-    """The reference, with masks for the rows of trees."""
+    """Make the reference backend, with masks for the rows of trees."""
     return TorchTreeAttention(context.page_size, context.max_positions, context.rope_write)
 
 
 def triton_attention(context: BackendContext) -> AttentionBackend:
-    """Paged kernels, on a GPU or in Triton's interpreter."""
+    """Make the backend of paged kernels, on a GPU or in Triton's interpreter."""
     require_triton("attention", context.device, context.dtype)
     from spec_lab.attention.triton_backend import TritonAttention
 
@@ -48,7 +48,7 @@ def triton_attention(context: BackendContext) -> AttentionBackend:
 
 
 def triton_tree_attention(context: BackendContext) -> AttentionBackend:
-    """Paged kernels, with masks for the rows of trees."""
+    """Make the backend of paged kernels, with masks for the rows of trees."""
     require_triton("attention", context.device, context.dtype)
     from spec_lab.attention.triton_backend import TritonTreeAttention
 

@@ -16,7 +16,7 @@ class Deferred:
     name: str
 
     def resolve(self) -> Callable[..., Any]:
-        """The function itself."""
+        """Import the function and return it."""
         function: Callable[..., Any] = getattr(import_module(self.module), self.name)
         return function
 

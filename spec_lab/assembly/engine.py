@@ -42,7 +42,7 @@ def build_prune_policy(config: RunConfig) -> PrunePolicy:
 
 
 def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory, limits: Limits) -> Engine:
-    """An engine with caches of its own."""
+    """Make an engine with caches of its own."""
     prune = build_prune_policy(config)
     if prune.needs_prewrite and not models.backend.prewrite:
         raise UserError(
@@ -98,7 +98,7 @@ def build_teacher(config: RunConfig, models: Models, limits: Limits) -> TeacherF
 
 
 def plain_config(config: RunConfig) -> RunConfig:
-    """The same run without drafter and lossy acceptance: what every run is compared with.
+    """Return the same run without drafter and lossy acceptance: what every run is compared with.
 
     Its prompt pass computes logits for the last row alone, as every serving engine does: no straw man.
     """
@@ -116,5 +116,5 @@ def plain_config(config: RunConfig) -> RunConfig:
 
 
 def unpruned_config(config: RunConfig) -> RunConfig:
-    """The same run without pruning."""
+    """Return the same run without pruning."""
     return dataclasses.replace(config, prune=UNPRUNED)

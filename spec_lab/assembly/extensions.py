@@ -69,7 +69,7 @@ class Extension:
 
 
 def find_extensions(names: Iterable[str]) -> list[Extension]:
-    """Installed extensions, then the modules named, each once.
+    """Find installed extensions, then the modules named, each once.
 
     Raises:
         UserError: one cannot be imported.

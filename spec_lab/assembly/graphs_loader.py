@@ -34,7 +34,7 @@ from spec_lab.errors import UserError
 
 
 def build_graph_mode(config: RunConfig, models: Models, limits: Limits) -> GraphMode:
-    """The mode, with a recorder of the device.
+    """Make the mode, with a recorder of the device.
 
     Raises:
         UserError: the mode moves attention metadata inside a graph, and the attention backend cannot.

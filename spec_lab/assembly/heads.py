@@ -51,7 +51,7 @@ def load_drafter(config: RunConfig, models: Models) -> DrafterFactory:
 
 
 def weights_folder(config: RunConfig, options: DrafterConfig) -> Path:
-    """The folder of the drafter's weights, which it has."""
+    """Return the folder of the drafter's weights, which it has."""
     folder = registry.of(config).drafter(config).folder
     assert folder is not None, "only drafters with weights are asked"
     return folder(config, options)

@@ -25,12 +25,12 @@ class WandbConfig(LoggerConfig):
 
 
 def no_sinks(options: LoggerConfig) -> list[Sink]:
-    """The files alone."""
+    """Make no sink: the files alone are written."""
     return []
 
 
 def wandb_sinks(options: Any) -> list[Sink]:
-    """W&B, which is imported only here."""
+    """Make the sink of W&B, which is imported only here."""
     from spec_lab.record.wandb_sink import WandbSink
     from spec_lab.report.saved_plots import run_plots_of
 

@@ -14,7 +14,7 @@ GIBI = 2**30
 
 
 def memory_of(device: torch.device) -> int:
-    """All bytes that the device has, taken or not."""
+    """Return all bytes that the device has, taken or not."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -22,7 +22,8 @@ def memory_of(device: torch.device) -> int:
 
 @contextmanager
 def room_for(num_bytes: int, what: str, device: torch.device) -> Iterator[None]:
-    """Around the allocation of `num_bytes`: refuses what the device cannot hold, before it is tried or when it fails.
+    """Stand around the allocation of `num_bytes`: refuse what the device cannot hold, before it is tried or when it
+    fails.
 
     Args:
         what: what they are for, as the line calls it.

@@ -94,11 +94,11 @@ class Registry:
             rows[option.name] = option
 
     def options(self, kind: type[Row]) -> Mapping[str, Row]:
-        """The rows of a kind, in the order they were added."""
+        """Return the rows of a kind, in the order they were added."""
         return cast("Mapping[str, Row]", self._rows[kind])
 
     def find(self, kind: type[Row], name: str) -> Row:
-        """The row of an option.
+        """Return the row of an option.
 
         Raises:
             UserError: nothing registered it.
@@ -112,7 +112,7 @@ class Registry:
         return found
 
     def chosen(self, config: RunConfig) -> list[Option]:
-        """The rows of all that a run chose; UserError where nothing registered one."""
+        """Return the rows of all that a run chose; UserError where nothing registered one."""
         return [self.find(kind, chosen_name(config, kind)) for kind in KNOBS]
 
     def target(self, config: RunConfig) -> TargetOption:
@@ -149,11 +149,12 @@ class Registry:
         return self.find(WorkloadOption, config.workload.name)
 
     def origins(self) -> dict[str, ExtensionOrigin]:
-        """Version and revision of every extension, for the record."""
+        """Return version and revision of every extension, for the record."""
         return {extension.name: extension.origin() for extension in self.extensions}
 
     def schemas(self) -> dict[str, type]:
-        """Every schema by the name under which a YAML asks for it: `drafter/eagle3`, or of a whole group `workload`."""
+        """Return every schema by the name under which a YAML asks for it: `drafter/eagle3`, or of a whole group
+        `workload`."""
         schemas = dict(GROUP_SCHEMAS)
         for kind, group in KNOBS.items():
             for option in self.options(kind).values():
@@ -164,20 +165,20 @@ class Registry:
 
 
 def chosen_name(config: RunConfig, kind: type[Option]) -> str:
-    """The option of a kind that a run names."""
+    """Return the option of a kind that a run names."""
     knob = KNOBS[kind]
     name: str = attrgetter(knob if "." in knob else f"{knob}.name")(config)
     return name
 
 
 def of(config: RunConfig) -> Registry:
-    """The registry of a run."""
+    """Return the registry of a run."""
     return load(tuple(config.extensions))
 
 
 @cache
 def load(extensions: tuple[str, ...] = ()) -> Registry:
-    """The options of this package, then those of installed extensions, then those of the modules named.
+    """Register the options of this package, then those of installed extensions, then those of the modules named.
 
     Raises:
         UserError: a module cannot be imported, registers nothing, or registers what is there.

@@ -77,7 +77,7 @@ class SyntheticConfig(AcceptanceConfig):
 
 
 def relaxed_knobs(config: RunConfig) -> str | None:
-    """The bounds of topk, delta and ratio."""
+    """topk, delta and ratio are within their bounds."""
     rule: Any = config.acceptance
     if rule.topk < 1:
         return f"acceptance.topk={rule.topk} leaves no candidate; use acceptance.topk=1 (strict) or more"
@@ -137,7 +137,7 @@ def _may_be_lossy(rule: Any) -> bool:
 
 
 def lossy_draft_option(config: RunConfig) -> str | None:
-    """`acceptance.allow_lossy` where nothing is lossy."""
+    """`acceptance.allow_lossy` has no meaning where nothing is lossy."""
     rule: Any = config.acceptance
     if not rule.allow_lossy:
         return None
@@ -187,7 +187,7 @@ def drafts_of_a_tree_are_drawn_in_its_shape(config: RunConfig) -> str | None:
 
 
 def synthetic_rates(config: RunConfig) -> str | None:
-    """Rates that a rule can impose, given by one of the two knobs."""
+    """The rates are some that a rule can impose, and one of the two knobs gives them."""
     rule: Any = config.acceptance
     if (rule.rates is None) == (rule.mean_length is None):
         return (

@@ -65,7 +65,7 @@ class RuleResources:
 
 
 def build_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRule:
-    """The rule of an engine."""
+    """Make the rule of an engine."""
     option = registry.of(config).rule(config)
     if option.build is not None:
         return option.build(config, config.acceptance, resources)
@@ -85,7 +85,7 @@ def _rule_context(config: RunConfig, resources: RuleResources) -> RuleContext:
 
 
 def build_tree_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRule:
-    """The form for trees of the rule that `acceptance=` names."""
+    """Make the form for trees of the rule that `acceptance=` names."""
     walk = registry.of(config).rule(config).walk
     assert walk is not None, "a rule that judges no trees is refused one"
     return walk(config, config.acceptance, resources)
@@ -114,7 +114,7 @@ def synthetic_tree_rule(config: RunConfig, options: SyntheticConfig, resources: 
 def build_deterministic_rule(
     options: AcceptanceConfig, context: RuleContext, extensions: Sequence[str] = ()
 ) -> DeterministicRule:
-    """A rule that decides without drawing, of this package or of `extensions`; UserError for any other."""
+    """Make a rule that decides without drawing, of this package or of `extensions`; UserError for any other."""
     return registry.load(tuple(extensions)).judge_of(options.name)(options, context)
 
 
@@ -124,7 +124,7 @@ def strict_rule(options: StrictAcceptanceConfig, context: RuleContext) -> Determ
 
 
 def relaxed_thinking_rule(options: RelaxedThinkingConfig, context: RuleContext) -> DeterministicRule:
-    """acceptance=relaxed_thinking; UserError where the tokenizer has no thinking markers."""
+    """Make the rule of acceptance=relaxed_thinking; UserError where the tokenizer has no thinking markers."""
     form, phase = _relaxation(options, context)
     return RelaxedThinkingAcceptance(form, options.topk, phase, context.kernels.standing)
 
@@ -175,7 +175,7 @@ def _sampling(config: RunConfig) -> SamplingParams:
 
 
 def _rates(config: RunConfig, options: SyntheticConfig) -> Sequence[float]:
-    """The rate of each draft position, given or made of the mean length."""
+    """Return the rate of each draft position, given or made of the mean length."""
     if options.rates is not None:
         return options.rates
     assert options.mean_length is not None

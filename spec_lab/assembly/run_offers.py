@@ -15,13 +15,14 @@ MAX_DRAFT_TOKENS = 16
 
 
 def k_schedule(config: RunConfig) -> KSchedule | None:
-    """The K of each batch size; None where there is one K for all."""
+    """Return the K of each batch size; None where there is one K for all."""
     ranges = config.drafter.k_schedule
     return None if ranges is None else KSchedule.of(ranges)
 
 
 def smallest_k(config: RunConfig) -> int:
-    """The fewest drafts that a round of any batch has room for; K where there is no schedule that can be read."""
+    """Return the fewest drafts that a round of any batch has room for; K where there is no schedule that can be
+    read."""
     ranges = config.drafter.k_schedule
     if ranges is None or problem_of(ranges, MAX_DRAFT_TOKENS) is not None:
         return config.drafter.num_draft_tokens
@@ -29,7 +30,7 @@ def smallest_k(config: RunConfig) -> int:
 
 
 def stop_threshold(config: RunConfig) -> float | None:
-    """The confidence under which a request's drafting ends; None where it does not."""
+    """Return the confidence under which a request's drafting ends; None where it does not."""
     drafter: Any = config.drafter
     return drafter.stop_threshold if getattr(drafter, "stop", DraftStop.none) == DraftStop.confidence else None
 
@@ -45,7 +46,7 @@ def may_offer_fewer(config: RunConfig) -> bool:
 
 
 def named_offers(config: RunConfig) -> str:
-    """The knob by which a request may offer fewer than K drafts, as it was typed."""
+    """Return the knob by which a request may offer fewer than K drafts, as it was typed."""
     if config.drafter.k_schedule is not None:
         ranges = ",".join(f"[{','.join(map(str, entry))}]" for entry in config.drafter.k_schedule)
         return f"drafter.k_schedule=[{ranges}]"
@@ -55,12 +56,13 @@ def named_offers(config: RunConfig) -> str:
 
 
 def without_offers() -> str:
-    """The overrides with which all drafts are offered."""
+    """Return the overrides with which all drafts are offered."""
     return "drafter.stop=none drafter.k_schedule=null verify.budget=null"
 
 
 def with_largest_k(config: RunConfig) -> RunConfig:
-    """The same run with the largest K of its schedule as K, unless somebody set K: what then differs is refused."""
+    """Return the same run with the largest K of its schedule as K, unless somebody set K: what then differs is
+    refused."""
     drafter = config.drafter
     usual = next(field.default for field in dataclasses.fields(drafter) if field.name == "num_draft_tokens")
     if drafter.k_schedule is None or drafter.num_draft_tokens != usual or usual == 0:

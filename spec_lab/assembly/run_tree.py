@@ -11,13 +11,13 @@ from spec_lab.config import RunConfig
 
 
 def tree_sizes(config: RunConfig) -> TreeSizes | None:
-    """The sizes of a run's tree; None where its drafts are a chain."""
+    """Return the sizes of a run's tree; None where its drafts are a chain."""
     sizes = registry.of(config).tree(config).sizes
     return None if sizes is None else sizes(config.tree)
 
 
 def with_depth_as_k(config: RunConfig) -> RunConfig:
-    """The same run with K as deep as its tree, unless somebody set K: what then differs is refused."""
+    """Return the same run with K as deep as its tree, unless somebody set K: what then differs is refused."""
     name = config.tree.name
     options = registry.of(config).options(TreeOption)
     if name not in options or (sizes := options[name].sizes) is None:

@@ -28,7 +28,7 @@ def needs_a_path(config: RunConfig) -> str | None:
 
 
 def shipped_folder(target: TargetConfig) -> Path:
-    """The shipped target of this name."""
+    """Find the shipped target of this name."""
     return ZOO / target.name
 
 
@@ -43,7 +43,7 @@ def weights_are_here(config: RunConfig) -> str | None:
 
 
 def checkpoint_folder(target: TargetConfig) -> Path:
-    """`target.path`, which was not refused."""
+    """Return `target.path`, which was not refused."""
     assert target.path is not None
     return Path(target.path)
 
@@ -59,7 +59,7 @@ def weights_or_random(config: RunConfig) -> str | None:
 
 
 def shape_folder(target: TargetConfig) -> Path:
-    """`target.path`, or the folder with the shape's config.json."""
+    """Return `target.path`, or the folder with the shape's config.json."""
     return SHAPES / target.name if target.path is None else Path(target.path)
 
 

@@ -49,7 +49,7 @@ TORCH_TREES = TreeKernels(
 
 
 def triton_trees() -> TreeKernels:
-    """The same of Triton, which is imported here."""
+    """Make the same of Triton, which is imported here."""
     from spec_kernels.tree_grow import choose_branches, choose_rows
     from spec_kernels.tree_path import move_path
     from spec_lab.acceptance.triton_tree import (

@@ -30,7 +30,7 @@ def static_tree(options: StaticTreeConfig, models: Models) -> StaticTree:
 
 
 def build_tree_shape(config: RunConfig, models: Models) -> TreeShape[Any]:
-    """The tree of a run that has one."""
+    """Make the tree of a run that has one."""
     make = registry.of(config).tree(config).make
     assert make is not None, "only runs with a tree are asked"
     return make(config.tree, models)
@@ -50,7 +50,7 @@ def build_siblings(
 
 
 def tree_backend(models: Models) -> TreeAttentionBackend:
-    """The backend of a run that has a tree, which was made for one."""
+    """Return the backend of a run that has a tree, which was made for one."""
     backend: Any = models.backend
     return cast("TreeAttentionBackend", backend)
 

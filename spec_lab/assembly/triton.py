@@ -8,7 +8,8 @@ from spec_lab.errors import UserError
 
 
 def require_triton(knob: str, device: torch.device, dtype: torch.dtype) -> None:
-    """`knob`: attention or kernels, whose value is triton. Imported only when asked for: triton is on Linux alone.
+    """Refuse to go on where Triton's kernels cannot run; `knob`, attention or kernels, is the one that asked for them.
+    Triton, which is on Linux alone, is imported here and not before.
 
     Raises:
         UserError: nothing here can run the kernels, or the interpreter would get them wrong.

@@ -14,7 +14,7 @@ ONE_LENGTH = {"prompt_tokens": "8", "num_requests": "8"}
 
 
 def file_exists(config: RunConfig) -> str | None:
-    """A file of prompts that is one."""
+    """The path is that of a file."""
     path = config.workload.path
     if path is None or Path(path).is_file():
         return None

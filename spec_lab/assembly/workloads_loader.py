@@ -17,7 +17,8 @@ from spec_lab.workloads.unusable import keep_usable
 
 
 def open_workload(config: RunConfig, folder: Path) -> tuple[Tokenizer, list[Request]]:
-    """The tokenizer of the target in `folder`, and the requests of `config.workload`, which its embedding has rows for.
+    """Return the tokenizer of the target in `folder`, and the requests of `config.workload`, which its embedding has
+    rows for.
 
     config.json is read first: of a checkpoint that is none of ours, no other file is.
 
@@ -35,13 +36,14 @@ def open_workload(config: RunConfig, folder: Path) -> tuple[Tokenizer, list[Requ
 
 
 def longest_sequence(config: RunConfig) -> int:
-    """Tokens of prompt and output that the target and the cache take at most."""
+    """Count the tokens of prompt and output that the target and the cache take at most."""
     num_positions = read_model_config(target_folder(config)).max_position_embeddings
     return min(config.cache.max_seq_len or num_positions, num_positions)
 
 
 def _tokenizer(config: RunConfig, folder: Path, vocab_size: int) -> Tokenizer:
-    """The target's; without one, ids stand for themselves where no prompt is text, or no weight means anything."""
+    """Return the target's tokenizer; without one, ids stand for themselves where no prompt is text, or no weight means
+    anything."""
     needs_none = config.target.weights == Weights.random or not registry.of(config).workload(config).reads_text
     if needs_none and not (folder / "tokenizer.json").is_file():
         return IdsAlone(vocab_size)
@@ -49,7 +51,7 @@ def _tokenizer(config: RunConfig, folder: Path, vocab_size: int) -> Tokenizer:
 
 
 def load_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """The requests of `config.workload`; UserError when none is left or a file is not what it should be."""
+    """Return the requests of `config.workload`; UserError when none is left or a file is not what it should be."""
     requests = registry.of(config).workload(config).load(config, tokenizer)
     if not requests:
         raise UserError(
@@ -59,7 +61,7 @@ def load_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
 
 
 def _fitting(requests: list[Request], max_seq_len: int, config: RunConfig) -> list[Request]:
-    """The requests that the target can take; UserError when there is none."""
+    """Return the requests that the target can take; UserError when there is none."""
 
     def check(request: Request) -> Request:
         require_room(request, max_seq_len)
@@ -82,7 +84,7 @@ def _refuse_too_long(config: RunConfig, target: ModelConfig) -> None:
 
 
 def check_requests(requests: list[Request], target: ModelConfig, folder: Path) -> None:
-    """UserError for a prompt with a token that the target has no embedding of, and for two requests of one id."""
+    """Raise UserError for a prompt with a token that the target has no embedding of, and for two requests of one id."""
     _refuse_duplicates(requests)
     for request in requests:
         if request.prompt_ids and max(request.prompt_ids) >= target.vocab_size:

@@ -33,7 +33,7 @@ def triton_needs_a_device(config: RunConfig) -> str | None:
 
 
 def _triton_knob(config: RunConfig) -> str | None:
-    """The first knob that asks for Triton."""
+    """Return the first knob that asks for Triton."""
     if registry.of(config).attention(config).needs_triton:
         return "attention"
     return "kernels" if config.kernels == KernelSet.triton else None

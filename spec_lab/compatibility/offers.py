@@ -116,7 +116,7 @@ def recorded_rows_are_all_offered(config: RunConfig) -> str | None:
 
 
 def _where_fewer_are_offered(check: Check) -> Check:
-    """The same check, asked only of runs in which a request may offer fewer than K drafts."""
+    """Make of a check the same one, asked only of runs in which a request may offer fewer than K drafts."""
 
     @wraps(check)
     def asked(config: RunConfig) -> str | None:

@@ -46,7 +46,7 @@ def refuse(config: RunConfig) -> None:
 
 
 def refusals(config: RunConfig) -> list[str]:
-    """Everything that speaks against the run, a line each; empty when it may start."""
+    """Return everything that speaks against the run, a line each; empty when it may start."""
     try:
         chosen = registry.of(config).chosen(config)
     except UserError as error:
@@ -106,7 +106,7 @@ def threads_have_cores(config: RunConfig) -> str | None:
 
 
 def cache_holds_a_request(config: RunConfig) -> str | None:
-    """The shortest request there can be: the workload's prompt, or one token, and the output."""
+    """The cache holds the shortest request there can be: the workload's prompt, or one token, and the output."""
     cache = config.cache
     prompt_tokens = config.workload.prompt_tokens or 1
     needed = prompt_tokens + config.max_new_tokens

@@ -73,7 +73,7 @@ def metadata_is_not_moved(config: RunConfig) -> str | None:
 
 
 def _with_a_tree(check: Check) -> Check:
-    """The same check, asked only of runs that have a tree."""
+    """Make of a check the same one, asked only of runs that have a tree."""
 
     @wraps(check)
     def asked(config: RunConfig) -> str | None:

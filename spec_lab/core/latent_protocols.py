@@ -59,7 +59,7 @@ class LatentAttentionBackend(Protocol):
         value_width: int,
         scale: float,
     ) -> torch.Tensor:
-        """Attention of [rows, num_heads, row_width] queries, whose keys are the rows and whose values are the first
+        """Let [rows, num_heads, row_width] queries attend, whose keys are the rows and whose values are the first
         `value_width` numbers of them; returns [rows, num_heads, value_width]."""
         ...
 
@@ -73,8 +73,8 @@ class LatentAttentionBackend(Protocol):
         value_map: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        """The same of [rows, num_heads, query_width] queries, over keys and values that the maps of each head make of
-        all rows; returns values [rows, num_heads, v_head_dim]. For many rows, as of a prompt.
+        """Let [rows, num_heads, query_width] queries attend over keys and values that the maps of each head make of all
+        rows; returns values [rows, num_heads, v_head_dim]. It is for many rows, as of a prompt.
 
         Args:
             key_map: [num_heads, qk_nope_head_dim, kv_lora_rank]; the rest of a query meets the rest of a row.

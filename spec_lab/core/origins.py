@@ -22,7 +22,7 @@ class TokenOrigin(StrEnum):
 
 
 def round_origins(num_emitted: int, num_offered: int, relaxed: Sequence[int] | None) -> str:
-    """Letters of the tokens that one round emitted, before any cut.
+    """Return the letters of the tokens that one round emitted, before any cut.
 
     Args:
         num_offered: drafts that could have been accepted, K unless fewer were offered.

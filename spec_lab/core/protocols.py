@@ -86,7 +86,7 @@ class AttentionBackend(MetadataMover, Protocol):
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
-        """Attention of [rows, num_heads, head_dim] queries; returns [rows, num_heads * head_dim]."""
+        """Let [rows, num_heads, head_dim] queries attend; returns [rows, num_heads * head_dim]."""
         ...
 
 
@@ -293,7 +293,8 @@ class StageTimer(Protocol):
         ...
 
     def collect(self, spans: Any, num_rounds: int = 1) -> list[dict[str, float]]:
-        """Seconds by name, of each of the first `num_rounds` of the rounds that `spans` are of, which have ended.
+        """Return the seconds by name of each of the first `num_rounds` of the rounds that `spans` are of, which have
+        ended.
 
         A span that holds several rounds, or lies around them, is shared by them equally.
         """

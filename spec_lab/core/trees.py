@@ -12,7 +12,8 @@ Tree = TypeVar("Tree")
 
 
 def map_tensors(tree: Tree, function: Callable[[torch.Tensor], torch.Tensor]) -> Tree:
-    """A copy of nested dataclasses, tuples, lists and dicts with every tensor replaced; other leaves are kept."""
+    """Return a copy of nested dataclasses, tuples, lists and dicts with every tensor replaced; other leaves are
+    kept."""
     if isinstance(tree, torch.Tensor):
         return function(tree)  # type: ignore[return-value]
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -26,7 +27,7 @@ def map_tensors(tree: Tree, function: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors among an operator's arguments or results, in order: nested lists, tuples and dicts."""
+    """Yield the tensors among an operator's arguments or results, in order: nested lists, tuples and dicts."""
     if isinstance(values, torch.Tensor):
         yield values
     elif isinstance(values, (list, tuple)):

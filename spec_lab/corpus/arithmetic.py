@@ -84,7 +84,7 @@ class ArithmeticTask:
         return " ".join([opening, *events, closing])
 
     def _groups(self) -> list[tuple[Event, ...]]:
-        """The events by spoken result: pairs first, so that there are no more than `most_results` groups."""
+        """Group the events by spoken result: pairs first, so that there are no more than `most_results` groups."""
         num_pairs = max(0, len(self.events) - self.most_results)
         pairs = [self.events[2 * index : 2 * index + 2] for index in range(num_pairs)]
         return pairs + [(event,) for event in self.events[2 * num_pairs :]]
@@ -120,7 +120,7 @@ def draw_arithmetic(random: Random, difficulty: Difficulty) -> ArithmeticTask:
 
 
 def _draw_event(random: Random, knobs: Arithmetic, amount: int) -> Event:
-    """An event that keeps the amount whole, at least 2, and at most `largest_amount`."""
+    """Draw an event that keeps the amount whole, at least 2, and at most `largest_amount`."""
     while True:
         operator = "++--*/"[int(random.random() * 6)]
         if operator in "+-":

@@ -36,7 +36,7 @@ CATEGORIES: tuple[str, ...] = CHECKABLE_CATEGORIES + NATURAL_CATEGORIES
 
 
 def generate(category: str, split: Split, seed: int, difficulty: Difficulty = DEFAULT_DIFFICULTY) -> Iterator[Example]:
-    """Examples of `category` without end. Raises ValueError for a category that does not exist.
+    """Yield examples of `category` without end. Raises ValueError for a category that does not exist.
 
     A checkable problem belongs to the split that its key hashes to, whatever the seed, wording or difficulty.
     """

@@ -90,7 +90,7 @@ class DatesTask:
         return [net, *later_steps]
 
     def _count_days(self, say: Phraser) -> str:
-        """The day of the month with the shift added, then less the length of each month that it runs past."""
+        """Return the day of the month with the shift added, then less the length of each month that it runs past."""
         shift = (self.end - self.start).days
         year, month, day = self.start.year, self.start.month, self.start.day + shift
         told = say.say(

@@ -35,14 +35,14 @@ class Example:
 
 
 def render_prompt(form: Form, prompt: str) -> str:
-    """The text a model is given; in a chat it ends where the assistant's turn begins, before `<think>`."""
+    """Return the text a model is given; in a chat it ends where the assistant's turn begins, before `<think>`."""
     if form == "continue":
         return f"{END_OF_TEXT}{prompt}"
     return render_conversation([prompt])
 
 
 def render_conversation(texts: Sequence[str]) -> str:
-    """A chat of the turns of user and assistant, the user's first and last; earlier thinking is left out."""
+    """Return a chat of the turns of user and assistant, the user's first and last; earlier thinking is left out."""
     turns = [
         f"{ASSISTANT}\n{text.rpartition(THINK_END)[2].lstrip()}" if index % 2 else f"{USER}\n{text}"
         for index, text in enumerate(texts)
@@ -51,7 +51,7 @@ def render_conversation(texts: Sequence[str]) -> str:
 
 
 def render_example(example: Example) -> str:
-    """The prompt and what the model is trained to write after it."""
+    """Return the prompt and what the model is trained to write after it."""
     prompt = render_prompt(example.form, example.prompt)
     if example.form == "continue":
         return f"{prompt}{example.answer}"

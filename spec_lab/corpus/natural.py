@@ -53,7 +53,7 @@ def _library() -> Path:
 
 @lru_cache(maxsize=1)
 def _sources() -> tuple[tuple[str, str], ...]:
-    """(module path, source) of every file in use, sorted by path."""
+    """Return (module path, source) of every file in use, sorted by path."""
     root = _library()
     found = []
     for path in sorted(root.rglob("*.py")):
@@ -74,13 +74,13 @@ def _is_build_folder(folders: list[str]) -> bool:
 
 @lru_cache(maxsize=2)
 def code_documents(split: Split) -> tuple[str, ...]:
-    """Whole source files of the split."""
+    """Return whole source files of the split."""
     return tuple(source for name, source in _sources() if split_of(name, FILES_PER_EVAL_FILE) == split)
 
 
 @lru_cache(maxsize=2)
 def prose_documents(split: Split) -> tuple[str, ...]:
-    """The prose of each file of the split, help topics, and the licence."""
+    """Return the prose of each file of the split, help topics, and the licence."""
     documents = [
         prose
         for name, source in _sources()
@@ -93,7 +93,7 @@ def prose_documents(split: Split) -> tuple[str, ...]:
 
 
 def _standalone_texts() -> Iterator[tuple[str, str]]:
-    """(key, text) of prose that is not part of a source file; what a machine lacks is left out."""
+    """Yield (key, text) of prose that is not part of a source file; what a machine lacks is left out."""
     root = _library()
     licence = root / "LICENSE.txt"
     if licence.exists():
@@ -107,7 +107,7 @@ def _standalone_texts() -> Iterator[tuple[str, str]]:
 
 
 def _prose_of(source: str) -> str:
-    """Docstrings and blocks of comments of a file, unindented, a blank line between them."""
+    """Return docstrings and blocks of comments of a file, unindented, a blank line between them."""
     try:
         tree = ast.parse(source)
     except SyntaxError:  # a template among the sources, not a module
@@ -130,7 +130,7 @@ def _is_prose(piece: str) -> bool:
 
 @lru_cache(maxsize=2)
 def prose_sentences(split: Split) -> tuple[str, ...]:
-    """Plain sentences of the split's prose, without quotes, code or numbers, each once."""
+    """Return plain sentences of the split's prose, without quotes, code or numbers, each once."""
     shortest, longest = _SENTENCE_CHARACTERS
     pattern = re.compile(r"(?:(?<=[.] )|(?<=\n\n)|^)([A-Z][a-z]*(?:,? [A-Za-z][a-z'-]*){4,})[.:;](?=\s)")
     found: dict[str, None] = {}
@@ -143,6 +143,6 @@ def prose_sentences(split: Split) -> tuple[str, ...]:
 
 
 def natural_text(split: Split) -> Iterator[str]:
-    """Whole documents for pre-training: every source file, then every piece of prose. Prose occurs in both."""
+    """Yield whole documents for pre-training: every source file, then every piece of prose. Prose occurs in both."""
     yield from code_documents(split)
     yield from prose_documents(split)

@@ -13,7 +13,7 @@ CONTINUATION_CHARACTERS = 480
 
 
 def draw_natural_example(category: str, split: Split, random: Random) -> Example:
-    """A stretch of a random document of the split; a document is drawn as often as its length says."""
+    """Draw a stretch of a random document of the split; a document is drawn as often as its length says."""
     documents = code_documents(split) if category == "code" else prose_documents(split)
     separator = "\n" if category == "code" else " "
     shortest, longest = PROMPT_CHARACTERS

@@ -32,7 +32,7 @@ Sequence = tuple[Node, ...]
 
 @cache
 def parse(template: str) -> Sequence:
-    """The template as literals, slots and choices. Raises ValueError where a bracket is left open."""
+    """Parse the template as literals, slots and choices. Raises ValueError where a bracket is left open."""
     sequence, end = _parse_sequence(template, 0)
     if end != len(template):
         raise ValueError(f"unbalanced ']' or '|' at {end} in template {template!r}")
@@ -40,7 +40,7 @@ def parse(template: str) -> Sequence:
 
 
 def _parse_sequence(template: str, start: int) -> tuple[Sequence, int]:
-    """Nodes from `start` to the end, or to the `|` or `]` that closes the alternative they stand in."""
+    """Parse nodes from `start` to the end, or to the `|` or `]` that closes the alternative they stand in."""
     nodes: list[Node] = []
     position = start
     while position < len(template) and template[position] not in "|]":
@@ -74,7 +74,7 @@ def _parse_choice(template: str, start: int) -> tuple[Alternatives, int]:
 
 
 def compile_rules(rules: Mapping[str, str]) -> dict[str, Alternatives]:
-    """Rules of a grammar from `name: "first | second"`; blanks around an alternative do not count."""
+    """Make the rules of a grammar from `name: "first | second"`; blanks around an alternative do not count."""
     compiled = {}
     for name, alternatives in rules.items():
         parts = [part.strip() for part in _split_alternatives(alternatives)]
@@ -105,13 +105,13 @@ class Phraser:
         self.facts = facts
 
     def say(self, template: str, **values: object) -> str:
-        """One wording of `template`. Raises KeyError for a slot that neither values, facts nor rules know."""
+        """Return one wording of `template`. Raises KeyError for a slot that neither values, facts nor rules know."""
         words: list[str] = []
         self._write(parse(template), values, words)
         return "".join(words)
 
     def sentence(self, template: str, **values: object) -> str:
-        """One wording, opened with a capital letter and closed with a full stop."""
+        """Return one wording, opened with a capital letter and closed with a full stop."""
         text = self.say(template, **values).strip()
         return f"{text[:1].upper()}{text[1:]}."
 

@@ -63,7 +63,7 @@ _STATEMENTS = (
 
 
 def draw_facts(random: Random) -> dict[str, str]:
-    """Two different names, and one value for every kind of fact."""
+    """Draw two different names, and one value for every kind of fact."""
     name, friend = random.sample(NAMES, 2)
     facts = {kind: values[int(random.random() * len(values))] for kind, values in _FACTS.items()}
     return {"name": name, "friend": friend, **facts}

@@ -21,11 +21,11 @@ class Task(Protocol):
     def answer(self) -> str: ...
 
     def question(self, say: Phraser) -> str:
-        """The whole task in words: whoever reads it alone can find the answer."""
+        """Return the whole task in words: whoever reads it alone can find the answer."""
         ...
 
     def steps(self, say: Phraser) -> list[str]:
-        """Sentences that lead to the answer, in order."""
+        """Return sentences that lead to the answer, in order."""
         ...
 
 
@@ -36,6 +36,6 @@ class DrawTask(Protocol):
 
 
 def draw_between(random: Random, bounds: tuple[int, int]) -> int:
-    """An integer within inclusive `bounds`."""
+    """Draw an integer within inclusive `bounds`."""
     low, high = bounds
     return low + int(random.random() * (high - low + 1))

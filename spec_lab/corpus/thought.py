@@ -16,7 +16,7 @@ _NOTE_IN_THOUGHT = "[The note|The card|The page|The sign|It] [must say|goes on|m
 
 
 def tell(category: str, task: Task, prose: Prose, sentences: tuple[str, ...], random: Random) -> Example:
-    """`task` in one of its wordings.
+    """Tell `task` in one of its wordings.
 
     `sentences` are natural ones of the same split as the task. A prompt quotes the opening of one and the thinking
     completes it: the quote makes every greedy thought go another way, and how it goes on is as uncertain as real text.
@@ -35,7 +35,7 @@ def tell(category: str, task: Task, prose: Prose, sentences: tuple[str, ...], ra
 
 
 def _weave(steps: list[str], asides: list[str], random: Random) -> str:
-    """Steps in their order with the asides at random places between them; the last sentence is a step."""
+    """Return steps in their order with the asides at random places between them; the last sentence is a step."""
     woven = list(steps)
     random.shuffle(asides)
     for aside in asides:

@@ -47,7 +47,7 @@ class TraceTask:
         )
 
     def rounds(self) -> list[tuple[int, int]]:
-        """(x, y) after every turn of the loop."""
+        """Return (x, y) after every turn of the loop."""
         x, y = self.x, self.y
         states = []
         for _ in range(self.num_rounds):

@@ -39,7 +39,7 @@ class UnitsTask:
         return f"{' '.join(self.units)} {self.factors} {self.quantities}"
 
     def amounts(self) -> list[int]:
-        """Everything so far in units 0, 1, ... up to the last."""
+        """Return everything so far in units 0, 1, ... up to the last."""
         amounts = [self.quantities[0]]
         for factor, quantity in zip(self.factors, self.quantities[1:], strict=True):
             amounts.append(amounts[-1] * factor + quantity)

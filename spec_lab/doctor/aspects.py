@@ -184,7 +184,8 @@ def _mtp_aspects(
 
 
 def _other_taps(taps: tuple[int, int, int], num_layers: int) -> dict[str, tuple[int, int, int]]:
-    """The ids one layer later (they name outputs), one earlier (they were inputs before one was added), the default."""
+    """Return the ids one layer later (they name outputs), one earlier (they were inputs before one was added), the
+    default."""
     candidates: dict[str, tuple[int, ...]] = {
         "one later, as outputs": tuple(tap + 1 for tap in taps),
         "one earlier": tuple(tap - 1 for tap in taps),
@@ -200,7 +201,8 @@ def _other_taps(taps: tuple[int, int, int], num_layers: int) -> dict[str, tuple[
 
 
 def _other_orders(num_modules: int) -> list[tuple[int, ...]]:
-    """Two neighbours exchanged, all one place on or back, and in reverse: of up to three modules, every order."""
+    """Return other orders: two neighbours exchanged, all one place on or back, and in reverse; of up to three modules,
+    every order."""
     stored = tuple(range(num_modules))
     exchanged = [(*stored[:low], low + 1, low, *stored[low + 2 :]) for low in range(num_modules - 1)]
     candidates = [*exchanged, (*stored[1:], *stored[:1]), (*stored[-1:], *stored[:-1]), stored[::-1]]
@@ -208,7 +210,7 @@ def _other_orders(num_modules: int) -> list[tuple[int, ...]]:
 
 
 def _other_maps(d2t: torch.Tensor, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Offsets whose target ids are the neighbours, or what d2t itself names."""
+    """Return offsets whose target ids are the neighbours, or what d2t itself names."""
     draft_ids = torch.arange(len(d2t), device=d2t.device)
     maps = {f"every id {shift:+d}": (draft_ids + d2t + shift) % vocab_size - draft_ids for shift in (-1, 1)}
     if int(d2t.min()) >= 0 and int(d2t.max()) < vocab_size:
@@ -217,8 +219,8 @@ def _other_maps(d2t: torch.Tensor, vocab_size: int) -> dict[str, torch.Tensor]:
 
 
 def other_sources(assistant: AssistantConfig) -> list[tuple[int, ...]]:
-    """The nearest layers like them, before and behind, for all layers of the head or for those of one kind; the last of
-    the kind (what engines take); and the same ones in reverse."""
+    """Return the nearest layers like them, before and behind, for all layers of the head or for those of one kind; the
+    last of the kind (what engines take); and the same ones in reverse."""
     sources = tuple(layer.kv_source for layer in assistant.layers)
     layers = assistant.target.layers
     last = {layer.is_sliding: index for index, layer in enumerate(layers) if layer.owns_kv}
@@ -238,7 +240,7 @@ def other_sources(assistant: AssistantConfig) -> list[tuple[int, ...]]:
 
 
 def _beside(layers: Sequence[TargetLayerKV], source: int, step: int) -> int:
-    """The nearest layer in one direction whose KV is like that of `source`; -1 where there is none."""
+    """Return the nearest layer in one direction whose KV is like that of `source`; -1 where there is none."""
     index = source + step
     while 0 <= index < len(layers):
         if layers[index] == layers[source]:
@@ -253,7 +255,7 @@ def _with_sources(assistant: AssistantConfig, sources: Sequence[int]) -> Assista
 
 
 def _swap_halves(tensors: Tensors, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """The named weights [out, 2 * width] with the two halves of their inputs exchanged."""
+    """Return the named weights [out, 2 * width] with the two halves of their inputs exchanged."""
     return {**tensors, **{name: torch.cat(tensors[name].chunk(2, dim=1)[::-1], dim=1) for name in names}}
 
 

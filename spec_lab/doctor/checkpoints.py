@@ -25,7 +25,7 @@ MIN_STANDARD_ERRORS = 4.0
 
 
 def check_tokenizer(subject: Subject) -> Finding:
-    """The target's tokenizer against its embedding, and against the drafter's own tokenizer where one lies there."""
+    """Compare the target's tokenizer with its embedding, and with the drafter's own tokenizer where one lies there."""
     check = "tokenizer"
     ours_folder = target_folder(subject.config)
     if not (ours_folder / "tokenizer.json").is_file():
@@ -110,7 +110,7 @@ def _shift_gain(words: torch.Tensor, target_ids: torch.Tensor, shift: int) -> fl
 
 
 def _own_tensors(subject: Subject) -> dict[str, StoredTensor]:
-    """The drafter's, where they lie beside a target's trunk."""
+    """Return the drafter's tensors, where they lie beside a target's trunk."""
     stored = stored_tensors(weights_folder(subject.config, subject.config.drafter))
     trunk = without_mtp(stored)
     return {name: tensor for name, tensor in stored.items() if name not in trunk} or stored

@@ -50,7 +50,7 @@ class Evidence:
 
 
 def run_loop(subject: Subject) -> LoopRun:
-    """The run's own engine over the requests."""
+    """Run the requests through the run's own engine."""
     engine = subject.engine(subject.config, subject.make_drafter)
     recorder = DraftRecorder(engine)
     engine.graph = recorder
@@ -59,7 +59,7 @@ def run_loop(subject: Subject) -> LoopRun:
 
 
 def gather(subject: Subject, loop: LoopRun) -> Evidence | None:
-    """None where not enough rounds of the loop can be judged."""
+    """Gather the evidence; None where not enough rounds of the loop can be judged."""
     rounds = spread(rounds_of(subject, loop.records, loop.drafts), subject.max_rounds)
     if len(rounds) < MIN_ROUNDS:
         return None

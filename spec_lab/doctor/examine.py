@@ -37,7 +37,7 @@ def examine(subject: Subject) -> list[Finding]:
 
 
 def _forced_checks(subject: Subject) -> list[str]:
-    """The names of what `_forced` finds, where it cannot be asked."""
+    """Return the names of what `_forced` finds, where it cannot be asked."""
     readings = aspect_names(aspects_of(subject.of_spine, subject.reference_models))
     return [HIDDEN_CHECK, RECYCLED_CHECK, *readings, "loop against teacher forcing", "teacher forcing"]
 

@@ -81,7 +81,8 @@ def disagreement(drafted: Drafted) -> str | None:
 
 
 def check_loop(evidence: Evidence) -> Finding:
-    """The same rounds as the loop drafted them. If these drafts are others, the fault is in the cache or the loop."""
+    """Compare the same rounds as the loop drafted them. If these drafts are others, the fault is in the cache or the
+    loop."""
     in_loop, forced = evidence.in_loop, evidence.as_configured
     same = (in_loop.tokens == forced.tokens) | (in_loop.tokens < 0)
     same_first, same_all = (float(rows.double().mean()) for rows in (same[:, 0], same.all(dim=1)))
@@ -144,7 +145,7 @@ def _generate(subject: Subject, drafter: DrafterConfig, requests: list[Request])
 
 
 def _divergences(subject: Subject, records: list[RequestRecord]) -> tuple[int, int]:
-    """Requests whose output is not plain decoding's: bugs, and near-ties."""
+    """Return requests whose output is not plain decoding's: bugs, and near-ties."""
     plain = {record.request_id: record.output_ids for record in subject.plain}
     found = audit(records, plain, subject.greedy_teacher(), subject.models.dtype)
     num_bugs = sum(divergence.kind == "bug" for divergence in found)
@@ -156,7 +157,7 @@ def _later_positions(drafted: Drafted) -> range:
 
 
 def _conditionals(drafted: Drafted) -> str:
-    """A dash where too few rounds get there."""
+    """Write the rates in words, with a dash where too few rounds get there."""
     return " ".join(
         f"{drafted.conditional(position):.2f}" if drafted.num_judged(position) >= MIN_ROUNDS else "-"
         for position in (1, *_later_positions(drafted))

@@ -74,7 +74,7 @@ def aspect_names(aspects: Iterable[Aspect]) -> list[str]:
 
 
 def check_readings(evidence: Evidence, aspects: Iterable[Aspect]) -> list[Finding]:
-    """A finding an aspect; the reading that gains most of all is the fault, others that gain are its shadow."""
+    """Return a finding an aspect; the reading that gains most of all is the fault, others that gain are its shadow."""
     by_name = {aspect.name: aspect for aspect in aspects}
     scored = {name: _score(evidence, aspect) for name, aspect in by_name.items()}
     gains = [gain.mean for readings in scored.values() for _, gain in readings.values() if gain.is_clear]
@@ -98,7 +98,7 @@ def _score(evidence: Evidence, aspect: Aspect) -> dict[str, tuple[Drafted, Gain]
 
 
 def gain_of(configured: Drafted, other: Drafted) -> Gain:
-    """Paired over the rounds: both drafted the same ones."""
+    """Return what reading otherwise gains, paired over the rounds, since both drafted the same ones."""
     differences = (other.accepted - configured.accepted).double()
     mean, error = float(differences.mean()), float(differences.std() / len(differences) ** 0.5)
     return Gain(mean, mean / error if error > 0 else float("inf") * mean if mean else 0.0)

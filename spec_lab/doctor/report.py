@@ -15,7 +15,7 @@ def format_findings(findings: Sequence[Finding]) -> str:
 
 
 def summarize(findings: Sequence[Finding]) -> str:
-    """One line: the first fault, which the order of the checks makes the likeliest; or that there is none."""
+    """Say in one line the first fault, which the order of the checks makes the likeliest, or that there is none."""
     found = faults(findings)
     if found:
         others = f" (also: {', '.join(finding.check for finding in found[1:])})" if len(found) > 1 else ""
@@ -26,7 +26,8 @@ def summarize(findings: Sequence[Finding]) -> str:
 
 
 def _left_out(findings: Sequence[Finding]) -> str:
-    """So that a drafter of which little could be checked is not taken for a healthy one."""
+    """Say how many checks did not apply, so that a drafter of which little could be checked is not taken for a healthy
+    one."""
     count = sum(finding.verdict is Verdict.DOES_NOT_APPLY for finding in findings)
     if not count:
         return ""

@@ -69,7 +69,7 @@ class DraftRecorder:
 def rounds_of(
     subject: Subject, records: Sequence[RequestRecord], drafts: DraftsByRound | None = None
 ) -> list[LoopRound]:
-    """The rounds whose drafts came out of the loop: not a request's first, drafted by the prompt pass.
+    """Return the rounds whose drafts came out of the loop: not a request's first, drafted by the prompt pass.
 
     Rounds near the end are left out: all K drafts must be judged by the target's own text.
     """
@@ -88,13 +88,13 @@ def rounds_of(
 
 
 def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Tokens until the first that differs."""
+    """Count tokens until the first that differs."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
 def spread(rounds: Sequence[LoopRound], count: int) -> list[LoopRound]:
-    """`count` of them at even distances, in order."""
+    """Return `count` of them at even distances, in order."""
     if len(rounds) <= count:
         return list(rounds)
     return [rounds[index * len(rounds) // count] for index in range(count)]

@@ -74,7 +74,7 @@ class Subject:
         return dataclasses.replace(self.models, backend=reference)
 
     def engine(self, config: RunConfig, make_drafter: DrafterFactory) -> Engine:
-        """An engine of the run's sizes that knows the plain outputs, where its drafter replays them."""
+        """Make an engine of the run's sizes that knows the plain outputs, where its drafter replays them."""
         engine = build_engine(config, self.models, make_drafter, self.limits)
         teach(engine.parts.drafter, self.plain)
         return engine
@@ -141,7 +141,7 @@ def refuse_no_spine(config: RunConfig) -> None:
 
 
 def strict_greedy(config: RunConfig) -> RunConfig:
-    """The same run with greedy drafts and strict greedy acceptance."""
+    """Return the same run with greedy drafts and strict greedy acceptance."""
     drafter: Any = config.drafter
     if hasattr(drafter, "draft_sampling"):
         drafter = dataclasses.replace(drafter, draft_sampling=DraftSampling.greedy)

@@ -53,7 +53,7 @@ class Drafted:
         return float((self.accepted >= position).double().mean())
 
     def num_judged(self, position: int) -> int:
-        """Rounds whose drafts before `position` all agree, so that it is drafted after the target's own text."""
+        """Count rounds whose drafts before `position` all agree, so that it is drafted after the target's own text."""
         return int((self.accepted >= position - 1).sum())
 
     def conditional(self, position: int) -> float:
@@ -108,7 +108,8 @@ class TeacherForcedDrafts:
 
     @torch.inference_mode()
     def features(self, text: int, spec: FeatureSpec) -> torch.Tensor | None:
-        """[positions, feature_size] of a text; None where nothing is asked for. Writes the target's KV."""
+        """Return the features [positions, feature_size] of a text; None where nothing is asked for. The target's KV is
+        written."""
         if (text, spec) not in self._features:
             target, backend = self._subject.models.target, self._subject.models.backend
             token_ids, cache = self._texts[text].token_ids, self._texts[text].cache
@@ -139,14 +140,14 @@ class TeacherForcedDrafts:
         return TargetText(request, token_ids, cache)
 
     def _make(self, make_drafter: DrafterFactory, text: int) -> Drafter[Any]:
-        """A drafter with a cache of its own, for all rounds of a text."""
+        """Make a drafter with a cache of its own, for all rounds of a text."""
         of_text = self._texts[text]
         seeds = SlotSeeds(1, self._subject.config.seed, self._device)
         prune = build_prune_policy(unpruned_config(self._subject.config))
         return make_drafter(DrafterResources(self._limits, prune, seeds, of_text.cache))
 
     def _drafts(self, drafter: Drafter[Any], loop_round: LoopRound, features: torch.Tensor | None) -> torch.Tensor:
-        """[num_draft_tokens] after the first `kv_len` tokens and the one that is pending there."""
+        """Return the drafts [num_draft_tokens] after the first `kv_len` tokens and the one that is pending there."""
         text, kv_len = self._texts[loop_round.text], loop_round.kv_len
         drafter.admit(0, text.request)
         pack = whole_prompt(

@@ -38,7 +38,7 @@ class DraftedRun:
 
 
 def read_drafted(runs: Sequence[Run]) -> list[DraftedRun]:
-    """The runs with drafts, in their order.
+    """Return the runs with drafts, in their order.
 
     Raises:
         UserError: the requests of one cannot be read, or there is no such run.
@@ -59,13 +59,13 @@ def read_drafted(runs: Sequence[Run]) -> list[DraftedRun]:
 
 
 def usual_draft_tokens(drafted: Sequence[DraftedRun]) -> int:
-    """The K at which most drafters ran, the largest of several."""
+    """Return the K at which most drafters ran, the largest of several."""
     counts = Counter(each.num_draft_tokens for each in drafted)
     return max(counts, key=lambda k: (counts[k], k))
 
 
 def at(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> list[DraftedRun]:
-    """The runs of one K, the longest acceptance first.
+    """Return the runs of one K, the longest acceptance first.
 
     Raises:
         UserError: nothing ran at that K.
@@ -78,7 +78,8 @@ def at(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> list[DraftedRun]
 
 
 def lengths(drafted: Sequence[DraftedRun]) -> pd.DataFrame:
-    """Acceptance length with its 95 % interval, one row a drafter, K and category; the category `all` is of all."""
+    """Return the acceptance length with its 95 % interval, one row a drafter, K and category; the category `all` is of
+    all."""
     import pandas as pd
 
     columns = ["drafter", "K", "category", "requests", "acceptance_length", "low", "high"]
@@ -86,7 +87,7 @@ def lengths(drafted: Sequence[DraftedRun]) -> pd.DataFrame:
 
 
 def rates(drafted: Sequence[DraftedRun]) -> pd.DataFrame:
-    """Acceptance rate over all prompts, one row a drafter, K, position (from 1) and kind."""
+    """Return the acceptance rate over all prompts, one row a drafter, K, position (from 1) and kind."""
     import pandas as pd
 
     frames = []

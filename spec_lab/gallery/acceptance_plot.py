@@ -16,7 +16,7 @@ BOUND_COLOUR = "0.6"
 
 
 def by_drafter(drafted: Sequence[DraftedRun]) -> Figure:
-    """Acceptance length over all prompts with its 95 % interval: a line a drafter, a colour a K."""
+    """Draw acceptance length over all prompts with its 95 % interval: a line a drafter, a colour a K."""
     import seaborn as sns
 
     frame = lengths(drafted)
@@ -41,7 +41,7 @@ def by_drafter(drafted: Sequence[DraftedRun]) -> Figure:
 
 
 def by_category(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> Figure:
-    """Acceptance length at one K: a line a drafter, a column a category, the easiest first; dark is long."""
+    """Draw acceptance length at one K: a line a drafter, a column a category, the easiest first; dark is long."""
     import seaborn as sns
 
     found = at(drafted, num_draft_tokens)
@@ -65,7 +65,7 @@ def by_category(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> Figure:
 
 
 def by_position(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> Figure:
-    """Acceptance rate at each draft position and one K: left of all rounds, right of those that reached it."""
+    """Draw acceptance rate at each draft position and one K: left of all rounds, right of those that reached it."""
     import seaborn as sns
 
     found = at(drafted, num_draft_tokens)

@@ -40,7 +40,7 @@ class Shown:
 
 
 def read_notebook(path: Path) -> Any:
-    """The notebook in a file.
+    """Read the notebook in a file.
 
     Raises:
         UserError: it is none, or nbformat is not installed.
@@ -88,7 +88,7 @@ def execute(path: Path, parameters: Mapping[str, str]) -> Shown:
 
 
 def run_notebook(path: Path, parameters: Mapping[str, str]) -> Any:
-    """The notebook with its outputs, run from top to bottom in its own folder with other parameters.
+    """Run the notebook from top to bottom in its own folder with other parameters, and return it with its outputs.
 
     Raises:
         UserError: a cell refuses what it is given, or nbclient is not installed.
@@ -111,7 +111,7 @@ def run_notebook(path: Path, parameters: Mapping[str, str]) -> Any:
 
 
 def conclusion_of(notebook: Any) -> str:
-    """The text that the conclusion of an executed notebook came to."""
+    """Return the text that the conclusion of an executed notebook came to."""
     concluding = [cell for cell in _code_cells(notebook) if CONCLUSION in _tags(cell)]
     texts = [data["text/markdown"] for cell in concluding for data in _data(cell) if "text/markdown" in data]
     return "\n".join(texts)

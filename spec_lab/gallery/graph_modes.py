@@ -35,7 +35,7 @@ class ModeRound:
 
 
 def read_rounds(runs: Sequence[Run], batch_size: int = 1) -> list[ModeRound]:
-    """A profiled round of each mode at a batch size, in the order of what the modes capture.
+    """Read a profiled round of each mode at a batch size, in the order of what the modes capture.
 
     Raises:
         UserError: there is no run of that batch size, or one has no trace that can be read.
@@ -53,8 +53,8 @@ def _order(each: ModeRound) -> tuple[int, str]:
 
 
 def times(rounds: Sequence[ModeRound]) -> pd.DataFrame:
-    """One row a mode: launches, idle share and longest gap of the drawn round, and time of a round without a profiler,
-    over eager's with the range over all combinations of repeats."""
+    """Return one row a mode: launches, idle share and longest gap of the drawn round, and time of a round without a
+    profiler, over eager's with the range over all combinations of repeats."""
     import pandas as pd
 
     return pd.DataFrame([_row(each, _eager(rounds)) for each in rounds])

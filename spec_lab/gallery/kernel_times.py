@@ -19,7 +19,7 @@ WIDEST_NAME = 48
 
 
 def profiled_run(folder: str | os.PathLike[str]) -> Run:
-    """The newest finished run in the folder or below that has kernel times.
+    """Find the newest finished run in the folder or below that has kernel times.
 
     Raises:
         UserError: there is none.
@@ -33,7 +33,7 @@ def profiled_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def kernel_times(summary: Summary) -> pd.DataFrame:
-    """One row a kernel (on a CPU an operator), longest first: calls and microseconds a round, and its share."""
+    """Return one row a kernel (on a CPU an operator), longest first: calls and microseconds a round, and its share."""
     import pandas as pd
 
     frame = pd.DataFrame(summary["kernels"])
@@ -41,7 +41,7 @@ def kernel_times(summary: Summary) -> pd.DataFrame:
 
 
 def longest_kernels(summary: Summary, count: int = 12) -> Figure:
-    """Microseconds a round of the longest kernels; behind each its calls a round."""
+    """Draw microseconds a round of the longest kernels, and behind each its calls a round."""
     import seaborn as sns
 
     from spec_lab.report.plots import PALETTE, open_figure

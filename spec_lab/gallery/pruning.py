@@ -29,7 +29,8 @@ PANELS = (
 
 
 def savings(runs: Sequence[Run]) -> pd.DataFrame:
-    """One row a run with drafts, by K and pruning; times and ratios are missing where no unpruned run took turns.
+    """Return one row a run with drafts, by K and pruning; times and ratios are missing where no unpruned run took
+    turns.
 
     `catchup_rows`: rows of the catch-up step past the KV write, a request round. `logit_rows`: prompt rows that reached
     the logits, a request. `round_ratio`, `round_low`, `round_high`: time of a round over the unpruned run's, paired by
@@ -89,7 +90,7 @@ def _over(value: float | None, base: float | None) -> float | None:
 
 
 def rows_and_time(frame: pd.DataFrame) -> Figure:
-    """Left what each pruning leaves of the rows, right what is left of the time; a colour a K.
+    """Draw left what each pruning leaves of the rows, right what is left of the time; a colour a K.
 
     A dot on the line is as long as without pruning; its whiskers are the range of the repeats.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def read_points(runs: Sequence[Run]) -> list[Point]:
-    """The points of the newest study among the runs: a point a rule and K, strict first.
+    """Read the points of the newest study among the runs: a point a rule and K, strict first.
 
     Raises:
         UserError: no lossy rule has a strict run beside it.
@@ -31,8 +31,8 @@ def read_points(runs: Sequence[Run]) -> list[Point]:
 
 
 def trade(points: Sequence[Point]) -> pd.DataFrame:
-    """One row a lossy rule and K: `gain` is its acceptance length over strict's; `difference`, `low` and `high` are the
-    change of the accuracy in percentage points, paired by prompt, with its 95 % interval."""
+    """Return one row a lossy rule and K: `gain` is its acceptance length over strict's; `difference`, `low` and `high`
+    are the change of the accuracy in percentage points, paired by prompt, with its 95 % interval."""
     import pandas as pd
 
     strict = {point.num_draft_tokens: point for point in points if point.is_strict}
@@ -60,9 +60,9 @@ def trade(points: Sequence[Point]) -> pd.DataFrame:
 
 
 def gain_against_loss(frame: pd.DataFrame) -> Figure:
-    """Acceptance length over strict's (to the right is better) and change of the accuracy (upwards is), with its paired
-    95 % interval: a colour a rule, a marker a K. An interval that crosses the line shows neither a loss nor a gain.
-    """
+    """Draw acceptance length over strict's (to the right is better) and change of the accuracy (upwards is), with its
+    paired 95 % interval: a colour a rule, a marker a K. An interval that crosses the line shows neither a loss nor a
+    gain."""
     import seaborn as sns
 
     from spec_lab.report.drafter_plot import MARKERS
@@ -88,7 +88,7 @@ def gain_against_loss(frame: pd.DataFrame) -> Figure:
 
 
 def conclude(frame: pd.DataFrame) -> str:
-    """The longest gain, whether any loss is shown, and how large a loss these prompts cannot exclude."""
+    """Say the longest gain, whether any loss is shown, and how large a loss these prompts cannot exclude."""
     if frame.empty:
         return "No answer was checked under a relaxed rule, so there is nothing to weigh."
     best = frame.sort_values("gain").iloc[-1]

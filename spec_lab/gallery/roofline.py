@@ -34,7 +34,7 @@ H200 = Roof("NVIDIA H200", 4.2e12, 790e12)
 
 
 def load_figures(folder: str | os.PathLike[str]) -> pd.DataFrame:
-    """One row a measurement of every `*.csv` in the folder, with its file and what the file says of itself.
+    """Read one row a measurement of every `*.csv` in the folder, with its file and what the file says of itself.
 
     Raises:
         UserError: there is none, or one is not of this layout.
@@ -78,8 +78,8 @@ def provenance(folder: str | os.PathLike[str]) -> str:
 
 
 def against_roof(figures: pd.DataFrame, roof: Roof = H200) -> pd.DataFrame:
-    """The figures with `floor_us`, the least time that bytes and products need, `of_roof`, the floor over the kernel's
-    time, and `over_reference`, the reference's time over the kernel's."""
+    """Return the figures with `floor_us`, the least time that bytes and products need, `of_roof`, the floor over the
+    kernel's time, and `over_reference`, the reference's time over the kernel's."""
     memory, compute = figures["bytes"] / roof.bytes_per_second, figures["flops"].fillna(0) / roof.flops_per_second
     floor = memory.where(memory >= compute, compute) * 1e6
     return figures.assign(
@@ -119,7 +119,7 @@ def time_against_bytes(frame: pd.DataFrame, roof: Roof = H200) -> Figure:
 
 
 def rate_against_intensity(frame: pd.DataFrame, roof: Roof = H200) -> Figure:
-    """The roofline: operations a second over operations a byte, for the kernels that multiply. Left of the ridge a
+    """Draw the roofline: operations a second over operations a byte, for the kernels that multiply. Left of the ridge a
     kernel is bound by memory, right of it by the tensor cores."""
     import numpy as np
     import seaborn as sns

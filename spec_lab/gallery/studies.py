@@ -13,7 +13,7 @@ SHORT_REVISION = 7
 
 
 def load_study(folder: str | os.PathLike[str], experiment: str) -> list[Run]:
-    """The finished runs of `experiment=...` in the folder or below: of several sweeps, those of the newest.
+    """Load the finished runs of `experiment=...` in the folder or below: of several sweeps, those of the newest.
 
     Raises:
         UserError: there is none.
@@ -29,7 +29,7 @@ def load_study(folder: str | os.PathLike[str], experiment: str) -> list[Run]:
 
 
 def finished_runs(folder: str | os.PathLike[str]) -> list[Run]:
-    """The finished runs in the folder or below, the oldest first; none where there is no such folder."""
+    """Find the finished runs in the folder or below, the oldest first; none where there is no such folder."""
     if next(run_folders(Path(folder)), None) is None:
         return []
     return [run for run in find_runs([Path(folder)]) if run.summary["status"] == "finished"]

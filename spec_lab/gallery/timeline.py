@@ -73,8 +73,8 @@ class RoundTimeline:
 
 
 def quietest_round(folder: Path) -> RoundTimeline:
-    """The shortest profiled round in a run's folder: all do the same work, so what lengthens one is other work on the
-    machine.
+    """Find the shortest profiled round in a run's folder: all do the same work, so what lengthens one is other work on
+    the machine.
 
     Raises:
         UserError: there is no trace, it is broken, or there is no whole round in it.
@@ -86,7 +86,7 @@ def quietest_round(folder: Path) -> RoundTimeline:
 
 
 def rounds_of(events: Sequence[TraceEvent]) -> list[RoundTimeline]:
-    """Every round of a trace that another one follows, in their order."""
+    """Return every round of a trace that another one follows, in their order."""
     starts = sorted(event.start_us for event in events if event.name == ROUND_SPAN and not event.on_device)
     on_gpu = any(event.on_device and not event.is_span for event in events)
     stages = [e for e in events if e.is_span and not e.on_device and e.name != ROUND_SPAN]
@@ -119,7 +119,7 @@ def is_replay(name: str) -> bool:
 
 
 def _begun(events: Sequence[TraceEvent], start: float, end: float) -> list[TraceEvent]:
-    """The events that begin in a stretch of time, ascending."""
+    """Return the events that begin in a stretch of time, ascending."""
     ordered = sorted(events, key=lambda event: event.start_us)
     first, behind = (bisect_left(ordered, time, key=lambda event: event.start_us) for time in (start, end))
     return ordered[first:behind]

@@ -23,9 +23,8 @@ SHORTEST_NAMED = 0.055
 
 
 def rounds_as_timelines(rounds: Sequence[ModeRound]) -> Figure:
-    """A band a mode: the round's stages as the host goes through them (a replay has a dark edge), what it launches (a
-    thin line each, a thick one for a replay), and when anything runs (dark) or nothing does (light red).
-    """
+    """Draw a band a mode: the round's stages as the host goes through them (a replay has a dark edge), what it launches
+    (a thin line each, a thick one for a replay), and when anything runs (dark) or nothing does (light red)."""
     from matplotlib.patches import Patch
 
     longest = max(each.timeline.length_us for each in rounds)

@@ -51,7 +51,7 @@ def audit(
     dtype: torch.dtype,
     lossless: bool = True,
 ) -> list[Divergence]:
-    """The first token of each request that plain decoding would not have emitted.
+    """Find the first token of each request that plain decoding would not have emitted.
 
     Args:
         plain_outputs: outputs of the plain reference by request id; without one the target scores the text itself by
@@ -98,7 +98,7 @@ class _Judge:
         return None
 
     def _judged(self, record: RequestRecord, index: int, choice: GreedyChoice) -> Divergence:
-        """A near-tie only if the emitted token itself is within rounding of plain decoding's choice."""
+        """Call it a near-tie only if the emitted token itself is within rounding of plain decoding's choice."""
         gap, top_logit = choice.gaps[index], choice.top_logits[index]
         is_tie = gap < near_tie_tolerance(self.dtype, top_logit) or self._is_noise(record, gap, top_logit)
         return Divergence(record.request_id, index, choice.margins[index], "near_tie" if is_tie else "bug")

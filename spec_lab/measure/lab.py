@@ -79,7 +79,7 @@ def default_num_threads(config: RunConfig) -> int:
 def _with_later_turns(
     config: RunConfig, models: Models, tokenizer: Tokenizer, first_turns: list[Request]
 ) -> list[Request]:
-    """The requests of all turns, once plain decoding has answered those that others follow."""
+    """Return the requests of all turns, once plain decoding has answered those that others follow."""
 
     def answer(asked: list[Request]) -> list[str]:
         engine = plain_engine(config, models, engine_limits(config, asked, 0))

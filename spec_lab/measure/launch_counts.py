@@ -57,7 +57,7 @@ class CountedRounds(WatchedRounds):
         self._is_counting = False
 
     def work(self) -> RoundWork | None:
-        """None where the requests ended too early for a single round."""
+        """Return the work of a round; None where the requests ended too early for a single one."""
         if self.num_rounds == 0:
             return None
         return RoundWork(
@@ -81,7 +81,7 @@ class CountedRounds(WatchedRounds):
 
     @contextmanager
     def replay(self, name: str, marks: list[Any]) -> Iterator[None]:
-        """One launch, whatever is inside."""
+        """Count one launch, whatever is inside."""
         self._launches.is_paused = True
         try:
             with super().replay(name, marks):

@@ -76,7 +76,7 @@ def _keep_trace(profiler: profile, path: Path) -> None:
 
 
 def read_trace(profiler: profile) -> list[TraceEvent]:
-    """Every event of a profiler that has stopped."""
+    """Return every event of a profiler that has stopped."""
     return [
         TraceEvent(
             name=event.name,

@@ -55,7 +55,7 @@ def record_run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summ
 
 
 def _record_in(world: World, config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
-    """The run itself; with its end all that was loaded goes, before the processes part."""
+    """Run what is recorded; with its end all that was loaded goes, before the processes part."""
     lab = load_lab(config, world)
     info = RunInfo(config.name, choices, dataclasses.asdict(config), _provenance(lab), utc_now())
     with Recorder(folder, info, _sinks(config)) as recorder:
@@ -65,7 +65,7 @@ def _record_in(world: World, config: RunConfig, choices: dict[str, str], folder:
 
 
 def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
-    """Warm-up, timed repeats, audit, profile; the finished record."""
+    """Warm up, time the repeats, audit and profile, and return the finished record."""
     config = lab.config
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
     correct: dict[str, dict[str, bool | None]] = {}
@@ -107,7 +107,8 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
 
 
 def _warm_up(lab: Lab, progress: Progress) -> None:
-    """Untimed: first calls of every operator, and the continuations that an oracle replays."""
+    """Run untimed what is done for the first time, every operator's first call, and plain decoding, which an oracle
+    replays."""
     _teach(lab, progress)
     progress.stage("warm-up")
     for engine in lab.engines.values():
@@ -133,7 +134,7 @@ def _teach(lab: Lab, progress: Progress) -> None:
 
 
 def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
-    """Outputs of plain decoding, K tokens longer: the last round drafts past the limit, and is judged whole."""
+    """Return outputs of plain decoding, K tokens longer: the last round drafts past the limit, and is judged whole."""
     num_more = lab.config.drafter.num_draft_tokens
     limits = engine_limits(lab.config, lab.requests, num_more)
     longer = dataclasses.replace(
@@ -147,7 +148,7 @@ def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
 
 
 def _rotated(names: list[str], by: int) -> list[str]:
-    """Another order each repeat, so that a machine that slows down does not always hurt the same one."""
+    """Return another order each repeat, so that a machine that slows down does not always hurt the same one."""
     shift = by % len(names)
     return names[shift:] + names[:shift]
 
@@ -203,7 +204,7 @@ def _check(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, b
 
 
 def _count_thinking(lab: Lab, records: Iterable[RequestRecord]) -> dict[str, int] | None:
-    """Output tokens inside thinking of each request; None where the tokenizer has no markers."""
+    """Count output tokens inside thinking of each request; None where the tokenizer has no markers."""
     markers = lab.models.markers
     if markers is None:
         return None

@@ -81,7 +81,8 @@ def _others_tell(rank: int) -> Iterator[None]:
 
 
 def _told(rank: int, error: Exception) -> dict[str, str]:
-    """The line or the traceback that the first process prints for another one, and the reason that its record gives."""
+    """Return the line or the traceback that the first process prints for another one, and the reason that its record
+    gives."""
     trouble = trouble_of(error)
     if trouble is None:
         shown = "".join(traceback.format_exception(error)) + f"failed: the error above is of rank {rank}"

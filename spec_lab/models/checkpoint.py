@@ -23,7 +23,8 @@ FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias")
 
 
 def without_mtp(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The trunk's tensors. A layer with an `eh_proj` is a module under DeepSeek's names; the other names say it."""
+    """Return the trunk's tensors. A layer with an `eh_proj` is a module under DeepSeek's names; the other names say
+    it."""
     suffix = "eh_proj.weight"
     layers = tuple(name.removesuffix(suffix) for name in stored if name.endswith(f".{suffix}"))
     prefixes = ("mtp.", "model.mtp_layers.", *layers)
@@ -74,7 +75,7 @@ def load_tensors(
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a checkpoint folder, from the file headers alone.
+    """Return every tensor of a checkpoint folder, from the file headers alone.
 
     The scales of an fp8 matrix stand with it (`block_fp8`). A layer's experts are one tensor, whether the file has them
     so or one by one (`expert_checkpoint`). Left out are the rotary buffers of old exports, and the indexers of

@@ -50,7 +50,7 @@ class StoredTensor:
 
 
 def checkpoint_files(folder: Path) -> dict[Path, list[str]]:
-    """The files of a checkpoint, each with the names the index places in it (none for a single file)."""
+    """Return the files of a checkpoint, each with the names the index places in it (none for a single file)."""
     if (folder / SINGLE_FILE).exists():
         return {folder / SINGLE_FILE: []}
     index = folder / INDEX_FILE
@@ -85,7 +85,7 @@ def _no_weights(folder: Path) -> str:
 
 
 def tensors_of(file: Path) -> dict[str, StoredTensor]:
-    """Every tensor of one file, from its header."""
+    """Return every tensor of one file, from its header."""
     tensors: dict[str, StoredTensor] = {}
     with opened(file) as handle:
         for name in sorted(handle.keys()):
@@ -97,7 +97,7 @@ def tensors_of(file: Path) -> dict[str, StoredTensor]:
 
 
 def opened(file: Path) -> safe_open:
-    """The file, whose tensors are read when they are asked for."""
+    """Open the file, whose tensors are read when they are asked for."""
     try:
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
@@ -109,7 +109,7 @@ def _unreadable(file: Path, reason: str) -> UserError:
 
 
 def few(names: Iterable[str], limit: int = 4) -> str:
-    """The first names of a list, and how many more there are, for an error of one line."""
+    """Name the first few of a list, and how many more there are, for an error of one line."""
     listed = list(names)
     more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(listed[:limit]) + more

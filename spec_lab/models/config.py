@@ -66,7 +66,7 @@ class ModelConfig:
 
 
 def read_config_json(folder: Path, knob: str) -> dict[str, Any]:
-    """The config.json of a checkpoint folder, as it stands in the file."""
+    """Read the config.json of a checkpoint folder, as it stands in the file."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; {knob} must name one with config.json and model.safetensors")
     path = folder / "config.json"
@@ -76,7 +76,7 @@ def read_config_json(folder: Path, knob: str) -> dict[str, Any]:
 
 
 def text_part(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """The decoder's keys: those of `text_config`, where a config.json has such a part, else its own."""
+    """Return the decoder's keys: those of `text_config`, where a config.json has such a part, else its own."""
     return ConfigFields(config, source).object("text_config") or config
 
 
@@ -89,5 +89,5 @@ def num_mtp_modules(config: Mapping[str, Any], source: str = "config.json") -> i
 
 
 def read_num_mtp_modules(folder: Path, knob: str) -> int:
-    """`num_mtp_modules` of a checkpoint folder."""
+    """Read `num_mtp_modules` of a checkpoint folder."""
     return num_mtp_modules(read_config_json(folder, knob), str(folder / "config.json"))

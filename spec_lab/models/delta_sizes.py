@@ -55,11 +55,11 @@ class DeltaNetSizes:
         return self.num_value_heads, self.key_head_dim, self.value_head_dim
 
     def checkpoint_bytes(self, num_rows: int, item_size: int) -> int:
-        """Bytes that one request's slot takes in a layer, with a state for each of `num_rows` verify rows."""
+        """Count the bytes that one request's slot takes in a layer, with a state for each of `num_rows` verify rows."""
         return num_rows * prod(self.state_shape) * STATE_ITEM_SIZE + self._window_bytes(num_rows, item_size)
 
     def replay_bytes(self, num_rows: int, item_size: int) -> int:
-        """Bytes that it takes with one state, and what `num_rows` verify rows did to it."""
+        """Count the bytes that it takes with one state, and what `num_rows` verify rows did to it."""
         of_row = self.key_size + self.num_value_heads * (self.value_head_dim + 2)
         numbers = prod(self.state_shape) + num_rows * of_row
         return numbers * STATE_ITEM_SIZE + self._window_bytes(num_rows, item_size)

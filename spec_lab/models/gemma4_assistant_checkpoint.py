@@ -65,7 +65,8 @@ def assistant_tensor_shapes(config: AssistantConfig) -> dict[str, tuple[int, ...
 
 
 def _checked_ordering(ordering: torch.Tensor | None, vocab_size: int, source: str) -> torch.Tensor:
-    """Every token id once: an id out of range would be fed to the target's embedding."""
+    """Return the ordering once every token id is in it once: an id out of range would be fed to the target's
+    embedding."""
     if ordering is None:
         raise UserError(f"{source}: {TOKEN_ORDERING} is missing; fetch the checkpoint again")
     ordering = ordering.long()

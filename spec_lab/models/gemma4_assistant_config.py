@@ -154,7 +154,7 @@ def read_assistant_config(folder: Path, target: AssistantTarget) -> AssistantCon
 
 
 def _text_fields(fields: ConfigFields) -> ConfigFields:
-    """The decoder's part of the file, with nothing in either part that the forward pass here would miss."""
+    """Return the decoder's part of the file, with nothing in either part that the forward pass here would miss."""
     source = fields.source
     architectures = fields.texts("architectures")
     if ARCHITECTURE not in architectures:
@@ -190,7 +190,7 @@ def _layers(fields: ConfigFields, text: ConfigFields, target: AssistantTarget) -
 def _layer(
     text: ConfigFields, index: int, layer_type: str, kv_source: int, target: AssistantTarget
 ) -> AssistantLayerConfig:
-    """The layer's sizes, which must be those of the target layer that it reads."""
+    """Return the layer's sizes, which must be those of the target layer that it reads."""
     head_dim, num_kv_heads = head_sizes(text, index, layer_type)
     rope = layer_rope(text, layer_type, KNOB)
     read = target.layers[kv_source]
@@ -208,7 +208,8 @@ def _layer(
 
 
 def _kv_sources(fields: ConfigFields, layer_types: Sequence[str], target: AssistantTarget) -> Sequence[int]:
-    """The target layer each layer reads: as `kv_source_layers` says, else the last of its type that owns its KV."""
+    """Return the target layer each layer reads: as `kv_source_layers` says, else the last of its type that owns its
+    KV."""
     owners = [index for index, layer in enumerate(target.layers) if layer.owns_kv]
     named = fields.integers("kv_source_layers")
     if named is not None:

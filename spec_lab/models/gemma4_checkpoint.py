@@ -64,7 +64,8 @@ def gemma4_layer_shapes(plan: LayerPlan, sizes: Gemma4Sizes, hidden: int) -> Sha
 
 
 def own_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
-    """The decoder's tensors under the names that a text model has, in whichever way the checkpoint calls them."""
+    """Return the decoder's tensors under the names that a text model has, in whichever way the checkpoint calls
+    them."""
     dead = {
         f"model.layers.{index}.self_attn.{name}"
         for index, plan in enumerate(config.layers)

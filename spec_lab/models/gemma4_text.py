@@ -46,7 +46,7 @@ class LayerRope:
 
 
 def head_sizes(text: ConfigFields, index: int, layer_type: str) -> tuple[int, int]:
-    """head_dim and number of KV heads of a layer; transformers' defaults where the file says nothing."""
+    """Return head_dim and number of KV heads of a layer; transformers' defaults where the file says nothing."""
     head_dim = text.integer("head_dim", 256)
     num_kv_heads = text.integer("num_key_value_heads", 4)
     per_layer = ConfigFields(text.object("per_layer_config"), f"{text.source} (per_layer_config)")
@@ -61,7 +61,7 @@ def head_sizes(text: ConfigFields, index: int, layer_type: str) -> tuple[int, in
 
 
 def layer_rope(text: ConfigFields, layer_type: str, knob: str) -> LayerRope:
-    """The rotary embedding of the layers of one type; `knob` led to the file and is named in errors."""
+    """Return the rotary embedding of the layers of one type; `knob` led to the file and is named in errors."""
     by_type = ConfigFields(text.object("rope_parameters") or DEFAULT_ROPE, f"{text.source} (rope_parameters)")
     if not by_type.has(layer_type):
         raise UserError(f"{text.source}: rope_parameters has no {layer_type}; fetch the file again")

@@ -20,7 +20,7 @@ MAX_SHOWN = 60
 
 
 def shown(value: Any) -> str:
-    """The value as an error shows it: in one line, and short."""
+    """Return the value as an error shows it: in one line, and short."""
     # A container is shown by what it is: `repr` of one nested a thousand deep fails.
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
@@ -29,7 +29,7 @@ def shown(value: Any) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """The content of a JSON document.
+    """Read the content of a JSON document.
 
     Raises:
         ValueError: with a reason of one line; besides what is no JSON, nesting and integers past what Python reads, and
@@ -47,7 +47,7 @@ def parse_json(text: str) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
+    """Read a JSON object from a file."""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -70,7 +70,7 @@ class ConfigFields:
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, least: int = 1, most: int = LARGEST_SIZE) -> int:
-        """An integer from `least` to `most`."""
+        """Read an integer from `least` to `most`."""
         value = self._value(key, default)
         if not is_integer(value) or value < least:
             kind = {0: "an integer of 0 or more", 1: "a positive integer"}.get(least, f"an integer of {least} or more")
@@ -80,11 +80,11 @@ class ConfigFields:
         return int(value)
 
     def optional_integer(self, key: str, least: int = 0) -> int | None:
-        """An integer of `least` or more, None where there is none."""
+        """Read an integer of `least` or more, None where there is none."""
         return None if self.values.get(key) is None else self.integer(key, least=least)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number."""
+        """Read a positive number."""
         value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise self._wrong(key, "a positive number", value)
@@ -94,42 +94,42 @@ class ConfigFields:
             raise self._wrong(key, "a positive number", value) from error
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """True or false."""
+        """Read true or false."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self._wrong(key, "true or false", value)
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
+        """Read a string."""
         value = self._value(key, default)
         if not isinstance(value, str):
             raise self._wrong(key, "a string", value)
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings, empty where there is none."""
+        """Read a list of strings, empty where there is none."""
         value = self.values.get(key)
         if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
             raise self._wrong(key, "a list of strings", value)
         return tuple(value or ())
 
     def integers(self, key: str) -> tuple[int, ...] | None:
-        """A list of integers, None where there is none."""
+        """Read a list of integers, None where there is none."""
         value = self.values.get(key)
         if value is not None and not (isinstance(value, list) and all(is_integer(item) for item in value)):
             raise self._wrong(key, "a list of integers", value)
         return None if value is None else tuple(value)
 
     def object(self, key: str) -> dict[str, Any]:
-        """A JSON object, empty where there is none."""
+        """Read a JSON object, empty where there is none."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self._wrong(key, "an object", value)
         return dict(value or {})
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """One id of the vocabulary or a list of them, empty where there is none."""
+        """Read one id of the vocabulary or a list of them, empty where there is none."""
         value = self.values.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(is_integer(token) and 0 <= token < vocab_size for token in ids):
@@ -154,7 +154,7 @@ def is_integer(value: Any) -> bool:
 
 
 def shown_ids(ids: Sequence[Any]) -> str:
-    """Few of the ids, as an error shows them."""
+    """Write a few of the ids, as an error shows them."""
     few = ", ".join(shown(token) for token in ids[:4])
     return few if len(ids) <= 4 else f"{few} and {len(ids) - 4} more"
 

@@ -138,7 +138,7 @@ class _Prefixes:
 def _stored_modules(
     folder: Path, num_layers: int, count: int
 ) -> tuple[MtpLayout, list[_Prefixes], dict[str, StoredTensor]]:
-    """The family, where each of the `count` modules stands, and their tensors, without copies of the target's."""
+    """Find the family, where each of the `count` modules stands, and their tensors, without copies of the target's."""
     stored = stored_tensors(folder)
     layout = find_layout(stored, num_layers)
     if layout is None:
@@ -167,7 +167,8 @@ def _refuse_unsupported_blocks(stored: Collection[str], folder: Path) -> None:
 
 
 def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collection[str], source: str) -> ModelConfig:
-    """A module's decoder layer: sizes from the config; experts, biases, q and k norms as the stored `names` have them.
+    """Return a module's decoder layer: sizes from the config; experts, biases, q and k norms as the stored `names` have
+    them.
 
     A family of the lab's reads its own config. That of another is read as `layout.architecture`'s, but for the part of
     a head that turns, which may then be any.
@@ -208,7 +209,7 @@ def _architecture(named: Collection[str], layout: MtpLayout, names: Collection[s
 
 
 def _experts(plan: LayerPlan, names: Collection[str], source: str) -> ExpertSizes | None:
-    """The experts of a module that has some; the config alone would say what the trunk's layers have."""
+    """Read the experts of a module that has some; the config alone would say what the trunk's layers have."""
     of_experts = sorted(name for name in names if name.startswith(EXPERT_TENSORS))
     if not of_experts:
         return None
@@ -221,7 +222,7 @@ def _experts(plan: LayerPlan, names: Collection[str], source: str) -> ExpertSize
 
 
 def _without_partial_rotary(config: dict[str, Any], source: str) -> tuple[dict[str, Any], float]:
-    """The config without the key that no target may have, and its value. It stands in either of two places."""
+    """Return the config without the key that no target may have, and its value. It stands in either of two places."""
     key = "partial_rotary_factor"
     fields = ConfigFields(config, source)
     rope_key = "rope_scaling" if fields.object("rope_scaling") else "rope_parameters"

@@ -93,6 +93,6 @@ UNSUPPORTED_TENSORS = {
 
 
 def find_layout(stored: Collection[str], num_layers: int) -> MtpLayout | None:
-    """The family whose module 0 is among the stored names."""
+    """Find the family whose module 0 is among the stored names."""
     found = (layout for layout in LAYOUTS if layout.marker.format(module=0, layer=num_layers) in stored)
     return next(found, None)

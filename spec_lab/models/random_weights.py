@@ -31,7 +31,7 @@ def random_tensors(
     partition: Partition = WHOLE,
     in_float32: Callable[[str], bool] = lambda name: False,
 ) -> dict[str, torch.Tensor]:
-    """A tensor for each name: ones for the weights of norms, zeros for biases, else normal with deviation `SCALE`.
+    """Make a tensor for each name: ones for the weights of norms, zeros for biases, else normal with deviation `SCALE`.
 
     Every process draws all of a tensor and keeps its part, so that the model is the same however many there are.
     `in_float32` says of a name whether its family keeps it so, whatever `dtype` is.
@@ -51,7 +51,7 @@ def random_tensors(
 
 
 def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> Eagle3Config:
-    """A head of one Llama layer as wide as the target's, with the target's embedding."""
+    """Make the config of a head of one Llama layer as wide as the target's, with the target's embedding."""
     first = target.layers[0]
     plan = replace(
         first,
@@ -76,7 +76,7 @@ def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> E
 def random_eagle3(
     target: ModelConfig, draft_vocab_size: int | None, dtype: torch.dtype, device: torch.device, seed: int
 ) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
-    """A head of random weights, that drafts every so-and-so-manyth id of its vocabulary."""
+    """Make a head of random weights, that drafts every so-and-so-manyth id of its vocabulary."""
     head = random_eagle3_config(target, draft_vocab_size)
     shapes = eagle3_tensor_shapes(head)
     del shapes["embed_tokens.weight"]  # the target's serves
@@ -90,7 +90,7 @@ def random_eagle3(
 def random_mtp(
     target: ModelConfig, num_modules: int, dtype: torch.dtype, device: torch.device, seed: int
 ) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
-    """Modules of random weights: a layer as the target's last one with attention, which sees every key.
+    """Make modules of random weights: a layer as the target's last one with attention, which sees every key.
 
     Raises:
         UserError: a Gemma 4 target, whose layers are no module's.

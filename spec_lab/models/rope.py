@@ -49,7 +49,7 @@ class RotaryTable:
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Radians a position turns each pair of channels by: [rotary_dim / 2] float32."""
+    """Return the radians by which a position turns each pair of channels: [rotary_dim / 2] float32."""
     if rope.scaling == "proportional":
         return _proportional_frequencies(rope, head_dim)
     rotary_dim = int(head_dim * rope.partial_rotary_factor)
@@ -111,7 +111,7 @@ def rotary_table(
 def rope_tables(
     rope: RopeConfig, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of the positions 0..max_positions - 1, each [max_positions, rotary_dim].
+    """Return cosines and sines of the positions 0..max_positions - 1, each [max_positions, rotary_dim].
 
     Channel i and channel i + rotary_dim / 2 are one pair and hold the same angle. Angles are computed in float32 on the
     CPU whatever `dtype` and `device`, so that every device reads the same table.

@@ -7,7 +7,7 @@ from statistics import median
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The value below which `percent` % of the values lie, interpolated linearly between the two nearest."""
+    """Return the value below which `percent` % of the values lie, interpolated linearly between the two nearest."""
     if not values:
         return None
     ordered = sorted(values)
@@ -18,7 +18,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def median_over_repeats(values: Iterable[float | None]) -> float | None:
-    """The middle value of those repeats that have one."""
+    """Return the middle value of those repeats that have one."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 

@@ -91,7 +91,8 @@ class DraftCounts:
         return float(total)
 
     def _shares(self) -> list[Fraction | None]:
-        """Products of the rates. Behind a position that accepts nothing nothing is accepted, judged there or not."""
+        """Return the products of the rates. Behind a position that accepts nothing nothing is accepted, judged there or
+        not."""
         shares: list[Fraction | None] = []
         share: Fraction | None = Fraction(1)
         for rate in _rates(self.accepted, self.reached):

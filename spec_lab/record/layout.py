@@ -21,7 +21,7 @@ LONGEST_SHOWN = 40
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a strict JSON text.
+    """Read the value of a strict JSON text.
 
     Raises:
         ValueError: it is no JSON, not UTF-8, has a NaN or an infinity, or is nested without end.
@@ -106,7 +106,7 @@ def _is_one(value: Any, layout: Any) -> bool:
 
 
 def in_words(layout: Any) -> str:
-    """`a number or null`."""
+    """Say what a layout takes, as in `a number or null`."""
     origin, parts = get_origin(layout), get_args(layout)
     if origin in (Union, UnionType):
         return " or ".join(in_words(part) for part in parts)
@@ -135,7 +135,7 @@ def _show(value: Any) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Printable and in one line."""
+    """Make a text printable, of one line, and short."""
     shown = json.dumps(text)[1:-1] if not text.isprintable() else text
     return shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
 

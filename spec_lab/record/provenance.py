@@ -79,7 +79,7 @@ def collect_provenance(
 
 
 def package_versions() -> dict[str, str | None]:
-    """Version by distribution, null where it is not installed; beside them Python, the platform and spec_lab."""
+    """Return version by distribution, null where it is not installed; beside them Python, the platform and spec_lab."""
     from spec_lab import __version__
 
     versions: dict[str, str | None] = {
@@ -96,7 +96,8 @@ def package_versions() -> dict[str, str | None]:
 
 
 def git_revision(folder: Path | None = None, tracked: str = "__init__.py") -> str | None:
-    """Commit of the checkout that `folder` (default: this package) is tracked in, with `+dirty` for local changes.
+    """Return the commit of the checkout that `folder` (default: this package) is tracked in, with `+dirty` for local
+    changes.
 
     `tracked` is the file of the folder that has to be tracked. None outside a checkout. An installed package may lie
     in the virtual environment of an unrelated repository, hence the question whether it is tracked.
@@ -110,7 +111,7 @@ def git_revision(folder: Path | None = None, tracked: str = "__init__.py") -> st
 
 
 def cpu_model() -> str:
-    """The processor's name as the system gives it; its architecture where it gives none."""
+    """Return the processor's name as the system gives it; its architecture where it gives none."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -121,7 +122,7 @@ def cpu_model() -> str:
 
 
 def device_name(device: str) -> str:
-    """The name of the accelerator behind a torch device, or of the CPU."""
+    """Return the name of the accelerator behind a torch device, or of the CPU."""
     if not device.startswith("cuda"):
         return cpu_model()
     import torch

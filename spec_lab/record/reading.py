@@ -20,7 +20,7 @@ from spec_lab.record.versions import READABLE_VERSIONS, completed_version_1, upg
 
 
 def read_summary(folder: Path) -> Summary:
-    """The record of the run in `folder`.
+    """Read the record of the run in `folder`.
 
     Raises:
         UserError: it is no record of ours, is broken, or was written in a layout this version does not read.
@@ -46,7 +46,7 @@ def read_summary(folder: Path) -> Summary:
 
 
 def read_request_rows(folder: Path) -> list[RequestRow]:
-    """The lines of `requests.jsonl` of one run.
+    """Read the lines of `requests.jsonl` of one run.
 
     Raises:
         UserError: the file is missing or broken.
@@ -98,7 +98,7 @@ def _token_problems(row: RequestRow) -> Iterator[str]:
 
 
 def read_round_rows(folder: Path) -> list[RoundRow]:
-    """The lines of `rounds.jsonl` of one run.
+    """Read the lines of `rounds.jsonl` of one run.
 
     Raises:
         UserError: the file is missing or broken.
@@ -107,7 +107,7 @@ def read_round_rows(folder: Path) -> list[RoundRow]:
 
 
 def _read_rows(path: Path, layout: Any) -> Iterator[Any]:
-    """The lines of a file; a last one that was torn, by a kill or a full disk, is dropped."""
+    """Read the lines of a file; a last one that was torn, by a kill or a full disk, is dropped."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError as error:

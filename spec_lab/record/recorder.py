@@ -65,7 +65,7 @@ class Recorder:
             self._give_up(error)
 
     def rounds(self, repeat: int, records: Sequence[RoundRecord]) -> None:
-        """The rounds of one timed repeat of the main configuration."""
+        """Record the rounds of one timed repeat of the main configuration."""
         for record in records:
             row = round_row(repeat, record)
             for sink in self._started:
@@ -80,7 +80,7 @@ class Recorder:
         num_thinking_tokens: int | None = None,
         text_ends: Sequence[int] | None = None,
     ) -> None:
-        """A finished request of the first repeat, with its decoded output and what the checks said of it."""
+        """Record a finished request of the first repeat, with its decoded output and what the checks said of it."""
         row = request_row(record, text, correct, divergence, num_thinking_tokens, text_ends)
         for sink in self._started:
             sink.request(row)
@@ -111,7 +111,7 @@ def write_status(folder: Path, info: RunInfo, status: Status, reason: str) -> Su
 
 
 def utc_now() -> str:
-    """The moment, as `RunInfo.started_at` wants it."""
+    """Return the moment, as `RunInfo.started_at` wants it."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
@@ -123,7 +123,7 @@ def request_row(
     num_thinking_tokens: int | None = None,
     text_ends: Sequence[int] | None = None,
 ) -> RequestRow:
-    """The line of `requests.jsonl` for a request."""
+    """Make the line of `requests.jsonl` for a request."""
     return RequestRow(
         id=record.request_id,
         category=record.category,
@@ -150,7 +150,7 @@ def request_row(
 
 
 def round_row(repeat: int, record: RoundRecord) -> RoundRow:
-    """The line of `rounds.jsonl` for a round."""
+    """Make the line of `rounds.jsonl` for a round."""
     return RoundRow(
         repeat=repeat,
         index=record.index,

@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 
 def search_runs(folders: Iterable[Path]) -> Found:
-    """All runs in the folders and below them. One that cannot be read does not hide the others.
+    """Find all runs in the folders and below them. One that cannot be read does not hide the others.
 
     Raises:
         UserError: a folder is missing or has no run.
@@ -60,7 +60,7 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def newest_run(folder: Path, finished: bool = True) -> Run:
-    """The run started last in `folder` or below, by default among the finished ones."""
+    """Find the run started last in `folder` or below, by default among the finished ones."""
     runs = [run for run in find_runs([folder]) if not finished or run.summary["status"] == "finished"]
     if not runs:
         raise UserError(f"{folder}: no finished run in it; make one with python -m spec_lab")
@@ -68,7 +68,7 @@ def newest_run(folder: Path, finished: bool = True) -> Run:
 
 
 def load_runs(folders: Path | Sequence[Path]) -> pd.DataFrame:
-    """One row a run, oldest first: its choices, knobs and numbers in flat columns."""
+    """Return one row a run, oldest first: its choices, knobs and numbers in flat columns."""
     import pandas as pd
 
     folders = [folders] if isinstance(folders, Path) else folders
@@ -76,7 +76,7 @@ def load_runs(folders: Path | Sequence[Path]) -> pd.DataFrame:
 
 
 def load_requests(folder: Path) -> pd.DataFrame:
-    """`requests.jsonl` of one run, a row a request, with its own acceptance length beside."""
+    """Return `requests.jsonl` of one run, a row a request, with its own acceptance length beside."""
     import pandas as pd
 
     frame = pd.DataFrame(read_request_rows(folder))
@@ -90,7 +90,7 @@ def load_requests(folder: Path) -> pd.DataFrame:
 
 
 def load_rounds(folder: Path) -> pd.DataFrame:
-    """`rounds.jsonl` of one run, a row a round, each stage's milliseconds in a column of its own."""
+    """Return `rounds.jsonl` of one run, a row a round, each stage's milliseconds in a column of its own."""
     import pandas as pd
 
     lines = []
@@ -101,7 +101,7 @@ def load_rounds(folder: Path) -> pd.DataFrame:
 
 
 def load_categories(summary: Summary) -> pd.DataFrame:
-    """One row a category of one run, hardest first."""
+    """Return one row a category of one run, hardest first."""
     import pandas as pd
 
     rows = [
@@ -118,7 +118,7 @@ def load_categories(summary: Summary) -> pd.DataFrame:
 
 
 def load_positions(summary: Summary) -> pd.DataFrame:
-    """Long form: acceptance rate by category (`all` for the whole run), position (from 1) and kind."""
+    """Return acceptance rates in long form: by category (`all` for the whole run), position (from 1) and kind."""
     import pandas as pd
 
     outcomes = {"all": summary["acceptance_rate_by_position"]} | {
@@ -136,7 +136,7 @@ def load_positions(summary: Summary) -> pd.DataFrame:
 
 
 def load_configurations(summary: Summary) -> pd.DataFrame:
-    """One row a configuration, the main one first: stage times, rows and rates beside its references'."""
+    """Return one row a configuration, the main one first: stage times, rows and rates beside its references'."""
     import pandas as pd
 
     configurations: dict[str, Any] = {THIS_RUN: summary, **summary["references"]}
@@ -155,7 +155,7 @@ def load_configurations(summary: Summary) -> pd.DataFrame:
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
-    """Folders with a record, nearest first; nothing below one is looked at: its files may hold copies."""
+    """Yield folders with a record, nearest first; nothing below one is looked at: its files may hold copies."""
     for place, folders, files in os.walk(folder):
         if SUMMARY_FILE in files:
             folders.clear()

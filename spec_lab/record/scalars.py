@@ -30,7 +30,7 @@ def scalar_paths() -> dict[str, tuple[str, ...]]:
 
 
 def scalar(summary: Mapping[str, Any], name: str) -> float | None:
-    """The number called `name` in a record; None where the run has none."""
+    """Return the number called `name` in a record; None where the run has none."""
     value: Any = summary
     for key in scalar_paths()[name]:
         value = None if value is None else value.get(key)
@@ -38,7 +38,7 @@ def scalar(summary: Mapping[str, Any], name: str) -> float | None:
 
 
 def scalars(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Every number that a record has, by its name."""
+    """Return every number that a record has, by its name."""
     found = {name: scalar(summary, name) for name in scalar_paths()}
     return {name: value for name, value in found.items() if value is not None}
 

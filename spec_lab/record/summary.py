@@ -56,7 +56,7 @@ def build_summary(
     acceptance_lossless: bool | None = None,
     row_invariant: bool | None = None,
 ) -> Summary:
-    """The whole record of a run.
+    """Make the whole record of a run.
 
     Args:
         main: the configuration that was asked for.
@@ -245,7 +245,7 @@ def _ratio_over(name: str, main: Measured, references: Mapping[str, Measured]) -
 
 
 def _break_even(main: Measured, references: Mapping[str, Measured]) -> float | None:
-    """None without drafts: there is nothing that could pay."""
+    """Return the break-even acceptance length; None without drafts, of which nothing could pay."""
     if "plain" not in references or not any(result.num_draft_tokens for result in main.repeats):
         return None
     pairs = zip(main.repeats, references["plain"].repeats, strict=True)

@@ -55,7 +55,7 @@ class _Row(TypedDict):
 
 
 def read_trace_file(folder: Path) -> list[TraceEvent]:
-    """Every event with a length of the trace in a run's folder, as the profiler wrote it.
+    """Read every event with a length of the trace in a run's folder, as the profiler wrote it.
 
     Raises:
         UserError: there is none, or it is broken.
@@ -85,7 +85,7 @@ def _events(trace: Any) -> Iterator[TraceEvent]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same stretches of time, ascending and disjoint."""
+    """Return the same stretches of time, ascending and disjoint."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -96,7 +96,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def outermost(events: Iterable[TraceEvent]) -> list[TraceEvent]:
-    """The events that begin inside no earlier one, ascending."""
+    """Return the events that begin inside no earlier one, ascending."""
     kept: list[TraceEvent] = []
     for event in sorted(events, key=lambda event: (event.start_us, -event.end_us)):
         if not kept or event.start_us >= kept[-1].end_us:

@@ -15,7 +15,7 @@ CPU_CAVEAT = (
 
 
 def verdict(summary: Summary) -> str:
-    """Speedup with range, acceptance length, same tokens or not, what pruning saved, and what the device hides."""
+    """Say speedup with its range, acceptance length, same tokens or not, what pruning saved, what the device hides."""
     if summary["status"] != "finished":
         return f"The run is {summary['status']}: {summary['reason'] or 'no reason was recorded'}."
     parts = [_speed(summary), _tokens(summary), _price(summary), _pruning(summary), _shared(summary), _caveat(summary)]

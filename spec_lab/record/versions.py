@@ -29,7 +29,8 @@ def completed_version_1(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def upgraded_summary(summary: Summary) -> Summary:
-    """A summary of any readable version with all keys of today's; `schema_version` and the numbers stay as recorded."""
+    """Return a summary of any readable version with all keys of today's; `schema_version` and the numbers stay as
+    recorded."""
     speeds: list[Speed] = [summary, *summary["references"].values()]
     for speed in speeds:
         speed["stage_ms_per_round"].setdefault("readback", None)
@@ -43,7 +44,7 @@ def upgraded_summary(summary: Summary) -> Summary:
 
 
 def upgraded_request(row: RequestRow) -> RequestRow:
-    """A line of `requests.jsonl` with all keys of today's.
+    """Return a line of `requests.jsonl` with all keys of today's.
 
     `judged_per_round` follows from how its last round was cut. One thing is lost before version 3: an end of sequence
     among the tokens that a limit cut off. Origins of tokens are unknown before version 4; before version 5 every round
@@ -57,7 +58,8 @@ def upgraded_request(row: RequestRow) -> RequestRow:
 
 
 def old_definition(summaries: Iterable[Summary]) -> str:
-    """The note under a table with acceptance lengths that are not defined as today's are; empty where all are."""
+    """Return the note under a table with acceptance lengths that are not defined as today's are; empty where all
+    are."""
     if all(summary["schema_version"] >= SINCE_JUDGED_ROUNDS for summary in summaries):
         return ""
     return (

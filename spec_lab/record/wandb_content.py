@@ -30,7 +30,7 @@ KERNEL_COLUMNS = ("name", "calls_per_round", "us_per_round")
 
 
 def tags_of(summary: Summary) -> list[str]:
-    """A tag a factor, such as `drafter=eagle3` or `batch_size=8`, so that W&B can filter and group by each.
+    """Return a tag a factor, such as `drafter=eagle3` or `batch_size=8`, so that W&B can filter and group by each.
 
     A group's tag holds those of its knobs that are not as usual; what is in `UNNAMED` belongs to no group's name.
     """
@@ -46,12 +46,12 @@ def tags_of(summary: Summary) -> list[str]:
 
 
 def results_of(summary: Summary) -> dict[str, Any]:
-    """All of `summary.json` that is no part of the configuration."""
+    """Return all of `summary.json` that is no part of the configuration."""
     return {key: value for key, value in without_user_paths(summary).items() if key not in NOT_RESULTS}
 
 
 def request_cells(row: RequestRow) -> list[Any]:
-    """The line of a request, by `REQUEST_COLUMNS` but for the last, which the whole run decides."""
+    """Return the line of a request, by `REQUEST_COLUMNS` but for the last, which the whole run decides."""
     rounds = len(row["emitted_per_round"])
     divergence = row["divergence"]
     return [
@@ -68,7 +68,7 @@ def request_cells(row: RequestRow) -> list[Any]:
 
 
 def kernel_cells(summary: Summary) -> list[list[Any]]:
-    """A line a kernel of the profiled rounds, by `KERNEL_COLUMNS`."""
+    """Return a line a kernel of the profiled rounds, by `KERNEL_COLUMNS`."""
     return [[kernel["name"], kernel["calls_per_round"], kernel["us_per_round"]] for kernel in summary["kernels"]]
 
 
@@ -85,18 +85,18 @@ def copy_files(folder: Path, copies: Path, summary: Summary) -> Sequence[Path]:
 
 
 def environment_of(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The versions, the revision and the device that a run stood on."""
+    """Return the versions, the revision and the device that a run stood on."""
     keys = Origin.__annotations__.keys() - {"config", "name", "started_at"}
     return {"extensions": {}} | {key: summary[key] for key in sorted(keys) if key in summary}
 
 
 def wandb_config(summary: Summary) -> dict[str, Any]:
-    """The resolved config by its own keys, and beside it what identifies the run."""
+    """Return the resolved config by its own keys, and beside it what identifies the run."""
     return without_user_paths(summary["config"]) | {"origin": environment_of(summary)}
 
 
 def without_user_paths(value: Any) -> Any:
-    """A copy in which no string shows where the user's files lie.
+    """Return a copy in which no string shows where the user's files lie.
 
     A string that is an absolute path keeps its last part; inside other strings the home and the working directory are
     written `~` and `.`, and every other absolute path keeps its last part.

@@ -114,5 +114,5 @@ def _describe_setting(detail: Mapping[str, Any]) -> str:
 
 
 def shown(value: str) -> str:
-    """A name as it was typed, or escaped where it would break the line."""
+    """Return a name as it was typed, or escaped where it would break the line."""
     return value if value.isprintable() and value.strip() else repr(value)

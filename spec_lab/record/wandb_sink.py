@@ -190,7 +190,7 @@ class WandbSink:
             self._run.log(drawn)
 
     def _log_files(self, summary: Summary) -> None:
-        """The record as an artifact: copies inside the run's own folder."""
+        """Log the record as an artifact: copies inside the run's own folder."""
         import wandb
 
         artifact = wandb.Artifact(f"run-{self._run.id}-record", type="record")
@@ -200,7 +200,7 @@ class WandbSink:
         self._run.log_artifact(artifact)
 
     def _base(self) -> Path:
-        """The directory that paths inside the W&B run are relative to: where an uploading process runs.
+        """Return the directory that paths inside the W&B run are relative to: where an uploading process runs.
 
         An online run is uploaded from here. An offline one may be uploaded from anywhere, so a run's folder that is not
         below the working directory is its own base.

@@ -6,17 +6,17 @@ ABSENT = "-"
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number with thousands separated, `-` where there is none."""
+    """Write a number with thousands separated, `-` where there is none."""
     return ABSENT if value is None else f"{value:,.{digits}f}"
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A share of 1 as a percentage."""
+    """Write a share of 1 as a percentage."""
     return ABSENT if value is None else f"{100 * value:.{digits}f}%"
 
 
 def with_range(value: float | None, low: float | None, high: float | None, digits: int = 2) -> str:
-    """A value with the lowest and highest it took: `1.42 (1.38 to 1.47)`."""
+    """Write a value with the lowest and highest it took: `1.42 (1.38 to 1.47)`."""
     if value is None:
         return ABSENT
     return f"{number(value, digits)} ({number(low, digits)} to {number(high, digits)})"

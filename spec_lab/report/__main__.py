@@ -146,7 +146,7 @@ def _compare(runs: Sequence[NumberedRun], base: int | None) -> Comparisons:
 
 
 def _left_out(found: Sequence[Comparisons]) -> list[str]:
-    """A line for each run that a comparison had to do without, whichever says so."""
+    """Return a line for each run that a comparison had to do without, whichever says so."""
     said = list(dict.fromkeys(reason for part in found for reason in part.left_out))
     others = dict.fromkeys(reason for part in found for reason in part.unreadable)
     return [*said, *(f"not compared: {reason}" for reason in others if not any(reason in line for line in said))]
@@ -155,7 +155,7 @@ def _left_out(found: Sequence[Comparisons]) -> list[str]:
 def _plots(
     found: Sequence[Comparisons], knobs: Sequence[tuple[KnobStudy, list[Run]]], options: argparse.Namespace
 ) -> list[Plot]:
-    """Those of experiments in the one folder, or all of them where `--figures` says."""
+    """Return the plots of experiments in the one folder, or all of them where `--figures` says."""
     if options.figures is None:
         return _experiment_plots(found, knobs, options.folders[0]) if len(options.folders) == 1 else []
     try:

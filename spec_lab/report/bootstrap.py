@@ -37,7 +37,7 @@ class Interval:
 
 
 def bootstrap_acceptance_length(rows: Sequence[RequestRow], num_draft_tokens: int) -> Interval | None:
-    """Pooled acceptance length with its 95 % percentile interval; None where too little was judged."""
+    """Return pooled acceptance length with its 95 % percentile interval; None where too little was judged."""
     if not rows:
         return None
     return _interval(*_pooled_and_resampled(rows, num_draft_tokens, _times_picked(len(rows), SEED)))
@@ -50,7 +50,8 @@ def bootstrap_difference(
     base_num_draft_tokens: int,
     paired: bool = True,
 ) -> Interval | None:
-    """Acceptance length less that of a base run, with its 95 % percentile interval; None where too little was judged.
+    """Return acceptance length less that of a base run, with its 95 % percentile interval; None where too little was
+    judged.
 
     Args:
         paired: the two have the same prompts in the same order, and are resampled together.
@@ -66,7 +67,7 @@ def bootstrap_difference(
 
 
 def _times_picked(count: int, seed: int) -> Counts:
-    """[resamples, count] how often each request is in each resample."""
+    """Return [resamples, count] how often each request is in each resample."""
     import numpy as np
 
     picks = np.random.default_rng(seed).integers(count, size=(NUM_RESAMPLES, count))
@@ -74,7 +75,7 @@ def _times_picked(count: int, seed: int) -> Counts:
 
 
 def _pooled_and_resampled(rows: Sequence[RequestRow], num_draft_tokens: int, picks: Counts) -> tuple[float, Counts]:
-    """The pooled acceptance length, and that of each resample; NaN where too little was judged."""
+    """Return the pooled acceptance length, and that of each resample; NaN where too little was judged."""
     import numpy as np
 
     counts = [
@@ -87,7 +88,8 @@ def _pooled_and_resampled(rows: Sequence[RequestRow], num_draft_tokens: int, pic
 
 
 def _acceptance_lengths(reached: Counts, accepted: Counts) -> Counts:
-    """`DraftCounts.acceptance_length` of many counts at once, [count, K] each; NaN where too little was judged."""
+    """Return `DraftCounts.acceptance_length` of many counts at once, [count, K] each; NaN where too little was
+    judged."""
     import numpy as np
 
     rates = np.where(reached > 0, accepted / np.maximum(reached, 1), np.nan)

@@ -8,17 +8,17 @@ from spec_lab.report.bootstrap import Interval
 
 
 def ratio_cell(ratio: Ratio | None) -> str:
-    """The median with the lowest and highest of the repeats."""
+    """Write the median with the lowest and highest of the repeats."""
     return ABSENT if ratio is None else with_range(ratio["value"], ratio["low"], ratio["high"])
 
 
 def interval_cell(interval: Interval | None) -> str:
-    """The value with the ends of its interval."""
+    """Write the value with the ends of its interval."""
     return ABSENT if interval is None else with_range(interval.value, interval.low, interval.high)
 
 
 def accuracy_cell(accuracy: Accuracy) -> str:
-    """The share of right answers with the ends of its interval."""
+    """Write the share of right answers with the ends of its interval."""
     if accuracy["value"] is None:
         return ABSENT
     return f"{percent(accuracy['value'])} ({percent(accuracy['low'])} to {percent(accuracy['high'])})"

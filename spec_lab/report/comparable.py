@@ -39,12 +39,12 @@ class NumberedRun:
 
 
 def numbered(runs: Iterable[Run]) -> list[NumberedRun]:
-    """The runs as the table of runs numbers them."""
+    """Return the runs as the table of runs numbers them."""
     return [NumberedRun(number, run, prompts_id(run)) for number, run in enumerate(runs, start=1)]
 
 
 def comparable_sets(runs: Sequence[NumberedRun]) -> list[list[NumberedRun]]:
-    """The runs in sets within which they may be compared, in their order.
+    """Return the runs in sets within which they may be compared, in their order.
 
     A run without requests, such as a failed one, is in every set of its definitions and versions: it has no number that
     could be compared, and a table can say what became of it.
@@ -67,7 +67,8 @@ def comparable_sets(runs: Sequence[NumberedRun]) -> list[list[NumberedRun]]:
 
 
 def sets_of_standards(runs: Sequence[NumberedRun]) -> list[list[NumberedRun]]:
-    """The runs in sets of the same definitions and versions, for tables of knobs of which one chooses the prompts."""
+    """Return the runs in sets of the same definitions and versions, for tables of knobs of which one chooses the
+    prompts."""
     sets: list[list[NumberedRun]] = []
     for run in runs:
         home = next((found for found in sets if not any(_other_standards(found[0].run, run.run))), None)
@@ -86,7 +87,7 @@ def differences(base: NumberedRun, other: NumberedRun) -> Iterator[str]:
 
 
 def refusals(sets: Sequence[Sequence[NumberedRun]]) -> list[str]:
-    """A line for each set that is kept apart from the first."""
+    """Return a line for each set that is kept apart from the first."""
     return [
         f"not compared with {sets[0][0].label}: {', '.join(run.label for run in others)} "
         f"({_shorten(list(differences(sets[0][0], others[0])))}); --anyway compares them"
@@ -100,7 +101,7 @@ def _shorten(reasons: Sequence[str]) -> str:
 
 
 def _other_standards(base: Run, other: Run) -> Iterator[str]:
-    """Definitions, then versions."""
+    """Yield definitions, then versions."""
     ours, theirs = base.summary["definitions"], other.summary["definitions"]
     others = [name for name in COMPARED_NUMBERS if ours.get(name) != theirs.get(name)]
     if others:

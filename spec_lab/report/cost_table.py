@@ -75,7 +75,7 @@ def read_costs(runs: Sequence[NumberedRun]) -> list[Cost]:
 
 
 def format_costs(costs: Sequence[Cost]) -> str:
-    """Title, table and what the columns mean."""
+    """Write title, table and what the columns mean."""
     header = [
         "#", "drafter", "K", "draft", "verify", "rest", "break-even", "length", "predicted", "measured", "off",
         "oracle's", "its speedup",

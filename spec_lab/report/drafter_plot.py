@@ -19,7 +19,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 
 
 def acceptance_against_draft_tokens(cells: Sequence[Cell]) -> Figure:
-    """Acceptance length at each K: a line a drafter, grey lines the upper and the lower bound (oracle, random)."""
+    """Draw acceptance length at each K: a line a drafter, grey lines the upper and the lower bound (oracle, random)."""
     shown = [cell for cell in cells if cell.is_finished and cell.summary["acceptance_length"] is not None]
     colours = _colours(shown)
     with open_figure(height=4.6) as (figure, axes):
@@ -40,7 +40,7 @@ def acceptance_against_draft_tokens(cells: Sequence[Cell]) -> Figure:
 
 
 def predicted_against_measured(cells: Sequence[Cell]) -> Figure:
-    """Measured speedup, with the range of its repeats, over the predicted one; a marker for each K.
+    """Draw measured speedup, with the range of its repeats, over the predicted one; a marker for each K.
 
     On the diagonal the prediction is right; above the dotted line drafting pays. The bounds are left out, as the
     oracle's speedup would leave no room for the others.
@@ -75,7 +75,7 @@ def predicted_against_measured(cells: Sequence[Cell]) -> Figure:
 
 
 def _colours(cells: Sequence[Cell]) -> dict[str, Any]:
-    """One a drafter, in the order of the table; the bounds are grey."""
+    """Return a colour a drafter, in the order of the table; the bounds are grey."""
     import seaborn as sns
 
     drafters = list(dict.fromkeys(cell.drafter for cell in cells))

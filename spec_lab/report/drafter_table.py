@@ -87,14 +87,14 @@ class Cell:
         return paired_ratio(rates, others, over="plain")
 
     def in_plain_steps(self, milliseconds: float | None) -> float | None:
-        """A time over that of a round of plain decoding; None without such a reference."""
+        """Return a time over that of a round of plain decoding; None without such a reference."""
         plain = self.summary["references"].get("plain")
         plain_ms = None if plain is None else plain["round_ms"]
         return milliseconds / plain_ms if milliseconds is not None and plain_ms else None
 
 
 def read_comparisons(runs: Sequence[Run]) -> list[list[Cell]]:
-    """The comparisons among `runs` (oldest first): runs whose configurations differ in the drafter alone.
+    """Find the comparisons among `runs` (oldest first): runs whose configurations differ in the drafter alone.
 
     Cells by drafter, in the order in which they first ran, then by K. Of runs of one cell the newest finished counts,
     so that a sweep begun again fills the cells that an earlier one left open. Lossy rules are left out: under them the
@@ -109,7 +109,7 @@ def read_comparisons(runs: Sequence[Run]) -> list[list[Cell]]:
 
 
 def format_comparison(cells: Sequence[Cell]) -> str:
-    """Title, tables, what is missing and why, what the columns mean."""
+    """Write title, tables, what is missing and why, what the columns mean."""
     names = {
         "drafter": [cell.drafter for cell in cells],
         "K": [str(cell.num_draft_tokens) for cell in cells],
@@ -185,7 +185,7 @@ def _table(columns: Mapping[str, Sequence[str]]) -> str:
 
 
 def _length_columns(cells: Sequence[Cell]) -> dict[str, list[str]]:
-    """Pooled acceptance length, or why there is none, and one column a category."""
+    """Return pooled acceptance length, or why there is none, and one column a category."""
     categories = sorted({category for cell in cells for category in cell.summary["by_category"]})
     return {"all": [_length(cell) for cell in cells]} | {
         category: [_category_length(cell.summary, category) for cell in cells] for category in categories
@@ -242,7 +242,7 @@ def _title(cells: Sequence[Cell]) -> str:
 
 
 def _notes(cells: Sequence[Cell]) -> list[str]:
-    """Cells without a figure and the reason, and what the audits of the others said."""
+    """Return cells without a figure and the reason, and what the audits of the others said."""
     finished = [cell for cell in cells if cell.is_finished]
     notes = [
         f"{_name(cell)} {cell.summary['status']}: {cell.summary['reason']}" for cell in cells if not cell.is_finished
@@ -259,7 +259,7 @@ def _name(cell: Cell) -> str:
 
 
 def _absent(cells: Iterable[Cell]) -> list[str]:
-    """Pairs of a drafter and a K that were run, each, but not together."""
+    """Return pairs of a drafter and a K that were run, each, but not together."""
     run = {(cell.drafter, cell.num_draft_tokens): None for cell in cells}
     drafters, lengths = dict.fromkeys(drafter for drafter, _ in run), sorted({k for _, k in run})
     return [f"{drafter} K={k}" for drafter in drafters for k in lengths if (drafter, k) not in run]

@@ -105,7 +105,8 @@ PANDAS_TYPES = {"text": "object", "number": "float64", "count": "Int64", "flag":
 
 
 def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
-    """One row a part of each run in the folders and below them, oldest run first; `COLUMNS` says what each column is.
+    """Return one row a part of each run in the folders and below them, oldest run first; `COLUMNS` says what each
+    column is.
 
     Records of any schema version are read. One that cannot be read is left out with a warning.
 
@@ -129,7 +130,7 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def _extra_order(name: str) -> tuple[bool, bool, int, str]:
-    """Labels, then positions by their number, then versions."""
+    """Put labels first, then positions by their number, then versions."""
     position = name.removeprefix("accepted_at_")
     return name.startswith("version_"), position != name, int(position) if position.isdecimal() else 0, name
 
@@ -183,7 +184,7 @@ def _of_part(name: str, part: Any, summary: Summary) -> dict[str, Any]:
 
 
 def predicted_speedup(summary: Summary) -> float | None:
-    """Acceptance length over break-even acceptance length."""
+    """Return acceptance length over break-even acceptance length."""
     length, break_even = summary["acceptance_length"], summary["break_even_acceptance_length"]
     return length / break_even if length is not None and break_even else None
 

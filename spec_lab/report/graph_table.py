@@ -26,7 +26,7 @@ there can be, an eager one up to the longest of its batch."""
 
 
 def read_graph_comparisons(runs: Sequence[Run]) -> list[list[Run]]:
-    """Finished runs that differ by graph mode and batch size alone, by batch size, eager first.
+    """Find finished runs that differ by graph mode and batch size alone, by batch size, eager first.
 
     A batch size without an eager run or without another mode is left out. Of equal configurations the newest counts.
     """
@@ -43,7 +43,7 @@ def read_graph_comparisons(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def format_graph_comparison(runs: Sequence[Run]) -> str:
-    """The table of one comparison, a line a run, and whether acceptance length is the same in all modes."""
+    """Write the table of one comparison, a line a run, and whether acceptance length is the same in all modes."""
     header = [
         "batch", "graph", "ms a round", "to eager", "launches", "replays", "syncs", "GPU idle", "CPU span ms",
         "captures", "nodes", "acceptance length",

@@ -110,7 +110,7 @@ def _stage(name: str) -> Callable[[Summary], str]:
 
 
 def _per_round(kind: Literal["drafted", "offered", "verified"]) -> Callable[[Summary], str]:
-    """A count of a request round; older records do not have it."""
+    """Return a count of a request round; older records do not have it."""
     return lambda summary: number(ratio(summary["rows"].get(kind, 0), summary["rounds"]))
 
 
@@ -201,8 +201,8 @@ STUDIES = (
 
 
 def read_knob_studies(runs: Sequence[Run]) -> list[tuple[KnobStudy, list[Run]]]:
-    """The studies among `runs` with their finished runs, in the order of the knobs; those of a study that differ in
-    anything but its knobs, such as the target or the size, are studies apart. Of equal runs the newest counts."""
+    """Find the studies among `runs` with their finished runs, in the order of the knobs; those of a study that differ
+    in anything but its knobs, such as the target or the size, are studies apart. Of equal runs the newest counts."""
     found: dict[tuple[str, str], dict[str, Run]] = {}
     by_name = {study.experiment: study for study in STUDIES}
     for run in runs:
@@ -224,7 +224,7 @@ def is_told_by_knobs(summaries: Sequence[Summary]) -> bool:
 
 
 def format_knob_study(study: KnobStudy, runs: Sequence[Run]) -> str:
-    """The question and the table."""
+    """Write the question and the table."""
     keys = shown_keys(study, runs)
     body = [
         [
@@ -265,7 +265,7 @@ def _value(summary: Summary, key: str) -> Any:
 
 
 def _ordered(study: KnobStudy, runs: Sequence[Run]) -> list[Run]:
-    """Numbers by value, words in the order in which they ran."""
+    """Put numbers in the order of their values, words in that in which they ran."""
     values = {id(run): _values(study, run.summary) for run in runs}
     seen = [list(dict.fromkeys(str(row[place]) for row in values.values())) for place in range(len(study.all_keys))]
 
@@ -279,7 +279,7 @@ def _ordered(study: KnobStudy, runs: Sequence[Run]) -> list[Run]:
 
 
 def _shared(study: KnobStudy, summary: Summary) -> str:
-    """The configuration without the knobs of the study."""
+    """Return the configuration without the knobs of the study."""
     config = {key: value for key, value in summary["config"].items() if key not in NOT_COMPARED}
     for key in (*study.all_keys.values(), *study.follows):
         *groups, leaf = key.split(".")

@@ -41,7 +41,7 @@ class RuleWords(NamedTuple):
 
 
 def describe_rule(summary: Summary) -> RuleWords:
-    """The rule of a run in words."""
+    """Say the rule of a run in words."""
     options: Mapping[str, Any] = summary["config"].get("acceptance", {})
     name = options.get("name", ABSENT)
     if name != RELAXED:
@@ -52,7 +52,7 @@ def describe_rule(summary: Summary) -> RuleWords:
 
 
 def describe_mode(summary: Summary) -> str:
-    """The graph mode of a run in words, with what is not as usual: `round, overlap`."""
+    """Say the graph mode of a run in words, with what is not as usual: `round, overlap`."""
     graph: Mapping[str, Any] = summary["config"]["graph"]
     if graph["name"] not in GRAPH_MODES:
         return summary["choices"].get("graph", graph["name"])
@@ -67,6 +67,6 @@ def describe_mode(summary: Summary) -> str:
 
 
 def place_of_mode(mode: str) -> int:
-    """The place of a mode in a table, by what it captures; `mode` as `describe_mode` calls it."""
+    """Return the place of a mode in a table, by what it captures; `mode` as `describe_mode` calls it."""
     name = mode.partition(",")[0]
     return GRAPH_MODES.index(name) if name in GRAPH_MODES else len(GRAPH_MODES)

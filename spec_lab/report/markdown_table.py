@@ -36,7 +36,7 @@ is worth its time; speedup is the decode rate over that of plain decoding, repea
 
 
 def format_markdown(runs: Sequence[Run]) -> str:
-    """The table of the finished runs, and two paragraphs below it.
+    """Write the table of the finished runs, and two paragraphs below it.
 
     Raises:
         UserError: no run has finished, or the requests of one cannot be read.
@@ -73,7 +73,7 @@ def _cells(run: Run) -> list[str]:
 
 
 def _origin(summaries: Sequence[Summary]) -> str:
-    """Target, prompts, machine, versions and day of the runs; several of each where they differ."""
+    """Name target, prompts, machine, versions and day of the runs; several of each where they differ."""
 
     def all_of(value: Callable[[Summary], object]) -> str:
         return " and ".join(dict.fromkeys(str(value(summary)) for summary in summaries))

@@ -18,7 +18,7 @@ NOISE_COLOUR = "0.55"
 
 
 def lengths_and_differences(compared: Sequence[Compared]) -> Figure:
-    """Left the acceptance length of each run, right its difference to the base; 95 % intervals.
+    """Draw left the acceptance length of each run, right its difference to the base; 95 % intervals.
 
     A grey difference is within noise: its interval holds 0.
     """
@@ -41,9 +41,9 @@ def lengths_and_differences(compared: Sequence[Compared]) -> Figure:
 
 
 def cost_and_speedup(costs: Sequence[Cost]) -> Figure:
-    """Left what a round costs in steps of plain decoding, with a mark at its acceptance length: drafting pays where the
-    mark is right of the bar. Right the measured speedup over the predicted one, and the speedup at the oracle's length.
-    """
+    """Draw left what a round costs in steps of plain decoding, with a mark at its acceptance length: drafting pays
+    where the mark is right of the bar. Right the measured speedup over the predicted one, and the speedup at the
+    oracle's length."""
     import seaborn as sns
 
     draft, verify, rest, mark = sns.color_palette(PALETTE, 4)

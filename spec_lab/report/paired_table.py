@@ -75,7 +75,7 @@ def is_measured(run: NumberedRun) -> bool:
 
 
 def compare(runs: Sequence[NumberedRun], base: int | None = None) -> tuple[list[Compared], list[str]]:
-    """The measured runs against one of them, which comes first, and of those that cannot be read the reason.
+    """Set the measured runs against one of them, which comes first; for those that cannot be read, give the reason.
 
     Args:
         base: number of the run that the others are compared with; the first where it is None or not among them.
@@ -96,7 +96,7 @@ def compare(runs: Sequence[NumberedRun], base: int | None = None) -> tuple[list[
 
 
 def format_compared(compared: Sequence[Compared]) -> str:
-    """Title, table and what the columns mean."""
+    """Write title, table and what the columns mean."""
     base = compared[0].run
     header = [
         "#", "drafter", "K", "rule", "acceptance length", "difference", "prompts", "difference is", "decode rate",

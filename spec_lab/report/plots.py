@@ -26,7 +26,7 @@ ROW_LABELS = {
 
 
 def acceptance_by_category(summary: Summary, requests: pd.DataFrame | None = None) -> Figure:
-    """Pooled acceptance length a category, hardest on top; with `requests`, each of them as a dot.
+    """Draw pooled acceptance length a category, hardest on top; with `requests`, each of them as a dot.
 
     Lines mark the whole run, and the acceptance length from which drafting pays.
     """
@@ -53,7 +53,7 @@ def acceptance_by_category(summary: Summary, requests: pd.DataFrame | None = Non
 
 
 def acceptance_by_position(summary: Summary) -> Figure:
-    """Acceptance rate at each draft position: a line for the whole run, a paler one a category.
+    """Draw acceptance rate at each draft position: a line for the whole run, a paler one a category.
 
     Unconditional on the left, over all rounds; conditional on the right, over the drafts that reached the position.
     """
@@ -105,7 +105,7 @@ def stage_times(summary: Summary) -> Figure:
 
 
 def row_counts(summary: Summary) -> Figure:
-    """Rows that went on past the KV write, by kind and configuration: what pruning leaves out."""
+    """Draw rows that went on past the KV write, by kind and configuration: what pruning leaves out."""
     import seaborn as sns
 
     frame = load_configurations(summary)
@@ -126,7 +126,7 @@ def row_counts(summary: Summary) -> Figure:
 
 @contextmanager
 def open_figure(height: float, width: float = 7.5, columns: int = 1) -> Iterator[tuple[Figure, Any]]:
-    """A figure in the house style with its axes: one, or with several columns an array that shares its y axis."""
+    """Open a figure in the house style with its axes: one, or with several columns an array that shares its y axis."""
     import seaborn as sns
     from matplotlib.figure import Figure
 

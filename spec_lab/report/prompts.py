@@ -13,7 +13,8 @@ from spec_lab.record.runs import Run
 
 
 def prompts_id(run: Run) -> str | None:
-    """Eight digits, the same for runs over the same prompts in any order; None where the requests cannot be read."""
+    """Return eight digits, the same for runs over the same prompts in any order; None where the requests cannot be
+    read."""
     if run.summary["status"] != "finished":
         return None
     try:

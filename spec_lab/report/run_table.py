@@ -24,7 +24,7 @@ IMPOSED = "* the acceptance was imposed, not measured"
 
 
 def format_run(summary: Summary) -> str:
-    """One run: its configurations, its categories, the verdict. Only the verdict where it did not finish."""
+    """Write one run: its configurations, its categories, the verdict. Only the verdict where it did not finish."""
     parts = [textwrap.fill(summary["verdict"], text_width())]
     if summary["status"] == "finished":
         speeds = _configurations(summary)
@@ -34,7 +34,7 @@ def format_run(summary: Summary) -> str:
 
 
 def format_runs(runs: Sequence[Run]) -> str:
-    """A line a run, then the stages of several, then why some did not finish."""
+    """Write a line a run, then the stages of several, then why some did not finish."""
     varied = [name for name in SOMETIMES if len({_sometimes(name, run.summary) for run in runs}) > 1]
     header = [
         "#", "drafter", "prune", "K", "batch", *varied, "rule", "acceptance length", "decode tok/s",
@@ -56,7 +56,7 @@ def format_runs(runs: Sequence[Run]) -> str:
 
 
 def format_categories(summary: Summary) -> str:
-    """One run's categories, hardest first: acceptance length, rate at each draft position, accuracy."""
+    """Write one run's categories, hardest first: acceptance length, rate at each draft position, accuracy."""
     if not summary["by_category"]:
         return ""
     num_draft_tokens = summary["num_draft_tokens"] or 0
@@ -81,7 +81,8 @@ def format_categories(summary: Summary) -> str:
 
 
 def _lossy_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
-    """The columns that a lossy run shows besides: thinking length, relaxed hits, outputs equal to plain decoding."""
+    """Return the columns that a lossy run shows besides: thinking length, relaxed hits, outputs equal to plain
+    decoding."""
     if summary["acceptance_lossless"] is not False or summary["acceptance_imposed"]:
         return {}
     return {
@@ -111,7 +112,7 @@ def _speed_table(summary: Summary) -> str:
 
 
 def speed_cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """The header and the cells of the table of speeds: a row for the run, and one for each of its references."""
+    """Return the header and the cells of the table of speeds: a row for the run, and one for each of its references."""
     header = ["", "acceptance length", "decode tok/s", "end-to-end tok/s", "speedup over plain", "accuracy"]
     parts: dict[str, Outcome] = {THIS_RUN: summary, **summary["references"]}
     body = [

@@ -95,7 +95,7 @@ def overview_plots_of(overviews: Sequence[tuple[list[Compared], list[Cost]]], fo
 def _drawings(
     studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]]
 ) -> Iterator[tuple[int, str, Callable[[], Figure]]]:
-    """Number, file name, and what draws it. Matplotlib is imported only where there is something to draw."""
+    """Yield number, file name, and what draws it. Matplotlib is imported only where there is something to draw."""
     for number, points in enumerate(studies, start=1):
         from spec_lab.report.study_plot import acceptance_against_accuracy
 

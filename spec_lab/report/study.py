@@ -72,7 +72,8 @@ class Studies(NamedTuple):
 
 
 def read_studies(runs: Sequence[Run]) -> Studies:
-    """The studies among `runs`: runs that differ by rule and K alone, where a lossy rule has a strict run beside it.
+    """Find the studies among `runs`: runs that differ by rule and K alone, where a lossy rule has a strict run beside
+    it.
 
     A point a run, by K, strict first. Of runs with one configuration the newest counts. Imposed acceptance is left out:
     it costs no answers, because it gives none. So is a run whose requests cannot be read or are not those of its
@@ -118,7 +119,7 @@ def _read_points(strict: Run, lossy: Sequence[Run]) -> tuple[list[Point], list[s
 
 
 def format_study(points: Sequence[Point]) -> str:
-    """The table, a line a point."""
+    """Write the table, a line a point."""
     header = [
         "K", "rule", "acceptance length", "accuracy", "difference to strict", "lost", "gained", "thinking tokens",
         "equal to strict", "relaxed hits a 1000 tokens",
@@ -186,7 +187,7 @@ def _key(run: Run, without: Collection[str]) -> str:
 
 
 def _change(change: AccuracyChange | None) -> list[str]:
-    """Difference in percentage points with its interval, answers lost, answers gained."""
+    """Write difference in percentage points with its interval, answers lost, answers gained."""
     if change is None:
         return [ABSENT] * 3
     value, low, high = (f"{100 * change[key]:+.1f}" for key in ("difference", "low", "high"))

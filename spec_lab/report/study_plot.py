@@ -26,7 +26,7 @@ class Look(NamedTuple):
 
 
 def acceptance_against_accuracy(points: Sequence[Point]) -> Figure:
-    """Acceptance length (to the right is better) and accuracy (upwards is), both with 95 % intervals.
+    """Draw acceptance length (to the right is better) and accuracy (upwards is), both with 95 % intervals.
 
     A panel for each K. A star is strict, and the band its accuracy interval; a marker and a colour stand for a family
     of rules, the darker the larger its threshold, and a line joins its thresholds.
@@ -64,7 +64,7 @@ def acceptance_against_accuracy(points: Sequence[Point]) -> Figure:
 
 
 def _choose_looks(points: Sequence[Point], families: Sequence[str], sns: Any) -> dict[str, Look]:
-    """A look for each rule."""
+    """Choose a look for each rule."""
     looks = {point.rule: Look("*", "gold", STRICT_SIZE) for point in points if point.is_strict}
     relaxed = [family for family in families if family not in looks]
     colours = sns.color_palette(PALETTE, max(len(relaxed), 1))
@@ -76,13 +76,13 @@ def _choose_looks(points: Sequence[Point], families: Sequence[str], sns: Any) ->
 
 
 def _rules_of(points: Sequence[Point], family: str) -> list[str]:
-    """The rules of a family by their threshold."""
+    """Return the rules of a family by their threshold."""
     thresholds = {point.rule: point.threshold or 0.0 for point in points if point.family == family}
     return sorted(thresholds, key=lambda rule: thresholds[rule])
 
 
 def _draw_series(axes: Axes, series: Sequence[Point], looks: Mapping[str, Look]) -> None:
-    """Points of one family at one K, by threshold."""
+    """Draw points of one family at one K, by threshold."""
     joined: tuple[list[float], list[float]] = ([], [])
     for point in series:
         length, accuracy, look = point.acceptance_length, point.accuracy, looks[point.rule]
@@ -116,7 +116,7 @@ def _mark(axes: Axes, x: Any, y: Any, look: Look, size: float, edge: str) -> lis
 def _add_legend(
     figure: Figure, axes: Axes, points: Sequence[Point], families: Sequence[str], looks: Mapping[str, Look]
 ) -> None:
-    """A column a family."""
+    """Explain the colours and markers, a column a family."""
     columns = [_rules_of(points, family) for family in families]
     handles, labels = [], []
     for rules in columns:

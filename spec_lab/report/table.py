@@ -13,17 +13,17 @@ CUT = "..."
 
 
 def text_width() -> int:
-    """Columns that lines of text may take: those of the terminal, at most 120; 80 where there is none to ask."""
+    """Return the columns that lines of text may take: the terminal's, at most 120; 80 where there is none to ask."""
     return min(table_width(), WIDEST_TEXT)
 
 
 def table_width() -> int:
-    """Columns that a table may take: COLUMNS, else those of the terminal, else 80."""
+    """Return the columns that a table may take: COLUMNS, else those of the terminal, else 80."""
     return shutil.get_terminal_size((USUAL_WIDTH, 24)).columns
 
 
 def paragraph(text: str) -> str:
-    """The text in lines of `text_width`."""
+    """Break a text into lines of `text_width`."""
     return textwrap.fill(" ".join(text.split()), text_width(), break_on_hyphens=False)
 
 
@@ -34,7 +34,7 @@ def format_table(
     num_keys: int = 1,
     width: int | None = None,
 ) -> str:
-    """Columns as wide as their widest cell, right-aligned, except those named in `left`.
+    """Set columns as wide as their widest cell, right-aligned, except those named in `left`.
 
     A table that is too wide goes on below with its further columns, and the keys of each line again in front of them.
     A cell that is too wide for itself alone keeps its end, which tells folders apart.

@@ -18,7 +18,7 @@ SECONDS_BETWEEN_LOOKS = 0.5
 
 
 def follow(folder: Path, was_left: Callable[[Path], bool], seconds: float = SECONDS_BETWEEN_LOOKS) -> Iterator[Run]:
-    """The runs of a sweep, or of any folder of runs, as they end; first those that have.
+    """Yield the runs of a sweep, or of any folder of runs, as they end; first those that have.
 
     It ends with the sweep, or with the run where the folder is that of one.
 

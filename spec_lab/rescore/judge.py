@@ -42,7 +42,7 @@ def rescore(folder: Path, options: AcceptanceConfig, extensions: Sequence[str] =
 
 
 def read_prompts(folder: Path, rows: VerifyRows) -> dict[str, list[int]]:
-    """Prompt ids of the requests that `rows` are of, by request id.
+    """Return the prompt ids of the requests that `rows` are of, by request id.
 
     Raises:
         UserError: `requests.jsonl` is broken or lacks one of them.
@@ -99,7 +99,7 @@ def _check_topk(rows: VerifyRows, options: AcceptanceConfig) -> None:
 
 
 def _standing(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> DraftStanding:
-    """Standing of the drafts [batch, K] of the rounds `at`. One not among the recorded ranks behind them."""
+    """Return the standing of the drafts [batch, K] of the rounds `at`. One not among the recorded ranks behind them."""
     ids = torch.from_numpy(rows.top_ids[at][:, :-1]).long()
     probabilities = torch.from_numpy(rows.top_probabilities[at][:, :-1])
     found = ids == drafts.unsqueeze(-1)
@@ -113,7 +113,7 @@ def _standing(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> DraftStand
 
 
 def _emitted(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [batch, N] that the run itself emitted, junk behind the last, and their number [batch]."""
+    """Return the tokens [batch, N] that the run itself emitted, junk behind the last, and their number [batch]."""
     count = torch.from_numpy(rows.accepted[at]).long()
     last = torch.from_numpy(rows.last_ids[at]).long().unsqueeze(1)
     tokens = torch.cat((drafts, last), dim=1).scatter(1, count.unsqueeze(1), last)

@@ -24,7 +24,7 @@ class Judgement:
 
 
 def format_judgements(own: Judgement, others: Sequence[Judgement], categories: Mapping[str, str]) -> str:
-    """The table, the run's own rule first; `categories` are those of the requests, by id."""
+    """Write the table, the run's own rule first; `categories` are those of the requests, by id."""
     names = sorted({categories[request_id] for request_id in own.accepted})
     header = ["rule", "acceptance length", "change", "change %", *names]
     body = [
@@ -37,7 +37,7 @@ def format_judgements(own: Judgement, others: Sequence[Judgement], categories: M
 
 
 def _lengths(judgement: Judgement, own: Judgement) -> list[str]:
-    """Acceptance length, and its change against the run's own rule."""
+    """Return acceptance length, and its change against the run's own rule."""
     length, base = _length(judgement.accepted.values()), _length(own.accepted.values())
     if length is None or base is None:
         return [ABSENT] * 3

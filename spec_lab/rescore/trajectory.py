@@ -59,7 +59,7 @@ class RowKeeper:
 
 
 def likeliest(logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `topk` likeliest tokens of [..., vocab] logits, lowest id first among equals, and their probabilities.
+    """Return the `topk` likeliest tokens of [..., vocab] logits, lowest id first among equals, and their probabilities.
 
     Ranked on the logits, as `draft_standing` counts: two that differ can have the same float32 probability.
     """
@@ -89,7 +89,7 @@ def record_verify_rows(
 def fitting(
     requests: Sequence[Request], records: Iterable[RequestRecord], num_draft_tokens: int, topk: int
 ) -> list[Request]:
-    """The first of `requests` whose rows fit into the file's limit, by the rounds each took before."""
+    """Return the first of `requests` whose rows fit into the file's limit, by the rounds each took before."""
     left = MAX_BYTES
     chosen = []
     for request, record in zip(requests, records, strict=True):

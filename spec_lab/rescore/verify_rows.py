@@ -79,7 +79,7 @@ def save_verify_rows(folder: Path, rows: VerifyRows) -> None:
 
 
 def load_verify_rows(folder: Path) -> VerifyRows:
-    """The rows of the run in `folder`.
+    """Return the rows of the run in `folder`.
 
     Raises:
         UserError: the run recorded none, or the file is broken.

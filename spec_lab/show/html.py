@@ -14,7 +14,7 @@ TOKENS = "padding:1px 0;text-align:left;font-family:monospace;white-space:pre-wr
 
 
 def request_html(run: str | os.PathLike[str], request_id: str) -> str:
-    """A fragment that shows one request of the run in the folder `run`, for `IPython.display.HTML`.
+    """Write a fragment that shows one request of the run in the folder `run`, for `IPython.display.HTML`.
 
     Raises:
         UserError: there is no such run or request, or its record is broken.
@@ -23,7 +23,7 @@ def request_html(run: str | os.PathLike[str], request_id: str) -> str:
 
 
 def page(request: ShownRequest) -> str:
-    """A whole page."""
+    """Write a whole page."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>{escape(request.row['id'])}</title></head>\n<body>{fragment(request)}</body></html>\n"
@@ -31,7 +31,7 @@ def page(request: ShownRequest) -> str:
 
 
 def fragment(request: ShownRequest) -> str:
-    """Heading, legend with counts, and a row a round; styles stand in the elements, as notebooks drop others."""
+    """Write heading, legend with counts, and a row a round; styles stand in the elements, as notebooks drop others."""
     legend = " ".join(f"{_mark(look, look.word)} {count}" for look, count in counts(request.tokens))
     rows = "".join(
         f'<tr><td style="{CELL}">{escape(request.describe_round(part))}</td>'

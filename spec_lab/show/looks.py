@@ -36,6 +36,6 @@ LOOKS: dict[TokenOrigin | None, OriginLook] = {
 
 
 def counts(tokens: Iterable[Token]) -> list[tuple[OriginLook, int]]:
-    """The origins that there are, in their order, and how many tokens of each."""
+    """Return the origins that there are, in their order, and how many tokens of each."""
     found = Counter(token.origin for token in tokens)
     return [(look, found[origin]) for origin, look in LOOKS.items() if found[origin]]

@@ -78,7 +78,7 @@ class ShownRequest:
         )
 
     def describe_round(self, part: ShownRound) -> str:
-        """`prompt pass`, or how many drafts were accepted."""
+        """Say `prompt pass`, or how many drafts were accepted."""
         if part.num_accepted is None:
             return "prompt pass"
         num_drafts = self.num_draft_tokens if part.num_offered is None else part.num_offered
@@ -88,12 +88,12 @@ class ShownRequest:
 
 
 def escaped(letter: str) -> str:
-    r"""`\n`, `\x1b` and the like."""
+    r"""Write a letter as `\n`, `\x1b` and the like."""
     return letter.encode("unicode_escape").decode("ascii")
 
 
 def load_request(folder: Path, request_id: str) -> ShownRequest:
-    """The request of that id of the run in `folder`.
+    """Read the request of that id of the run in `folder`.
 
     Raises:
         UserError: there is no such run or request, or its record is broken.

@@ -19,7 +19,8 @@ def wants_colour(stream: TextIO, environment: Mapping[str, str] = os.environ) ->
 
 
 def format_request(request: ShownRequest, colour: bool) -> str:
-    """Heading, what the colours or marks mean with their counts, each round, and the text where tokens have none."""
+    """Write heading, what the colours or marks mean with their counts, each round, and the text where tokens have
+    none."""
     paint = _in_colour if colour else _behind_a_mark
     legend = "  ".join(f"{paint(look, look.word)} {count}" for look, count in counts(request.tokens))
     lines = [paragraph(request.heading), legend, ""]
@@ -31,7 +32,7 @@ def format_request(request: ShownRequest, colour: bool) -> str:
 
 
 def _wrapped(tokens: list[Token], paint: Callable[[OriginLook, str], str]) -> Iterator[str]:
-    """Lines of whole tokens; one that is longer than a line is broken by the terminal."""
+    """Yield lines of whole tokens; one that is longer than a line is broken by the terminal."""
     room = table_width() - len(INDENT)
     line, used = "", 0
     for token in tokens:
@@ -55,6 +56,6 @@ def _behind_a_mark(look: OriginLook, text: str) -> str:
 
 
 def _printable_lines(text: str) -> Iterator[str]:
-    """The text's own lines, without anything that a terminal would obey."""
+    """Yield the text's own lines, without anything that a terminal would obey."""
     for line in text.split("\n"):
         yield INDENT + "".join(letter if letter.isprintable() else "?" for letter in line)

@@ -13,7 +13,7 @@ EXAMPLE = f'command: [{", ".join(BEGINNING)}, "{PARAMETERS}"]'
 
 
 def fixed_overrides(command: Sequence[Any] | None) -> tuple[str, ...]:
-    """The overrides that the command of a sweep file gives every run beside its parameters.
+    """Return the overrides that the command of a sweep file gives every run beside its parameters.
 
     Raises:
         UserError: W&B's agent would not start `python -m spec_lab KEY=VALUE...` with it.
@@ -33,5 +33,5 @@ def fixed_overrides(command: Sequence[Any] | None) -> tuple[str, ...]:
 
 
 def as_overrides(parameters: Mapping[str, Any]) -> list[str]:
-    """A run's parameters as W&B's agent writes them for `${args_no_hyphens}`."""
+    """Return a run's parameters as W&B's agent writes them for `${args_no_hyphens}`."""
     return [f"{name}={value}" for name, value in parameters.items()]

@@ -13,7 +13,7 @@ INSTALL = "pip install -c constraints.txt -e '.[sweep]'"
 
 
 def load_library() -> ModuleType:
-    """The package `sweeps`.
+    """Import the package `sweeps`.
 
     Raises:
         UserError: it is not installed.

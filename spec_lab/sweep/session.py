@@ -76,7 +76,8 @@ class Sweep:
         return trials
 
     def overrides_of(self, parameters: dict[str, Any]) -> list[str]:
-        """The command line of one run. What was typed stands in for what the file's command says of the same key."""
+        """Return the command line of one run. What was typed stands in for what the file's command says of the same
+        key."""
         typed = {override_key(text) for text in self.overrides}
         fixed = [text for text in self.file.overrides if override_key(text) not in typed]
         return [*fixed, *as_overrides(parameters), *self.overrides]

@@ -77,7 +77,7 @@ def _check_parameter(name: str, parameter: Mapping[str, Any], menu: Menu) -> Non
 
 
 def _probes(name: str, parameter: Mapping[str, Any]) -> Iterator[Any]:
-    """Every value that is listed, and three of a distribution: its ends and its middle."""
+    """Yield every value that is listed, and three of a distribution: its ends and its middle."""
     if "values" in parameter:
         yield from parameter["values"]
     elif "value" in parameter:

@@ -18,7 +18,7 @@ LONGEST_CELL = 24
 
 
 def format_trials(file: SweepFile, trials: Sequence[Trial]) -> str:
-    """A line a run with what was swept; parameters that do not fit the width are left out, and said so."""
+    """Write a line a run with what was swept; parameters that do not fit the width are left out, and said so."""
     names = [name for name, parameter in file.parameters.items() if "value" not in parameter]
     shown = list(names)
     while len(shown) > 1 and _width(_table(file, trials, shown)) > WIDTH:
@@ -45,13 +45,14 @@ def _table(file: SweepFile, trials: Sequence[Trial], names: Sequence[str]) -> st
 
 
 def _ranked(file: SweepFile, trials: Sequence[Trial]) -> list[Trial]:
-    """Best first; those without a metric last, all in the order they ran in where there is none."""
+    """Rank the trials, best first; those without a metric stand last, and all in the order they ran in where there is
+    none."""
     sign = -1.0 if file.maximizes else 1.0
     return sorted(trials, key=lambda trial: (trial.metric is None, sign * (trial.metric or 0.0)))
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """`num_draft_tokens` for `drafter.num_draft_tokens`, unless two end alike."""
+    """Return `num_draft_tokens` for `drafter.num_draft_tokens`, unless two end alike."""
     leaves = [name.rpartition(".")[2] for name in names]
     return [leaf if leaves.count(leaf) == 1 else name for leaf, name in zip(leaves, names, strict=True)]
 

@@ -121,7 +121,7 @@ def _train(composed: DictConfig) -> Status:
 
 
 def config_of(composed: DictConfig) -> TrainConfig:
-    """The typed form of a composed training.
+    """Return the typed form of a composed training.
 
     Raises:
         UserError: a key has no value, or nothing reads it.

@@ -82,7 +82,7 @@ target scales it, beside the target's hidden state after its final norm; later s
         )
 
     def _keys(self, target: dict[str, Any]) -> dict[str, Any]:
-        """config.json: what differs from transformers' defaults."""
+        """Return config.json: what differs from transformers' defaults."""
         num_layers = self.config.num_sliding_layers + 1
         return {
             "architectures": ["Gemma4AssistantForCausalLM"],
@@ -111,7 +111,7 @@ target scales it, beside the target's hidden state after its final norm; later s
 
 
 def assistant_shape(target: ModelConfig, text: dict[str, Any]) -> FrozenKVShape:
-    """The sizes that the `text_config` of an assistant has beside this target."""
+    """Return the sizes that the `text_config` of an assistant has beside this target."""
     sliding, full = last_owners(target)
     layers = (sliding if kind == "sliding_attention" else full for kind in text["layer_types"])
     return FrozenKVShape(
@@ -125,7 +125,7 @@ def assistant_shape(target: ModelConfig, text: dict[str, Any]) -> FrozenKVShape:
 
 
 def last_owners(target: ModelConfig) -> tuple[int, int]:
-    """The last layer with a window and the last one without that have keys and values of their own."""
+    """Return the last layer with a window and the last one without that have keys and values of their own."""
     owners = {plan.window is None: index for index, plan in enumerate(target.layers) if plan.kv_owner is None}
     return owners[False], owners[True]
 
@@ -138,7 +138,7 @@ def kv_source(target: ModelConfig, layer: int) -> KVSource:
 
 @torch.no_grad()
 def start_from_decoder(drafter: TrainableFrozenKVDrafter, target: TrainableDecoder) -> None:
-    """First weights on the scales of what the assistant reads and leaves, as `start_from_target` has them for Qwen3.
+    """Set first weights on the scales of what the assistant reads and leaves, as `start_from_target` does for Qwen3.
 
     The embedding enters scaled here, so that it weighs as much as the hidden state without more ado.
     """

@@ -22,7 +22,7 @@ from spec_lab.train.layers import (
 
 
 def attention_of(plan: LayerPlan, hidden_size: int, eps: float) -> SelfAttention | LatentSelfAttention:
-    """The attention that a layer's plan names."""
+    """Return the attention that a layer's plan names."""
     if plan.latent is not None:
         return LatentSelfAttention(plan, hidden_size, eps)
     norm_eps = eps if plan.qk_norm else None
@@ -31,7 +31,7 @@ def attention_of(plan: LayerPlan, hidden_size: int, eps: float) -> SelfAttention
 
 
 def rotation_of(plan: LayerPlan, num_rows: int, device: torch.device) -> Rotation:
-    """The rotary embedding of a layer's rows 0.. ."""
+    """Return the rotary embedding of a layer's rows 0.. ."""
     rope = plan.rope
     if rope.scaling == "proportional":
         return Rotation.of_rows(num_rows, plan.head_dim, rope.theta, device, rope.partial_rotary_factor)
@@ -40,7 +40,7 @@ def rotation_of(plan: LayerPlan, num_rows: int, device: torch.device) -> Rotatio
 
 
 def attend(attention: HeadsAttention, rows: Tensor, rotation: Rotation) -> Tensor:
-    """Causal attention over whole rows `[batch, rows, hidden]`."""
+    """Attend causally over whole rows `[batch, rows, hidden]`."""
     query, key, value = attention.project(rows, rotation)
     return attention.merge(F.scaled_dot_product_attention(query, key, value, is_causal=True), rows)
 
@@ -65,7 +65,7 @@ class GatedSelfAttention(SelfAttention):
         return self.o_proj(attended.transpose(1, 2).flatten(2) * gate)
 
     def _half(self, index: int) -> Tensor:
-        """The queries' (0) or the gate's (1) rows of `q_proj`, head by head."""
+        """Return the queries' (0) or the gate's (1) rows of `q_proj`, head by head."""
         return self.q_proj.weight.unflatten(0, (-1, 2, self.head_dim))[:, index].flatten(0, 1)
 
 
@@ -101,7 +101,7 @@ class LatentSelfAttention(nn.Module):
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
     def _halves(self, turning: Tensor) -> Tensor:
-        """Channels that lie as the pairs (0, 1), (2, 3), ... in the order in which a rotation takes them."""
+        """Return channels that lie as the pairs (0, 1), (2, 3), ... in the order in which a rotation takes them."""
         if not self.sizes.interleaved:
             return turning
         return turning.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

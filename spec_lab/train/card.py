@@ -132,7 +132,7 @@ LIMITS = """## What these figures do not say about large models
 
 
 def evaluation_section(report: dict[str, Any], kind: str | None) -> str:
-    """The section of a card that says what `spec_lab.train.evaluate` measured; `kind`: of the drafter, if any."""
+    """Write the section of a card that says what `spec_lab.train.evaluate` measured; `kind`: of the drafter, if any."""
     return _reflow(f"""## Evaluation
 {report["pooled"]["prompts"]} prompts (`spec_lab/workloads/prompts`), greedy, at most {report["max_new_tokens"]} new
 tokens, float32 from the bf16 weights. {"" if kind is None else _drafts(report, kind)} Rows <
@@ -156,7 +156,7 @@ replaying the rounds over the plain greedy text (`spec_lab/train/rounds.py`), no
 
 
 def _num_steps(training: dict[str, Any]) -> int:
-    """The steps that were taken: fewer than the knob says where the clock ended them."""
+    """Count the steps that were taken: fewer than the knob says where the clock ended them."""
     knobs = training["recipe"]["optimisation"]
     last: int = training["curve"][-1]["step"]
     return int(knobs["num_steps"]) if knobs.get("max_seconds") is None else last
@@ -210,7 +210,7 @@ def _megabytes(output: Path) -> float:
 
 
 def _reflow(card: str) -> str:
-    """Paragraphs and list items filled to the width of this project's files, after figures have been put in."""
+    """Fill paragraphs and list items to the width of this project's files, once figures have been put in."""
     blocks = []
     for block in card.strip().split("\n\n"):
         heading, newline, rest = block.partition("\n") if block.startswith("#") else ("", "", block)

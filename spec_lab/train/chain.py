@@ -24,14 +24,15 @@ class ChainLayer(Protocol):
         """The layer's attention, whose cache the unrolling keeps."""
 
     def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual `[batch, rows, hidden]`, and what attention projects `[batch, rows, input]`."""
+        """Return the residual `[batch, rows, hidden]`, and what attention projects `[batch, rows, input]`."""
 
     def leave(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """The hidden state to recycle, from the residual and what attention gave, `[batch, rows, hidden]` each."""
+        """Return the hidden state to recycle, from the residual and what attention gave, `[batch, rows, hidden]`
+        each."""
 
 
 def unroll_chain(layers: Sequence[ChainLayer], embeddings: Tensor, hidden: Tensor, rotation: Rotation) -> list[Tensor]:
-    """Hidden states `[batch, rows, hidden]` of every step; step s is taken by `layers[s]`.
+    """Return the hidden states `[batch, rows, hidden]` of every step; step s is taken by `layers[s]`.
 
     Row p pairs `embeddings[:, p]`, the embedding of token p+1, with `hidden[:, p]`, made from the target's position p.
     At step s the row stands at the end of a chain that began s rows before, at its anchor p-s: it takes the hidden
@@ -64,7 +65,7 @@ def unroll_chain(layers: Sequence[ChainLayer], embeddings: Tensor, hidden: Tenso
 
 
 def chain_mask(step: int, num_rows: int, device: torch.device) -> Tensor:
-    """`[rows, (step + 1) * rows]`, True where row p at `step` sees a key; keys stand step by step.
+    """Return `[rows, (step + 1) * rows]`, True where row p at `step` sees a key; keys stand step by step.
 
     Of step 0 it sees rows 0..p-step, of a later step i only row p-step+i: the chain that leads to it.
     """

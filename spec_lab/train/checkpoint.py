@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def save_drafter(tensors: Mapping[str, Tensor], config: dict[str, Any], folder: Path) -> None:
-    """Floating-point tensors in bf16, integer and boolean ones as they are."""
+    """Save floating-point tensors in bf16, integer and boolean ones as they are."""
     folder.mkdir(parents=True, exist_ok=True)
     saved = {
         name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous().cpu()
@@ -28,6 +28,6 @@ def save_config(config: dict[str, Any], folder: Path) -> None:
 
 
 def load_drafter(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors as saved, and the config."""
+    """Load tensors as saved, and the config."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return load_file(folder / "model.safetensors"), config

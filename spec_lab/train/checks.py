@@ -31,7 +31,7 @@ def refuse(config: TrainConfig) -> None:
 
 
 def refusals(config: TrainConfig) -> list[str]:
-    """Everything that speaks against the training, a line each; empty when it may start."""
+    """Return everything that speaks against the training, a line each; empty when it may start."""
     return out_of_bounds(config) or [message for check in CHECKS if (message := check(config)) is not None]
 
 

@@ -54,14 +54,14 @@ def pack_documents(documents: list[np.ndarray], row_length: int, pad_id: int) ->
 
 
 def next_token_labels(rows: Tensor, pad_id: int) -> Tensor:
-    """Labels `[batch, length - 1]` for tokens `[batch, length]`; padding behind padding is ignored."""
+    """Return labels `[batch, length - 1]` for tokens `[batch, length]`; padding behind padding is ignored."""
     labels = rows[:, 1:].clone()
     labels[(rows[:, 1:] == pad_id) & (rows[:, :-1] == pad_id)] = IGNORED_LABEL
     return labels
 
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of `next_token_labels` under logits `[batch, length, vocab]`."""
+    """Return the mean cross-entropy of `next_token_labels` under logits `[batch, length, vocab]`."""
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL)
 
 
@@ -77,14 +77,14 @@ class Shard:
 
 
 def generate_examples(category: str, seed: int, num_examples: int) -> list[Example]:
-    """Examples of the training split; another seed gives others."""
+    """Return examples of the training split; another seed gives others."""
     from spec_lab.corpus.categories import generate
 
     return list(islice(generate(category, "train", seed), num_examples))
 
 
 def build_shard(shard: Shard) -> np.ndarray:
-    """The packed rows of one shard, categories mixed."""
+    """Return the packed rows of one shard, categories mixed."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(shard.tokenizer_file)
@@ -100,7 +100,8 @@ def build_shard(shard: Shard) -> np.ndarray:
 
 
 def map_in_processes(function: Callable[[Job], Result], jobs: list[Job], num_workers: int) -> Iterator[Result]:
-    """`map(function, jobs)` in order, over spawned processes: a forked one would inherit CUDA and tokenizer threads."""
+    """Do `map(function, jobs)` in order, over spawned processes: a forked one would inherit CUDA and tokenizer
+    threads."""
     if num_workers == 1:
         yield from map(function, jobs)
         return
@@ -127,7 +128,7 @@ def _tokenise_on_one_thread() -> None:
 
 
 def tokenise_natural_text(tokenizer_file: str, documents: list[str]) -> np.ndarray:
-    """One stream of uint16, every document opened by `<|endoftext|>`."""
+    """Return one stream of uint16, every document opened by `<|endoftext|>`."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(tokenizer_file)
@@ -168,7 +169,7 @@ class TrainingTokens:
         return replace(self, rows=self.rows.to(device), natural=self.natural.to(device))
 
     def batch(self, step: int, batch_size: int, seed: int) -> Tensor:
-        """Token rows `[batch_size, row_length]` (int64) that depend on seed and step alone."""
+        """Return token rows `[batch_size, row_length]` (int64) that depend on seed and step alone."""
         device = self.rows.device
         generator = step_generator(step, seed, device)
         row_length = self.rows.shape[1]

@@ -85,7 +85,7 @@ class TrainableLayer(nn.Module):
         self.keeps_state = plan.delta_net is not None
 
     def forward(self, stream: Tensor, rotation: Rotation) -> Tensor:
-        """`[batch, rows, hidden]` to the same."""
+        """Turn `[batch, rows, hidden]` into the same."""
         rows = self.input_layernorm(stream)
         stream = stream + (self.linear_attn(rows) if self.keeps_state else attend(self.self_attn, rows, rotation))
         return stream + self.mlp(self.post_attention_layernorm(stream))
@@ -143,13 +143,14 @@ class TrainableDecoder(nn.Module):
         use_cache: bool = False,
         output_hidden_states: bool = False,
     ) -> DecoderOutput:
-        """One causal forward over rows `[batch, length]`. The last three are transformers' way to ask for what is
+        """Run one causal forward over rows `[batch, length]`. The last three are transformers' way to ask for what is
         always returned here."""
         hidden_states, keys_values = self.run(input_ids)
         return DecoderOutput(self.logits(hidden_states[-1]), tuple(hidden_states), CachedLayers(keys_values))
 
     def run(self, tokens: Tensor) -> tuple[list[Tensor], list[KeysValues]]:
-        """Every layer's input and the final norm's output `[batch, length, hidden]`, and what layers would cache."""
+        """Return every layer's input and the final norm's output `[batch, length, hidden]`, and what layers would
+        cache."""
         stream = self.model.embed_tokens(tokens)
         rotation = rotation_of(self._attending(), tokens.shape[1], tokens.device)
         inputs = []
@@ -163,13 +164,14 @@ class TrainableDecoder(nn.Module):
         return next(plan for plan in self.config.model.layers if plan.delta_net is None)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[..., vocab_size]` from what the final norm leaves."""
+        """Return `[..., vocab_size]` from what the final norm leaves."""
         return F.linear(hidden, self.model.embed_tokens.weight)
 
 
 @contextmanager
 def products_in_tf32() -> Iterator[None]:
-    """Float32 products on a GPU's tensor cores, rounded to 10 bits of mantissa: those of delta nets, in training."""
+    """Let float32 products run on a GPU's tensor cores, rounded to 10 bits of mantissa: those of delta nets, in
+    training."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -191,7 +193,8 @@ class DecoderLoss(nn.Module):
         return self._behind_layers(hidden_states[-1], labels)
 
     def compiled(self) -> DecoderLoss:
-        """The same, compiled in parts: layers of a kind are compiled once, where a whole decoder takes a minute."""
+        """Return the same, compiled in parts: layers of a kind are compiled once, where a whole decoder takes a
+        minute."""
         compile_layers(self.model)
         self._behind_layers = torch.compile(self._head_loss)
         return self
@@ -213,6 +216,6 @@ def compile_on_gpu(target: TrainableDecoder, device: torch.device) -> None:
 
 
 def initialise(module: nn.Module) -> None:
-    """First weights of plain matrices; norms, convolutions, experts and what a module sets itself stay."""
+    """Set first weights of plain matrices; norms, convolutions, experts and what a module sets itself stay."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=INITIAL_STD)

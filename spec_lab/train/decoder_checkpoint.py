@@ -11,7 +11,7 @@ from spec_lab.models.checkpoint import run_dtype
 
 
 def as_saved(tensors: Mapping[str, Tensor], zero_centred: bool) -> dict[str, Tensor]:
-    """Tensors of a `TrainableDecoder`, or of a module of its layers, in the form of checkpoints.
+    """Return tensors of a `TrainableDecoder`, or of a module of its layers, in the form of checkpoints.
 
     Experts stand one by one. `zero_centred`: norms multiply by 1 + what is stored (Qwen3.5), but for that of a delta
     net's heads.
@@ -30,7 +30,7 @@ def as_saved(tensors: Mapping[str, Tensor], zero_centred: bool) -> dict[str, Ten
 
 
 def in_saved_dtype(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors in bf16, but for those that the runtime keeps in float32 whatever a run's dtype."""
+    """Return tensors in bf16, but for those that the runtime keeps in float32 whatever a run's dtype."""
     return {name: tensor.to(run_dtype(name, torch.bfloat16)).contiguous().cpu() for name, tensor in tensors.items()}
 
 

@@ -17,7 +17,7 @@ ROUTED_SCALING_FACTOR = 1.5
 
 
 def common_keys(hidden_size: int, num_layers: int, vocab_size: int) -> dict[str, Any]:
-    """The keys that all families write alike."""
+    """Return the keys that all families write alike."""
     return {
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
@@ -32,7 +32,8 @@ def common_keys(hidden_size: int, num_layers: int, vocab_size: int) -> dict[str,
 
 
 def hybrid_keys(config: PocketHybridTrainingConfig, vocab_size: int) -> dict[str, Any]:
-    """Qwen3.5: delta nets, and after some of them a layer with gated attention of which a quarter of a head turns."""
+    """Return Qwen3.5's keys: delta nets, and after some of them a layer with gated attention, in which a quarter of
+    a head turns."""
     return common_keys(config.hidden_size, config.num_layers, vocab_size) | {
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": "qwen3_5_text",
@@ -56,7 +57,7 @@ def hybrid_keys(config: PocketHybridTrainingConfig, vocab_size: int) -> dict[str
 
 
 def gemma_keys(config: PocketGemmaTrainingConfig, vocab_size: int) -> dict[str, Any]:
-    """Gemma 4 as E2B: windows, KV shared by the last layers, an embedding for each layer."""
+    """Return the keys of Gemma 4 as E2B: windows, KV shared by the last layers, an embedding for each layer."""
     return common_keys(config.hidden_size, config.num_layers, vocab_size) | {
         "architectures": ["Gemma4ForCausalLM"],
         "model_type": "gemma4_text",
@@ -87,7 +88,7 @@ def gemma_keys(config: PocketGemmaTrainingConfig, vocab_size: int) -> dict[str, 
 
 
 def moe_keys(config: PocketMoeTrainingConfig, vocab_size: int) -> dict[str, Any]:
-    """DeepSeek-V3: latent attention, a dense layer, and behind it layers of experts with a shared one."""
+    """Return DeepSeek-V3's keys: latent attention, a dense layer, and behind it layers of experts with a shared one."""
     return common_keys(config.hidden_size, config.num_layers, vocab_size) | {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
@@ -115,6 +116,6 @@ def moe_keys(config: PocketMoeTrainingConfig, vocab_size: int) -> dict[str, Any]
 
 
 def _every(interval: int, num_layers: int, other: str) -> list[str]:
-    """The kinds of layers, of which each `interval`-th and the last have full attention."""
+    """Return the kinds of layers, of which each `interval`-th and the last have full attention."""
     is_full = [(index + 1) % interval == 0 or index + 1 == num_layers for index in range(num_layers)]
     return ["full_attention" if full else other for full in is_full]

@@ -114,7 +114,7 @@ class DecoderRecipe:
         return curve
 
     def load(self, folder: Path, device: torch.device) -> tuple[TrainableDecoder, PreTrainedTokenizerFast]:
-        """The saved target, its weights held in float32, and its tokenizer; frozen."""
+        """Load the saved target, its weights held in float32, and its tokenizer; frozen."""
         from transformers import AutoTokenizer
 
         decoder = self.family.decoder(json.loads((folder / "config.json").read_text(encoding="utf-8")))
@@ -126,7 +126,7 @@ class DecoderRecipe:
     def write(
         self, model: TrainableDecoder, prompts: list[list[int]], max_new_tokens: int, batch_size: int
     ) -> list[Continuation]:
-        """The target's own greedy texts."""
+        """Write the target's own greedy texts."""
         stop_ids = [model.config.keys["eos_token_id"], model.config.keys["pad_token_id"]]
         return generate_without_cache(model, prompts, max_new_tokens, batch_size, stop_ids)
 
@@ -136,7 +136,7 @@ class DecoderRecipe:
         return TargetDescription(self.family.architecture, self.family.layers(config))
 
     def _save(self, decoder: TrainableDecoder, stop_ids: list[int], folder: Path) -> None:
-        """Weights in bf16 and generation settings, as `AutoModelForCausalLM` loads them."""
+        """Save weights in bf16 and generation settings, as `AutoModelForCausalLM` loads them."""
         tensors = in_saved_dtype(as_saved(decoder.state_dict(), self.family.zero_centred))
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         generation = {"eos_token_id": stop_ids, "pad_token_id": decoder.config.keys["pad_token_id"], "do_sample": False}

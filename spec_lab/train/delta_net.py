@@ -41,7 +41,7 @@ class TrainableDeltaNet(nn.Module):
         self.out_proj = nn.Linear(sizes.value_size, hidden_size, bias=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """`[batch, rows, hidden]` to the same; rows before the first one are zero."""
+        """Turn `[batch, rows, hidden]` into the same; rows before the first one are zero."""
         sizes = self.sizes
         mixed = F.silu(self._convolve(self.in_proj_qkv(rows).float()))
         queries, keys, values = mixed.split([sizes.key_size, sizes.key_size, sizes.value_size], dim=-1)
@@ -57,7 +57,7 @@ class TrainableDeltaNet(nn.Module):
         return self.out_proj((self.norm(outputs) * F.silu(gate)).flatten(-2))
 
     def _convolve(self, raw: Tensor) -> Tensor:
-        """The causal convolution of each channel, as a sum over the rows that it sees."""
+        """Convolve each channel causally, as a sum over the rows that it sees."""
         length, history = raw.shape[1], self.sizes.history
         known = F.pad(raw, (0, 0, history, 0))
         weight = self.conv1d.weight[:, 0]
@@ -75,7 +75,7 @@ class TrainableDeltaNet(nn.Module):
 def gated_delta_rule(
     queries: Tensor, keys: Tensor, values: Tensor, log_decay: Tensor, strength: Tensor, chunk_size: int = CHUNK_SIZE
 ) -> Tensor:
-    """The rule over whole rows from a state of zeros, in float32: `[batch, rows, heads, value_head_dim]`.
+    """Apply the rule over whole rows from a state of zeros, in float32: `[batch, rows, heads, value_head_dim]`.
 
     `queries` and `keys` `[batch, rows, heads, key_head_dim]`, `values` `[batch, rows, heads, value_head_dim]`,
     `log_decay` and `strength` `[batch, rows, heads]`; see `spec_lab.models.delta_rule`, whose letters the comments use.
@@ -105,7 +105,7 @@ def gated_delta_rule(
 
 
 def states_before(kept: Tensor, written: Tensor) -> Tensor:
-    """The state `[batch, heads, chunks, key, value]` that each chunk finds, the first one zeros.
+    """Return the state `[batch, heads, chunks, key, value]` that each chunk finds, the first one zeros.
 
     A chunk makes `kept @ state + written` of it, `kept` `[batch, heads, chunks, key, key]` and `written` of the states'
     shape. What the last chunk makes is of no use.
@@ -135,7 +135,7 @@ class UnitLowerInverse(torch.autograd.Function):
 
 
 def inverse_of_unit_lower(matrix: Tensor, smallest: int = 16) -> Tensor:
-    """Inverse of `[..., size, size]` matrices with ones on the diagonal, whose entries below it are `matrix`'s.
+    """Return the inverse of `[..., size, size]` matrices with ones on the diagonal and `matrix`'s entries below it.
 
     Blocks on the diagonal are inverted two by two, each twice as large as the ones before: of [[A, 0], [C, B]] the
     corner is -B^-1 C A^-1. So errors do not grow as those of a power series would. `size` is a power of two; blocks up

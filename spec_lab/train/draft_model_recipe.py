@@ -79,7 +79,7 @@ dimensions.""",
         )
 
     def model_config(self, target: Qwen3Config) -> Qwen3Config:
-        """The target's vocabulary, positions and rotary embedding in this recipe's sizes."""
+        """Return the target's vocabulary, positions and rotary embedding in this recipe's sizes."""
         from transformers import Qwen3Config
 
         return Qwen3Config(
@@ -103,7 +103,8 @@ dimensions.""",
 def distillation_batch(
     model: Qwen3ForCausalLM, picked: Generations, prompt_loss_weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens `[batch, length]`; of every position but the last the target's next-token probabilities and the weight.
+    """Return tokens `[batch, length]`; of every position but the last the target's next-token probabilities and the
+    weight.
 
     The last prompt position already predicts what the target wrote; nothing is predicted behind the end of a text.
     """

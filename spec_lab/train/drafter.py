@@ -65,7 +65,7 @@ class DrafterRecipe(Protocol):
         """Trains a drafter and saves it to `folder`; returns the loss curve."""
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """The saved drafter beside its target, ready to be asked where it agrees with a text."""
+        """Return the saved drafter beside its target, ready to be asked where it agrees with a text."""
 
     def describe(self, folder: Path) -> DrafterDescription:
         """Returns what the card says of the drafter in `folder`; all share data, curve, evaluation and limits."""

@@ -27,7 +27,7 @@ class DrafterChoice:
     name: str = MISSING
 
     def to_train(self) -> DrafterTrainingConfig | None:
-        """The drafter as it is trained; None where there is none."""
+        """Return the drafter as it is trained; None where there is none."""
         return None
 
     @property

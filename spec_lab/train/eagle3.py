@@ -79,19 +79,19 @@ class TrainableEagle3Head(UnrolledDrafter):
         self.register_buffer("t2d", is_drafted)
 
     def features(self, outputs: TargetOutputs) -> tuple[Tensor]:
-        """The taps `[batch, rows, 3 * hidden]`."""
+        """Return the taps `[batch, rows, 3 * hidden]`."""
         return (outputs.taps()[:, :-1],)
 
     def draft_token_ids(self) -> Tensor:
-        """`[draft_vocab_size]`: the target id of every draft id."""
+        """Return `[draft_vocab_size]`: the target id of every draft id."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def draft_logits(self, state: Tensor) -> Tensor:
-        """`[..., draft_vocab_size]` from a hidden state as the layer leaves it."""
+        """Return `[..., draft_vocab_size]` from a hidden state as the layer leaves it."""
         return self.lm_head(self.norm(state))
 
     def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
-        """The training-time test; see `unroll_chain`."""
+        """Unroll the head as EAGLE-3's training-time test does; see `unroll_chain`."""
         (taps,) = features
         rotation = Rotation.of_rows(embeddings.shape[1], self.shape.head_dim, ROPE_THETA, embeddings.device)
         return unroll_chain([self.midlayer] * num_steps, embeddings, self.fc(taps).float(), rotation)

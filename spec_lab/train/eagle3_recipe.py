@@ -75,7 +75,7 @@ raw `fc` output (`norm_before_residual` false); what the layer leaves, before th
 def most_frequent_tokens(
     generations: DrafterTexts, vocab_size: int, draft_vocab_size: int, always_drafted: list[int]
 ) -> Tensor:
-    """`[draft_vocab_size]`: the ids the target writes most, `always_drafted` among them, ascending."""
+    """Return `[draft_vocab_size]`: the ids the target writes most, `always_drafted` among them, ascending."""
     if not len(always_drafted) <= draft_vocab_size <= vocab_size:
         raise UserError(f"draft_vocab_size={draft_vocab_size} must lie between the markers and the {vocab_size} tokens")
     counts = generations.count_written_tokens(vocab_size)
@@ -84,7 +84,7 @@ def most_frequent_tokens(
 
 
 def head_config(shape: Eagle3Shape, max_position_embeddings: int) -> dict[str, object]:
-    """config.json. No tap ids: vLLM and SGLang count them differently, and agree on the default we use."""
+    """Return config.json. No tap ids: vLLM and SGLang count them differently, and agree on the default we use."""
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -109,12 +109,12 @@ def head_config(shape: Eagle3Shape, max_position_embeddings: int) -> dict[str, o
 
 
 def save_head(head: TrainableEagle3Head, max_position_embeddings: int, folder: Path) -> None:
-    """Matrices and norms in bf16, the vocabulary maps as they are."""
+    """Save matrices and norms in bf16, the vocabulary maps as they are."""
     save_drafter(head.state_dict(), head_config(head.shape, max_position_embeddings), folder)
 
 
 def load_head(folder: Path) -> TrainableEagle3Head:
-    """The saved head, its weights held in float32."""
+    """Load the saved head, its weights held in float32."""
     tensors, config = load_drafter(folder)
     shape = Eagle3Shape(
         hidden_size=config["hidden_size"],

@@ -10,7 +10,7 @@ from spec_lab.errors import UserError
 
 @torch.no_grad()
 def leading_directions(embedding: Tensor, width: int) -> Tensor:
-    """`[hidden, width]`, orthonormal columns: the directions in which `embedding` `[vocab, hidden]` is largest.
+    """Return `[hidden, width]`, orthonormal columns: the directions in which `embedding` `[vocab, hidden]` is largest.
 
     `embedding @ directions` is the best embedding of that width in the least-squares sense.
     """

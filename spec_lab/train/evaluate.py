@@ -31,7 +31,7 @@ UNCERTAIN_BELOW = 0.6
 
 
 def load_prompts(limit_per_category: int | None) -> list[Prompt]:
-    """The shipped prompts, the first of every category if limited."""
+    """Read the shipped prompts, the first of every category if limited."""
     categories = groupby(shipped_prompts(), key=lambda prompt: prompt.category)
     return [prompt for _, prompts in categories for prompt in islice(prompts, limit_per_category)]
 
@@ -86,7 +86,7 @@ class CategoryCounts:
         self.num_correct += other.num_correct
 
     def report(self) -> dict[str, object]:
-        """Rates; None where a rate has nothing to count."""
+        """Return rates; None where a rate has nothing to count."""
         return {
             "prompts": self.num_prompts,
             "accuracy": self.num_correct / self.num_checkable if self.num_checkable else None,
@@ -170,7 +170,7 @@ class EvaluationRecipe:
     def _measured_rows(
         self, model: Qwen3ForCausalLM, continuations: list[Continuation], match: DraftMatcher | None
     ) -> Iterator[tuple[int, MeasuredRows]]:
-        """Index and measurements of every continuation, a few rows a forward."""
+        """Yield index and measurements of every continuation, a few rows a forward."""
         width = max(len(c.prompt) + len(c.written) for c in continuations)
         for start in range(0, len(continuations), self.config.rows_per_forward):
             part = continuations[start : start + self.config.rows_per_forward]
@@ -224,7 +224,7 @@ def _count(
 
 
 def format_table(report: dict) -> str:  # type: ignore[type-arg]
-    """The report as a Markdown table, a row a category."""
+    """Write the report as a Markdown table, a row a category."""
     lines = [
         "| category | accuracy | acceptance length | rate by position | thinking rows < .6 | other rows < .6 "
         "| thinking tokens | written | finished |",

@@ -32,7 +32,8 @@ class TrainableRouter(nn.Module):
         self.register_buffer("e_score_correction_bias", torch.zeros(sizes.num_experts))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Weights `[rows, num_experts]` of rows `[rows, hidden]`; zero for the experts that are not chosen."""
+        """Return the weights `[rows, num_experts]` of rows `[rows, hidden]`; zero for the experts that are not
+        chosen."""
         with torch.autocast(rows.device.type, enabled=False):
             scores = F.linear(rows.float(), self.weight.float()).sigmoid()
         chosen = (scores.detach() + self.e_score_correction_bias).topk(self.sizes.num_chosen, dim=-1).indices
@@ -55,7 +56,7 @@ class StackedExperts(nn.Module):
         self.down_proj = nn.Parameter(INITIAL_STD * torch.randn(sizes.num_experts, hidden_size, inner))
 
     def forward(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """Rows `[rows, hidden]`, `weights` `[rows, num_experts]`."""
+        """Add up the experts of rows `[rows, hidden]`, by `weights` `[rows, num_experts]`."""
         num_experts = weights.shape[-1]
         gate, up = F.linear(rows, self.gate_up_proj.flatten(0, 1)).unflatten(-1, (num_experts, 2, -1)).unbind(-2)
         hidden = F.silu(gate) * up * weights.unsqueeze(-1).to(gate.dtype)

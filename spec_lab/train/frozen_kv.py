@@ -40,7 +40,7 @@ class KVSource:
         return Rotation.of_rows(num_rows, self.head_dim, self.rope_theta, device, self.turning_pairs)
 
     def mask(self, num_rows: int, device: torch.device) -> Tensor | None:
-        """`[rows, rows]`, True where a row sees a key; None is plainly causal."""
+        """Return `[rows, rows]`, True where a row sees a key; None is plainly causal."""
         return None if self.window is None else window_mask(num_rows, self.window, device)
 
 
@@ -150,7 +150,7 @@ class TrainableFrozenKVDrafter(UnrolledDrafter):
         self.post_projection = nn.Linear(shape.hidden_size, shape.backbone_hidden_size, bias=False)
 
     def features(self, outputs: TargetOutputs) -> tuple[Tensor, ...]:
-        """The target's normed final hidden state; then keys and values, layer by layer of the drafter.
+        """Return the target's normed final hidden state; then keys and values, layer by layer of the drafter.
 
         `[batch, rows, backbone_hidden]`, and `[batch, num_kv_heads, rows, head_dim]` each.
         """
@@ -162,11 +162,11 @@ class TrainableFrozenKVDrafter(UnrolledDrafter):
         return torch.arange(self.shape.vocab_size, device=self.post_projection.weight.device)
 
     def draft_logits(self, state: Tensor) -> Tensor:
-        """`[..., vocab_size]` from a state of `unroll`; the head is the embedding."""
+        """Return `[..., vocab_size]` from a state of `unroll`; the head is the embedding."""
         return F.linear(state, self.model.embed_tokens.weight)
 
     def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
-        """Normed states `[batch, rows, hidden]`; see `UnrolledDrafter`.
+        """Return normed states `[batch, rows, hidden]`; see `UnrolledDrafter`.
 
         From anchor a, the last position in the target's cache, step s takes the embedding of token a+1+s and, at step
         0, the target's hidden state at a, later what it handed itself. It stands at position a and sees keys 0..a
@@ -188,7 +188,7 @@ class TrainableFrozenKVDrafter(UnrolledDrafter):
         return states
 
     def _seen(self, keys_values: list[Tensor]) -> list[SeenKV]:
-        """Keys and values of each layer for every query head, in one dtype."""
+        """Return keys and values of each layer for every query head, in one dtype."""
         num_rows, device, dtype = keys_values[0].shape[2], keys_values[0].device, keys_values[-1].dtype
         seen = []
         for source, key, value in zip(self.shape.sources, keys_values[::2], keys_values[1::2], strict=True):

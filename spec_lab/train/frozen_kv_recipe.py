@@ -63,7 +63,7 @@ drafter left.""",
         )
 
     def shape(self, target: Qwen3Config) -> FrozenKVShape:
-        """Sizes beside this target.
+        """Return the sizes that the drafter has beside this target.
 
         Raises UserError where `kv_source_layers` names none of its layers, or the heads do not fit.
         """
@@ -95,7 +95,7 @@ drafter left.""",
 
 @torch.no_grad()
 def start_from_target(drafter: TrainableFrozenKVDrafter, model: Qwen3ForCausalLM) -> None:
-    """First weights on the scales of what the drafter reads and leaves; what is not named here stays random.
+    """Set first weights on the scales of what the drafter reads and leaves; what is not named here stays random.
 
     The vocabulary and `post_projection` lie in the directions in which the target's embedding is largest. Embedding and
     hidden state enter with the same weight, though the one is much smaller. Queries are as long as those that the
@@ -119,12 +119,12 @@ def start_from_target(drafter: TrainableFrozenKVDrafter, model: Qwen3ForCausalLM
 
 
 def save_frozen_kv(drafter: TrainableFrozenKVDrafter, target: Qwen3Config, folder: Path) -> None:
-    """`config.json` and `model.safetensors` as transformers writes a `Gemma4AssistantForCausalLM`, in bf16."""
+    """Save `config.json` and `model.safetensors` as transformers writes a `Gemma4AssistantForCausalLM`, in bf16."""
     save_drafter(drafter.state_dict(), assistant_config(drafter.shape, target), folder)
 
 
 def assistant_config(shape: FrozenKVShape, target: Qwen3Config) -> dict[str, Any]:
-    """config.json: what differs from transformers' defaults, and our `kv_source_layers`."""
+    """Return config.json: what differs from transformers' defaults, and our `kv_source_layers`."""
     num_layers, source = len(shape.sources), shape.sources[0]
     return {
         "architectures": ["Gemma4AssistantForCausalLM"],
@@ -165,7 +165,7 @@ def assistant_config(shape: FrozenKVShape, target: Qwen3Config) -> dict[str, Any
 
 
 def load_frozen_kv(folder: Path) -> TrainableFrozenKVDrafter:
-    """The saved drafter, its weights held in float32."""
+    """Load the saved drafter, its weights held in float32."""
     tensors, config = load_drafter(folder)
     text = config["text_config"]
     shape = FrozenKVShape(

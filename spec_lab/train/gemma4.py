@@ -45,7 +45,7 @@ class GemmaAttention(nn.Module):
         self.o_proj = nn.Linear(plan.num_heads * plan.head_dim, hidden_size, bias=False)
 
     def keys_values(self, rows: Tensor, rotation: Rotation) -> KeysValues:
-        """Keys and values that the layer caches of rows `[batch, rows, hidden]`."""
+        """Return the keys and values that the layer caches of rows `[batch, rows, hidden]`."""
         key = rotation.apply(self.k_norm(split_heads(self.k_proj(rows), self.plan.head_dim)))
         value = split_heads(self.v_proj(rows), self.plan.head_dim)
         return KeysValues(key, F.rms_norm(value.float(), value.shape[-1:], None, self.eps).to(value.dtype))
@@ -94,7 +94,7 @@ class GemmaLayer(nn.Module):
     def forward(
         self, stream: Tensor, embedded: Tensor, rotation: Rotation, mask: Tensor | None, shared: KeysValues | None
     ) -> tuple[Tensor, KeysValues]:
-        """The stream behind the layer, and the keys and values that it read: `shared`, or those it made."""
+        """Return the stream behind the layer, and the keys and values that it read: `shared`, or those it made."""
         rows = self.input_layernorm(stream)
         seen = self.self_attn.keys_values(rows, rotation) if shared is None else shared
         stream = stream + self.post_attention_layernorm(self.self_attn(rows, rotation, seen, mask))
@@ -121,7 +121,8 @@ class GemmaStack(nn.Module):
         self.norm = TrainableRMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def of_layers(self, tokens: Tensor, embedded: Tensor) -> Tensor:
-        """`[batch, rows, layers, width]`: each layer's own embedding, from the token and from what enters the stack."""
+        """Return `[batch, rows, layers, width]`: each layer's own embedding, from the token and from what enters the
+        stack."""
         token_part = self.embed_tokens_per_layer(tokens).unflatten(-1, (-1, self.width))
         context_part = self.per_layer_model_projection(embedded).unflatten(-1, (-1, self.width)) * self.context_scale
         return (token_part + self.per_layer_projection_norm(context_part)) * 2**-0.5
@@ -155,7 +156,7 @@ class TrainableGemma4(TrainableDecoder):
 
 
 def window_mask(num_rows: int, window: int, device: torch.device) -> Tensor:
-    """`[rows, rows]`, True where a row sees a key: itself and the `window - 1` before it."""
+    """Return `[rows, rows]`, True where a row sees a key: itself and the `window - 1` before it."""
     row = torch.arange(num_rows, device=device)
     distance = row[:, None] - row[None, :]
     return (distance >= 0) & (distance < window)

@@ -109,7 +109,7 @@ def generate_without_cache(
 
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:
-    """`step` as a CUDA graph. Capturing runs nothing."""
+    """Return `step` as a CUDA graph. Capturing runs nothing."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
@@ -172,7 +172,7 @@ class Batch:
         self._append(model, self._forward(model, self.last[:, None])[:, 0], temperature)
 
     def _forward(self, model: Qwen3ForCausalLM, positions: Tensor) -> Tensor:
-        """Hidden states `[batch, rows, hidden]` of the tokens at `positions` `[batch, rows]`."""
+        """Return the hidden states `[batch, rows, hidden]` of the tokens at `positions` `[batch, rows]`."""
         self.cache.positions = positions
         column = torch.arange(self.tokens.shape[1], device=positions.device)
         mask = column <= positions[:, None, :, None]

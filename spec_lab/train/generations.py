@@ -37,7 +37,7 @@ class Generations:
 
     @classmethod
     def of(cls, continuations: list[Continuation], row_length: int, pad_id: int) -> Generations:
-        """Continuations cut to `row_length`."""
+        """Cut continuations to `row_length`."""
         tokens = torch.full((len(continuations), row_length), pad_id, dtype=torch.int16)
         for row, continuation in enumerate(continuations):
             text = (continuation.prompt + continuation.written)[:row_length]
@@ -63,18 +63,18 @@ class Generations:
         return Generations(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device))
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The three in their order."""
+        """Return the three in their order."""
         return self.tokens, self.prompt_lengths, self.lengths
 
     def batch(self, step: int, batch_size: int, seed: int) -> Generations:
-        """Rows that depend on seed and step alone."""
+        """Return rows that depend on seed and step alone."""
         device = self.tokens.device
         generator = step_generator(step, seed, device)
         picked = torch.randint(len(self.tokens), (batch_size,), generator=generator, device=device)
         return Generations(self.tokens[picked], self.prompt_lengths[picked], self.lengths[picked])
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
-        """`[vocab_size]`: how often each token stands behind a prompt."""
+        """Return `[vocab_size]`: how often each token stands behind a prompt."""
         column = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         is_written = (column >= self.prompt_lengths[:, None]) & (column < self.lengths[:, None])
         return torch.bincount(self.tokens[is_written].long(), minlength=vocab_size)
@@ -84,13 +84,13 @@ class DrafterTexts(Protocol):
     """The texts that a drafter learns on, a batch of them a step."""
 
     def to(self, device: torch.device) -> DrafterTexts:
-        """The same on a device."""
+        """Return the same on a device."""
 
     def batch(self, step: int, batch_size: int, seed: int) -> Generations:
-        """Rows that depend on seed and step alone."""
+        """Return rows that depend on seed and step alone."""
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
-        """`[vocab_size]`: how often each token stands where the target writes."""
+        """Return `[vocab_size]`: how often each token stands where the target writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +103,13 @@ class CorpusTexts:
         return CorpusTexts(self.tokens.to(device))
 
     def batch(self, step: int, batch_size: int, seed: int) -> Generations:
-        """Rows that depend on seed and step alone."""
+        """Return rows that depend on seed and step alone."""
         rows = self.tokens.batch(step, batch_size, seed)
         ones = torch.ones(batch_size, dtype=torch.int32, device=rows.device)
         return Generations(rows, ones, rows.shape[1] * ones)
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
-        """`[vocab_size]`: how often each token stands in the examples."""
+        """Return `[vocab_size]`: how often each token stands in the examples."""
         return torch.bincount(self.tokens.rows.flatten().long(), minlength=vocab_size)
 
 
@@ -165,6 +165,6 @@ class GenerationsRecipe:
 
 
 def draw_prompts(job: PromptJob) -> list[str]:
-    """Prompt texts, rendered."""
+    """Return prompt texts, rendered."""
     examples = generate_examples(job.category, job.seed, job.num_prompts)
     return [render_prompt(example.form, example.prompt) for example in examples]

@@ -57,10 +57,10 @@ class HeadsAttention(Protocol):
     """The two sides of attention; what attends to what is the business of whoever unrolls or runs the layer."""
 
     def project(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys, values `[batch, heads, rows, ...]` of rows `[batch, rows, input]`."""
+        """Return queries, keys, values `[batch, heads, rows, ...]` of rows `[batch, rows, input]`."""
 
     def merge(self, attended: Tensor, rows: Tensor) -> Tensor:
-        """`[batch, rows, hidden]` from what the heads read and from the rows that were projected."""
+        """Return `[batch, rows, hidden]` from what the heads read and from the rows that were projected."""
 
 
 class SelfAttention(nn.Module):
@@ -77,7 +77,8 @@ class SelfAttention(nn.Module):
         self.k_norm = head_norm(shape.head_dim, shape.head_norm_eps)
 
     def project(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys, values `[batch, heads, rows, head_dim]`; keys and values repeated for their query heads."""
+        """Return queries, keys, values `[batch, heads, rows, head_dim]`; keys and values repeated for their query
+        heads."""
         query = rotation.apply(self.q_norm(split_heads(self.q_proj(hidden), self.head_dim)))
         key = rotation.apply(self.k_norm(split_heads(self.k_proj(hidden), self.head_dim)))
         value = split_heads(self.v_proj(hidden), self.head_dim)
@@ -85,7 +86,7 @@ class SelfAttention(nn.Module):
         return query, key.repeat_interleave(queries_per_key, 1), value.repeat_interleave(queries_per_key, 1)
 
     def merge(self, attended: Tensor, rows: Tensor) -> Tensor:
-        """`[batch, rows, hidden]` from what the heads read, `[batch, heads, rows, head_dim]`.
+        """Return `[batch, rows, hidden]` from what the heads read, `[batch, heads, rows, head_dim]`.
 
         `rows` are those that were projected; only a layer whose output has a gate reads them again.
         """
@@ -93,12 +94,12 @@ class SelfAttention(nn.Module):
 
 
 def head_norm(head_dim: int, eps: float | None) -> nn.Module:
-    """A norm of each head's vector, or nothing, which has no name in a checkpoint either."""
+    """Return a norm of each head's vector, or nothing, which has no name in a checkpoint either."""
     return nn.Identity() if eps is None else TrainableRMSNorm(head_dim, eps)
 
 
 def split_heads(projected: Tensor, head_dim: int) -> Tensor:
-    """`[batch, heads, rows, head_dim]` from `[batch, rows, heads * head_dim]`."""
+    """Return `[batch, heads, rows, head_dim]` from `[batch, rows, heads * head_dim]`."""
     return projected.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 

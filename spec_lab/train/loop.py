@@ -36,7 +36,7 @@ class CurvePoint:
 
 
 def learning_rate(optimisation: OptimisationConfig, step: int, elapsed: float = 0.0) -> float:
-    """The rate of update `step`, counted from 0, `elapsed` seconds after the first.
+    """Return the rate of update `step`, counted from 0, `elapsed` seconds after the first.
 
     Where the clock may end the training, the rate falls with whichever is further on, steps or seconds.
     """
@@ -145,7 +145,7 @@ def _save(
     curve: list[CurvePoint],
     seconds: float,
 ) -> None:
-    """Written beside and renamed, so that a kill while writing leaves the previous checkpoint."""
+    """Write it beside and rename it, so that a kill while writing leaves the previous checkpoint."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     state = {
         "module": module.state_dict(),

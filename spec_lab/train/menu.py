@@ -18,13 +18,13 @@ from spec_lab.train.options import SCHEMAS
 
 
 def train_folder() -> Path:
-    """`conf/train`."""
+    """Return the folder `conf/train`."""
     return conf_folder() / "train"
 
 
 @cache
 def train_menu() -> Menu:
-    """The groups, and all keys by their dotted names: those of a group with the default of every option."""
+    """Return the groups, and all keys by their dotted names: those of a group with the default of every option."""
     explanations = {field.name: field.metadata["help"] for field in dataclasses.fields(TrainConfig)}
     explanations["debug"] = "cheap settings to see that it runs"
     groups = groups_in(train_folder(), explanations, SCHEMAS)
@@ -40,7 +40,7 @@ def train_menu() -> Menu:
 
 
 def trained_by(group: str) -> list[str]:
-    """The options of a group that have keys, and so are trained; not `none` or `shipped`."""
+    """Return the options of a group that have keys, and so are trained; not `none` or `shipped`."""
     keys = (key for key in train_menu().keys.values() if key.name.startswith(f"{group}."))
     return list(dict.fromkeys(option for key in keys for option in key.defaults))
 
@@ -55,7 +55,7 @@ class Leaf(NamedTuple):
 
 
 def _leaves(schema: type, prefix: str, values: Mapping[str, Any]) -> Iterator[Leaf]:
-    """All keys below `schema`, whose defaults `values` change; an option's `name` is none of them."""
+    """Yield all keys below `schema`, whose defaults `values` change; an option's `name` is none of them."""
     for field in dataclasses.fields(schema):
         default = default_of(field)
         if dataclasses.is_dataclass(default):

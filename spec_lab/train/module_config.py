@@ -57,7 +57,7 @@ class OptimisationConfig:
     log_every: int = knob(500, "steps that a point of the loss curve is the mean of", least=1)
 
     def most_seconds(self) -> float | None:
-        """The clock that ends the training too; None where steps alone do."""
+        """Return the clock that ends the training too; None where steps alone do."""
         return None
 
 

@@ -37,13 +37,13 @@ class ModuleShape(Protocol):
         """The target's."""
 
     def make_attention(self) -> SelfAttention | LatentSelfAttention:
-        """The module's own attention."""
+        """Return the module's own attention."""
 
     def make_mlp(self) -> nn.Module:
         """Makes what stands behind it."""
 
     def rotation(self, num_rows: int, device: torch.device) -> Rotation:
-        """The rotary embedding of rows 0.. ."""
+        """Return the rotary embedding of rows 0.. ."""
 
 
 Shape = TypeVar("Shape", bound=ModuleShape)
@@ -137,15 +137,15 @@ class MtpDrafter(UnrolledDrafter, Generic[Shape]):
         self.register_buffer("head_weight", head_weight.detach(), persistent=False)
 
     def features(self, outputs: TargetOutputs) -> tuple[Tensor, ...]:
-        """The final hidden state after the norm, `[batch, rows, hidden]`."""
+        """Return the final hidden state after the norm, `[batch, rows, hidden]`."""
         return (outputs.final_hidden[:, :-1],)
 
     def draft_token_ids(self) -> Tensor:
-        """The whole vocabulary."""
+        """Return the whole vocabulary."""
         return torch.arange(len(self.head_weight), device=self.head_weight.device)
 
     def draft_logits(self, state: Tensor) -> Tensor:
-        """`[..., vocab]` from the module's output, which is normed already."""
+        """Return `[..., vocab]` from the module's output, which is normed already."""
         return F.linear(state, self.head_weight)
 
     def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
@@ -155,7 +155,7 @@ class MtpDrafter(UnrolledDrafter, Generic[Shape]):
         return unroll_chain(self._layers(num_steps), embeddings, final_hidden.float(), rotation)
 
     def chain(self) -> list[TrainableMtpModule]:
-        """The modules in their order."""
+        """Return the modules in their order."""
         return [cast(TrainableMtpModule, module) for module in self.modules_in_order]
 
     def _layers(self, num_steps: int) -> Sequence[TrainableMtpModule]:

@@ -78,7 +78,8 @@ those of the drafts before, whose hidden states are what the modules before left
 
 
 def save_modules(drafter: MtpDrafter[MtpShape], model: Qwen3ForCausalLM, folder: Path) -> None:
-    """Module i under `model.layers.{num_hidden_layers + i}.`; the config is the target's with the module's sizes."""
+    """Save module i under `model.layers.{num_hidden_layers + i}.`; the config is the target's with the module's
+    sizes."""
     target: dict[str, Any] = json.loads(model.config.to_json_string())
     shape, modules = drafter.shape, drafter.chain()
     config = target | {
@@ -96,7 +97,7 @@ def save_modules(drafter: MtpDrafter[MtpShape], model: Qwen3ForCausalLM, folder:
 
 
 def load_modules(folder: Path, model: Qwen3ForCausalLM) -> MtpDrafter[MtpShape]:
-    """The saved modules beside their target, the weights held in float32."""
+    """Load the saved modules beside their target, the weights held in float32."""
     tensors, config = load_drafter(folder)
     shape = MtpShape(
         hidden_size=config["hidden_size"],

@@ -63,7 +63,7 @@ every draft step, over one cache.""",
 
 
 def make_drafter(target: TrainableDecoder, intermediate_size: int) -> MtpDrafter[PlannedShape]:
-    """A module with a layer like the target's last one; a dense one has a feed-forward width of its own."""
+    """Make a module with a layer like the target's last one; a dense one has a feed-forward width of its own."""
     config = target.config.model
     plan = replace(config.layers[-1], intermediate_size=intermediate_size)
     shape = PlannedShape(plan, config.hidden_size, config.rms_norm_eps)
@@ -84,7 +84,7 @@ def save_module(drafter: MtpDrafter[PlannedShape], target: TrainableDecoder, fol
 
 
 def load_module(folder: Path, target: TrainableDecoder) -> MtpDrafter[PlannedShape]:
-    """The saved module beside its target, the weights held in float32."""
+    """Load the saved module beside its target, the weights held in float32."""
     tensors, config = load_drafter(folder)
     drafter = make_drafter(target, config["intermediate_size"])
     layout = LAYOUT_OF[target.config.model.family]

@@ -169,10 +169,10 @@ SCHEMAS: dict[str, type] = {
 
 
 def target_option(target: TargetChoice) -> TargetTrainingOption:
-    """The row of the target that a training names."""
+    """Return the row of the target that a training names."""
     return next(option for option in TARGETS if type(target) is option.schema)
 
 
 def drafter_option(drafter: DrafterChoice) -> DrafterTrainingOption:
-    """The row of the drafter that a training names."""
+    """Return the row of the drafter that a training names."""
     return next(option for option in DRAFTERS if option.name == drafter.name)

@@ -37,7 +37,7 @@ def output_folder(root: Path) -> Iterator[None]:
 
 
 def _make(root: Path) -> list[Path]:
-    """The folders that had to be made, the deepest first."""
+    """Make the folder, and return those that had to be made, the deepest first."""
     missing: list[Path] = []
     try:
         missing = [folder for folder in (root, *root.parents) if not os.path.lexists(folder)]

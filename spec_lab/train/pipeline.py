@@ -161,11 +161,11 @@ class Pipeline:
         return {"curve": _plain(self.drafter.train(task, output))}
 
     def _load(self, folder: RunFolder) -> tuple[Any, PreTrainedTokenizerFast]:
-        """The target that is trained here, or the shipped one, and its tokenizer."""
+        """Return the target that is trained here, or the shipped one, and its tokenizer."""
         return (load_target if self.target is None else self.target.load)(folder.target, self._device())
 
     def _texts(self, folder: RunFolder, tokenizer: PreTrainedTokenizerFast) -> DrafterTexts:
-        """The texts that the drafter learns on."""
+        """Return the texts that the drafter learns on."""
         if self.config.target.writes_texts:
             return Generations.load(folder.generations / "generations.safetensors")
         target = self.config.trained_target
@@ -176,7 +176,7 @@ class Pipeline:
         )
 
     def _evaluate(self, folder: RunFolder) -> None:
-        """Always runs anew: it is short, and no later stage depends on it."""
+        """Run it anew each time: it is short, and no later stage depends on it."""
         model, tokenizer = self._load(folder)
         match = None
         if self.drafter is not None:
@@ -204,7 +204,7 @@ class Pipeline:
             (folder.target / "README.md").write_text(card, encoding="utf-8")
 
     def command(self) -> str:
-        """The command that trains this target and drafter, as their cards give it."""
+        """Return the command that trains this target and drafter, as their cards give it."""
         trained = self.config.trained_target
         target = "" if trained is None else f" target={trained.option}"
         return (

@@ -39,7 +39,7 @@ def reading(file: Path) -> Iterator[None]:
 
 
 def read_record(file: Path) -> dict[str, Any]:
-    """The record of a stage, whose `recipe` is an object.
+    """Read the record of a stage, whose `recipe` is an object.
 
     Raises:
         UserError: it is none.

@@ -9,7 +9,7 @@ from spec_lab.train.pipeline import Pipeline
 
 
 def build_pipeline(config: TrainConfig) -> Pipeline:
-    """The pipeline that trains what `config` says.
+    """Make the pipeline that trains what `config` says.
 
     Raises:
         UserError: see `spec_lab.train.checks`.

@@ -67,15 +67,16 @@ class RunFolder:
         return self.records / f"{output.name}.json"
 
     def config(self, output: Path) -> Path:
-        """The whole configuration of the training that measured the target, or the drafter in `output` beside it."""
+        """Return the whole configuration of the training that measured the target, or the drafter in `output` beside
+        it."""
         return self.records / f"{output.name}-config.json"
 
     def evaluation(self, output: Path) -> Path:
-        """The measurements of the target, or of the drafter in `output` beside it."""
+        """Return the measurements of the target, or of the drafter in `output` beside it."""
         return self.records / f"{output.name}-evaluation.json"
 
     def samples(self, output: Path) -> Path:
-        """A few of the texts that were written to measure it."""
+        """Return a few of the texts that were written to measure it."""
         return self.records / f"{output.name}-samples.json"
 
     def checkpoint(self, output: Path) -> Path:
@@ -188,7 +189,7 @@ def _refuse_another_recipe(record_file: Path, output: Path, recipe: dict[str, An
 
 
 def write_json(file: Path, content: Any) -> None:
-    """One file of the records, its folder made where it is missing; a kill leaves the old file or the new one."""
+    """Write one file of the records, its folder made where it is missing; a kill leaves the old file or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".tmp")
     unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -196,13 +197,14 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def unfinished_folder(output: Path) -> Path:
-    """The folder where `output` is built."""
+    """Return the folder where `output` is built."""
     return output.with_name(output.name + ".unfinished")
 
 
 @contextmanager
 def finished_folder(output: Path) -> Iterator[Path]:
-    """A folder to write into that becomes `output` once the block is through; what a killed run left is dropped."""
+    """Make a folder to write into that becomes `output` once the block is through; what a killed run left is
+    dropped."""
     unfinished = unfinished_folder(output)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)

@@ -33,7 +33,7 @@ class TrainingStep(Protocol):
         """Holds the moments, for checkpoints."""
 
     def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
-        """The loss before the update, a scalar without its graph that no later step writes over."""
+        """Return the loss before the update, a scalar without its graph that no later step writes over."""
 
 
 class LaunchedStep:
@@ -58,7 +58,7 @@ class LaunchedStep:
         return self.update(batch)
 
     def update(self, batch: Batch) -> Tensor:
-        """Everything that the device does, gradients and learning rate being set."""
+        """Do everything that the device does, gradients and learning rate being set."""
         inputs = self._inputs_of(*batch)
         with torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=self._device_type == "cuda"):
             loss = self._loss_of(*inputs)
@@ -140,7 +140,7 @@ def make_step(
     inputs_of: Callable[..., Batch] | None = None,
     compiled: Compile = torch.compile,
 ) -> TrainingStep:
-    """The step of a `module` whose output for `inputs_of(*batch)`, or for the batch as it is, is the loss."""
+    """Return the step of a `module` whose output for `inputs_of(*batch)`, or for the batch as it is, is the loss."""
     on_gpu, optimiser = device.type == "cuda", adamw(module, optimisation, device)
     loss_of = compiled(module) if on_gpu else module
     parameters = list(module.parameters())
@@ -162,7 +162,7 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def adamw(module: nn.Module, optimisation: OptimisationConfig, device: torch.device) -> torch.optim.AdamW:
-    """Weight decay on matrices only: a norm's scale has no reason to shrink."""
+    """Make AdamW with weight decay on matrices only: a norm's scale has no reason to shrink."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": optimisation.weight_decay},

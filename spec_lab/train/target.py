@@ -47,7 +47,7 @@ class NewTarget(Protocol):
         """Trains on the token files in `corpus` and saves the model to `folder`; returns the loss curve."""
 
     def load(self, folder: Path, device: torch.device) -> tuple[Any, PreTrainedTokenizerFast]:
-        """The saved target, its weights held in float32, and its tokenizer; frozen."""
+        """Load the saved target, its weights held in float32, and its tokenizer; frozen."""
 
     def write(self, model: Any, prompts: list[list[int]], max_new_tokens: int, batch_size: int) -> list[Continuation]:
         """Continues prompts greedily."""
@@ -63,7 +63,7 @@ class TargetRecipe:
     config: PocketTrainingConfig
 
     def model_config(self, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-        """Tied embeddings; ends at the end of a turn or of a text."""
+        """Return a config with tied embeddings, whose texts end at the end of a turn or of a text."""
         from transformers import Qwen3Config
 
         return Qwen3Config(
@@ -106,7 +106,7 @@ class TargetRecipe:
         return curve
 
     def load(self, folder: Path, device: torch.device) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-        """The saved target and its tokenizer, as `load_target` returns them."""
+        """Return the saved target and its tokenizer, as `load_target` returns them."""
         return load_target(folder, device)
 
     def write(
@@ -139,7 +139,7 @@ class NextTokenLoss(nn.Module):
 
 
 def save_target(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Weights in bf16 and generation settings, as AutoModelForCausalLM loads them."""
+    """Save weights in bf16 and generation settings, as AutoModelForCausalLM loads them."""
     from transformers import GenerationConfig
 
     model.generation_config = GenerationConfig(
@@ -151,7 +151,7 @@ def save_target(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, fol
 
 
 def load_target(folder: Path, device: torch.device) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-    """The saved target, its bf16 weights held in float32, and its tokenizer; frozen."""
+    """Load the saved target, its bf16 weights held in float32, and its tokenizer; frozen."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = (
@@ -178,7 +178,7 @@ def without_progress_bars() -> Iterator[None]:
 
 
 def tapped_layers(num_layers: int) -> tuple[int, int, int]:
-    """The layers whose inputs an EAGLE-3 head reads when its config names none (vLLM's and SGLang's default)."""
+    """Return the layers whose inputs an EAGLE-3 head reads when its config names none (vLLM's and SGLang's default)."""
     taps = (2, num_layers // 2, num_layers - 3)
     if not taps[0] < taps[1] < taps[2]:
         raise UserError(f"num_layers={num_layers} leaves the head fewer than three different taps; use 7 or more")
@@ -200,13 +200,13 @@ class TargetOutputs:
     keys_values: tuple[tuple[Tensor, Tensor], ...]
 
     def taps(self) -> Tensor:
-        """`[batch, length, 3 * hidden]`: the inputs of the tapped layers side by side."""
+        """Return `[batch, length, 3 * hidden]`: the inputs of the tapped layers side by side."""
         return torch.cat([self.layer_inputs[layer] for layer in tapped_layers(len(self.layer_inputs))], dim=-1)
 
 
 @torch.no_grad()
 def run_target(model: Qwen3ForCausalLM, tokens: Tensor) -> TargetOutputs:
-    """One causal forward over rows `[batch, length]`, positions 0.. each."""
+    """Run one causal forward over rows `[batch, length]`, positions 0.. each."""
     # The mask as for training: none. The cache comes for the price of a copy.
     output = model(input_ids=tokens, attention_mask={"full_attention": None}, use_cache=True, output_hidden_states=True)
     # hidden_states[i] is the input of layer i; entry 0 is the embedding, the last one the final norm's output.

@@ -26,7 +26,7 @@ class TargetChoice:
     """A new target has a vocabulary of its own; else the shipped one's."""
 
     def to_train(self) -> NewTargetConfig | None:
-        """The target as it is trained; None where it is taken as it lies."""
+        """Return the target as it is trained; None where it is taken as it lies."""
         return None
 
 
@@ -53,7 +53,7 @@ class NewTargetConfig(TargetChoice):
         return self
 
     def key_value_heads(self) -> int:
-        """Heads that have keys and values of their own."""
+        """Count the heads that have keys and values of their own."""
         return int(getattr(self, "num_kv_heads", 1))
 
 

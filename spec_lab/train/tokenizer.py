@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """BPE over `texts` with `vocab_size` entries, markers included.
+    """Train a BPE over `texts` with `vocab_size` entries, markers included.
 
     Every digit is a token of its own, so that a number's length is its number of digits. The thinking markers are plain
     added tokens, as in Qwen3: decoding without special tokens keeps them, and with them the phase of a text.

@@ -27,11 +27,11 @@ class UnrolledDrafter(nn.Module, ABC):
 
     @abstractmethod
     def features(self, outputs: TargetOutputs) -> tuple[Tensor, ...]:
-        """The states that it reads of the target at positions 0..length-2."""
+        """Return the states that it reads of the target at positions 0..length-2."""
 
     @abstractmethod
     def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
-        """A state `[batch, rows, ...]` a step. `embeddings` `[batch, rows, hidden]`: row p that of token p+1.
+        """Return a state `[batch, rows, ...]` a step. `embeddings` `[batch, rows, hidden]`: row p that of token p+1.
 
         Row p of step s drafts token p+2, anchored at position p-s: from what is known there, and the text's own tokens
         p-s+2..p+1 as the drafts before. Rows p < s may hold anything finite.
@@ -39,11 +39,11 @@ class UnrolledDrafter(nn.Module, ABC):
 
     @abstractmethod
     def draft_logits(self, state: Tensor) -> Tensor:
-        """`[batch, rows, draft_vocab_size]`."""
+        """Return `[batch, rows, draft_vocab_size]`."""
 
     @abstractmethod
     def draft_token_ids(self) -> Tensor:
-        """`[draft_vocab_size]`: the target id of every draft id."""
+        """Return `[draft_vocab_size]`: the target id of every draft id."""
 
 
 def train_unrolled(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task: TrainingTask) -> list[CurvePoint]:
@@ -69,7 +69,7 @@ def unrolled_loss_words(config: UnrolledTrainingConfig) -> str:
 
 @torch.no_grad()
 def unrolling_batch(model: Qwen3ForCausalLM, drafter: UnrolledDrafter, picked: Generations) -> tuple[Tensor, ...]:
-    """Inputs of `UnrolledLoss` from generated rows."""
+    """Return the inputs of `UnrolledLoss` from generated rows."""
     tokens = picked.tokens.long()
     with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=tokens.device.type == "cuda"):
         outputs = run_target(model, tokens)
@@ -124,7 +124,7 @@ class UnrolledLoss(nn.Module):
 
 
 def soft_label_loss(draft_logits: Tensor, probabilities: Tensor, counts: Tensor) -> Tensor:
-    """Mean cross-entropy of the rows that count.
+    """Return the mean cross-entropy of the rows that count.
 
     `draft_logits` and `probabilities` `[batch, rows, draft_vocab_size]`, `counts` bool `[batch, rows]`.
     """
@@ -147,7 +147,8 @@ def unrolled_matcher(drafter: UnrolledDrafter, model: Qwen3ForCausalLM) -> Draft
 
 
 def agreement(tokens: Tensor, drafts: Sequence[Tensor]) -> Tensor:
-    """`DraftMatcher`'s answer for `tokens` `[batch, length]`, from the drafts `[batch, length - 1]` of every step.
+    """Return `DraftMatcher`'s answer for `tokens` `[batch, length]`, from the drafts `[batch, length - 1]` of every
+    step.
 
     `drafts[s][:, p]` is drafted for token p+2 from the anchor p-s.
     """

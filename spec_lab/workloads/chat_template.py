@@ -34,7 +34,7 @@ class ChatTemplate:
         self._apply: Callable[[Sequence[str]], Rendered] | None = None
 
     def __call__(self, form: Form, texts: Sequence[str]) -> Rendered:
-        """The text of a chat, or of a text to continue; UserError where the checkpoint's template does not work.
+        """Return the text of a chat, or of a text to continue; UserError where the checkpoint's template does not work.
 
         Args:
             texts: the turns of a chat, the user's first and last, with the assistant's in between; or the one text.

@@ -11,12 +11,12 @@ _ANY_TURN_END = re.compile("|".join(map(re.escape, TURN_ENDS)))
 
 
 def normalise(answer: str) -> str:
-    """Lower case, single spaces, no full stop at the end: spelling that does not change an answer is ignored."""
+    """Fold what does not change an answer: lower case, single spaces, no full stop at the end."""
     return " ".join(answer.split()).rstrip(".").rstrip().lower()
 
 
 def extract_answer(text: str) -> str | None:
-    """The normalised rest of the line after the last `Answer:` behind the last marker that ends thinking.
+    """Return the normalised rest of the line after the last `Answer:` behind the last marker that ends thinking.
 
     None where there is no such line. A text cut off inside its thinking has no such marker, hence no answer, even if
     the thinking already mentions one.

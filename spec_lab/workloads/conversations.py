@@ -36,14 +36,15 @@ class _Conversation:
 
 
 def longest_conversation(requests: Iterable[Request], tokenizer: Tokenizer) -> int:
-    """Tokens that a conversation may come to at most, whatever the answers; 0 where there is none of several turns."""
+    """Count the tokens that a conversation may come to at most, whatever the answers; 0 where there is none of several
+    turns."""
     return max((_most_tokens(request, tokenizer) for request in requests if request.turns), default=0)
 
 
 def with_later_turns(
     requests: Sequence[Request], tokenizer: Tokenizer, answer: Answer, max_seq_len: int, unusable: Unusable
 ) -> list[Request]:
-    """The requests, each followed by those of its later turns.
+    """Return the requests, each followed by those of its later turns.
 
     Raises:
         UnusablePrompt: a turn is longer than `max_seq_len`, and is not to be left out.
@@ -61,7 +62,7 @@ def with_later_turns(
 
 
 def before_end(output_ids: Sequence[int], eos_token_ids: frozenset[int]) -> list[int]:
-    """The output up to its first end of sequence, which a chat template writes itself."""
+    """Return the output up to its first end of sequence, which a chat template writes itself."""
     return list(takewhile(lambda token_id: token_id not in eos_token_ids, output_ids))
 
 
@@ -76,7 +77,7 @@ def _next_request(conversation: _Conversation, tokenizer: Tokenizer, max_seq_len
 
 
 def require_room(request: Request, max_seq_len: int) -> None:
-    """UnusablePrompt for a request that is longer than the target, or the cache, takes."""
+    """Raise UnusablePrompt for a request that is longer than the target, or the cache, takes."""
     num_tokens = len(request.prompt_ids) + request.max_new_tokens
     if num_tokens > max_seq_len:
         raise UnusablePrompt(

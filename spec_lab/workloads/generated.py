@@ -18,7 +18,8 @@ MOST_REPEATS = 10_000
 def generated_examples(
     categories: Sequence[str] | None, per_category: int, seed: int, limit: int | None = None
 ) -> dict[str, list[Example]]:
-    """`per_category` examples of each checkable category (None: all of them), no prompt twice, the same for a `seed`.
+    """Return `per_category` examples of each checkable category (None: all of them), no prompt twice, the same for a
+    `seed`.
 
     With a `limit` no more are drawn than are needed for so many in all, taken from the categories in turn.
 
@@ -45,7 +46,7 @@ def answer_of(example: Example) -> str:
 
 @cache
 def _draw(category: str, count: int, seed: int) -> tuple[Example, ...]:
-    """Kept, since the jobs of a sweep draw the same prompts again and again."""
+    """Draw them once, since the jobs of a sweep draw the same prompts again and again."""
     from spec_lab.corpus.categories import generate
 
     chosen: dict[str, Example] = {}

@@ -22,7 +22,7 @@ class TextLine:
 
 
 def text_lines(path: Path) -> Iterator[TextLine]:
-    """The lines of a file, empty ones left out.
+    """Yield the lines of a file, empty ones left out.
 
     Raises:
         UserError: no such file, or a file that is not UTF-8.
@@ -36,7 +36,7 @@ def text_lines(path: Path) -> Iterator[TextLine]:
 
 
 def json_object(line: TextLine) -> dict[str, Any]:
-    """The object of a line; UnusablePrompt where it is none."""
+    """Return the object of a line; UnusablePrompt where it is none."""
     try:
         row = parse_json(line.text)
     except ValueError as error:

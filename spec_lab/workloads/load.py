@@ -17,22 +17,22 @@ from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
 
 
 def pocket_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """The shipped evaluation prompts."""
+    """Return the shipped evaluation prompts."""
     return _in_turn(shipped_prompts(), config, tokenizer)
 
 
 def jsonl_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """The prompts of `read_jsonl`."""
+    """Read the prompts of `read_jsonl`."""
     return _in_turn(read_jsonl(config.workload), config, tokenizer)
 
 
 def spec_bench_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """The questions of `read_spec_bench`."""
+    """Read the questions of `read_spec_bench`."""
     return _in_turn(read_spec_bench(config.workload), config, tokenizer)
 
 
 def generated_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """workload.per_category prompts a checkable category, drawn by the run's seed."""
+    """Draw workload.per_category prompts a checkable category by the run's seed."""
     workload = config.workload
     if not workload.per_category:
         raise UserError(f"workload={workload.name} needs workload.per_category of 1 or more")
@@ -66,7 +66,8 @@ def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> 
 
 
 def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: int | None) -> list[Prompt]:
-    """`limit` prompts of `categories`, one of each category in turn, so that a small limit still shows them all."""
+    """Choose `limit` prompts of `categories`, one of each category in turn, so that a small limit still shows them
+    all."""
     by_category: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         by_category[prompt.category].append(prompt)
@@ -81,7 +82,7 @@ def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: i
 
 
 def fixed_length_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Shipped natural text cut to exactly workload.prompt_tokens tokens."""
+    """Cut shipped natural text to exactly workload.prompt_tokens tokens."""
     text = "\n\n".join(prompt.text for prompt in shipped_prompts() if prompt.form == "continue")
     ids = tokenizer.encode(text)
     num_requests, length = _sizes(config.workload)
@@ -93,7 +94,8 @@ def fixed_length_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Reque
 
 
 def random_id_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Uniform token ids. They overstate throughput of real text (SPEED-Bench, arXiv 2604.09557): for kernels only."""
+    """Draw uniform token ids. They overstate throughput of real text (SPEED-Bench, arXiv 2604.09557): for kernels
+    only."""
     num_requests, length = _sizes(config.workload)
     generator = random.Random(config.seed)
     prompts = ([generator.randrange(tokenizer.vocab_size) for _ in range(length)] for _ in range(num_requests))

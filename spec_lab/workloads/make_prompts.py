@@ -18,13 +18,13 @@ _MIN_LETTERS_IN_WINDOW = 24
 
 
 def telling_windows(text: str) -> set[str]:
-    """Every stretch of `WINDOW` characters that is mostly letters: one that says where it was taken from."""
+    """Return every stretch of `WINDOW` characters that is mostly letters: one that says where it was taken from."""
     stretches = (text[start : start + WINDOW] for start in range(len(text) - WINDOW + 1))
     return {stretch for stretch in stretches if sum(map(str.isalpha, stretch)) >= _MIN_LETTERS_IN_WINDOW}
 
 
 def unseen_examples(category: str, num_candidates: int) -> Iterator[Example]:
-    """Eval examples of a natural category whose prompt shares no telling window with the training files."""
+    """Yield eval examples of a natural category whose prompt shares no telling window with the training files."""
     stream = generate(category, "eval", SEED)
     windows_of = {
         example: telling_windows(example.prompt) for example, _ in zip(stream, range(num_candidates), strict=False)
@@ -38,7 +38,7 @@ def unseen_examples(category: str, num_candidates: int) -> Iterator[Example]:
 
 
 def eval_examples(category: str) -> list[Example]:
-    """`PROMPTS_PER_CATEGORY` examples, no prompt twice."""
+    """Draw `PROMPTS_PER_CATEGORY` examples, no prompt twice."""
     if category in NATURAL_CATEGORIES:
         stream = unseen_examples(category, num_candidates=12 * PROMPTS_PER_CATEGORY)
     else:
@@ -52,7 +52,7 @@ def eval_examples(category: str) -> list[Example]:
 
 
 def write_prompts(folder: Path) -> None:
-    """One JSON Lines file a category. Natural continuations have no right answer: null."""
+    """Write one JSON Lines file a category. Natural continuations have no right answer: null."""
     folder.mkdir(parents=True, exist_ok=True)
     for category in CATEGORIES:
         lines = []

@@ -37,18 +37,19 @@ class Prompt:
 
 
 def shipped_prompts() -> list[Prompt]:
-    """The evaluation prompts that come with the package, one category after the other."""
+    """Read the evaluation prompts that come with the package, one category after the other."""
     files = sorted(PROMPTS_FOLDER.glob("*.jsonl"))
     return [prompt for path in files for prompt in _read(path, _prompt, Unusable.refuse)]
 
 
 def read_jsonl(config: WorkloadConfig) -> list[Prompt]:
-    """Own prompts: `prompt`, and optionally `id`, `category`, `form` (chat or continue), `answer`."""
+    """Read own prompts: `prompt`, and optionally `id`, `category`, `form` (chat or continue), `answer`."""
     return _read(_path(config), _prompt, config.unusable)
 
 
 def read_spec_bench(config: WorkloadConfig) -> list[Prompt]:
-    """Question files of Spec-Bench and MT-bench: `question_id`, `category`, `turns`; `workload.turns` are asked."""
+    """Read question files of Spec-Bench and MT-bench: `question_id`, `category`, `turns`; `workload.turns` are
+    asked."""
     return _read(_path(config), lambda line, name: _question(line, name, config.turns), config.unusable)
 
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """TimeoutError inside the block once `seconds` are over, whatever Python runs there.
+    """Raise TimeoutError inside the block once `seconds` are over, whatever Python runs there.
 
     Python runs signal handlers in the main thread only: a block in another thread has no limit.
     """

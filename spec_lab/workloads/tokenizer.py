@@ -19,23 +19,23 @@ class Tokenizer(Protocol):
     vocab_size: int
 
     def special_id(self, token: str) -> int | None:
-        """The id of a token that is one, such as `<think>`; None where there is no such token."""
+        """Return the id of a token that is one, such as `<think>`; None where there is no such token."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the text alone, without a BOS in front."""
+        """Return the ids of the text alone, without a BOS in front."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
         ...
 
     def encode_prompt(self, form: Form, prompt: str) -> list[int]:
-        """The ids of a chat turn or of a text to continue, with the BOS that the model was trained with."""
+        """Return the ids of a chat turn or of a text to continue, with the BOS that the model was trained with."""
         ...
 
     def encode_conversation(self, texts: Sequence[str]) -> list[int]:
-        """The ids of a chat of several turns, the user's first and last, with the assistant's in between."""
+        """Return the ids of a chat of several turns, the user's first and last, with the assistant's in between."""
         ...
 
 
@@ -84,19 +84,19 @@ class TargetTokenizer:
         self._render: Callable[[Form, Sequence[str]], Rendered] = _render_ours if is_ours else ChatTemplate(folder)
 
     def special_id(self, token: str) -> int | None:
-        """The id of a token that is one, such as `<think>`; None where the tokenizer has no such token."""
+        """Return the id of a token that is one, such as `<think>`; None where the tokenizer has no such token."""
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the text alone, without a BOS in front."""
+        """Return the ids of the text alone, without a BOS in front."""
         return self._ids(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def encode_prompt(self, form: Form, prompt: str) -> list[int]:
-        """The ids of a chat turn or of a text to continue, with the BOS that the model was trained with.
+        """Return the ids of a chat turn or of a text to continue, with the BOS that the model was trained with.
 
         Raises:
             UnusablePrompt: the prompt itself begins with the special token that is put in front of it.
@@ -106,7 +106,7 @@ class TargetTokenizer:
         return ids
 
     def encode_conversation(self, texts: Sequence[str]) -> list[int]:
-        """The ids of a chat of several turns, the user's first and last, with the assistant's in between."""
+        """Return the ids of a chat of several turns, the user's first and last, with the assistant's in between."""
         return self._encode("chat", texts)
 
     def _encode(self, form: Form, texts: Sequence[str]) -> list[int]:
@@ -136,7 +136,8 @@ class TargetTokenizer:
 
 @contextmanager
 def _defects_of(what: str) -> Iterator[None]:
-    """UserError for a defect of the file, for which the library raises a bare Exception, or panics past `except`."""
+    """Raise UserError for a defect of the file, for which the library raises a bare Exception, or panics past
+    `except`."""
     try:
         yield
     except BaseException as error:

@@ -50,7 +50,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _place(text: str) -> tuple[str, str]:
-    """The two names of `ENTITY/PROJECT`."""
+    """Return the two names of `ENTITY/PROJECT`."""
     from spec_lab.record.wandb_settings import ENTITY, project_problem
 
     entity, _, project = text.partition("/")

@@ -23,7 +23,7 @@ PINNED = (
 
 
 def build_workspace(entity: str, project: str, name: str) -> Any:
-    """A `wandb_workspaces.workspaces.Workspace` that is not saved yet.
+    """Return a `wandb_workspaces.workspaces.Workspace` that is not saved yet.
 
     Raises:
         UserError: the package is not installed.
@@ -43,7 +43,7 @@ def build_workspace(entity: str, project: str, name: str) -> Any:
 
 
 def _load_library() -> tuple[ModuleType, ModuleType]:
-    """The two modules that workspaces are written with: what holds panels, and the panels."""
+    """Return the two modules that workspaces are written with: what holds panels, and the panels."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it tells its users of its own old validators

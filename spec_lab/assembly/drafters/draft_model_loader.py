@@ -24,7 +24,7 @@ from spec_lab.models.target_loader import WeightSource, load_target
 
 
 def load_draft_model(config: RunConfig, options: DraftModelDrafterConfig, models: Models) -> DrafterFactory:
-    """Any checkpoint that could be a target; UserError when its vocabulary is not the target's."""
+    """Read any checkpoint that could be a target; UserError when its vocabulary is not the target's."""
     model, make_cache = _load(config, options, models)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
@@ -36,7 +36,7 @@ def load_draft_model(config: RunConfig, options: DraftModelDrafterConfig, models
 
 
 def load_draft_model_of_trees(config: RunConfig, options: DraftModelDrafterConfig, models: Models) -> DrafterFactory:
-    """The same model, which drafts the branches of a tree."""
+    """Load the same model, which drafts the branches of a tree."""
     model, make_cache = _load(config, options, models)
     shape = build_tree_shape(config, models)
 
@@ -52,7 +52,7 @@ def load_draft_model_of_trees(config: RunConfig, options: DraftModelDrafterConfi
 def _load(
     config: RunConfig, options: DraftModelDrafterConfig, models: Models
 ) -> tuple[Decoder, Callable[[DrafterResources], PagedKVCache]]:
-    """The model, and what makes its cache in an engine."""
+    """Read the model, and what makes its cache in an engine."""
     folder = weights_folder(config, options)
     model_config = read_model_config(folder, "drafter.path")
     if model_config.keeps_states:

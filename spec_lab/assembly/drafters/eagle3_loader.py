@@ -31,7 +31,7 @@ def load_eagle3_drafter(config: RunConfig, options: Eagle3DrafterConfig, models:
 
 
 def load_eagle3_tree_drafter(config: RunConfig, options: Eagle3DrafterConfig, models: Models) -> DrafterFactory:
-    """The same head, which drafts the branches of a tree."""
+    """Load the same head, which drafts the branches of a tree."""
     head_config, tensors = read_eagle3(config, options, models)
     head, features = _head(options, models, head_config, tensors)
     shape = build_tree_shape(config, models)
@@ -48,7 +48,7 @@ def load_eagle3_tree_drafter(config: RunConfig, options: Eagle3DrafterConfig, mo
 def read_eagle3(
     config: RunConfig, options: Eagle3DrafterConfig, models: Models
 ) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
-    """The head's config and tensors; UserError where it does not belong to the target."""
+    """Read the head's config and tensors; UserError where it does not belong to the target."""
     target = models.target.config
     if options.weights == Weights.random:
         size = options.draft_vocab_size
@@ -68,7 +68,7 @@ def eagle3_factory(
     head_config: Eagle3Config,
     tensors: Mapping[str, torch.Tensor],
 ) -> DrafterFactory:
-    """Drafters around a head that was read already."""
+    """Make drafters around a head that was read already."""
     head, features = _head(options, models, head_config, tensors)
 
     def make(resources: DrafterResources) -> Drafter[Any]:

@@ -30,7 +30,7 @@ def load_frozen_kv_drafter(config: RunConfig, options: FrozenKvDrafterConfig, mo
 
 
 def load_frozen_kv_tree_drafter(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:
-    """The same head, which drafts the branches of a tree."""
+    """Load the same head, which drafts the branches of a tree."""
     assistant, tensors = read_assistant(config, options, models)
     anchor = ANCHORS[options.position]
     head = _head(models, assistant, tensors, anchor)
@@ -61,7 +61,7 @@ def frozen_kv_factory(
     assistant: AssistantConfig,
     tensors: Mapping[str, torch.Tensor],
 ) -> DrafterFactory:
-    """Drafters around an assistant that was read already."""
+    """Make drafters around an assistant that was read already."""
     anchor = ANCHORS[options.position]
     head = _head(models, assistant, tensors, anchor)
 

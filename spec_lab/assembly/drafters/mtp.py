@@ -57,7 +57,7 @@ class MtpWeights(DrafterWeights):
     """Modules may also lie in the checkpoint of a target that brings its own."""
 
     def folder_of_modules(self, config: RunConfig, options: MtpDrafterConfig) -> Path:
-        """`drafter.path`, the folder of a target that brings modules, or the weights shipped for the target."""
+        """Return `drafter.path`, the folder of a target that brings modules, or the weights shipped for the target."""
         if options.path is None and config.target.path is not None:
             folder = Path(config.target.path)
             if read_num_mtp_modules(folder, "target.path"):
@@ -99,7 +99,7 @@ class MtpWeights(DrafterWeights):
         )
 
     def _where_modules_lie(self, config: RunConfig) -> tuple[str, Path | None]:
-        """The knob that names the folder, or `shipped`, and the folder."""
+        """Return the knob that names the folder, or `shipped`, and the folder."""
         options: Any = config.drafter
         if options.path is not None:
             return "drafter.path", Path(options.path)

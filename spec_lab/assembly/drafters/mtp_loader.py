@@ -26,13 +26,13 @@ from spec_lab.models.rope import rotary_table
 
 
 def load_mtp_eagle_drafter(config: RunConfig, options: MtpEagleDrafterConfig, models: Models) -> DrafterFactory:
-    """One module, reused for every draft (TensorRT-LLM's MTP-Eagle, SGLang's NextN)."""
+    """Load one module, reused for every draft (TensorRT-LLM's MTP-Eagle, SGLang's NextN)."""
     mtp, tensors = read_mtp_modules(config, options, models, 1)
     return mtp_eagle_factory(config, options, models, mtp, tensors)
 
 
 def load_mtp_eagle_tree_drafter(config: RunConfig, options: MtpEagleDrafterConfig, models: Models) -> DrafterFactory:
-    """The same module, which drafts the branches of a tree."""
+    """Load the same module, which drafts the branches of a tree."""
     mtp, tensors = read_mtp_modules(config, options, models, 1)
     (module,) = build_mtp_modules(mtp, tensors, models)
     shape = build_tree_shape(config, models)
@@ -53,7 +53,7 @@ def mtp_eagle_factory(
     mtp: MtpConfig,
     tensors: Sequence[Mapping[str, torch.Tensor]],
 ) -> DrafterFactory:
-    """Drafters around a module that was read already."""
+    """Make drafters around a module that was read already."""
     (module,) = build_mtp_modules(mtp, tensors, models)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
@@ -70,8 +70,8 @@ def mtp_eagle_factory(
 def read_mtp_modules(
     config: RunConfig, options: MtpDrafterConfig, models: Models, num_modules: int
 ) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
-    """The first modules of the drafter's folder, or as many of random weights; their config has the sides of the norms
-    that the knobs settled."""
+    """Read the first modules of the drafter's folder, or as many of random weights; their config has the sides of the
+    norms that the knobs settled."""
     target = models.target.config
     if options.weights == Weights.random:
         mtp, tensors = random_mtp(target, num_modules, models.dtype, models.device, config.seed + 1)
@@ -86,7 +86,7 @@ def read_mtp_modules(
 
 
 def build_mtp_modules(mtp: MtpConfig, tensors: Sequence[Mapping[str, torch.Tensor]], models: Models) -> list[MtpModule]:
-    """A module around each of `tensors`; they share the target's embedding and head."""
+    """Make a module around each of `tensors`; they share the target's embedding and head."""
     target = models.target
     head = make_linear(target.head_weight)
     plan = mtp.layer.only_layer

@@ -20,7 +20,7 @@ from spec_lab.models.mtp_checkpoint import MtpConfig
 
 
 def load_mtp_vanilla_drafter(config: RunConfig, options: MtpVanillaDrafterConfig, models: Models) -> DrafterFactory:
-    """A module for each draft (TensorRT-LLM's MTP vanilla); UserError when the checkpoint has fewer modules."""
+    """Load a module for each draft (TensorRT-LLM's MTP vanilla); UserError when the checkpoint has fewer modules."""
     mtp, tensors = read_mtp_modules(config, options, models, options.num_draft_tokens)
     return mtp_vanilla_factory(config, options, models, mtp, tensors)
 
@@ -32,7 +32,7 @@ def mtp_vanilla_factory(
     mtp: MtpConfig,
     tensors: Sequence[Mapping[str, torch.Tensor]],
 ) -> DrafterFactory:
-    """Drafters around modules that were read already, one for each draft."""
+    """Make drafters around modules that were read already, one for each draft."""
     modules = build_mtp_modules(mtp, tensors, models)
     num_modules = len(modules)
 

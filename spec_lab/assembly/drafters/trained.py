@@ -76,7 +76,7 @@ class DrafterWeights:
         return shipped
 
     def missing(self, config: RunConfig) -> str | None:
-        """The refusal of a run whose drafter has no weights."""
+        """Return the refusal of a run whose drafter has no weights."""
         options: Any = config.drafter
         if options.path is not None:
             return missing_folder("drafter.path", options.path)
@@ -84,12 +84,12 @@ class DrafterWeights:
 
 
 def zoo_folders(name: str) -> dict[str, Path]:
-    """The weights of drafter `name` in this package, by target."""
+    """Return the weights of drafter `name` in this package, by target."""
     return {target: ZOO / f"{target}-{name}" for target, drafters in SHIPPED.items() if name in drafters}
 
 
 def no_weights_shipped(options: DrafterConfig, target: TargetConfig, searched: str = "") -> str:
-    """The refusal of a drafter without a path; `searched` says where else its weights were looked for."""
+    """Return the refusal of a drafter without a path; `searched` says where else its weights were looked for."""
     return (
         f"no weights of drafter={options.name} are shipped for target={target.name}{searched}; "
         "give some with drafter.path=FOLDER or choose drafter=ngram"
@@ -97,14 +97,14 @@ def no_weights_shipped(options: DrafterConfig, target: TargetConfig, searched: s
 
 
 def path_beside_random_weights(options: TrainedDrafterConfig) -> str | None:
-    """The refusal of a folder that random weights would not be read from."""
+    """Return the refusal of a folder that random weights would not be read from."""
     if options.path is None:
         return None
     return f"drafter.path={options.path} is not read with drafter.weights=random; leave one of them out"
 
 
 def missing_folder(knob: str, path: str) -> str | None:
-    """The refusal of a path that is no folder."""
+    """Return the refusal of a path that is no folder."""
     return None if Path(path).is_dir() else f"{knob}={path} is no folder; give the folder of a checkpoint"
 
 

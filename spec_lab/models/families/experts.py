@@ -67,7 +67,7 @@ def read_glm4_moe(config: dict[str, Any], source: str) -> ModelConfig:
 
 
 def with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any], source: str) -> ConfigFields:
-    """The keys of a file, with a family's values where it has none."""
+    """Return the keys of a file, with a family's values where it has none."""
     return ConfigFields({**defaults, **{key: value for key, value in config.items() if value is not None}}, source)
 
 

@@ -72,7 +72,7 @@ def _refuse_unsupported(outer: ConfigFields, text: ConfigFields) -> None:
 
 
 def _per_layer_width(text: ConfigFields, vocab_size: int) -> int:
-    """Channels of the per-layer embeddings. A file without the key has them, one where it is null has not."""
+    """Return the channels of the per-layer embeddings. A file without the key has them, one with null has not."""
     key = "hidden_size_per_layer_input"
     width = 0 if key in text.values and not text.has(key) else text.integer(key, 256, least=0)
     table_size = text.integer("vocab_size_per_layer_input", 262_144, least=0)
@@ -85,7 +85,8 @@ def _per_layer_width(text: ConfigFields, vocab_size: int) -> int:
 
 
 def _layers(text: ConfigFields) -> tuple[LayerPlan, ...]:
-    """The plan of each layer. The last `num_kv_shared_layers` read the KV of the last layer of their type before."""
+    """Return the plan of each layer. The last `num_kv_shared_layers` read the KV of the last layer of their type
+    before."""
     layer_types = _layer_types(text)
     num_shared = text.integer("num_kv_shared_layers", 0, least=0)
     first_shared = len(layer_types) - num_shared
@@ -120,7 +121,8 @@ def _layers(text: ConfigFields) -> tuple[LayerPlan, ...]:
 
 
 def _layer_types(text: ConfigFields) -> list[str]:
-    """The type of each layer; every sixth is full where the file says nothing, and the last one whatever it says."""
+    """Return the type of each layer; every sixth is full where the file says nothing, and the last one whatever it
+    says."""
     num_layers = text.integer("num_hidden_layers", 30, most=MAX_LAYERS)
     layer_types = list(text.texts("layer_types"))
     if not text.has("layer_types"):

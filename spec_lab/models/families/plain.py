@@ -82,7 +82,7 @@ def _plan(fields: ConfigFields, family: Family, max_positions: int) -> LayerPlan
 
 
 def declared_dtype(fields: ConfigFields) -> str:
-    """The name of the dtype that a config declares."""
+    """Return the name of the dtype that a config declares."""
     return fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch.")
 
 
@@ -138,7 +138,8 @@ def _whole_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:
 
 
 def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tuple[int | None, ...]:
-    """Qwen's sliding windows: by `layer_types`, else on the layers from `max_window_layers` up. Llama has none."""
+    """Return Qwen's sliding windows: by `layer_types`, else on the layers from `max_window_layers` up. Llama has
+    none."""
     config, source = fields.values, fields.source
     sliding = family != "llama" and fields.flag("use_sliding_window") and config.get("sliding_window", 4096) is not None
     window = fields.integer("sliding_window", 4096) if sliding else None
