@@ -16,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from spec_lab.version import VERSION
+
 if TYPE_CHECKING:
     from spec_lab.doctor.findings import Finding
     from spec_lab.library import Composed, Result
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def compose(overrides: Sequence[str] = ()) -> Composed:

@@ -64,7 +64,7 @@ class KernelSet(Choice):
     )
     torch = "torch"
     triton = "triton", "a GPU, or TRITON_INTERPRET=1"
-    native = "native", "C compiled for this CPU; one thread, float32"
+    native = "native", "C compiled for this CPU; one thread, float32, chains"
 
 
 class ReferenceChoice(Choice):
@@ -305,7 +305,8 @@ class RunConfig:
     )
     row_invariant: bool = knob(
         True,
-        "16-bit Triton products, of which a row, of up to 16, does not depend on the others; false: the library's",
+        "16-bit Triton products, of which a row, of up to 16, does not depend on the others; false: the library's; "
+        "no-op without such products",
     )
     batch_size: int = knob(1, "requests decoded together", least=1)
     max_new_tokens: int = knob(160, "longest output of a request, in tokens", least=1)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from spec_kernels import product_tiles
+from spec_kernels.native import build
+from spec_kernels.native.parts import LANES
 from spec_lab.assembly import devices
+from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.assembly.models import resolve_device
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.folder import folder_name
 from spec_lab.compatibility import auto
-from spec_lab.compatibility.auto import describe_auto
+from spec_lab.compatibility.auto import describe_auto, problem_of_native
 from spec_lab.compatibility.run import refusals
+from spec_lab.models.families.table import read_model_config
+from spec_lab.models.native_products import fits
+from spec_lab.record.mixed import RUNS_ANYWHERE
 from tests.tiny_checkpoints import refused
 
 TREE = ["device=cuda", "drafter=frozen_kv", "tree=dynamic"]
@@ -35,7 +42,7 @@ def taken(*overrides: str) -> tuple[str, str, str]:
 def what_is_fast_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr("spec_lab.compatibility.auto.find_spec", lambda name: object())
-    monkeypatch.setattr("spec_lab.compatibility.auto.can_build", lambda: True)
+    monkeypatch.setattr("spec_lab.compatibility.auto.problem_of_native", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +64,30 @@ def test_a_cpu_has_the_kernels_in_c_where_they_fit(overrides: list[str], kernels
 
 
 def test_a_cpu_without_a_compiler_has_the_reference_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spec_lab.compatibility.auto.can_build", lambda: False)
+    """And says so, where nothing else is in the way of kernels in C."""
+    monkeypatch.setattr("spec_lab.compatibility.auto.problem_of_native", lambda: "there is no C compiler")
     assert taken("device=cpu") == ("torch", "torch", "eager")
-    assert describe_auto(compose_run(["device=cpu"])[0]).endswith("needs GCC 12 or Clang")
-    monkeypatch.setattr("spec_lab.compatibility.auto.can_build", lambda: True)
-    assert "Clang" not in describe_auto(compose_run(["device=cpu"])[0])
+    assert describe_auto(compose_run(["device=cpu"])[0]).endswith(
+        "kernels=torch, not kernels=native: there is no C compiler"
+    )
+    assert "native" not in describe_auto(compose_run(["device=cpu", "num_threads=2"])[0])
+    monkeypatch.setattr("spec_lab.compatibility.auto.problem_of_native", lambda: None)
+    assert describe_auto(compose_run(["device=cpu"])[0]).endswith("kernels=native")
+
+
+def test_what_is_missing_for_kernels_in_c_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "problem", lambda: "what the compiler said")
+    assert problem_of_native() == "what the compiler said"
+    monkeypatch.setattr("spec_lab.compatibility.auto.find_spec", lambda name: None)
+    assert str(problem_of_native()).startswith("the package spec_kernels cannot be imported")
+
+
+def test_layers_that_the_kernels_in_c_know() -> None:
+    plain = read_model_config(ZOO / "pocket").layers[0]
+    assert (auto.LANES, auto.is_native(plain)) == (LANES, True)
+    for changes in ({"head_dim": 24}, {"intermediate_size": 100}, {"attention_gate": True}):
+        plan = replace(plain, **changes)
+        assert auto.is_native(plan) is fits(plan) is False
 
 
 @pytest.mark.parametrize(
@@ -201,6 +227,10 @@ def test_composing_a_run_for_a_gpu_imports_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_every_knob_has_an_option_that_runs_anywhere() -> None:
+    assert auto.KNOBS.keys() == RUNS_ANYWHERE.keys()
 
 
 def test_prompts_come_alone_for_as_many_rows_as_the_kernels_promise() -> None:

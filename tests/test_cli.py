@@ -301,7 +301,7 @@ def test_a_sweep_of_another_revision_or_version_has_a_folder_of_its_own(
 ) -> None:
     for revision, version in (("1234567", "1"), ("89abcde", "1"), ("1234567", "1"), ("1234567", "2"), (None, "1")):
         monkeypatch.setattr("spec_lab.record.provenance.git_revision", lambda revision=revision: revision)
-        monkeypatch.setattr("spec_lab.__version__", version)
+        monkeypatch.setattr("spec_lab.version.VERSION", version)
         assert main(["-m", "seed=1,2"]) == 0
     assert len(list((empty_folder / "outputs").iterdir())) == 4
     assert len(runner.calls) == 8

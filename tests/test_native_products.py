@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +21,12 @@ from spec_kernels.native.parts import NativeProduct, pack
 from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.config import KernelSet
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
-from spec_lab.measure.lab import MAIN, load_lab
+from spec_lab.measure.lab import MAIN, load_lab, note_kernels
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.linear import make_linear
@@ -32,6 +37,7 @@ from spec_lab.models.products import PLAIN, DraftInput, LayerBody, LikeliestToke
 from spec_lab.models.random_weights import random_tensors
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from tests.lab import make_config
 
 pytestmark = pytest.mark.skipif(not build.can_build(), reason="needs a C compiler")
 
@@ -287,6 +293,78 @@ def test_what_the_first_compiler_cannot_the_second_may(tmp_path: Path, monkeypat
     monkeypatch.setattr(Path, "expanduser", no_home)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert build.build.__wrapped__().parent.parent == tmp_path
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a cache in which a library that is there already stands for a compiled one."""
+    whole = build.build()
+
+    def compile_by_copying(found: str, source: Path, kept: Path) -> None:
+        shutil.copy(whole, kept)
+        build._clear_up(kept.parent)
+
+    monkeypatch.setattr(build, "_compile", compile_by_copying)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path / "spec_lab"
+
+
+def test_the_libraries_used_last_stay(copied: Path) -> None:
+    """And one that is no whole library is made again."""
+    copied.mkdir()
+    broken = copied / f"native-{build._key(build.compilers()[0], Path(build.__file__).parent)}.so"
+    broken.write_bytes(b"half of a library")
+    kept = build.build.__wrapped__()
+    assert kept == broken and kept.stat().st_size > 100
+    others = [copied / f"native-{number}.so" for number in range(12)]
+    for age, path in enumerate([kept, *others]):
+        path.touch()
+        os.utime(path, (1e9 - age, 1e9 - age))
+    (copied / "of somebody else").touch()
+    assert build.build.__wrapped__() == kept and kept.stat().st_mtime > 1e9, "it is in use"
+    build._clear_up(copied)
+    left = [kept, *others[: build._MOST_KEPT - 1], copied / "of somebody else"]
+    assert sorted(copied.iterdir()) == sorted(left)
+
+
+def test_a_cache_that_cannot_be_used_is_passed_by(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies in one that cannot be written is loaded; nothing is where the system loads no code."""
+    kept = build.build.__wrapped__()
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError("read-only")
+
+    with monkeypatch.context() as read_only:
+        read_only.setattr(os, "utime", refuse)
+        read_only.setattr(build, "_compile", refuse)
+        assert build.build.__wrapped__() == kept
+    with monkeypatch.context() as noexec:
+        noexec.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_flag=os.ST_NOEXEC))
+        assert build.build.__wrapped__().parent.parent == copied.parent
+    copied.rename(copied.with_name("elsewhere"))
+    copied.write_text("a file in its place")
+    own = build.build.__wrapped__()
+    assert own.parent.parent == copied.parent and own.parent != copied
+
+
+def test_no_ops_of_the_kernels_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """So that sweeps of row_invariant compose; and which layers are none of theirs."""
+    layers = [NativeDecoderLayer.__new__(NativeDecoderLayer), object()]
+    cases = (
+        ("native", torch.float32, True, layers, "computes 1 of the target's 2 layers"),
+        ("native", torch.float32, False, layers[:1], "row_invariant=false changes nothing with kernels=native and"),
+        ("triton", torch.float32, False, layers, "kernels=triton and dtype=float32"),
+        ("torch", torch.bfloat16, False, layers, "kernels=torch and dtype=bfloat16"),
+        ("triton", torch.bfloat16, False, layers, ""),
+        ("native", torch.float32, True, layers[:1], ""),
+    )
+    for name, dtype, row_invariant, there, said in cases:
+        config = make_config((Path(), Path()), "none", kernels=KernelSet(name), row_invariant=row_invariant)
+        models: Any = SimpleNamespace(target=SimpleNamespace(layers=there), dtype=dtype)
+        note_kernels(config, models)
+        printed = capsys.readouterr().err
+        assert said in printed and printed.count("\n") == bool(said)
 
 
 @pytest.mark.slow

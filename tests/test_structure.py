@@ -134,6 +134,19 @@ def test_a_circle_of_files_in_a_package_is_seen_and_one_of_types_alone_is_none()
     assert set(found) == {"spec_lab.assembly.registry", "spec_lab.assembly.drafters.lookup"}
 
 
+def test_nothing_is_taken_from_the_package_itself_but_modules() -> None:
+    """Beside a clone `spec_lab` is the clone's folder, and has no names (`spec_lab/version.py`)."""
+    package = ROOT / "spec_lab"
+    taken = {
+        alias.name
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "spec_lab"
+        for alias in node.names
+    }
+    assert {name for name in taken if not (package / name).is_dir() and not (package / f"{name}.py").is_file()} == set()
+
+
 def test_no_module_imports_a_command() -> None:
     imported = {name for source in files_by_module().values() for name in modules_of_the_lab(source)}
     assert {name for name in imported if ".__main__" in name} == set()

@@ -119,6 +119,17 @@ def test_finished_sweep_is_shown_and_not_repeated(
 
 
 @pytest.mark.slow
+def test_what_auto_takes_for_some_runs_alone_is_said(
+    calls: list[dict[str, Any]], write: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spec_lab.compatibility.auto.problem_of_native", lambda: None)
+    threads = GRID | {"parameters": {"num_threads": {"values": [1, 2]}}}
+    assert main([write(threads), "device=cpu"]) == 0
+    assert [str(call["config"].kernels) for call in calls] == ["native", "torch"]
+    assert capsys.readouterr().err.count("kernels=native for 1 and kernels=torch for 1 of these runs") == 1
+
+
+@pytest.mark.slow
 def test_same_seed_same_parameters_and_plain_values(calls: list[dict[str, Any]], write: Any) -> None:
     name = write(RANDOM)
     assert main([name, "output_dir=a", "drafter.draft_sampling=distribution"]) == 0

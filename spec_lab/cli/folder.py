@@ -149,10 +149,10 @@ def sweep_place(output_dir: Path, name: str, content: Any, fresh: bool) -> Path:
         content: what runs, in plain values.
         fresh: whether the newest, if it ended, is left alone and another one begins.
     """
-    from spec_lab import __version__
     from spec_lab.record.provenance import git_revision
+    from spec_lab.version import VERSION
 
-    stem = f"{name}-sweep-{short_hash([content, __version__, git_revision()])}"
+    stem = f"{name}-sweep-{short_hash([content, VERSION, git_revision()])}"
     places = (output_dir / numbered for numbered in _numbered(stem))
     newest = free = next(places)
     while free.exists():

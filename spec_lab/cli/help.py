@@ -35,9 +35,9 @@ def version_text() -> str:
     """Returns what `--version` prints."""
     from importlib import metadata
 
-    from spec_lab import __version__
+    from spec_lab.version import VERSION
 
-    return f"spec_lab {__version__} (Hydra {metadata.version('hydra-core')})"
+    return f"spec_lab {VERSION} (Hydra {metadata.version('hydra-core')})"
 
 
 def describe_menu(menu: Menu) -> str:

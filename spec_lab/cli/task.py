@@ -21,6 +21,7 @@ from spec_lab.cli.job import Job, JobOutcome, run_job
 from spec_lab.cli.labels import name_groups
 from spec_lab.cli.lease import leased, spread
 from spec_lab.cli.left_out import cell_left_out
+from spec_lab.cli.mixed import MixNote
 from spec_lab.cli.options import read_groups
 from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep import SweepPlace
@@ -46,10 +47,16 @@ class JobTask:
     adapt: Adapt
     outcomes: list[JobOutcome] = field(default_factory=list)
     extensions: tuple[str, ...] = ()
+    mix: MixNote = field(default_factory=MixNote)
 
     def __call__(self, composed: DictConfig) -> None:
         if not leave_out(composed):
-            self.outcomes.append(run_composed(composed, self.place.continues, self.adapt, self.extensions))
+            self.outcomes.append(run_composed(composed, self.place.continues, self._adapted, self.extensions))
+
+    def _adapted(self, config: RunConfig) -> RunConfig:
+        config = self.adapt(config)
+        self.mix.see(config)
+        return config
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return WorkerTask, (self.place, self.extensions)

@@ -1,8 +1,9 @@
 """Chooses what stands at auto (`attention`, `kernels`, `graph`) by device and drafter, when a run is composed.
 
 What runs on a CUDA device gets the fast option of each where nothing is said against it: the option is tried as if it
-had been typed, and where that would be refused the safe one stays. Everything behind this sees the options taken, and
-`RunConfig.auto` keeps which of them nobody named.
+had been typed, and where that would be refused the one that runs anywhere stays. A CPU has a fast option of `kernels`
+alone, where those know all of the target's layers and this machine can compile them. Everything behind this sees the
+options taken, and `RunConfig.auto` keeps which of them nobody named.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from spec_lab.compatibility.weights import model_of
 from spec_lab.config import AttentionConfig, CacheConfig, Dtype, KernelSet, RunConfig
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
+from spec_lab.models.plan import LayerPlan
+from spec_lab.record.mixed import RUNS_ANYWHERE
 
 AUTO = "auto"
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
@@ -31,6 +34,8 @@ ONE_PROMPT = 1
 """Rows of several prompts take no share of a forward."""
 INVARIANT_ROWS = 16
 """The rows that `spec_kernels.product_tiles` speaks of: said again, since composing needs no kernels on its path."""
+LANES = 16
+"""A vector in C has so many numbers. `spec_kernels.native.parts` says it too, and imports torch."""
 SHORT_CHUNK, LONG_CHUNK = 512, 8192
 """The long one is for attention without masks, which are as large as a chunk times all keys before it."""
 
@@ -42,15 +47,13 @@ class AutoKnob:
     Attributes:
         name_of: what a run has of it.
         take: the same run with another option of it.
-        safe: runs anywhere, with everything.
         fast: is taken on a CUDA device unless something refuses it.
-        fast_on_cpu: is taken on a CPU unless something refuses it; None where nothing is faster than the safe one.
+        fast_on_cpu: is taken on a CPU unless something refuses it; None where nothing is faster there.
         needs_triton: of the fast one.
     """
 
     name_of: Callable[[RunConfig], str]
     take: Callable[[RunConfig, str], RunConfig]
-    safe: str
     fast: str
     needs_triton: bool
     fast_on_cpu: str | None = None
@@ -69,9 +72,9 @@ def _take_graph(config: RunConfig, name: str) -> RunConfig:
 
 
 KNOBS: Mapping[str, AutoKnob] = {
-    "attention": AutoKnob(lambda config: config.attention.name, _take_attention, "torch", "triton", True),
-    "kernels": AutoKnob(lambda config: str(config.kernels), _take_kernels, "torch", "triton", True, "native"),
-    "graph": AutoKnob(lambda config: config.graph.name, _take_graph, "eager", "round", False),
+    "attention": AutoKnob(lambda config: config.attention.name, _take_attention, "triton", True),
+    "kernels": AutoKnob(lambda config: str(config.kernels), _take_kernels, "triton", True, "native"),
+    "graph": AutoKnob(lambda config: config.graph.name, _take_graph, "round", False),
 }
 
 
@@ -85,8 +88,8 @@ def with_auto_chosen(config: RunConfig) -> RunConfig:
         raise UserError("auto=[...] is what the lab writes into its record; leave it out")
     on_cuda = runs_on_cuda(config.device)
     open_knobs = {name: knob for name, knob in KNOBS.items() if knob.name_of(config) == AUTO}
-    for knob in open_knobs.values():
-        config = knob.take(config, knob.safe)
+    for name, knob in open_knobs.items():
+        config = knob.take(config, RUNS_ANYWHERE[name])
     for knob in open_knobs.values():
         config = _faster(config, knob) if on_cuda else _faster_on_cpu(config, knob)
     return dataclasses.replace(config, auto=sorted(open_knobs), cache=_with_prompt_sizes(config, on_cuda))
@@ -141,26 +144,36 @@ def _faster_on_cpu(config: RunConfig, knob: AutoKnob) -> RunConfig:
     if knob.fast_on_cpu is None:
         return config
     faster = knob.take(config, knob.fast_on_cpu)
-    if not set(refusals(faster)) <= set(refusals(config)):
-        return config
-    model = model_of(config)
-    has_layers = model is not None and model.gemma4 is None and all(plan.is_plain for plan in model.layers)
-    return faster if has_layers and can_build() else config
+    return faster if _fits_native(faster, config) and problem_of_native() is None else config
 
 
-def can_build() -> bool:
-    """Tell whether the C of `spec_kernels.native` can be had; a raw checkout may not have that package on its path."""
-    if find_spec("spec_kernels") is None:
+def _fits_native(native: RunConfig, config: RunConfig) -> bool:
+    """Tell whether nothing more speaks against a run with kernels in C than without, and the target has such layers."""
+    if not set(refusals(native)) <= set(refusals(config)):
         return False
+    model = model_of(config)
+    return model is not None and model.gemma4 is None and all(map(is_native, model.layers))
+
+
+def is_native(plan: LayerPlan) -> bool:
+    """Tell whether the kernels in C have all of a layer, as `models.native_products.fits` does with torch."""
+    return plan.is_plain and plan.head_dim % LANES == 0 and plan.intermediate_size % LANES == 0
+
+
+def problem_of_native() -> str | None:
+    """Say what is missing for the C of `spec_kernels.native`; a raw checkout may not have that package on its path."""
+    if find_spec("spec_kernels") is None:
+        return "the package spec_kernels cannot be imported (install the lab, or put kernels/ on PYTHONPATH)"
     from spec_kernels.native import build
 
-    return build.can_build()
+    return build.problem()
 
 
 def describe_auto(config: RunConfig) -> str:
-    """Say in a line what was chosen, as in `attention=torch graph=eager`, and what a CPU lacks for faster ones;
+    """Say in a line what was chosen, as in `attention=torch graph=eager`, and what alone a CPU lacks for faster ones;
     empty where every option was named."""
     chosen = " ".join(f"{name}={KNOBS[name].name_of(config)}" for name in config.auto)
-    if "kernels" in config.auto and not runs_on_cuda(config.device) and not can_build():
-        return f"{chosen}, since kernels=native needs GCC 12 or Clang"
-    return chosen
+    if "kernels" not in config.auto or runs_on_cuda(config.device):
+        return chosen
+    problem = problem_of_native() if _fits_native(_take_kernels(config, KernelSet.native), config) else None
+    return chosen if problem is None else f"{chosen}, not kernels=native: {problem}"

@@ -15,7 +15,7 @@ from spec_lab.assembly.heads import load_drafter
 from spec_lab.assembly.limits import Limits, engine_limits
 from spec_lab.assembly.models import Models, load_models, target_folder, thinking_markers
 from spec_lab.assembly.workloads_loader import check_requests, longest_sequence, open_workload
-from spec_lab.config import PruneConfig, Rollback, RunConfig
+from spec_lab.config import KernelSet, PruneConfig, Rollback, RunConfig
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
@@ -63,6 +63,7 @@ def load_lab(config: RunConfig, world: World = ALONE) -> Lab:
     if "unpruned" in config.references and _prunes(config.prune, engines[MAIN]):
         engines["unpruned"] = build_engine(unpruned_config(config), models, make_drafter, limits)
     note_rollback(config, models)
+    note_kernels(config, models)
     for request in requests:
         engines[MAIN].scheduler.check(request)
     teacher = build_teacher(config, models, limits)
@@ -104,6 +105,27 @@ def note_rollback(config: RunConfig, models: Models) -> None:
     rollback = config.recurrent.rollback
     if rollback != Rollback.checkpoints and not models.target.config.keeps_states:
         print(f"recurrent.rollback={rollback} changes nothing: no layer of this target keeps a state", file=sys.stderr)
+
+
+def note_kernels(config: RunConfig, models: Models) -> None:
+    """Says where `row_invariant=false` is a no-op, and which layers `kernels=native` leaves as they are."""
+    name, dtype = config.kernels, str(models.dtype).removeprefix("torch.")
+    if not config.row_invariant and (name != KernelSet.triton or models.dtype is torch.float32):
+        print(
+            f"row_invariant=false changes nothing with kernels={name} and dtype={dtype}: it chooses among "
+            "products of kernels=triton in 16 bits",
+            file=sys.stderr,
+        )
+    if name != KernelSet.native:
+        return
+    layers = models.target.layers
+    num_taken = sum(getattr(layer, "row_invariant", False) for layer in layers)
+    if num_taken < len(layers):
+        print(
+            f"kernels=native computes {num_taken} of the target's {len(layers)} layers; torch computes the others, "
+            "which are not plain attention and MLPs of whole vectors",
+            file=sys.stderr,
+        )
 
 
 def _prunes(prune: PruneConfig, engine: Engine) -> bool:

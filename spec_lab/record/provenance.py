@@ -80,10 +80,10 @@ def collect_provenance(
 
 def package_versions() -> dict[str, str | None]:
     """Return version by distribution, null where it is not installed; beside them Python, the platform and spec_lab."""
-    from spec_lab import __version__
+    from spec_lab.version import VERSION
 
     versions: dict[str, str | None] = {
-        "spec_lab": __version__,
+        "spec_lab": VERSION,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
     }

@@ -225,6 +225,12 @@ class GraphSettings(TypedDict):
     rounds_per_replay: NotRequired[int]
 
 
+class AttentionSettings(TypedDict):
+    """The settings that every backend has."""
+
+    name: str
+
+
 class Settings(TypedDict):
     """The keys of a record's `config` that reports read. The rest of it is kept and compared, whatever it holds."""
 
@@ -232,6 +238,9 @@ class Settings(TypedDict):
     drafter: NotRequired[DrafterSettings]
     acceptance: NotRequired[AcceptanceSettings]
     graph: NotRequired[GraphSettings]
+    attention: NotRequired[AttentionSettings]
+    kernels: NotRequired[str]
+    auto: NotRequired[list[str]]
 
 
 class ExtensionOrigin(TypedDict):

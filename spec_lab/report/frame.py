@@ -92,6 +92,8 @@ COLUMNS: dict[str, Column] = {
     "accuracy_n": Column("count", "answers that were checked"),
     "relaxed_per_1000_tokens": Column("number", "accepted drafts that were not the argmax"),
     "thinking_tokens": Column("number", "mean of a request"),
+    "kernels": Column("text", "the option of `kernels`, where nobody named one that which was taken"),
+    "auto": Column("text", "which of attention, kernels and graph nobody named"),
     "device": Column("text", "cpu or cuda"),
     "device_name": Column("text", "as the system calls it"),
     "dtype": Column("text", "of the weights"),
@@ -162,6 +164,8 @@ def _origin(run: Run) -> dict[str, Any]:
         "batch_size": summary["config"].get("batch_size"),
         "temperature": _number(sampling.get("temperature")) if isinstance(sampling, dict) else None,
         "seed": _count(summary["config"].get("seed")),
+        "kernels": summary["config"].get("kernels"),
+        "auto": " ".join(summary["config"].get("auto", [])) or None,
     }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spec_lab.errors import UserError
+from spec_lab.record.mixed import are_mixed
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.schema import Ratio, Summary
@@ -25,7 +26,8 @@ NOTE = f"""\
 difference: acceptance length less that of the base, with the 95 % interval of a bootstrap over prompts ({NUM_RESAMPLES}
 resamples, seed {SEED}); paired: both runs are resampled together; within noise: the interval holds 0. rate: decode rate
 over the base's, in brackets over all combinations of repeats; within noise: no farther from 1 than that range is wide,
-and not judged under {JUDGED_REPEATS} repeats or on another device. --base NUMBER chooses another base."""
+and not judged under {JUDGED_REPEATS} repeats; none on another device, or where auto took other options. --base NUMBER
+chooses another base."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Compared:
         difference: None where too little was judged, and for the base itself.
         num_prompts: over which the difference is.
         is_paired: those prompts are the same in both.
-        rate: decode rate over the base's; None on another device, and for the base itself.
+        rate: decode rate over the base's; None on another device, where auto took other options, and for the base.
     """
 
     run: NumberedRun
@@ -145,10 +147,13 @@ def _compare_one(
 
 
 def decode_rate_over(summary: Summary, base: Summary) -> Ratio | None:
-    """Decode rate over that of another run on the same device; the range is over all combinations of repeats."""
+    """Decode rate over that of another run on the same device; the range is over all combinations of repeats.
+
+    None where auto took other options for the one than for the other: that is not what the runs were to differ in.
+    """
     places = [(s["device_name"], s["dtype"], s["num_threads"]) for s in (summary, base)]
     value, base_value = summary["decode_tokens_per_second"], base["decode_tokens_per_second"]
-    if places[0] != places[1] or value is None or not base_value:
+    if places[0] != places[1] or are_mixed(summary["config"], base["config"]) or value is None or not base_value:
         return None
     rates, base_rates = ([r["decode_tokens_per_second"] for r in part["repeats"]] for part in (summary, base))
     known, base_known = [rate for rate in rates if rate], [rate for rate in base_rates if rate]

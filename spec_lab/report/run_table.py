@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
 
 from spec_lab.record.answer_metrics import answers_cut
 from spec_lab.record.definitions import DEFINITIONS
+from spec_lab.record.mixed import mixed_by_auto
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import READING_STAGES, THIS_RUN, Outcome, Ratio, Speed, Summary
 from spec_lab.record.time_metrics import STAGES, paired_ratio
@@ -18,7 +21,12 @@ from spec_lab.report.table import format_table, text_width
 
 CUT = "cut"
 """Stands for an accuracy of outputs that ended before their answers; the definitions say so."""
-SOMETIMES = {"budget": ("verify", "budget"), "rollback": ("recurrent", "rollback")}
+SOMETIMES = {
+    "budget": ("verify", "budget"),
+    "rollback": ("recurrent", "rollback"),
+    "attention": ("attention", "name"),
+    "kernels": ("kernels",),
+}
 """Columns of runs that differ in them, since no group is named by them."""
 IMPOSED = "* the acceptance was imposed, not measured"
 
@@ -41,7 +49,8 @@ def format_runs(runs: Sequence[Run]) -> str:
         "speedup over plain", "accuracy", "status", "folder",
     ]  # fmt: skip
     body = [[f"#{index}", *_run_cells(run, varied)] for index, run in enumerate(runs, start=1)]
-    parts = [format_table(header, body, left=("drafter", "prune", "rollback", "rule", "status", "folder"))]
+    words = ("drafter", "prune", "rollback", "attention", "kernels", "rule", "status", "folder")
+    parts = [format_table(header, body, left=words), *mixes(runs)]
     if any(run.summary["acceptance_imposed"] for run in runs):
         parts.append(IMPOSED)
     parts.append(old_definition([run.summary for run in runs]))
@@ -53,6 +62,14 @@ def format_runs(runs: Sequence[Run]) -> str:
     if unfinished:
         parts.append("\n".join(f"{key} {summary['status']}: {summary['reason']}" for key, summary in unfinished))
     return "\n\n".join(part for part in parts if part)
+
+
+def mixes(runs: Sequence[Run]) -> list[str]:
+    """Returns a paragraph for each knob of which auto took several options for runs on devices of one kind."""
+    ran = [run.summary for run in runs if run.summary["status"] != "refused"]
+    kinds = dict.fromkeys(summary["device"] for summary in ran)
+    lines = [mixed_by_auto(s["config"] for s in ran if s["device"] == kind).values() for kind in kinds]
+    return [textwrap.fill(line, text_width(), break_on_hyphens=False) for of_kind in lines for line in of_kind]
 
 
 def format_categories(summary: Summary) -> str:
@@ -196,8 +213,9 @@ def _run_cells(run: Run, varied: Sequence[str]) -> list[str]:
 
 
 def _sometimes(name: str, summary: Summary) -> str:
-    group, key = SOMETIMES[name]
-    value = summary["config"].get(group, {}).get(key)
+    *groups, key = SOMETIMES[name]
+    part: Mapping[str, Any] = reduce(lambda node, group: node.get(group, {}), groups, summary["config"])
+    value = part.get(key)
     return ABSENT if value is None else str(value)
 
 

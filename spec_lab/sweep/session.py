@@ -12,6 +12,7 @@ from spec_lab.cli.compose import compose_run
 from spec_lab.cli.ending import print_refusal
 from spec_lab.cli.folder import close_sweep, display, find_ended, folder_name, make_output_dir
 from spec_lab.cli.job import Job, JobOutcome, run_job
+from spec_lab.cli.mixed import MixNote
 from spec_lab.cli.sweep_lock import SweepLock
 from spec_lab.errors import UserError
 from spec_lab.record.reading import read_summary
@@ -63,13 +64,14 @@ class Sweep:
             lock.release()
 
     def _run_all(self) -> list[Trial]:
+        mix = MixNote()
         ledger = Ledger(self.folder, {"file": self.file.config, "seed": self.search.seed, "overrides": self.overrides})
         trials: list[Trial] = []
         while self.limit is None or len(trials) < self.limit:
             parameters = self._parameters(ledger, trials)
             if parameters is None:
                 break
-            trials.append(self._run_one(len(trials), parameters))
+            trials.append(self._run_one(len(trials), parameters, mix))
             if _reached(self.file, trials[-1].metric):
                 break
         close_sweep(self.folder, [trial.outcome.status for trial in trials])
@@ -91,14 +93,14 @@ class Sweep:
             ledger.append(parameters)
         return parameters
 
-    def _run_one(self, number: int, parameters: dict[str, Any]) -> Trial:
-        outcome = self._outcome(number, self.overrides_of(parameters))
+    def _run_one(self, number: int, parameters: dict[str, Any], mix: MixNote) -> Trial:
+        outcome = self._outcome(number, self.overrides_of(parameters), mix)
         metric = None
         if self.file.metric is not None and outcome.folder is not None and outcome.status == "finished":
             metric = scalar(read_summary(outcome.folder), self.file.metric)
         return Trial(number, parameters, outcome, metric)
 
-    def _outcome(self, number: int, overrides: list[str]) -> JobOutcome:
+    def _outcome(self, number: int, overrides: list[str], mix: MixNote) -> JobOutcome:
         """Tells how a run ends. Each has a folder of its own: a search may propose the same parameters twice."""
         print(f"[{number + 1}] {' '.join(overrides)}", flush=True)
         try:
@@ -106,6 +108,7 @@ class Sweep:
         except UserError as error:
             print_refusal(error)
             return JobOutcome("refused")
+        mix.see(config)
         join_sweep(config.logger, self.folder.name)
         base = self.folder / f"{number + 1:03d}"
         ended = find_ended(base, folder_name(config, choices))

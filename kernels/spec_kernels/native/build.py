@@ -10,6 +10,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +19,8 @@ SOURCES = ("vectors.h", "products.h", "attention.h", "native.c")
 _FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC")
 _PROCESSORS = ("-march=native", "-mcpu=native")
 """Names that compilers have for the processor at hand, the second on Arm."""
+_MOST_KEPT = 8
+"""The cache has a library for each compiler, processor and edit of the C: those stay that were used last."""
 
 
 class BuildError(Exception):
@@ -51,21 +55,39 @@ def build() -> Path:
 
 
 @cache
-def can_build() -> bool:
-    """Tell whether the library is there, or can be compiled; if it can, it is."""
+def problem() -> str | None:
+    """Say why there is no library; None where it is there, or can be compiled, which it then is."""
     try:
         build()
-    except BuildError:
-        return False
-    return True
+    except BuildError as error:
+        return str(error)
+    return None
+
+
+def can_build() -> bool:
+    """Tell whether the library is there, or can be compiled."""
+    return problem() is None
 
 
 def _built_with(found: str) -> Path:
+    """Return a library of this compiler's: kept, or, where nothing is kept or loaded, of this process."""
     folder = Path(__file__).parent
-    kept = _cache_folder() / f"native-{_key(found, folder)}.so"
-    if not kept.exists() or kept.stat().st_size == 0:
-        _compile(found, folder / "native.c", kept)
-    ctypes.CDLL(str(kept))
+    name = f"native-{_key(found, folder)}.so"
+    try:
+        return _loaded(found, folder / "native.c", _cache_folder() / name)
+    except (OSError, RuntimeError):  # the second where there is no home
+        return _loaded(found, folder / "native.c", _own_folder() / name)
+
+
+def _loaded(found: str, source: Path, kept: Path) -> Path:
+    """Return `kept` once it has been loaded, compiled where it is missing or is no whole library."""
+    with suppress(OSError):
+        os.utime(kept)  # it is in use: see `_clear_up`
+    try:
+        ctypes.CDLL(str(kept))
+    except OSError:
+        _compile(found, source, kept)
+        ctypes.CDLL(str(kept))
     return kept
 
 
@@ -76,20 +98,38 @@ def _compile(found: str, source: Path, kept: Path) -> None:
         with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
             built = Path(folder) / kept.name
             command = [found, *_FLAGS, processor, str(source), "-o", str(built), "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = _run(command)
             if done.returncode == 0:
                 with built.open("rb") as whole:
                     os.fsync(whole)  # a machine that stops now leaves no half of a library
                 built.replace(kept)
+                _clear_up(kept.parent)
                 return
             lines = done.stderr.strip().splitlines()
             said = said or next((line for line in lines if "error" in line), f"exit code {done.returncode}")
     raise BuildError(f"{found} does not compile {source.name} (GCC 12 or Clang does): {said}")
 
 
+def _clear_up(folder: Path) -> None:
+    """Leave the libraries that were used last.
+
+    What a process has loaded stays with it, and what it is about to load it compiles again.
+    """
+    with suppress(OSError):
+        libraries = sorted(folder.glob("native-*.so"), key=lambda library: library.stat().st_mtime)
+        for library in libraries[:-_MOST_KEPT]:
+            library.unlink(missing_ok=True)
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a compiler that speaks English, since what it says is read and is part of a name."""
+    english = {**os.environ, "LC_ALL": "C"}
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", env=english, check=False)
+
+
 def _key(found: str, folder: Path) -> str:
     """Name all that the library follows from: source, flags, compiler and processor."""
-    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    version = _run([found, "--version"]).stdout
     known = hashlib.sha256()
     for part in (*(folder.joinpath(name).read_text() for name in SOURCES), *_FLAGS, found, version, _processor()):
         known.update(part.encode() + b"\0")
@@ -105,12 +145,20 @@ def _processor() -> str:
 
 
 def _cache_folder() -> Path:
-    """Return a folder that stays, or, where none can be made, one of this process."""
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "spec_lab"
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except (OSError, RuntimeError):  # the second where there is no home
-        folder = Path(tempfile.mkdtemp(prefix="spec_lab-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    """Return the folder that stays.
+
+    Raises:
+        OSError: it cannot be made, or the system loads no code from there.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "spec_lab"
+    folder.mkdir(parents=True, exist_ok=True)
+    if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
+        raise OSError(f"{folder} is mounted noexec")
+    return folder
+
+
+def _own_folder() -> Path:
+    """Return a folder that goes with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="spec_lab-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

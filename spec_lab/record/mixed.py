@@ -1,0 +1,49 @@
+"""Says where auto took different options for runs that are set side by side: their times differ by that too.
+
+Auto is about one run, and a sweep may have some that a fast option does not fit. What runs anywhere is never taken for
+all of them behind one's back: they are told apart, and the option that fits all is named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+RUNS_ANYWHERE = {"attention": "torch", "kernels": "torch", "graph": "eager"}
+"""The knobs that may stand at auto, and the option of each that fits every run."""
+
+
+def taken_by_auto(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options that nobody named, as in `{"kernels": "native", "graph": "eager"}`.
+
+    Args:
+        config: as a record keeps it.
+    """
+    names = config.get("auto", [])
+    return {name: option_of(config, name) for name in RUNS_ANYWHERE if name in names and name in config}
+
+
+def option_of(config: Mapping[str, Any], name: str) -> str:
+    """Return the option of a group, or the value of a knob."""
+    part = config[name]
+    return str(part["name"] if isinstance(part, Mapping) else part)
+
+
+def are_mixed(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell whether auto took another option for the one than for the other."""
+    ours, theirs = taken_by_auto(config), taken_by_auto(other)
+    return any(ours[name] != theirs[name] for name in ours.keys() & theirs.keys())
+
+
+def mixed_by_auto(configs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return a line for each knob of which auto took several options."""
+    taken = [taken_by_auto(config) for config in configs]
+    counts = {name: Counter(options[name] for options in taken if name in options) for name in RUNS_ANYWHERE}
+    return {name: _line(name, found) for name, found in counts.items() if len(found) > 1}
+
+
+def _line(name: str, counts: Mapping[str, int]) -> str:
+    shares = " and ".join(f"{name}={option} for {count}" for option, count in counts.items())
+    same = f"{name}={RUNS_ANYWHERE[name]}"
+    return f"auto took {shares} of these runs, whose times differ by that too; {same} is the same for all"
