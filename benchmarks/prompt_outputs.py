@@ -134,8 +134,8 @@ def measured(cell: Cell, engine: Engine, request: Request, warm: set[tuple[int, 
     if (cell.tokens, cell.chunk) not in warm:
         engine.generate([request])
         warm.add((cell.tokens, cell.chunk))
-    # The parts of an engine that was replaced refer to each other, so that its caches stay until a collection: were they
-    # counted as there before a pass and freed in it, the pass would seem to take that much less.
+    # The parts of a replaced engine refer to each other, so that its caches stay until a collection. Counted as there
+    # before a pass and freed in it, they would make the pass seem to take that much less.
     gc.collect()
     target: Any = engine.parts.target
     watched, plain = WatchedLogits(target), target.logits
