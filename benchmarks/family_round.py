@@ -28,6 +28,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import floor
+from cell_checks import chosen
 from measured_rows import read_rows
 from round_bench import LEFT_OUT, NUM_ROUNDS, Bench, Cell, Model, missing_cells, run_cells
 
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str] | None = None, cells: Sequence[Cell] = CELLS) 
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
     table = options.folder / "family_rounds.csv"
-    missing = missing_cells(cells, table, options.only)
+    missing = missing_cells(chosen(cells, options.only), table)
     deadline = perf_counter() + options.seconds
     bench = ProfilingBench if options.profile else FamilyBench
     failed = False if options.show else run_cells(missing, table, deadline, bench)

@@ -3,6 +3,7 @@
     python benchmarks/h200_round.py outputs/h200_round                 all cells; those already there are not run again
     python benchmarks/h200_round.py outputs/h200_round --only "K=3"    cells whose name has it
     python benchmarks/h200_round.py outputs/h200_round --with graph.rounds_per_replay=4    cells of their own, with that
+    python benchmarks/h200_round.py outputs/h200_round --dry-run       compose and check them, run nothing
     python benchmarks/h200_round.py outputs/h200_round --show          the table of what is there
 
 bf16, random weights, an EAGLE-3 head with 32 000 draft tokens, imposed acceptance. Every cell is a run by the ordinary
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import floor
+from cell_checks import chosen, refused
 from measured_rows import append_row, read_rows
 
 import spec_lab
@@ -120,13 +122,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="cells whose name has this in it")
     parser.add_argument("--with", nargs="*", default=(), dest="changes", help="overrides of every cell")
+    parser.add_argument("--dry-run", action="store_true", help="compose and check, run nothing")
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
     table = options.folder / "rounds.csv"
     failed = False
-    cells = [replace(cell, changes=tuple(options.changes)) for cell in CELLS]
+    cells = chosen([replace(cell, changes=tuple(options.changes)) for cell in CELLS], [options.only])
+    if options.dry_run:
+        return refused(cells)
     for cell in cells if not options.show else ():
-        if options.only in cell.name and cell.name not in {row["cell"] for row in read_rows(table)}:
+        if cell.name not in {row["cell"] for row in read_rows(table)}:
             try:
                 append_row(table, measured(cell, options.folder))
             except UserError as error:

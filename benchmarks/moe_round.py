@@ -3,6 +3,7 @@
     python benchmarks/moe_round.py outputs/moe_round                       all cells; those there are not run again
     python benchmarks/moe_round.py outputs/moe_round --only "qwen3" "batch 1,"       cells whose name has all of these
     python benchmarks/moe_round.py outputs/moe_round --seconds 180         begin no cell later than this
+    python benchmarks/moe_round.py outputs/moe_round --dry-run             compose and check them, run nothing
     python benchmarks/moe_round.py outputs/moe_round --show                the table of what is there
 
 bf16, random weights made on the device, prompts of 512 random tokens. The weights of a target and its drafter serve all
@@ -20,6 +21,7 @@ from itertools import product
 from pathlib import Path
 from time import perf_counter
 
+from cell_checks import chosen, refused
 from measured_rows import read_rows
 from round_bench import Bench, Cell, Model, missing_cells, run_cells
 
@@ -77,10 +79,14 @@ def main(arguments: Sequence[str] | None = None, cells: Sequence[Cell] = CELLS) 
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", default=[], help="cells whose name has all of these in it")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell later than this")
+    parser.add_argument("--dry-run", action="store_true", help="compose and check, run nothing")
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
     table = options.folder / "moe_rounds.csv"
-    missing = missing_cells(cells, table, options.only)
+    cells = chosen(cells, options.only)
+    if options.dry_run:
+        return refused(cells)
+    missing = missing_cells(cells, table)
     failed = False if options.show else run_cells(missing, table, perf_counter() + options.seconds, ExpertsBench)
     print(format_table(SHOWN, shown_rows(read_rows(table)), left=("cell",)))
     return 2 if failed else 0

@@ -112,10 +112,10 @@ class Cell:
         ]
 
 
-def missing_cells(cells: Sequence[Cell], table: Path, only: Sequence[str]) -> list[Cell]:
-    """Return the cells that have no line yet and whose name has all of `only` in it."""
+def missing_cells(cells: Sequence[Cell], table: Path) -> list[Cell]:
+    """Return the cells that have no line yet."""
     there = {row["cell"] for row in read_rows(table)}
-    return [cell for cell in cells if cell.name not in there and all(part in cell.name for part in only)]
+    return [cell for cell in cells if cell.name not in there]
 
 
 def run_cells(

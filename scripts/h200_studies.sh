@@ -61,6 +61,7 @@ mkdir -p "$FOLDER"
 failed=0
 for study in "$@"; do
   "$study" || failed=1
+  [[ " ${PARTS[*]} " == *" --dry-run "* ]] && continue
   table "$study" > "$FOLDER/$study.txt" || failed=1
 done
 exit "$failed"

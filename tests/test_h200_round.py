@@ -89,3 +89,9 @@ def test_what_is_there_is_not_measured_again(
     assert [row["nodes"] for row in rows] == ["7"] * 4
     assert [row["acceptance length"] for row in rows] == ["-"] * 4, "plain decoding has none"
     assert rows[0]["share"] == f"{100 * rounds.CELLS[0].floor_ms() / 8:.0f} %"
+
+
+def test_a_name_that_no_cell_has_is_an_error(rounds: ModuleType, tmp_path: Path) -> None:
+    """A misspelt cell would look like one that is done."""
+    with pytest.raises(SystemExit):
+        rounds.main([str(tmp_path), "--only", "batch 17"])

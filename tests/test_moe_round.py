@@ -80,3 +80,8 @@ def test_cells_of_a_tiny_target_are_timed_once(
     none, pruned, apart_one = (float(row["catchup experts"]) for row in rows[1:])
     assert 3 <= pruned < none and apart_one == 0
     assert rounds.shown_rows(rows)[1][4] != "-"
+
+
+def test_a_name_that_no_cell_has_is_an_error(rounds: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        rounds.main([str(tmp_path), "--only", "glm4_7_flash", "batch 17"])

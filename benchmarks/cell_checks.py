@@ -1,0 +1,43 @@
+"""Chooses cells of a table by their names, and checks them without running any."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+import spec_lab
+from spec_lab.compatibility.run import refusals
+
+
+class Composable(Protocol):
+    """Is a cell of any table."""
+
+    @property
+    def name(self) -> str: ...
+
+    def overrides(self) -> list[str]:
+        """Return what to compose."""
+        ...
+
+
+ACell = TypeVar("ACell", bound=Composable)
+
+
+def chosen(cells: Iterable[ACell], only: Sequence[str]) -> list[ACell]:
+    """Return the cells whose name has all of `only` in it; none at all ends the program, since it looks like all done."""
+    found = [cell for cell in cells if all(part in cell.name for part in only)]
+    if not found:
+        print(f"no cell's name has all of {only} in it", file=sys.stderr)
+        sys.exit(2)
+    return found
+
+
+def refused(cells: Iterable[Composable]) -> int:
+    """Compose `cells`, and print of each what `--dry-run` of the lab prints; 2 where any is refused."""
+    code = 0
+    for cell in cells:
+        composed = spec_lab.compose(cell.overrides())
+        print(f"-- {cell.name}", composed, sep="\n")
+        code = 2 if refusals(composed.config) else code
+    return code

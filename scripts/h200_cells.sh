@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# The cells that docs/where_it_pays.md, performance.md, moe.md and trees.md still lack, for one call of an H200 or several.
+#   GPUS=0,1 LIMIT=560 bash scripts/h200_cells.sh FOLDER [JOB...]   begins nothing that would not be over LIMIT seconds from now
+#   bash scripts/h200_cells.sh FOLDER --list                       the jobs, and how long they are predicted to take
+#   DRY=--dry-run bash scripts/h200_cells.sh FOLDER [JOB...]       composes and checks every cell, and runs none
+# Jobs run the most valuable first, each GPU taking the next that no other has. Typed again, what is done is skipped, and a job
+# that failed or was cut goes on with its missing cells. One that fails, or takes three times its prediction, stops no other.
+# FOLDER gets steps.txt, a log a job, and tables.txt. PART, where it is set, holds overrides of trees' cells; JOBS names a file of
+# other jobs than these.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+export PYTHONPATH="${PYTHONPATH:-.:kernels}" PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4 PYTHON="${PYTHON:-python3}"
+DRY="${DRY:-}"
+LIMIT="${LIMIT:-1500}"
+FOLDER="$1"
+shift
+
+# Chains and trees on 54 prompts, beside plain decoding in the same process; of a group of points, drafter and batch.
+trees() { # seconds, drafter, batch, name of the group, points, more overrides
+  echo "$1 $4-$2-$3 $PYTHON -m spec_lab experiment=trees size=full points=$5 drafter=$2 batch_size=$3 graph=round device=cuda" \
+    "workload.limit=54 max_new_tokens=96 repeats=2 warmup_requests=1 output_dir=$FOLDER/trees ${6:-} ${PART:-} $DRY"
+}
+
+# A line a job: predicted seconds, name, command. Predictions are of cells of 22 November: 2 to 4 s for 27 or 54 prompts without
+# a reference, the first of a process 10.
+jobs() {
+  local batch drafter points modes="warmup_requests=1 max_new_tokens=80 graph=round,round_overlap"
+  # Issue 11: overlap where it was not run, `round` with a warm-up, and lines of the first table on the code as it is.
+  echo "35 modes-16 PART='$modes batch_size=16 $DRY' bash scripts/h200_studies.sh $FOLDER graphs"
+  echo "50 modes-64 PART='$modes batch_size=64 $DRY' bash scripts/h200_studies.sh $FOLDER graphs"
+  echo "30 modes-1 PART='$modes batch_size=1 $DRY' bash scripts/h200_studies.sh $FOLDER graphs"
+  echo "25 table-16 $PYTHON benchmarks/h200_round.py $FOLDER/table --only 'K=3, AL 2.5, batch 16, 512 in, 128 out' $DRY"
+  echo "35 table-64 $PYTHON benchmarks/h200_round.py $FOLDER/table --only 'K=3, AL 2.5, batch 64, 512 in, 128 out' $DRY"
+  echo "40 table-32k $PYTHON benchmarks/h200_round.py $FOLDER/table --only '32000 in' $DRY"
+  # Issue 13.
+  echo "40 glm-64 $PYTHON benchmarks/moe_round.py $FOLDER/moe --only glm4_7_flash 'batch 64' K=5 $DRY"
+  # Issue 14: trees first, and with them the chain of K=3, which ties every process to the others.
+  for batch in 1 64 16 4; do
+    for drafter in eagle3 frozen_kv mtp_eagle draft_model; do
+      trees $((batch == 1 ? 75 : 50)) $drafter $batch trees chain3,depth3_rows16,depth3_rows8,depth3_rows4,depth5_rows16,depth5_rows32
+    done
+  done
+  for batch in 1 64 16 4; do
+    for drafter in eagle3 frozen_kv mtp_eagle draft_model; do
+      points=chain1,chain7,chain15,chain5
+      case $drafter-$batch in eagle3-1 | frozen_kv-64) points=chain7,chain15 ;; frozen_kv-1) points=chain1,chain7,chain15 ;; esac
+      trees $((batch == 1 ? 60 : 35)) $drafter $batch chains $points
+    done
+  done
+  # A lookup has no draft loop to capture.
+  for batch in 64 16 4 1; do
+    trees $((batch == 1 ? 130 : 60)) ngram $batch lookup chain3,depth3_rows16 "graph=eager repeats=1"
+  done
+  # These stand in docs/adaptive_k.md, without plain decoding in the same process.
+  trees 30 eagle3 1 again chain1,chain5
+  trees 20 frozen_kv 1 again chain5
+  trees 20 frozen_kv 64 again chain1,chain5
+}
+
+GPUS="${GPUS:-0}"
+wanted=" $* "
+list() {
+  while read -r seconds name command; do
+    [[ "$wanted" == "  " || "$wanted" == *" --list "* || "$wanted" == *" $name "* ]] && echo "$seconds $name $command"
+  done < <(if [ -n "${JOBS:-}" ]; then cat "$JOBS"; else jobs; fi)
+}
+
+if [[ "$wanted" == *" --list "* ]]; then
+  list | awk '{ print $1, $2; sum += $1 } END { print sum, "seconds in all" }'
+  exit
+fi
+marks="$FOLDER/done"
+[ -n "$DRY" ] && marks="$FOLDER/checked" && rm -rf "$marks"
+mkdir -p "$marks" "$FOLDER/logs"
+exec 9> "$FOLDER/lock"
+flock -n 9 || { echo "another call fills $FOLDER" >&2; exit 2; }
+rm -rf "$FOLDER/taken" # of a call that was killed
+mkdir "$FOLDER/taken"
+
+work() { # gpu
+  local seconds name command began left most code
+  while read -r seconds name command; do
+    [ -e "$marks/$name" ] && continue
+    left=$((LIMIT - SECONDS))
+    [ "$left" -lt "$seconds" ] && continue
+    mkdir "$FOLDER/taken/$name" 2> /dev/null || continue
+    began=$SECONDS most=$((3 * seconds < left ? 3 * seconds : left))
+    CUDA_VISIBLE_DEVICES="$1" timeout -k 5 "$most" bash -c "$command" > "$FOLDER/logs/$name.txt" 2>&1 < /dev/null 9>&-
+    code=$?
+    [ "$code" -eq 0 ] && touch "$marks/$name"
+    echo "$name: rc=$code on GPU $1, began at $began, took $((SECONDS - began)) s of $seconds" | tee -a "$FOLDER/steps.txt"
+  done < <(list)
+}
+
+for gpu in ${GPUS//,/ }; do work "$gpu" & done
+wait
+failed=0
+while read -r seconds name command; do
+  [ -e "$marks/$name" ] || { echo "missing: $name"; failed=1; }
+done < <(list)
+[ -n "$DRY" ] || {
+  "$PYTHON" -m spec_lab.report "$FOLDER/trees" --anyway
+  "$PYTHON" -m spec_lab.report "$FOLDER/graphs" --anyway
+  "$PYTHON" benchmarks/h200_round.py "$FOLDER/table" --show
+  "$PYTHON" benchmarks/moe_round.py "$FOLDER/moe" --show
+} > "$FOLDER/tables.txt" 2>&1
+exit "$failed"
