@@ -25,7 +25,7 @@ ACell = TypeVar("ACell", bound=Composable)
 
 
 def chosen(cells: Iterable[ACell], only: Sequence[str]) -> list[ACell]:
-    """Return the cells whose name has all of `only` in it; none at all ends the program, since it looks like all done."""
+    """Return the cells whose name has all of `only` in it; none at all ends the program, as it would seem done."""
     found = [cell for cell in cells if all(part in cell.name for part in only)]
     if not found:
         print(f"no cell's name has all of {only} in it", file=sys.stderr)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
-import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,17 +12,13 @@ from typing import Any
 import pytest
 
 from spec_lab.engine.engine import Engine
-
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from tests.bench_modules import imported
 
 
 @pytest.fixture
 def outputs(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("prompt_outputs")
-    yield module
-    for name in ("prompt_outputs", "prompt_passes", "h200_round", "floor"):
-        sys.modules.pop(name, None)
+    with imported("prompt_outputs", monkeypatch) as module:
+        yield module
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.bench_modules import imported
 
 ROOT = Path(__file__).parents[1]
 PAGE = """
@@ -29,11 +29,8 @@ A line between.
 
 @pytest.fixture
 def figure(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    module = importlib.import_module("tree_figure")
-    yield module
-    for name in ("tree_figure", "study_figures", "h200_round", "floor"):
-        sys.modules.pop(name, None)
+    with imported("tree_figure", monkeypatch) as module:
+        yield module
 
 
 @pytest.mark.slow
