@@ -20,7 +20,7 @@ from study_figures import styled
 
 BY_ROWS = ("", "rows N", "drafts", "acceptance length", "tokens/s over plain")
 BY_BATCH = ("", "drafts", "batch 1")
-"""What the headers of the two tables begin with."""
+"""The first words of the headers of the two tables."""
 MARKERS = {"chain": "o", "depth 2": "v", "depth 3": "s", "depth 4": "D", "depth 5": "^"}
 DASHES = {"chain": "-", "depth 2": ":", "depth 3": "-.", "depth 4": "-", "depth 5": "--"}
 Cells = list[str]
