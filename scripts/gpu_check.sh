@@ -1,52 +1,113 @@
 #!/usr/bin/env bash
-# Everything this project says about GPUs, on one: tests, memory checks, timings. Under ten minutes on an H200.
+# Everything this project says about GPUs, on those that are there: tests, memory checks, machine code, timings.
 #   bash scripts/gpu_check.sh            all of it
-#   bash scripts/gpu_check.sh tests      one part: versions, tests, sanitizer, modes, bench
-# What is printed goes to $OUT/gpu_check.txt too, where OUT is set. A part that fails does not keep the others from running.
+#   bash scripts/gpu_check.sh tests      one part, or some: versions, tests, sanitizer, machine_code, modes, bench
+# Tests and memory checks are jobs of one file or a part of one, JOBS (8) at once on each GPU: what compares bits does not
+# mind company, and a kernel that corrupts a device takes no other file's results with it. Either part ends after LIMIT
+# (280) seconds: a job that has not run by then has failed.
+# What is printed goes to $OUT/gpu_check.txt too, and what a job prints to $OUT/gpu_check/, where OUT is set, else in /tmp.
+# A part that fails does not keep the others from running.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-export PYTHONPATH="${PYTHONPATH:-.:kernels}" PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
-PYTHON="${PYTHON:-python3}"
-KERNEL_TESTS=$(ls tests/test_triton_*.py tests/test_kernels_*.py | grep -v compile)
+export PYTHONPATH="${PYTHONPATH:-.:kernels}" PYTHONUNBUFFERED=1 OMP_NUM_THREADS=2
+export PYTHON="${PYTHON:-python3}" LIMIT="${LIMIT:-280}" LOGS="${OUT:-/tmp}/gpu_check"
 failed=0
 
 versions() {
   "$PYTHON" - <<'PY'
 import platform, torch, triton
-print(torch.cuda.get_device_name(), "python", platform.python_version(), "torch", torch.__version__, "triton", triton.__version__)
+gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+print(gpus, "python", platform.python_version(), "torch", torch.__version__, "triton", triton.__version__)
 PY
   date -u +%F
 }
 
-pytest_here() { "$PYTHON" -m pytest -q -p no:cacheprovider --tb=short "$@"; }
+gpus() {
+  if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then echo "${CUDA_VISIBLE_DEVICES//,/ }"
+  else nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd' '; fi
+}
 
-tests() {
-  # One process each: a kernel that corrupts the device must not take the others' results with it.
-  local status=0
-  pytest_here tests/test_capture_gpu.py tests/test_graph_counts_gpu.py || status=1
-  pytest_here tests/test_if_nodes_gpu.py || status=1
-  pytest_here -m "slow or not slow" tests/test_graph_modes.py tests/test_several_rounds.py tests/test_adaptive_round.py -k cuda || status=1
-  # shellcheck disable=SC2086
-  pytest_here -m "slow or not slow" $KERNEL_TESTS || status=1
-  # shellcheck disable=SC2046
-  pytest_here -m gpu $(grep -l "mark.gpu" tests/test_*.py | grep -vE "capture_gpu|counts_gpu|graph_modes|if_nodes") || status=1
+# Files of tests that run on a GPU where there is one, on a CPU and a GPU, and on a GPU alone.
+kernel_files() { grep -l "^from tests.kernel_lab" tests/test_*.py; }
+mode_files() { grep -lE "^    (lab|DEVICES),$|^from tests.graph_lab import .*\b(lab|DEVICES)\b" tests/test_*.py; }
+marked_files() { grep -lF "pytest.mark.gpu" tests/test_*.py; }
+
+# Prints a job for each file of stdin: a line of a name, from $1, and of what pytest is asked for besides the file.
+a_job_each() {
+  local file name
+  while read -r file; do
+    name=${file#tests/test_}
+    echo "$1${name%.py} $2 $file"
+  done
+}
+
+# The files that take longest come first, in parts of about the same length.
+test_jobs() {
+  local every="-m 'slow or not slow'" one="one_draft_token or capture_touches" two="rules_and_sampled or every_drafter"
+  echo "graph_modes_1 $every -k 'cuda and ($one)' tests/test_graph_modes.py"
+  echo "graph_modes_2 $every -k 'cuda and ($two)' tests/test_graph_modes.py"
+  echo "graph_modes_3 $every -k 'cuda and not ($one or $two)' tests/test_graph_modes.py"
+  echo "adaptive_round_1 $every -k 'cuda and text_is_plain' tests/test_adaptive_round.py"
+  echo "adaptive_round_2 $every -k 'cuda and not text_is_plain' tests/test_adaptive_round.py"
+  mode_files | grep -vE "test_(graph_modes|adaptive_round)" | a_job_each "" "$every -k cuda"
+  kernel_files | sort -r | a_job_each "" "$every"
+  marked_files | grep -vxFf <(kernel_files; mode_files) | a_job_each "" "-m gpu"
+}
+
+# Every kernel by itself, under each tool; not those that whole engines launch. Outcomes so far: docs/performance.md.
+sanitizer_jobs() {
+  local tool
+  for tool in racecheck memcheck; do
+    kernel_files | grep -E "test_(kernels|triton)_" | grep -vE "wiring|triton_(backend|hybrid|products)" | sort -r \
+      | a_job_each "${tool}_" "$tool -k 'not engine'"
+  done
+}
+
+pytest_job() { eval "\"\$PYTHON\" -m pytest -q -p no:cacheprovider --tb=short $1"; }
+
+sanitizer_job() {
+  eval "compute-sanitizer --tool ${1%% *} --error-exitcode 9 --print-limit 5 \
+    \"\$PYTHON\" -m pytest -q -p no:cacheprovider --tb=short --maxfail 3 ${1#* }"
+}
+
+what_failed() { grep -hE "^(FAILED|ERROR)|^========= +(Error|Invalid|Race)|^ +and .* access" "$1" | sort -u | head -12 | sed 's/^/\n   /'; }
+
+# Runs the job of a line on the GPU whose turn it is, and says how it ended.
+run_job() {
+  local kind=$1 name=${2%% *} asked=${2#* } status=124 begun=$SECONDS left=$((END - $(date +%s))) all log
+  read -ra all <<< "$GPUS"
+  log="$LOGS/$name.txt"
+  : > "$log"
+  if [ "$left" -gt 0 ]; then
+    CUDA_VISIBLE_DEVICES=${all[SLOT % ${#all[@]}]} timeout -k 3 "$left" bash -c "$kind"' "$1"' _ "$asked" > "$log" 2>&1
+    status=$?
+  fi
+  [ "$status" != 124 ] || echo "out of time" >> "$log"
+  printf '%s\n' "$name rc=$status $((SECONDS - begun)) s: $(grep -E "[0-9]+ (passed|failed|error|skipped)|SUMMARY|out of time" "$log" \
+    | tail -3 | sed 's/^=* *//; s/ *=*$//' | paste -sd'|')$([ "$status" = 0 ] || what_failed "$log")"
+  return $((status > 0))
+}
+export -f run_job pytest_job sanitizer_job what_failed
+
+# Runs the jobs of stdin, JOBS at once on each GPU, and names those that failed.
+run_jobs() {
+  mkdir -p "$LOGS"
+  GPUS=$(gpus); END=$(($(date +%s) + LIMIT)); export GPUS END
+  xargs -d '\n' -n 1 -P $((${JOBS:-8} * $(wc -w <<< "$GPUS"))) --process-slot-var=SLOT bash -c 'run_job '"$1"' "$1"' _ \
+    | tee "$LOGS/jobs.txt"
+  local status=${PIPESTATUS[0]}
+  [ "$status" = 0 ] || echo "failed: $(sed -nE 's/ rc=[1-9].*//p' "$LOGS/jobs.txt" | paste -sd' ')"
   return "$status"
 }
+
+tests() { test_jobs | run_jobs pytest_job; }
 
 sanitizer() {
   command -v compute-sanitizer > /dev/null || { echo "compute-sanitizer is not installed: not run"; return 0; }
-  # A case or more of every kernel. Left out: what shows that scratch rows may share a slot, a race by design.
-  # Outcomes so far: docs/performance.md.
-  local chosen="reference or fused or page_size or puts_row or moves_like or every_column or ragged or standing or kept or token_for_token or every_number"
-  local status=0 tool
-  for tool in memcheck racecheck; do
-    echo "-- $tool"
-    # shellcheck disable=SC2086
-    timeout 150 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5 \
-      "$PYTHON" -m pytest -q -p no:cacheprovider --maxfail 3 -k "($chosen) and not wiring and not engine" $KERNEL_TESTS || status=1
-  done
-  return "$status"
+  sanitizer_jobs | run_jobs sanitizer_job
 }
+
+machine_code() { "$PYTHON" -m tests.machine_code; }
 
 modes() {
   "$PYTHON" -m spec_lab experiment=graph_modes device=cuda dtype=float32 workload.limit=32 repeats=3 "output_dir=${OUT:-/tmp}/graph_modes"
@@ -63,9 +124,10 @@ bench() {
 
 main() {
   local part
-  for part in ${*:-versions tests sanitizer modes bench}; do
+  for part in ${*:-versions tests sanitizer machine_code modes bench}; do
     echo "== $part"
     "$part" || { echo "== $part FAILED"; failed=1; }
+    echo "== after $SECONDS s"
   done
   return "$failed"
 }

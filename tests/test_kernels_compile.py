@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.machine_code import unwritten_reads_of
+
 POINTERS = (
     dict.fromkeys(("page_table", "seq_lens", "slot_mapping", "positions", "slot_ids", "slot_seeds", "kv_lens"), "*i64")
     | dict.fromkeys(("tokens", "draft_tokens", "next_tokens", "top_tokens", "window_tokens", "column"), "*i64")
@@ -87,6 +89,8 @@ def compile_kernel(
     options = {"num_warps": num_warps, "num_stages": 2}
     result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert result.metadata.shared <= SHARED_BYTES, "a program fits"
+    if "wgmma" in result.asm["ptx"]:
+        assert not unwritten_reads_of(result.asm["cubin"]), "registers that nothing has written"
     compiled: str = result.asm[form]
     if form == "ptx" and constants.get("EARLY"):
         access = re.search(r"(st|atom)\.global" if ahead else r"(ld|st|atom)\.global|cp\.async\.c", compiled)
@@ -102,6 +106,7 @@ def compile_attention(
     is_whole: bool,
     is_tree: bool = False,
     form: str = "ptx",
+    num_stages: int | None = None,
 ) -> str:
     from spec_kernels import attention_decode
     from spec_kernels.attention_tiles import decode_tiles, tree_tiles
@@ -119,10 +124,17 @@ def compile_attention(
         PAGE_SIZE=16,
         ROW_TILE=tiles.rows,
         KEY_TILE=tiles.keys,
-        STAGES=tiles.num_stages,
+        STAGES=num_stages or tiles.num_stages,
         IS_TREE=is_tree,
         IS_WHOLE=is_whole,
     )
+
+
+def products_fused_across_threads(ptx: str) -> list[str]:
+    """Return the instructions that add a product, unrounded, to what another thread sent: that one, which does the same
+    with its own product, comes to a sum with other last bits."""
+    sent = set(re.findall(r"shfl\.sync\S*\s+(%r\d+)", ptx))
+    return [line for line, added in re.findall(r"(fma\.rn\.f32 .*, (%r\d+));", ptx) if added in sent]
 
 
 def layouts_of_sums(dtype: str, is_whole: bool, is_tree: bool) -> list[str]:
@@ -433,7 +445,8 @@ def compile_products() -> None:
     tiles = {"IN_FEATURES": 4096, "ROW_TILE": 16, "COLUMN_TILE": 32, "DEPTH": 128, "STAGES": 3, "MERGE_TILE": 128}
     modes = {"TURNED": False, "WHOLE_TILES": True, "NORMED": True, "MAPPED": True}
     for weighed in (False, True):
-        compile_kernel(likeliest._likeliest, "bf16", WEIGHED=weighed, **tiles, **modes)
+        found = compile_kernel(likeliest._likeliest, "bf16", WEIGHED=weighed, **tiles, **modes)
+        assert not products_fused_across_threads(found), "all threads that hold a row's probability have the same one"
     compile_kernel(draft_input._draft_input, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms._rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms._add_rms_norm, "bf16", 8, ahead=True, SIZE=4096, SIZE_TILE=4096)
@@ -463,8 +476,13 @@ def compile_gemma4() -> None:
 
 
 def main() -> None:
+    import triton
+
     from spec_kernels import merge_pieces, metadata, rope_write, split_merge, tree_metadata
 
+    if triton.knobs.nvidia.ptxas.version == "12.8":
+        with pytest.raises(AssertionError, match="registers"):
+            compile_attention("bf16", 4, 128, 4, is_whole=False, num_stages=1)
     decode = compile_attention("bf16", 4, 128, 4, is_whole=False)
     assert "wgmma.mma_async" in decode and "cp.async.cg" in decode, "tensor cores, and loads of 16 bytes"
     for dtype in ("bf16", "fp32"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from spec_kernels.delta_chunks import CHUNK, delta_chunks
+from spec_kernels.delta_chunks import CHUNK, VALUE_TILE, delta_chunks
 from spec_kernels.delta_inputs import delta_inputs, delta_inputs_reference
 from spec_kernels.delta_kept import keep_delta_rows, keep_delta_rows_reference
 from spec_kernels.delta_reference import delta_replay_reference, delta_rule_reference
@@ -40,6 +40,8 @@ class Sizes:
 
 
 GROUPED, ALONE = Sizes(), Sizes(num_key_heads=3, num_value_heads=3, key_dim=16, value_dim=8, history=1)
+WHOLE = Sizes(num_key_heads=1, num_value_heads=2, key_dim=128, value_dim=2 * VALUE_TILE)
+"""Heads of Qwen3.5-9B's keys, and of as many values as two tiles of a chunk have: smaller heads have narrower tiles."""
 
 
 @dataclass
@@ -217,11 +219,13 @@ def test_the_rule_equals_the_reference(sizes: Sizes, slots: list[int], num_rows:
 @pytest.mark.parametrize(
     ("sizes", "slots", "num_rows"),
     slow_but_first(
-        (GROUPED, [4, 1], CHUNK + 5), (ALONE, [5], 3), (ALONE, [3, 2], 2 * CHUNK), (GROUPED, [2], 3 * CHUNK - 1)
+        *((GROUPED, [4, 1], CHUNK + 5), (ALONE, [5], 3), (ALONE, [3, 2], 2 * CHUNK), (GROUPED, [2], 3 * CHUNK - 1)),
+        (WHOLE, [2, 4], 2 * CHUNK + 9),
     ),
 )
 def test_the_rule_in_chunks_equals_the_reference(sizes: Sizes, slots: list[int], num_rows: int) -> None:
-    """States that others have kept, and rows of theirs behind the first, are left alone."""
+    """States that others have kept, and rows of theirs behind the first, are left alone. The tiles and warps are those
+    that a run has, but for heads that are smaller than a tile."""
     got, expected = (Rule.random(sizes, slots, num_rows) for _ in range(2))
     begun = got.states.clone()
     delta_chunks(got.out, got.states, *got.rows, sizes.num_key_heads)
@@ -248,14 +252,15 @@ def test_keys_that_are_all_alike_make_no_chunk_inexact(log_decay: float) -> None
 
 
 @pytest.mark.slow
-def test_a_prompt_cut_between_chunks_has_the_same_bits() -> None:
-    whole = Rule.random(GROUPED, [4], 3 * CHUNK + 7)
+@pytest.mark.parametrize("sizes", [GROUPED, WHOLE], ids=["narrow", "whole"])
+def test_a_prompt_cut_between_chunks_has_the_same_bits(sizes: Sizes) -> None:
+    whole = Rule.random(sizes, [4], 3 * CHUNK + 7)
     begun, parts = whole.states.clone(), []
-    delta_chunks(whole.out, whole.states, *whole.rows, 2)
+    delta_chunks(whole.out, whole.states, *whole.rows, sizes.num_key_heads)
     states, committed = begun, whole.committed
     for start, stop in ((0, CHUNK), (CHUNK, 3 * CHUNK), (3 * CHUNK, 3 * CHUNK + 7)):
         given = [part[:, start:stop].contiguous() for part in (whole.out, *whole.rows[:3])]
-        delta_chunks(given[0], states, *given[1:], whole.slot_ids, committed, 2)
+        delta_chunks(given[0], states, *given[1:], whole.slot_ids, committed, sizes.num_key_heads)
         committed = torch.zeros_like(committed)
         parts.append(given[0])
     assert torch.equal(torch.cat(parts, dim=1), whole.out)

@@ -68,8 +68,8 @@ def in_two_launches(
 def tiles(monkeypatch: pytest.MonkeyPatch) -> object:
     """Choose the tiles by hand, so that small sizes have several of them."""
 
-    def use(columns: int, splits: int, turned: bool = False) -> None:
-        chosen = SkinnyTiles(columns, 16, splits, stages=2, turned=turned)
+    def use(columns: int, splits: int, turned: bool = False, depth: int = 16) -> None:
+        chosen = SkinnyTiles(columns, depth, splits, stages=2, turned=turned)
         for module in ("product", "project_heads"):
             monkeypatch.setattr(f"spec_kernels.{module}.choose_tiles", lambda *_, **__: chosen)
 
@@ -107,14 +107,18 @@ def test_heads_equal_their_reference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("sizes", "in_features", "columns", "depth"),
+    [((2, 1, 16), 64, 16, 16), pytest.param((1, 1, 128), 256, 64, 128, marks=pytest.mark.slow)],
+)
 def test_heads_are_those_of_two_launches_and_do_not_depend_on_the_rows_beside_them(
-    tiles: object, dtype: torch.dtype
+    tiles: object, dtype: torch.dtype, sizes: tuple[int, int, int], in_features: int, columns: int, depth: int
 ) -> None:
-    """Bit for bit: a prompt's rows go through the two launches."""
-    tiles(16, 2)  # type: ignore[operator]
-    sizes = 2, 1, 16
-    rows, weight = randn(INVARIANT_ROWS, 64, dtype=dtype), weights(*sizes, 64, dtype)
-    norm_weight = randn(64, seed=3)
+    """Bit for bit: a prompt's rows go through the two launches. The wide tile is that of a layer of Llama-3.1-8B, where
+    the compiler has several pairs a thread."""
+    tiles(columns, 2, turned=columns == 64, depth=depth)  # type: ignore[operator]
+    rows, weight = randn(INVARIANT_ROWS, in_features, dtype=dtype), weights(*sizes, in_features, dtype)
+    norm_weight = randn(in_features, seed=3)
     queries, kv = run(project_heads, rows, weight, sizes, norm_weight=norm_weight)
     for got, expected in zip(
         (queries, kv), run(in_two_launches, rows, weight, sizes, norm_weight=norm_weight), strict=True

@@ -40,7 +40,8 @@ def decode_tiles(num_rows: int, channel_tile: int, element_size: int) -> Tiles:
 
     How high a tile is depends on the number of rows only where keys and channels are whole operands of a tensor core:
     they are added up in the same order whatever stands beside them, so that no bit of a row depends on it. Two tiles of
-    keys in flight, whose addresses wait for the page table, take five stages.
+    keys in flight, whose addresses wait for the page table, take five stages. One stage is no choice where there are
+    tensor core products: ptxas 12.8 makes wrong machine code of it (tests/machine_code.py).
     """
     row_bytes = channel_tile * element_size
     if element_size == 4 or channel_tile < 64:

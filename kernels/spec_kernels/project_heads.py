@@ -16,7 +16,7 @@ from spec_kernels.block_fp8_reference import BLOCK_SIZE, rows_of_scale
 from spec_kernels.product import product_reference
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import INVARIANT_ROWS, choose_tiles
-from spec_kernels.rope_write import rope_write_reference, turned
+from spec_kernels.rope_write import rope_write_reference
 from spec_kernels.utils import assert_rows_of, launch_on
 
 
@@ -100,8 +100,11 @@ def _project_heads(
             sums += tl.load(bias_ptr + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
         projected = sums.to(queries_ptr.dtype.element_ty)
         left_in, right_in = tl.split(tl.reshape(projected, (ROW_TILE, PAIR_TILE, 2)))
-        wide = left_in.to(tl.float32), right_in.to(tl.float32)
-        left, right = turned(wide[0], wide[1], cos, cos, -sin, sin)
+        wide_left, wide_right = left_in.to(tl.float32), right_in.to(tl.float32)
+        # Left to itself, the compiler rounds the sine's product in `_rope_write` and, in wide tiles, the cosine's here.
+        # To 16-bit numbers it is all the same: float32 holds their products whole.
+        left = tl.fma(wide_left, cos, wide_right * -sin)
+        right = tl.fma(wide_right, cos, wide_left * sin)
         is_value = (head >= NUM_HEADS + NUM_KV_HEADS)[None, :]
         left = tl.where(is_value, left_in, left.to(left_in.dtype))
         right = tl.where(is_value, right_in, right.to(right_in.dtype))

@@ -59,8 +59,13 @@ def probability(logits: tl.tensor, top: tl.tensor, total: tl.tensor) -> tl.tenso
 
 @triton.jit
 def merge_sums(sums: tl.tensor, maxima: tl.tensor, top: tl.tensor, AXIS: tl.constexpr) -> tl.tensor:
-    """Merge sums of exp(x - own maximum) to one sum of exp(x - top); `top` broadcasts."""
-    return tl.sum(sums * tl.exp(maxima - finite_or_zero(top)), AXIS)
+    """Merge sums of exp(x - own maximum) to one sum of exp(x - top); `top` broadcasts.
+
+    Each is rounded before it is added. The compiler would fuse the last product into the sum of two threads, of which
+    each has another one for its last: they would hold the same sum with different last bits.
+    """
+    rounded = tl.fma(sums, tl.exp(maxima - finite_or_zero(top)), tl.zeros(sums.shape, tl.float32))
+    return tl.sum(rounded, AXIS)
 
 
 @triton.jit
