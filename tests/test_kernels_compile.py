@@ -445,8 +445,11 @@ def compile_products() -> None:
     tiles = {"IN_FEATURES": 4096, "ROW_TILE": 16, "COLUMN_TILE": 32, "DEPTH": 128, "STAGES": 3, "MERGE_TILE": 128}
     modes = {"TURNED": False, "WHOLE_TILES": True, "NORMED": True, "MAPPED": True}
     for weighed in (False, True):
-        found = compile_kernel(likeliest._likeliest, "bf16", WEIGHED=weighed, **tiles, **modes)
-        assert not products_fused_across_threads(found), "all threads that hold a row's probability have the same one"
+        compile_kernel(likeliest._likeliest, "bf16", WEIGHED=weighed, **tiles, **modes)
+    small = {"IN_FEATURES": 40, "ROW_TILE": 32, "COLUMN_TILE": 16, "DEPTH": 16, "STAGES": 4, "MERGE_TILE": 2}
+    weighed_alone = modes | {"WHOLE_TILES": False, "MAPPED": False, "WEIGHED": True}
+    found = compile_kernel(likeliest._likeliest, "fp32", **small, **weighed_alone)
+    assert not products_fused_across_threads(found), "all threads that hold a row's probability have the same one"
     compile_kernel(draft_input._draft_input, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms._rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms._add_rms_norm, "bf16", 8, ahead=True, SIZE=4096, SIZE_TILE=4096)
