@@ -25,6 +25,7 @@ Way = Callable[[Sequence[RequestRecord], int], float | None]
 
 
 def main() -> None:
+    """Print the acceptance lengths of each definition, by K and limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--drafter", default="eagle3")
     parser.add_argument("--draft-tokens", type=int, nargs="+", default=[3, 5], metavar="K")
@@ -43,6 +44,7 @@ def main() -> None:
 
 
 def decode(drafter: str, num_draft_tokens: int, num_prompts: int, max_new_tokens: int) -> list[RequestRecord]:
+    """Decode shipped prompts once, to a limit that others are cut from."""
     config, _ = compose_run(
         [
             f"drafter={drafter}",
@@ -87,6 +89,7 @@ def as_judged(records: Sequence[RequestRecord], num_draft_tokens: int) -> float 
 
 
 def as_emitted(records: Sequence[RequestRecord], num_draft_tokens: int) -> float | None:
+    """Return the tokens that rounds really emitted, a round."""
     return acceptance_metrics.acceptance_length_all(records)
 
 
@@ -106,6 +109,7 @@ def count_cuts(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def has_end_inside(record: RequestRecord) -> bool:
+    """Tell whether the last round judged fewer drafts than it accepted: an end of sequence stands among them."""
     return record.judged_per_round[-1] < record.accepted_per_round[-1] + 1
 
 

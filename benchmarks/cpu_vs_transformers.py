@@ -221,6 +221,7 @@ def drafter_row(results: list[GenerationResult], plain: list[GenerationResult]) 
 
 
 def cells(row: dict[str, Any]) -> list[str]:
+    """Write the figures of a line."""
     return [
         number(row["decode_tokens_per_second"], 1),
         with_range(*row["over_plain"]),

@@ -54,6 +54,7 @@ def main() -> None:
 
 
 def wide(gate_up: torch.Tensor, down: torch.Tensor) -> RoutedExperts:
+    """Make one product of all experts, in which weights of 0 leave out those that a row did not choose."""
     gates, ups = gate_up.chunk(2, dim=1)
     gate_up_product = make_linear(torch.cat((gates.flatten(0, 1), ups.flatten(0, 1))))
     down_product = make_linear(down.transpose(0, 1).flatten(1))
@@ -68,6 +69,8 @@ def wide(gate_up: torch.Tensor, down: torch.Tensor) -> RoutedExperts:
 
 
 def loop(gate_up: torch.Tensor, down: torch.Tensor) -> RoutedExperts:
+    """Make the chosen experts' products one after another."""
+
     def run(rows: torch.Tensor, routing: Routing) -> torch.Tensor:
         out = torch.zeros_like(rows)
         for expert in routing.expert_ids.unique().tolist():
@@ -81,6 +84,8 @@ def loop(gate_up: torch.Tensor, down: torch.Tensor) -> RoutedExperts:
 
 
 def gathered(gate_up: torch.Tensor, down: torch.Tensor) -> RoutedExperts:
+    """Gather the matrices that each row chose, and make one batch of products of them."""
+
     def run(rows: torch.Tensor, routing: Routing) -> torch.Tensor:
         num_chosen, ids = routing.expert_ids.shape[1], routing.expert_ids.flatten()
         repeated = rows.repeat_interleave(num_chosen, dim=0).unsqueeze(2)
@@ -94,6 +99,7 @@ def gathered(gate_up: torch.Tensor, down: torch.Tensor) -> RoutedExperts:
 def microseconds(
     way: RoutedExperts, rows: torch.Tensor, routing: Routing, stretches: int = 7, calls: int = 10
 ) -> float:
+    """Time a call: the mean over the fastest of some stretches of calls."""
     best = float("inf")
     for _ in range(stretches):
         start = time.perf_counter()

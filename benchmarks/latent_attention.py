@@ -77,6 +77,7 @@ def both_ways(
 
 
 def milliseconds(way: Callable[[], torch.Tensor], calls: int = 5) -> float:
+    """Time the fastest of some calls."""
     best = float("inf")
     for _ in range(calls):
         start = time.perf_counter()

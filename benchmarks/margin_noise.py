@@ -40,6 +40,7 @@ def main() -> None:
 
 
 def lab_of(overrides: list[str]) -> Lab:
+    """Load a run of these overrides."""
     return load_lab(compose_run([*FIXED, *overrides])[0])
 
 
@@ -70,6 +71,7 @@ def show_moved(ways: list[dict[str, torch.Tensor]]) -> None:
 
 
 def quantiles(values: torch.Tensor) -> list[float]:
+    """Return the values at `QUANTILES`."""
     ordered = values.sort().values
     return [float(ordered[round(q * (len(ordered) - 1))]) for q in QUANTILES]
 

@@ -179,6 +179,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def tokens_per_second(row: Row) -> float:
+    """Return prompt tokens by the time of the pass."""
     return int(row["tokens"]) / float(row["seconds"])
 
 

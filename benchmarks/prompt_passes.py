@@ -28,6 +28,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def first_tokens(result: GenerationResult) -> list[int]:
+    """Return the token behind each prompt, in the order of the requests."""
     return [record.output_ids[0] for record in result.requests]
 
 

@@ -13,6 +13,7 @@ from spec_lab.config import RunConfig
 
 
 def describe(config: RunConfig, choices: Mapping[str, str], refused: list[str]) -> str:
+    """Write what a run is made of, where it would go and what refuses it, a line each."""
     lines = []
     for field in dataclasses.fields(config):
         part = getattr(config, field.name)

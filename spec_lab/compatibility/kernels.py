@@ -23,6 +23,7 @@ def interpreted_dtype(config: RunConfig) -> str | None:
 
 
 def triton_needs_a_device(config: RunConfig) -> str | None:
+    """Triton compiles for a GPU; on a CPU it has its interpreter alone, which must be asked for."""
     knob = _triton_knob(config)
     if knob is None or config.device != "cpu" or os.environ.get("TRITON_INTERPRET"):
         return None

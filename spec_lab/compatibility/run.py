@@ -57,14 +57,17 @@ def refusals(config: RunConfig) -> list[str]:
 
 
 def run_name(config: RunConfig) -> str | None:
+    """The name of a run can begin that of a folder."""
     return refuse_name(config.name)
 
 
 def output_folder(config: RunConfig) -> str | None:
+    """The folder for records can be written."""
     return refuse_output_dir(config.output_dir)
 
 
 def sampling_range(config: RunConfig) -> str | None:
+    """Temperature, top_k and top_p leave more than one token to draw from, or none of them is set."""
     sampling = config.sampling
     if sampling.temperature < 0:
         return f"sampling.temperature={sampling.temperature} is negative; use sampling.temperature=0 (greedy)"
@@ -86,6 +89,7 @@ def sampling_range(config: RunConfig) -> str | None:
 
 
 def truncation_needs_sampling(config: RunConfig) -> str | None:
+    """Greedy decoding reads neither top_k nor top_p."""
     if config.sampling.temperature > 0:
         return None
     for knob, value in (("top_k", config.sampling.top_k), ("top_p", config.sampling.top_p)):
@@ -126,6 +130,7 @@ def cache_holds_a_request(config: RunConfig) -> str | None:
 
 
 def device_and_dtype(config: RunConfig) -> str | None:
+    """The device is one that is known, and float16 is asked for on a GPU alone."""
     base, _, index = config.device.partition(":")
     if base not in DEVICES or (index and not (base == "cuda" and index.isdecimal())):
         return f"device={config.device} is unknown; use auto, cpu, cuda or cuda:1"
@@ -152,6 +157,7 @@ def workload_knobs(config: RunConfig) -> str | None:
 
 
 def recorded_rows(config: RunConfig) -> str | None:
+    """No more tokens of a verify row are kept than a rule looks at."""
     topk = config.record.topk
     if topk <= MAX_RECORDED_TOPK:
         return None
@@ -159,6 +165,7 @@ def recorded_rows(config: RunConfig) -> str | None:
 
 
 def workload_categories(config: RunConfig) -> str | None:
+    """Categories are named once each, and only of a workload that has some."""
     workload = config.workload
     if workload.categories is None:
         return None

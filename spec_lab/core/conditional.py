@@ -11,6 +11,7 @@ _INSIDE = ContextVar("inside an IF node", default=False)
 
 @contextmanager
 def inside_if_node() -> Iterator[None]:
+    """Mark the block as what is captured into an IF node."""
     token = _INSIDE.set(True)
     try:
         yield
@@ -19,4 +20,5 @@ def inside_if_node() -> Iterator[None]:
 
 
 def is_inside_if_node() -> bool:
+    """Tell whether what is launched now is captured into an IF node."""
     return _INSIDE.get()

@@ -44,6 +44,8 @@ _STEP_TEMPLATES = {
 
 @dataclass(frozen=True, slots=True)
 class Event:
+    """One change of the amount: `operator` is one of + - * /."""
+
     operator: str
     operand: int
 
@@ -59,6 +61,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticTask:
+    """A story of one amount that changes; its end is asked for."""
+
     thing: str
     start: int
     events: tuple[Event, ...]
@@ -108,6 +112,7 @@ class ArithmeticTask:
 
 
 def draw_arithmetic(random: Random, difficulty: Difficulty) -> ArithmeticTask:
+    """Draw a story whose amount stays whole and in bounds."""
     knobs = difficulty.arithmetic
     start = draw_between(random, (12, 99))
     events: list[Event] = []

@@ -35,6 +35,8 @@ def _spell(day: date) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DatesTask:
+    """A date that is moved on by `later_by` days and back by `earlier_by`; the day it comes to is asked for."""
+
     event: str
     start: date
     later_by: int
@@ -108,6 +110,7 @@ class DatesTask:
 
 
 def draw_dates(random: Random, difficulty: Difficulty) -> DatesTask:
+    """Draw an event, its first date, and how far it is moved."""
     knobs = difficulty.dates
     day_of_year = timedelta(days=draw_between(random, (0, 364)))
     start = date(draw_between(random, knobs.years), 1, 1) + day_of_year

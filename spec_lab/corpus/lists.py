@@ -47,6 +47,8 @@ def _spell(numbers: Numbers) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ListsTask:
+    """Operations on a list, one after another; one element of what is left is asked for."""
+
     numbers: Numbers
     operations: tuple[str, ...]
     wanted: str
@@ -89,6 +91,7 @@ class ListsTask:
 
 
 def draw_lists(random: Random, difficulty: Difficulty) -> ListsTask:
+    """Draw different numbers, different operations on them, and which element is asked for."""
     knobs = difficulty.lists
     length = draw_between(random, knobs.length)
     numbers = tuple(random.sample(range(2, knobs.largest_element), length))

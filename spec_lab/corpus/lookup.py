@@ -23,6 +23,8 @@ COMBINATIONS = ("sum", "difference", "double the first less the second")
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """One line of the table."""
+
     name: str
     colour: str
     animal: str
@@ -98,6 +100,7 @@ class LookupTask:
 
 
 def draw_lookup(random: Random, difficulty: Difficulty) -> LookupTask:
+    """Draw a table, and two of its rows with how their prices are combined, to no negative number."""
     knobs = difficulty.lookup
     num_rows = draw_between(random, knobs.num_rows)
     names, colours, animals = (random.sample(values, num_rows) for values in COLUMNS.values())

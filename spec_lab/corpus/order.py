@@ -106,6 +106,7 @@ class OrderTask:
 
 
 def draw_order(random: Random, difficulty: Difficulty) -> OrderTask:
+    """Draw a line of people, clues about neighbours in random order, and the place that is asked for."""
     num_people = draw_between(random, difficulty.order.num_people)
     return OrderTask(
         people=tuple(random.sample(PEOPLE, num_people)),

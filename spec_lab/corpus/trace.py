@@ -116,6 +116,7 @@ class TraceTask:
 
 
 def draw_trace(random: Random, difficulty: Difficulty) -> TraceTask:
+    """Draw a loop over two variables, and how often it turns."""
     knobs = difficulty.trace
     x_name, y_name = random.sample(VARIABLES, 2)
     return TraceTask(

@@ -87,6 +87,7 @@ class UnitsTask:
 
 
 def draw_units(random: Random, difficulty: Difficulty) -> UnitsTask:
+    """Draw some neighbouring units of a chain, their factors where none is known, and a quantity of each."""
     knobs = difficulty.units
     units, known_factors = random.choice(CHAINS)
     num_units = min(draw_between(random, knobs.num_units), len(units))

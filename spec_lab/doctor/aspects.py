@@ -44,6 +44,7 @@ def aspects_of(config: RunConfig, models: Models) -> list[Aspect]:
 
 
 def eagle3_aspects(config: RunConfig, options: Eagle3DrafterConfig, models: Models) -> list[Aspect]:
+    """List what an EAGLE-3 head can be read in other ways by: its taps, orders, norms, window, token map and rope."""
     head, tensors = read_eagle3(config, options, models)
     factory = partial(eagle3_factory, config, options, models)
     swapped = _swap_halves(tensors, [name for name in ATTENTION_INPUTS if name in tensors])
@@ -99,10 +100,12 @@ def _eagle3_norm_aspect(head: Eagle3Config, tensors: Tensors, factory: Eagle3Fac
 
 
 def mtp_eagle_aspects(config: RunConfig, options: MtpEagleDrafterConfig, models: Models) -> list[Aspect]:
+    """List what the one module that is used for every draft can be read in other ways by."""
     return _mtp_aspects(config, options, models, 1, partial(mtp_eagle_factory, config, options, models))
 
 
 def mtp_vanilla_aspects(config: RunConfig, options: MtpVanillaDrafterConfig, models: Models) -> list[Aspect]:
+    """List what modules can be read in other ways by: each by itself, and the order in which they stand."""
     num_modules = options.num_draft_tokens
     factory = partial(mtp_vanilla_factory, config, options, models)
     mtp, modules = read_mtp_modules(config, options, models, num_modules)
@@ -121,6 +124,7 @@ def mtp_vanilla_aspects(config: RunConfig, options: MtpVanillaDrafterConfig, mod
 
 
 def frozen_kv_aspects(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> list[Aspect]:
+    """List what an assistant can be read in other ways by: its inputs, the position of its queries, and its sources."""
     assistant, tensors = read_assistant(config, options, models)
     positions = [position for position in FrozenKvPosition if position != options.position]
     sources = tuple(layer.kv_source for layer in assistant.layers)

@@ -33,6 +33,7 @@ class Finding:
 
 
 def does_not_apply(check: str, reason: str) -> Finding:
+    """Make the finding of a check that this run gives nothing to look at."""
     return Finding(check, Verdict.DOES_NOT_APPLY, reason)
 
 

@@ -8,6 +8,7 @@ from spec_lab.doctor.findings import Finding, Verdict, faults
 
 
 def format_findings(findings: Sequence[Finding]) -> str:
+    """Write the findings as a table, in the order of the checks."""
     width = max(len(finding.check) for finding in findings)
     verdict_width = max(len(verdict) for verdict in Verdict)
     lines = [f"{f.check:{width}}  {f.verdict:{verdict_width}}  {f.measured}" for f in findings]

@@ -150,4 +150,5 @@ def strict_greedy(config: RunConfig) -> RunConfig:
 
 
 def shortened(request: Request) -> Request:
+    """Return the request with an output short enough to wait for."""
     return dataclasses.replace(request, max_new_tokens=min(request.max_new_tokens, MAX_NEW_TOKENS))

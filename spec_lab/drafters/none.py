@@ -14,6 +14,8 @@ from spec_lab.drafters.picking import GivenDrafts
 
 @dataclass(slots=True)
 class NoDraftState:
+    """The state of plain decoding, which drafts nothing."""
+
     tokens: torch.Tensor
     attention: None = None
 

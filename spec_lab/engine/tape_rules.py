@@ -84,6 +84,7 @@ def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def refuse(operator: str, reason: str) -> None:
+    """Raise what a CUDA capture would end with at this operator."""
     raise CaptureError(f"{operator} cannot be captured{_place()}: {reason}")
 
 

@@ -182,4 +182,5 @@ def _elapsed_seconds(pair: EventPair) -> float | None:
 
 
 def make_timer(device: torch.device) -> HostTimer | CudaEventTimer:
+    """Make the timer of a device: events on a GPU, the host's clock elsewhere."""
     return CudaEventTimer() if device.type == "cuda" else HostTimer()

@@ -153,6 +153,7 @@ class LayerRows:
 def build_per_layer_embedding(
     config: ModelConfig, tensors: Mapping[str, torch.Tensor], width: int
 ) -> PerLayerEmbedding:
+    """Build the embeddings that each layer has of its own, `width` channels a layer, from Hugging Face names."""
     table = tensors["model.embed_tokens_per_layer.weight"]
     return PerLayerEmbedding(
         table=table,

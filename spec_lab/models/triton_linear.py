@@ -87,6 +87,7 @@ class SkinnyProduct:
 
 
 def no_arrivals(out_features: int, device: torch.device) -> torch.Tensor:
+    """Make the counters by which the programs of a product learn which of them ends last, all at 0."""
     return torch.zeros(num_arrivals(out_features), dtype=torch.int32, device=device)
 
 

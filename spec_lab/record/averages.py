@@ -24,8 +24,10 @@ def median_over_repeats(values: Iterable[float | None]) -> float | None:
 
 
 def ratio(numerator: float, denominator: float) -> float | None:
+    """Return the ratio of two numbers; None where the second is 0."""
     return numerator / denominator if denominator else None
 
 
 def mean(values: Sequence[float]) -> float | None:
+    """Return the mean of some values; None where there are none."""
     return sum(values) / len(values) if values else None

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
+    """A run that was found: its folder and its record."""
+
     folder: Path
     summary: Summary
 

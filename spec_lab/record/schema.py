@@ -43,12 +43,16 @@ class Ratio(TypedDict):
 
 
 class Latency(TypedDict):
+    """Mean, median and 99th percentile over requests, in milliseconds."""
+
     mean: float | None
     p50: float | None
     p99: float | None
 
 
 class LatencyMs(TypedDict):
+    """Latencies to the first token, of an output token, between deliveries, and of whole requests."""
+
     ttft: Latency
     tpot: Latency
     itl: Latency
@@ -80,6 +84,8 @@ READING_STAGES: tuple[Literal["verify", "catchup", "recur"], ...] = ("verify", "
 
 
 class Graph(TypedDict):
+    """The graph mode, what it captured and replayed, and how often it fell back to launches."""
+
     mode: str | None
     captures: int
     replays: int
@@ -89,6 +95,8 @@ class Graph(TypedDict):
 
 
 class Accuracy(TypedDict):
+    """The share of right answers among `n` that were checked, with a 95 % interval."""
+
     value: float | None
     low: float | None
     high: float | None
@@ -122,6 +130,8 @@ class Thinking(TypedDict):
 
 
 class Kernel(TypedDict):
+    """One kernel of the profiled rounds, on a CPU one operator."""
+
     name: str
     calls_per_round: float
     us_per_round: float
@@ -137,6 +147,8 @@ class RoundWork(TypedDict):
 
 
 class DivergenceCounts(TypedDict):
+    """How many requests part from plain decoding, by kind, and where and how clearly they do."""
+
     requests: int
     diverged: int
     near_ties: int
@@ -218,6 +230,8 @@ class RelaxedSettings(AcceptanceSettings):
 
 
 class GraphSettings(TypedDict):
+    """The settings of graph modes; each has some of them."""
+
     name: str
     overlap: NotRequired[bool]
     metadata: NotRequired[str]

@@ -71,6 +71,7 @@ def num_bytes_per_round(num_draft_tokens: int, topk: int) -> int:
 
 
 def save_verify_rows(folder: Path, rows: VerifyRows) -> None:
+    """Write the rows into the run's folder, whole or not at all."""
     from safetensors.numpy import save
 
     arrays = {name: getattr(rows, name) for name in ARRAYS}

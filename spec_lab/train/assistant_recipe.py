@@ -131,6 +131,7 @@ def last_owners(target: ModelConfig) -> tuple[int, int]:
 
 
 def kv_source(target: ModelConfig, layer: int) -> KVSource:
+    """Describe the keys and values of a target's layer, as an assistant reads them."""
     plan = target.layers[layer]
     turning = plan.rope.partial_rotary_factor if plan.rope.scaling == "proportional" else 1.0
     return KVSource(layer, plan.num_kv_heads, plan.head_dim, plan.rope.theta, turning, plan.window)

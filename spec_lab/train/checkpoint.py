@@ -24,6 +24,7 @@ def save_drafter(tensors: Mapping[str, Tensor], config: dict[str, Any], folder: 
 
 
 def save_config(config: dict[str, Any], folder: Path) -> None:
+    """Write config.json."""
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

@@ -36,22 +36,26 @@ def refusals(config: TrainConfig) -> list[str]:
 
 
 def nothing_to_train(config: TrainConfig) -> str | None:
+    """A training trains a target or a drafter."""
     if config.trained_target is None and config.trained_drafter is None:
         return "target=shipped drafter=none leaves nothing to train; choose target=pocket or a drafter"
     return None
 
 
 def output_folder(config: TrainConfig) -> str | None:
+    """The folder of the training can be written."""
     return refuse_output_dir(config.output_dir)
 
 
 def device(config: TrainConfig) -> str | None:
+    """The device is one that is known."""
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", config.device):
         return None
     return f"device={config.device} is unknown; use device=auto, cpu, cuda or cuda:1"
 
 
 def schedule(config: TrainConfig) -> str | None:
+    """Warm-up, and the stretches of the loss curve, are no longer than the training."""
     for prefix, optimisation in _optimisations(config):
         for knob in ("num_warmup_steps", "log_every"):
             value, most = getattr(optimisation, knob), optimisation.num_steps - (knob == "num_warmup_steps")
@@ -64,6 +68,7 @@ def schedule(config: TrainConfig) -> str | None:
 
 
 def prompts(config: TrainConfig) -> str | None:
+    """A drafter has texts to learn from."""
     texts = config.generations
     if config.trained_drafter is not None and texts.num_checkable_prompts == texts.num_natural_prompts == 0:
         return (

@@ -46,6 +46,7 @@ class DecoderFamily:
 
 
 def hybrid_layers(config: dict[str, Any]) -> str:
+    """Describe the layers of a Qwen3.5 for its card."""
     num_full = config["layer_types"].count("full_attention")
     return f"""of which {num_full} have gated attention ({config["num_attention_heads"]} query and
 {config["num_key_value_heads"]} key-value heads of {config["head_dim"]}) and the others a gated delta net in its place
@@ -54,6 +55,7 @@ heads of {config["linear_value_head_dim"]}), which keeps a state; feed-forward {
 
 
 def gemma_layers(config: dict[str, Any]) -> str:
+    """Describe the layers of a Gemma 4 for its card."""
     num_full = config["layer_types"].count("full_attention")
     return f"""of which {num_full} see all (heads of {config["global_head_dim"]}) and the others a window of
 {config["sliding_window"]} keys (heads of {config["head_dim"]}), with {config["num_attention_heads"]} query and
@@ -63,6 +65,7 @@ values of earlier ones; feed-forward {config["intermediate_size"]}, an embedding
 
 
 def moe_layers(config: dict[str, Any]) -> str:
+    """Describe the layers of a DeepSeek-V3 for its card."""
     return f"""latent attention ({config["num_attention_heads"]} heads over rows of {config["kv_lora_rank"]} +
 {config["qk_rope_head_dim"]} numbers), the first layer dense (feed-forward {config["intermediate_size"]}) and the others
 with {config["n_routed_experts"]} experts of width {config["moe_intermediate_size"]}, of which a token takes

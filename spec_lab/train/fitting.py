@@ -57,6 +57,7 @@ def target_heads(target: Any) -> str | None:
 
 
 def delta_heads(target: PocketHybridTrainingConfig) -> str | None:
+    """Each key head of a delta net serves as many value heads."""
     num_values, num_keys = target.num_value_heads, target.num_key_heads
     if num_values % num_keys == 0:
         return None
@@ -80,6 +81,7 @@ def owned_layers(target: PocketGemmaTrainingConfig) -> str | None:
 
 
 def chosen_experts(target: PocketMoeTrainingConfig) -> str | None:
+    """A token goes through no more experts than there are, and rotary positions turn pairs of channels."""
     if target.num_chosen > target.num_experts:
         return (
             f"target.num_chosen={target.num_chosen} is more than target.num_experts={target.num_experts}; "
@@ -89,6 +91,7 @@ def chosen_experts(target: PocketMoeTrainingConfig) -> str | None:
 
 
 def next_multiple(number: int, divisor: int) -> int:
+    """Return the least multiple of `divisor` that is not under `number`."""
     return -(-number // divisor) * divisor
 
 
@@ -98,6 +101,7 @@ def heads(fitting: Fitting) -> str | None:
 
 
 def unrolled_steps(fitting: Fitting) -> str | None:
+    """One module is used again at every step, or there is one for each."""
     drafter = fitting.drafter
     if drafter.num_modules in (1, drafter.num_unrolled_steps):
         return None
@@ -109,6 +113,7 @@ def unrolled_steps(fitting: Fitting) -> str | None:
 
 
 def measured_drafts(fitting: Fitting) -> str | None:
+    """The card measures no more drafts than there are modules."""
     num_modules, wanted = fitting.drafter.num_modules, fitting.config.evaluation.num_draft_tokens
     if not 1 < num_modules < wanted:
         return None
@@ -130,6 +135,7 @@ def taps(fitting: Fitting) -> str | None:
 
 
 def draft_vocabulary(fitting: Fitting) -> str | None:
+    """No more tokens can be drafted than the target has."""
     size, vocab_size = fitting.drafter.draft_vocab_size, fitting.target.vocab_size
     if size <= vocab_size:
         return None
@@ -161,6 +167,7 @@ def assistant_heads(fitting: Fitting) -> str | None:
 
 
 def kv_sources(fitting: Fitting) -> str | None:
+    """An assistant's layers read layers that the target has, with query heads that its key-value heads divide."""
     drafter, target = fitting.drafter, fitting.target
     if not drafter.kv_source_layers or max(drafter.kv_source_layers) >= target.num_layers:
         return (

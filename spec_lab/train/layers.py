@@ -27,6 +27,8 @@ class TrainableRMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
+    """The gated feed-forward network of Llama and Qwen."""
+
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)

@@ -14,18 +14,22 @@ MAX_VOCAB_SIZE = 2**15
 
 
 def width_of_layers(default: int) -> Any:
+    """Make a knob, the same with any default."""
     return knob(default, "width of the layers", least=1, most=2**16)
 
 
 def width_of_feed_forward(default: int) -> Any:
+    """Make a knob, the same with any default."""
     return knob(default, "width of the feed-forward network", least=1, most=2**18)
 
 
 def depth(default: int) -> Any:
+    """Make a knob, the same with any default."""
     return knob(default, "depth", least=1, most=1024)
 
 
 def query_heads(default: int) -> Any:
+    """Make a knob, the same with any default."""
     return knob(default, "query heads of a layer, a multiple of its key-value heads", least=1, most=1024)
 
 

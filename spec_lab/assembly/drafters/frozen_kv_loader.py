@@ -25,6 +25,7 @@ from spec_lab.models.random_weights import random_assistant
 
 
 def load_frozen_kv_drafter(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:
+    """Load a head that reads its target's KV, and writes none (Gemma 4's assistants)."""
     assistant, tensors = read_assistant(config, options, models)
     return frozen_kv_factory(config, options, models, assistant, tensors)
 

@@ -20,14 +20,17 @@ Family = Literal["llama", "qwen2", "qwen3"]
 
 
 def read_llama(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read a LlamaForCausalLM."""
     return _read(ConfigFields(config, source), "llama")
 
 
 def read_qwen2(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read a Qwen2ForCausalLM."""
     return _read(ConfigFields(config, source), "qwen2")
 
 
 def read_qwen3(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read a Qwen3ForCausalLM."""
     return _read(ConfigFields(config, source), "qwen3")
 
 
