@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spec_lab.train.gemma4 import window_mask
-from spec_lab.train.layers import Rotation, TrainableRMSNorm, split_heads
+from spec_lab.train.layers import GatedGELU, Rotation, TrainableRMSNorm, split_heads
 from spec_lab.train.target import TargetOutputs
 from spec_lab.train.unroll import UnrolledDrafter
 
@@ -93,17 +93,6 @@ class FrozenKVAttention(nn.Module):
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 
-class GatedGELU(nn.Module):
-    def __init__(self, shape: FrozenKVShape) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(F.gelu(self.gate_proj(hidden), approximate="tanh") * self.up_proj(hidden))
-
-
 class FrozenKVLayer(nn.Module):
     """A Gemma 4 layer: each half is normed before and after, and the sum is scaled.
 
@@ -115,7 +104,7 @@ class FrozenKVLayer(nn.Module):
     def __init__(self, shape: FrozenKVShape, source: KVSource) -> None:
         super().__init__()
         self.self_attn = FrozenKVAttention(shape, source)
-        self.mlp = GatedGELU(shape)
+        self.mlp = GatedGELU(shape.hidden_size, shape.intermediate_size)
         self.input_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
         self.post_attention_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
         self.pre_feedforward_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)

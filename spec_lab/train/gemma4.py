@@ -13,7 +13,7 @@ from spec_lab.models.config import ModelConfig
 from spec_lab.models.plan import LayerPlan
 from spec_lab.train.attention_kinds import rotation_of
 from spec_lab.train.decoder import KeysValues, TrainableDecoder
-from spec_lab.train.layers import Rotation, TrainableRMSNorm, split_heads
+from spec_lab.train.layers import GatedGELU, Rotation, TrainableRMSNorm, split_heads
 
 ATTENTION_SCALE = 1.0
 
@@ -62,17 +62,6 @@ class GemmaAttention(nn.Module):
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 
-class GemmaMLP(nn.Module):
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return self.down_proj(F.gelu(self.gate_proj(rows), approximate="tanh") * self.up_proj(rows))
-
-
 class GemmaLayer(nn.Module):
     """A layer whose thirds are attention, MLP and its own embedding of the tokens, under the names of checkpoints."""
 
@@ -84,7 +73,7 @@ class GemmaLayer(nn.Module):
         self.self_attn = GemmaAttention(plan, hidden, eps)
         self.post_attention_layernorm = TrainableRMSNorm(hidden, eps)
         self.pre_feedforward_layernorm = TrainableRMSNorm(hidden, eps)
-        self.mlp = GemmaMLP(hidden, plan.intermediate_size)
+        self.mlp = GatedGELU(hidden, plan.intermediate_size)
         self.post_feedforward_layernorm = TrainableRMSNorm(hidden, eps)
         self.per_layer_input_gate = nn.Linear(hidden, width, bias=False)
         self.per_layer_projection = nn.Linear(width, hidden, bias=False)

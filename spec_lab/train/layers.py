@@ -26,8 +26,8 @@ class TrainableRMSNorm(nn.Module):
         return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.eps) * self.weight
 
 
-class SwiGLU(nn.Module):
-    """The gated feed-forward network of Llama and Qwen."""
+class GatedMLPWeights(nn.Module):
+    """The products of a gated feed-forward network, under the names of checkpoints."""
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
@@ -35,8 +35,19 @@ class SwiGLU(nn.Module):
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
+
+class SwiGLU(GatedMLPWeights):
+    """The gated feed-forward network of Llama and Qwen."""
+
     def forward(self, hidden: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+
+
+class GatedGELU(GatedMLPWeights):
+    """The gated feed-forward network of Gemma."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.down_proj(F.gelu(self.gate_proj(hidden), approximate="tanh") * self.up_proj(hidden))
 
 
 @dataclass(frozen=True, slots=True)
