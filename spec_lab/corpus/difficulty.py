@@ -21,7 +21,7 @@ class Prose:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """How long the stories are, and how large their numbers."""
+    """Sets how long the stories are, and how large their numbers."""
 
     num_events: tuple[int, int] = (3, 5)
     most_results: int = 3  # of a longer story, some results cover two events: the first of them is done in the head
@@ -32,7 +32,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """How long the lists are, and how much is done to them."""
+    """Sets how long the lists are, and how much is done to them."""
 
     length: tuple[int, int] = (5, 6)  # 5 or more: three operations may drop one each, and two must remain
     num_operations: tuple[int, int] = (2, 3)
@@ -41,7 +41,7 @@ class Lists:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """How often the loop turns, and how large its numbers are."""
+    """Sets how often the loop turns, and how large its numbers are."""
 
     num_rounds: tuple[int, int] = (2, 2)
     largest_start: int = 12
@@ -51,7 +51,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Dates:
-    """Which years dates lie in, and how far they are moved."""
+    """Sets which years dates lie in, and how far they are moved."""
 
     years: tuple[int, int] = (1990, 2039)
     later_by: tuple[int, int] = (25, 60)  # days; more than is taken back, so that the day moves on
@@ -60,7 +60,7 @@ class Dates:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """How many units a quantity is given in, and how large its numbers are."""
+    """Sets how many units a quantity is given in, and how large its numbers are."""
 
     largest_quantity: int = 12
     largest_factor: int = 19
@@ -69,7 +69,7 @@ class Units:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How many stand in line, and how often a clue is told the other way round."""
+    """Sets how many stand in line, and how often a clue is told the other way round."""
 
     num_people: tuple[int, int] = (5, 6)
     turned_clue_probability: float = 0.4
@@ -77,7 +77,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """How many rows a table has, and how large its numbers are."""
+    """Sets how many rows a table has, and how large its numbers are."""
 
     num_rows: tuple[int, int] = (3, 5)
     largest_number: int = 89

@@ -147,7 +147,7 @@ class RoundWork(TypedDict):
 
 
 class DivergenceCounts(TypedDict):
-    """How many requests part from plain decoding, by kind, and where and how clearly they do."""
+    """Counts the requests that part from plain decoding, by kind; says where and how clearly they do."""
 
     requests: int
     diverged: int
