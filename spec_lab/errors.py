@@ -40,7 +40,10 @@ class Trouble:
 
 WORN_OUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ESTALE}
 """The machine's answers that have nothing to do with what was asked for, such as a full disk."""
-OURS = ("spec_lab", "spec_kernels")
+KERNELS = "spec_kernels"
+OURS = ("spec_lab", KERNELS)
+NO_KERNELS = f"the package {KERNELS} cannot be imported; install the lab, or put kernels/ on PYTHONPATH"
+"""Composing does without that package, and a raw checkout may not have it on its path."""
 COMPOSERS = ("hydra", "omegaconf", "antlr4", "yaml")
 """Packages that read the command line and the files of options: what they raise is about what was typed."""
 QUOTED_PATH = re.compile(r"(?P<before>['\"])/[^'\"\n]*/(?P<name>[^'\"/\n]+)(?=['\"])")
@@ -64,6 +67,8 @@ def trouble_of(error: BaseException) -> Trouble | None:
     if is_out_of_memory(error):
         reason = one_line(error) or "nothing is left"
         return Trouble(f"there is not enough memory ({reason}); lower the sizes, such as batch_size", "refused")
+    if isinstance(error, ModuleNotFoundError) and error.name == KERNELS:
+        return Trouble(NO_KERNELS, "refused")
     if isinstance(error, ValueError) and str(error).startswith(NULL_IN_A_PATH):
         return Trouble("a path holds the null character, which no file's name has; leave it out", "refused")
     if isinstance(error, OverflowError):

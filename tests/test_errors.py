@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.errors import describe_error, is_interruption, one_line, trouble_of, without_folders
+from spec_lab.errors import NO_KERNELS, Trouble, describe_error, is_interruption, one_line, trouble_of, without_folders
 
 
 def test_an_error_with_a_message_is_its_class_and_message() -> None:
@@ -76,3 +76,9 @@ def test_a_null_character_in_a_path_is_a_line(use: Callable[[str], object], tmp_
     trouble = trouble_of(caught.value)
     assert trouble is not None and trouble.status == "refused" and trouble.line.startswith("a path holds the null")
     assert trouble_of(ValueError("math domain error")) is None
+
+
+def test_a_checkout_without_its_kernels_on_the_path_is_a_line() -> None:
+    trouble = trouble_of(ModuleNotFoundError("No module named 'spec_kernels'", name="spec_kernels"))
+    assert trouble == Trouble(NO_KERNELS, "refused")
+    assert trouble_of(ModuleNotFoundError("No module named 'nothing'", name="nothing")) is None

@@ -22,7 +22,7 @@ from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.compatibility.run import refusals
 from spec_lab.compatibility.weights import model_of
 from spec_lab.config import AttentionConfig, CacheConfig, Dtype, KernelSet, RunConfig
-from spec_lab.errors import UserError
+from spec_lab.errors import KERNELS, NO_KERNELS, UserError
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.plan import LayerPlan
 from spec_lab.record.mixed import RUNS_ANYWHERE
@@ -161,9 +161,9 @@ def is_native(plan: LayerPlan) -> bool:
 
 
 def problem_of_native() -> str | None:
-    """Say what is missing for the C of `spec_kernels.native`; a raw checkout may not have that package on its path."""
-    if find_spec("spec_kernels") is None:
-        return "the package spec_kernels cannot be imported (install the lab, or put kernels/ on PYTHONPATH)"
+    """Say what is missing for the C of `spec_kernels.native`; None where it is there."""
+    if find_spec(KERNELS) is None:
+        return NO_KERNELS
     from spec_kernels.native import build
 
     return build.problem()

@@ -6,8 +6,7 @@ all of them behind one's back: they are told apart, and the option that fits all
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 RUNS_ANYWHERE = {"attention": "torch", "kernels": "torch", "graph": "eager"}
@@ -39,11 +38,11 @@ def are_mixed(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def mixed_by_auto(configs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return a line for each knob of which auto took several options."""
     taken = [taken_by_auto(config) for config in configs]
-    counts = {name: Counter(options[name] for options in taken if name in options) for name in RUNS_ANYWHERE}
-    return {name: _line(name, found) for name, found in counts.items() if len(found) > 1}
+    found = {name: dict.fromkeys(options[name] for options in taken if name in options) for name in RUNS_ANYWHERE}
+    return {name: _line(name, list(options)) for name, options in found.items() if len(options) > 1}
 
 
-def _line(name: str, counts: Mapping[str, int]) -> str:
-    shares = " and ".join(f"{name}={option} for {count}" for option, count in counts.items())
+def _line(name: str, options: Sequence[str]) -> str:
+    some = " and for others ".join(f"{name}={option}" for option in options)
     same = f"{name}={RUNS_ANYWHERE[name]}"
-    return f"auto took {shares} of these runs, whose times differ by that too; {same} is the same for all"
+    return f"auto took for some of these runs {some}: their times differ by that too, and {same} is the same for all"
