@@ -2,15 +2,16 @@
 # Everything this project says about GPUs, on those that are there: tests, memory checks, machine code, timings.
 #   bash scripts/gpu_check.sh            all of it
 #   bash scripts/gpu_check.sh tests      one part, or some: versions, tests, sanitizer, machine_code, modes, bench
+# The first four are over within ten minutes: LIMIT is there for it.
 # Tests and memory checks are jobs of one file or a part of one, JOBS (8) at once on each GPU: what compares bits does not
 # mind company, and a kernel that corrupts a device takes no other file's results with it. Either part ends after LIMIT
-# (280) seconds: a job that has not run by then has failed.
+# (250) seconds: a job that has not run by then has failed.
 # What is printed goes to $OUT/gpu_check.txt too, and what a job prints to $OUT/gpu_check/, where OUT is set, else in /tmp.
 # A part that fails does not keep the others from running.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="${PYTHONPATH:-.:kernels}" PYTHONUNBUFFERED=1 OMP_NUM_THREADS=2
-export PYTHON="${PYTHON:-python3}" LIMIT="${LIMIT:-280}" LOGS="${OUT:-/tmp}/gpu_check"
+export PYTHON="${PYTHON:-python3}" LIMIT="${LIMIT:-250}" LOGS="${OUT:-/tmp}/gpu_check"
 failed=0
 
 versions() {
