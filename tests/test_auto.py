@@ -12,7 +12,7 @@ import torch
 
 from spec_kernels import product_tiles
 from spec_kernels.native import build
-from spec_kernels.native.parts import LANES
+from spec_kernels.native.packing import LANES
 from spec_lab.assembly import devices
 from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.assembly.models import resolve_device

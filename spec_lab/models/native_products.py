@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from spec_kernels.native import parts as native
-from spec_kernels.native.parts import LANES, LayerParts, NativeLayer, NativeNorm, NativeProduct
+from spec_kernels.native.packing import LANES
+from spec_kernels.native.parts import LayerParts, NativeLayer, NativeNorm, NativeProduct
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import RowSelection

@@ -12,7 +12,26 @@
 
 #include "products.h"
 
+#include "tiles.h"
+
 #include "attention.h"
+
+static int64_t product_memory(const product_t *p, int64_t num_rows) {
+    return p->layout == TILES ? tiles_memory(p, num_rows) : 0;
+}
+
+/* out [rows, num_outputs] = x [rows, num_inputs] times the weight, plus the bias, plus `residual` where it is given. */
+static void multiply(float *out, const float *x, const float *residual, const product_t *p, int64_t num_rows,
+                     float *memory) {
+    if (p->layout == TILES)
+        multiply_by_tiles(out, x, p, num_rows, memory);
+    else
+        multiply_by_vectors(out, x, p, num_rows);
+    if (!p->bias && !residual) return;
+    for (int64_t row = 0; row < num_rows; row++)
+        for (int64_t i = 0; i < p->num_outputs; i++, out++)
+            *out = *out + (p->bias ? p->bias[i] : 0) + (residual ? *residual++ : 0);
+}
 
 /* The first half of attention: norm (of a whole layer), product, heads normed and turned, KV written. */
 static void project_rows(float *heads, const float *rows, float *kv, const layer_t *layer, const place_t *place,
@@ -21,8 +40,12 @@ static void project_rows(float *heads, const float *rows, float *kv, const layer
         norm_rows(memory, rows, &layer->attention_norm, layer->qkv.num_inputs, num_rows);
         rows = memory;
     }
-    multiply(heads, rows, NULL, &layer->qkv, num_rows);
+    multiply(heads, rows, NULL, &layer->qkv, num_rows, memory + num_rows * layer->qkv.num_inputs);
     turn_and_write(heads, kv, layer, place, num_rows);
+}
+
+static int64_t project_memory(const layer_t *layer, int64_t num_rows) {
+    return num_rows * layer->qkv.num_inputs + product_memory(&layer->qkv, num_rows);
 }
 
 /* What is behind attention: its output product, the residual, and the MLP with its norm and residual. */
@@ -30,9 +53,10 @@ static void finish_rows(float *out, const float *attended, const float *residual
                         int64_t num_rows, float *memory) {
     const int64_t hidden = layer->o.num_outputs, width = layer->down.num_inputs;
     float *stream = memory, *gates = stream + num_rows * hidden, *inner = gates + num_rows * 2 * width;
-    multiply(stream, attended, residual, &layer->o, num_rows);
+    memory = inner + num_rows * width;
+    multiply(stream, attended, residual, &layer->o, num_rows, memory);
     norm_rows(out, stream, &layer->mlp_norm, hidden, num_rows);
-    multiply(gates, out, NULL, &layer->gate_up, num_rows);
+    multiply(gates, out, NULL, &layer->gate_up, num_rows, memory);
     for (int64_t row = 0; row < num_rows; row++) {
         const float *gate = gates + row * 2 * width, *up = gate + width;
         float *to = inner + row * width;
@@ -41,11 +65,13 @@ static void finish_rows(float *out, const float *attended, const float *residual
             *(vec *)(to + i) = g / (1.0f + exp_of(-g)) * *(const vec *)(up + i);
         }
     }
-    multiply(out, inner, stream, &layer->down, num_rows);
+    multiply(out, inner, stream, &layer->down, num_rows, memory);
 }
 
 static int64_t finish_memory(const layer_t *layer, int64_t num_rows) {
-    return num_rows * (layer->o.num_outputs + 3 * layer->down.num_inputs);
+    const int64_t mlp = more(product_memory(&layer->gate_up, num_rows), product_memory(&layer->down, num_rows));
+    return num_rows * (layer->o.num_outputs + 3 * layer->down.num_inputs) +
+           more(product_memory(&layer->o, num_rows), mlp);
 }
 
 /* A whole decoder layer, of `rows` that are the residual stream themselves or, without a first norm, a norm of it. */
@@ -53,7 +79,7 @@ int native_layer(const layer_t *layer, const place_t *place, float *out, float *
                  const float *residual, int64_t num_rows) {
     const int64_t num_heads = num_rows * layer->qkv.num_outputs, num_mixed = num_rows * layer->o.num_inputs;
     const int64_t shared = more(attention_memory(layer, place), finish_memory(layer, num_rows));
-    float *heads = scratch(num_heads + num_mixed + more(shared, num_rows * layer->qkv.num_inputs));
+    float *heads = scratch(num_heads + num_mixed + more(shared, project_memory(layer, num_rows)));
     if (!heads) return 1;
     float *mixed = heads + num_heads, *memory = mixed + num_mixed;
     project_rows(heads, rows, kv, layer, place, num_rows, memory);
@@ -65,7 +91,7 @@ int native_layer(const layer_t *layer, const place_t *place, float *out, float *
 /* The same in three parts, between which rows may be dropped. */
 int native_project(const layer_t *layer, const place_t *place, float *heads, float *kv, const float *rows,
                    int64_t num_rows) {
-    float *memory = scratch(num_rows * layer->qkv.num_inputs);
+    float *memory = scratch(project_memory(layer, num_rows));
     if (!memory) return 1;
     project_rows(heads, rows, kv, layer, place, num_rows, memory);
     return 0;
@@ -90,21 +116,27 @@ void native_norm(const norm_t *norm, float *out, const float *rows, int64_t size
     norm_rows(out, rows, norm, size, num_rows);
 }
 
-void native_product(const product_t *product, float *out, const float *rows, int64_t num_rows) {
-    multiply(out, rows, NULL, product, num_rows);
+/* Tell whether weights may lie in tiles: the system is asked for the registers. */
+int native_has_tiles(void) { return has_tiles(); }
+
+int native_product(const product_t *product, float *out, const float *rows, int64_t num_rows) {
+    float *memory = scratch(product_memory(product, num_rows));
+    if (!memory) return 1;
+    multiply(out, rows, NULL, product, num_rows, memory);
+    return 0;
 }
 
 /* The likeliest token of each row, the lowest id of equal ones; NaN counts as the most, as torch has it. */
 int native_likeliest(const product_t *head, const norm_t *norm, const int64_t *token_map, int64_t *tokens,
                      const float *rows, int64_t num_rows) {
-    float *logits = scratch(num_rows * (head->num_inputs + head->num_outputs));
+    float *logits = scratch(num_rows * (head->num_inputs + head->num_outputs) + product_memory(head, num_rows));
     if (!logits) return 1;
+    float *normed = logits + num_rows * head->num_outputs;
     if (norm->weight) {
-        float *normed = logits + num_rows * head->num_outputs;
         norm_rows(normed, rows, norm, head->num_inputs, num_rows);
         rows = normed;
     }
-    multiply(logits, rows, NULL, head, num_rows);
+    multiply(logits, rows, NULL, head, num_rows, normed + num_rows * head->num_inputs);
     for (int64_t row = 0; row < num_rows; row++, logits += head->num_outputs) {
         int64_t best = 0;
         for (int64_t i = 1; i < head->num_outputs && !isnan(logits[best]); i++)

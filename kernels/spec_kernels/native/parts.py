@@ -11,8 +11,8 @@ from typing import Any, ParamSpec
 import torch
 
 from spec_kernels.native.build import build
+from spec_kernels.native.packing import pack
 
-PANEL, LANES = 64, 16
 Parameters = ParamSpec("Parameters")
 
 
@@ -20,7 +20,7 @@ class _Product(ctypes.Structure):
     _fields_ = (
         ("panels", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("num_outputs", "num_inputs", "is_16_bit")),
+        *((name, ctypes.c_int64) for name in ("num_outputs", "num_inputs", "layout")),
     )
 
 
@@ -48,7 +48,7 @@ class _Place(ctypes.Structure):
 
 
 class NativeProduct:
-    """Is a weight as the kernels read it, [panels, inputs, 64]: in bfloat16 where that is what it holds anyway.
+    """Is a weight as the kernels read it, in panels of 64 outputs: in bfloat16 where that is what it holds anyway.
 
     Attributes:
         address: of its description, which operators take.
@@ -59,10 +59,10 @@ class NativeProduct:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """Pack a float32 weight [outputs, inputs] on the CPU."""
         self.num_outputs, self.num_inputs = weight.shape
-        self._panels, self._bias = pack(weight), None if bias is None else bias.float().contiguous()
-        is_16_bit = self._panels.dtype is torch.bfloat16
+        self._panels, layout = pack(weight, has_tiles())
+        self._bias = None if bias is None else bias.float().contiguous()
         self.described = _Product(
-            self._panels.data_ptr(), _pointer(self._bias), self.num_outputs, self.num_inputs, is_16_bit
+            self._panels.data_ptr(), _pointer(self._bias), self.num_outputs, self.num_inputs, layout
         )
         self.address = ctypes.addressof(self.described)
 
@@ -129,23 +129,6 @@ class NativeLayer:
         self.address = ctypes.addressof(self.described)
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
-    """Return [outputs, inputs] as panels of 64 outputs [panels, inputs, 64], the last one filled up with zeros.
-
-    A weight that is the same in bfloat16 is kept so: nothing is lost, and half of the bytes are read.
-    """
-    num_outputs, num_inputs = weight.shape
-    num_panels = -(-num_outputs // PANEL)
-    filled = weight.new_zeros(num_panels * PANEL, num_inputs)
-    filled[:num_outputs] = weight
-    panels = filled.view(num_panels, PANEL, num_inputs).transpose(1, 2).contiguous()
-    narrow = panels.bfloat16()
-    if not torch.equal(narrow.float(), panels):
-        return panels
-    # Outputs j and j + 16 are the halves of one lane, each of which is widened by one instruction.
-    return narrow.view(num_panels, num_inputs, PANEL // (2 * LANES), 2, LANES).transpose(3, 4).contiguous()
-
-
 def _pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
@@ -166,6 +149,12 @@ def library() -> ctypes.CDLL:
     compiled.native_build.argtypes = (*(pointer,) * 6, *(number,) * 5)
     compiled.native_advance.argtypes = (*(pointer,) * 4, *(number,) * 4)
     return compiled
+
+
+@cache
+def has_tiles() -> bool:
+    """Tell whether this process may multiply by tile registers: by processor, compiler, and the system's consent."""
+    return bool(library().native_has_tiles())
 
 
 _operators = torch.library.Library("spec_kernels", "FRAGMENT")
@@ -308,7 +297,7 @@ def rms_norm(out: torch.Tensor, rows: torch.Tensor, norm: int) -> None:
 @_operator("native_product(Tensor(a!) out, Tensor rows, int product) -> ()")
 def multiply(out: torch.Tensor, rows: torch.Tensor, product: int) -> None:
     """Multiply rows by a weight; `product` is `NativeProduct.address`."""
-    library().native_product(product, out.data_ptr(), _rows(rows), rows.shape[0])
+    _check(library().native_product(product, out.data_ptr(), _rows(rows), rows.shape[0]))
 
 
 @_operator("native_likeliest(Tensor(a!) tokens, Tensor rows, Tensor? token_map, int norm, int head) -> ()")

@@ -2,12 +2,14 @@
 
    A weight lies in panels of 64 outputs, [panel][input][64], so that it is read front to back and an output's sum needs
    no reduction across lanes. Where it loses nothing a weight is kept in bfloat16, and widened as it is read: outputs j
-   and j + 16 of each 32 lie side by side then. */
+   and j + 16 of each 32 lie side by side then; or in tiles, for processors that have registers for them (tiles.h). */
+
+enum { FLOATS, HALVES, TILES }; /* as packing.py has them */
 
 typedef struct {
     const void *panels;
     const float *bias; /* or NULL */
-    int64_t num_outputs, num_inputs, is_16_bit;
+    int64_t num_outputs, num_inputs, layout;
 } product_t;
 
 typedef struct {
@@ -50,7 +52,7 @@ PRODUCT_TILE(halves_4, uint16_t, load_halves, 4)
 
 static void product_tile(float *out, const float *x, const product_t *p, int64_t panel, int rows) {
     const int64_t first = panel * PANEL * p->num_inputs;
-    if (p->is_16_bit) {
+    if (p->layout == HALVES) {
         const uint16_t *at = (const uint16_t *)p->panels + first;
         (rows == 4 ? halves_4 : rows == 2 ? halves_2 : halves_1)(out, x, at, p->num_inputs);
     } else {
@@ -59,8 +61,8 @@ static void product_tile(float *out, const float *x, const product_t *p, int64_t
     }
 }
 
-/* out [rows, num_outputs] = x [rows, num_inputs] times the weight, plus the bias, plus `residual` where it is given. */
-static void multiply(float *out, const float *x, const float *residual, const product_t *p, int64_t num_rows) {
+/* out [rows, num_outputs] = x [rows, num_inputs] times the weight. */
+static void multiply_by_vectors(float *out, const float *x, const product_t *p, int64_t num_rows) {
     float tile[4 * PANEL];
     const int64_t num_panels = (p->num_outputs + PANEL - 1) / PANEL;
     for (int64_t panel = 0; panel < num_panels; panel++) {
@@ -70,12 +72,8 @@ static void multiply(float *out, const float *x, const float *residual, const pr
             const int64_t left = num_rows - row;
             const int rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
             product_tile(tile, x + row * p->num_inputs, p, panel, rows);
-            for (int r = 0; r < rows; r++, row++) {
-                float *to = out + row * p->num_outputs + first;
-                const float *add = residual ? residual + row * p->num_outputs + first : NULL;
-                for (int64_t i = 0; i < width; i++)
-                    to[i] = tile[r * PANEL + i] + (p->bias ? p->bias[first + i] : 0) + (add ? add[i] : 0);
-            }
+            for (int r = 0; r < rows; r++, row++)
+                for (int64_t i = 0; i < width; i++) out[row * p->num_outputs + first + i] = tile[r * PANEL + i];
         }
     }
 }
