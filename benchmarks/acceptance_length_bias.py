@@ -114,7 +114,7 @@ def has_end_inside(record: RequestRecord) -> bool:
 
 
 def describe_behind_the_end(records: Sequence[RequestRecord], num_draft_tokens: int) -> str:
-    """Measures how the rule judges drafts behind an end of sequence, beside all others."""
+    """Measure how the rule judges drafts behind an end of sequence, beside all others."""
     ended = [record for record in records if record.accepted_per_round and has_end_inside(record)]
     rounds = [(record.accepted_per_round[-1], record.judged_per_round[-1]) for record in ended]
     reached = sum(min(accepted + 1, num_draft_tokens) - judged for accepted, judged in rounds)

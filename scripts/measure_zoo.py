@@ -27,7 +27,7 @@ CARD = "README.md"
 
 
 def main(names: Iterable[str]) -> None:
-    """Measures the drafters of `names`; all that are shipped where there are none."""
+    """Measure the drafters of `names`; all that are shipped where there are none."""
     options = [option for option in DRAFTERS if option.name in QWEN3_DRAFTERS]
     recipes = {option.name: option.recipe(option.schema()) for option in options if option.recipe is not None}
     device = torch.device("cpu")
@@ -46,7 +46,7 @@ def main(names: Iterable[str]) -> None:
 
 
 def replace_evaluation(card: Path, section: str) -> None:
-    """Puts `section` in the place of the card's own."""
+    """Put `section` in the place of the card's own."""
     text, count = re.subn(
         r"^## Evaluation\n.*?(?=^## |\Z)", lambda _: f"{section}\n\n", card.read_text("utf-8"), flags=re.M | re.S
     )

@@ -34,7 +34,7 @@ PAGES = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages from outside docs/, and every page of docs/ that the navigation does not name at its end."""
+    """Add the pages from outside docs/, and every page of docs/ that the navigation does not name at its end."""
     for path, uri in PAGES.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
     named = _named(config.nav)
@@ -46,7 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turns links between files of the repository into links of the site; a file that is no page is copied."""
+    """Turn links between files of the repository into links of the site; a file that is no page is copied."""
 
     def link(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match["path"]))

@@ -49,7 +49,7 @@ def run(config: Composed) -> Result:
 
 
 def examine(config: Composed) -> list[Finding]:
-    """Returns what `python -m spec_lab.doctor` finds about a run that was composed; nothing is written.
+    """Return what `python -m spec_lab.doctor` finds about a run that was composed; nothing is written.
 
     Raises:
         UserError: the run is refused.

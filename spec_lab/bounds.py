@@ -24,7 +24,7 @@ class Bounds:
     above: float | None = None
 
     def admits(self, number: float) -> bool:
-        """Tells whether `number` is one that can be computed with, and within the bounds."""
+        """Tell whether `number` is one that can be computed with, and within the bounds."""
         return (
             _is_ordinary(number)
             and (self.least is None or number >= self.least)
@@ -39,7 +39,7 @@ class Bounds:
         return next((bound for bound, is_beyond in zip(beyond, sides, strict=True) if is_beyond), None)
 
     def in_words(self) -> str:
-        """Says it as help and refusals do: "at least 1", "above 0 and at most 1"; empty where every number will do."""
+        """Say it as help and refusals do: "at least 1", "above 0 and at most 1"; empty where every number will do."""
         sides = (("at least", self.least), ("above", self.above), ("at most", self.most))
         return " and ".join(f"{side} {bound}" for side, bound in sides if bound is not None)
 

@@ -84,7 +84,7 @@ class Result:
 
 
 def compose(overrides: Sequence[str] = ()) -> Composed:
-    """Does what `spec_lab.compose` says."""
+    """Do what `spec_lab.compose` says."""
     composed = compose_with_hydra(overrides)
     if composed.hydra.mode is RunMode.MULTIRUN:
         experiment = composed.hydra.runtime.choices.get("experiment")
@@ -94,7 +94,7 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
 
 
 def run(composed: Composed) -> Result:
-    """Does what `spec_lab.run` says."""
+    """Do what `spec_lab.run` says."""
     config = composed.config
     if config.dry_run:
         raise UserError("dry_run=true runs nothing; leave it out, and print what was composed")
@@ -108,7 +108,7 @@ def run(composed: Composed) -> Result:
 
 
 def examine(composed: Composed) -> list[Finding]:
-    """Does what `spec_lab.examine` says."""
+    """Do what `spec_lab.examine` says."""
     refuse_split(composed.config, "spec_lab.examine")
     refuse(composed.config)
     from spec_lab.doctor.examine import examine
@@ -119,7 +119,7 @@ def examine(composed: Composed) -> list[Finding]:
 
 
 def _run(job: Job) -> Result:
-    """Runs as `cli.job.run_job` does, but raises what ends the run, and in a line where it is no mistake of ours."""
+    """Run as `cli.job.run_job` does, but raises what ends the run, and in a line where it is no mistake of ours."""
     folder = None
     try:
         folder = begin(job)

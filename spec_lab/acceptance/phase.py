@@ -22,7 +22,7 @@ class ThinkingMarkers:
     end: int
 
     def leave_open(self, token_ids: Sequence[int]) -> bool:
-        """Tells whether the last marker of a text is a begin marker."""
+        """Tell whether the last marker of a text is a begin marker."""
         last = next((token for token in reversed(token_ids) if token in (self.begin, self.end)), self.end)
         return last == self.begin
 

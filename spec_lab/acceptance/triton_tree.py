@@ -13,7 +13,7 @@ from spec_lab.core.types import Verification
 
 
 def empty_walk(judged: JudgedRows, depth: int) -> Walk:
-    """Makes room for a walk."""
+    """Make room for a walk."""
     tokens, path = judged.tokens.new_empty((2, judged.tokens.shape[0], depth + 1))
     return Walk(Verification(tokens, judged.tokens.new_empty(tokens.shape[0])), path)
 

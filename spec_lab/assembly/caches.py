@@ -17,7 +17,7 @@ from spec_lab.models.plan import LayerPlan
 
 
 def cache_row(plan: LayerPlan) -> CacheRow | None:
-    """Says what the cache of a layer holds of one token; None for a layer that keeps a state instead."""
+    """Say what the cache of a layer holds of one token; None for a layer that keeps a state instead."""
     if plan.delta_net is not None:
         return None
     if plan.latent is not None:

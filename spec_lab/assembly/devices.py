@@ -11,12 +11,12 @@ BUILT_FOR_CUDA = re.compile(r"^cuda\b[^=]*= *['\"]", re.MULTILINE)
 
 
 def runs_on_cuda(device: str) -> bool:
-    """Tells whether `device=...` is a CUDA device; auto is one where `has_cuda` finds one."""
+    """Tell whether `device=...` is a CUDA device; auto is one where `has_cuda` finds one."""
     return has_cuda() if device == "auto" else device.startswith("cuda")
 
 
 def has_cuda() -> bool:
-    """Tells whether torch was built for CUDA and the driver shows a GPU.
+    """Tell whether torch was built for CUDA and the driver shows a GPU.
 
     CUDA itself is not asked: that would start it, after which a launcher's worker could not take a GPU of its own.
     """
@@ -32,7 +32,7 @@ def _shows_gpus() -> bool:
 
 
 def _torch_has_cuda() -> bool:
-    """Tells it from torch's own note of how it was built, which is read and not imported."""
+    """Tell it from torch's own note of how it was built, which is read and not imported."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return False

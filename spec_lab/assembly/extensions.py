@@ -38,13 +38,13 @@ class Extension:
         return next((folder.resolve() for folder in folders if folder.is_dir()), None)
 
     def origin(self) -> ExtensionOrigin:
-        """Returns its version, and the revision of the checkout that its file is tracked in."""
+        """Return its version, and the revision of the checkout that its file is tracked in."""
         file = None if self.module.__file__ is None else Path(self.module.__file__).resolve()
         revision = None if file is None else git_revision(file.parent, file.name)
         return {"version": self._version(), "revision": revision}
 
     def _version(self) -> str | None:
-        """Returns the version of the distribution that it came with, else its `__version__`."""
+        """Return the version of the distribution that it came with, else its `__version__`."""
         top = self.name.partition(".")[0]
         for distribution in metadata.packages_distributions().get(top, []):
             return metadata.version(distribution)

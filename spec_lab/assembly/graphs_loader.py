@@ -49,14 +49,14 @@ def build_graph_mode(config: RunConfig, models: Models, limits: Limits) -> Graph
 
 
 def build_mover(config: RunConfig, models: Models) -> MetadataMover:
-    """Returns what moves metadata between draft steps: the backend, or with graph.metadata=stale a wrong one."""
+    """Return what moves metadata between draft steps: the backend, or with graph.metadata=stale a wrong one."""
     if getattr(config.graph, "metadata", DraftMetadata.in_place) == DraftMetadata.stale:
         return StaleMover(models.backend)
     return models.backend
 
 
 def prompt_pass_maker(config: RunConfig, models: Models) -> Callable[..., PromptPass]:
-    """Returns what makes the prompt pass of a round, a pruning policy and sizes.
+    """Return what makes the prompt pass of a round, a pruning policy and sizes.
 
     Raises:
         UserError: prompts are to be captured, and layers of the target keep a state.
@@ -79,28 +79,28 @@ def _recorder(models: Models) -> GraphRecorder:
 
 
 def eager(config: RunConfig, options: EagerGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    """Makes graph=eager."""
+    """Make graph=eager."""
     return EagerGraph()
 
 
 def split_seed(config: RunConfig, options: SplitSeedGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    """Makes graph=split_seed."""
+    """Make graph=split_seed."""
     return SplitSeed(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify)
 
 
 def step_replay(config: RunConfig, options: StepReplayGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    """Makes graph=step_replay."""
+    """Make graph=step_replay."""
     carry = _carry(config, models)
     return StepReplay(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify, carry)
 
 
 def full_loop(config: RunConfig, options: FullLoopGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    """Makes graph=full_loop."""
+    """Make graph=full_loop."""
     return FullLoop(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify)
 
 
 def whole_round(config: RunConfig, options: RoundGraphConfig, models: Models, limits: Limits) -> GraphMode:
-    """Makes graph=round."""
+    """Make graph=round."""
     places = options.name, _recorder(models), limits.num_slots, limits.max_kv_len
     if options.rounds_per_replay == 1:
         return WholeRound(*places)

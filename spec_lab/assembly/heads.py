@@ -60,7 +60,7 @@ def weights_folder(config: RunConfig, options: DrafterConfig) -> Path:
 def make_picker(
     config: RunConfig, options: TrainedDrafterConfig, models: Models, resources: DrafterResources
 ) -> DraftPicker:
-    """Decides how the drafter picks its tokens, and whether it notes how sure it is of them."""
+    """Decide how the drafter picks its tokens, and whether it notes how sure it is of them."""
     biased = getattr(config.acceptance, "allow_lossy", False)
     is_greedy = options.draft_sampling == DraftSampling.greedy
     confidences = resources.confidences
@@ -73,7 +73,7 @@ def make_picker(
 def _sampling_picker(
     config: RunConfig, options: TrainedDrafterConfig, models: Models, resources: DrafterResources, is_greedy: bool
 ) -> DraftPicker:
-    """Makes the picker that samples, or takes the likeliest token as if it had been sampled."""
+    """Make the picker that samples, or takes the likeliest token as if it had been sampled."""
     num_slots, num_draft_tokens = resources.limits.num_slots, options.num_draft_tokens
     kept = DraftLogits(num_slots, num_draft_tokens, models.target.vocab_size, models.device)
     picker = BiasedGreedyPicker if is_greedy else SamplingPicker

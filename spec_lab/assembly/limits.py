@@ -92,12 +92,12 @@ def _reach(config: RunConfig, num_draft_tokens: int) -> int:
 
 
 def overlaps(config: RunConfig) -> bool:
-    """Tells whether the host runs a round behind; only some graph modes can."""
+    """Tell whether the host runs a round behind; only some graph modes can."""
     return bool(getattr(config.graph, "overlap", False))
 
 
 def sees_ends(config: RunConfig) -> bool:
-    """Tells whether the device ends requests, so that no round begins behind an end that the host has not read yet."""
+    """Tell whether the device ends requests, so that no round begins behind an end that the host has not read yet."""
     return bool(getattr(config.graph, "rounds_per_replay", 1) > 1)
 
 

@@ -44,7 +44,7 @@ def join_sweep(logger: Any, sweep: str) -> None:
 
 
 def wandb_takes_it(config: RunConfig) -> str | None:
-    """Names and settings that W&B would stumble over, and a mode that needs a key where there is none."""
+    """Name and settings that W&B would stumble over, and a mode that needs a key where there is none."""
     logger: Any = config.logger
     return (
         project_problem(logger.project)

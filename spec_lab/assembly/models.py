@@ -76,7 +76,7 @@ class Models:
 
 
 def target_folder(config: RunConfig) -> Path:
-    """Finds the folder of the target's checkpoint."""
+    """Find the folder of the target's checkpoint."""
     return registry.of(config).target(config).folder(config.target)
 
 

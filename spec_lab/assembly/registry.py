@@ -125,7 +125,7 @@ class Registry:
         return self.find(RuleOption, config.acceptance.name)
 
     def judge_of(self, rule: str) -> Callable[[Any, RuleContext], DeterministicRule]:
-        """Returns what makes a rule that decides without drawing.
+        """Return what makes a rule that decides without drawing.
 
         Raises:
             UserError: nothing registered the rule, or it draws.

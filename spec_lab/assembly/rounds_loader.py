@@ -20,7 +20,7 @@ from spec_lab.engine.tree_round import tree_round
 
 
 def build_confidences(config: RunConfig, limits: Limits, models: Models) -> DraftConfidences | None:
-    """Makes the place where the drafter notes how sure it is of its drafts; None where nothing asks."""
+    """Make the place where the drafter notes how sure it is of its drafts; None where nothing asks."""
     if not reads_confidences(config):
         return None
     sizes = limits.num_slots, config.drafter.num_draft_tokens
@@ -34,7 +34,7 @@ def round_maker(
     recorder: GraphRecorder | None,
     models: Models,
 ) -> Callable[[Any], DecodeRound]:
-    """Returns the function that makes the round of an engine's `Parts`, of which `recorder` captures stretches."""
+    """Return the function that makes the round of an engine's `Parts`, of which `recorder` captures stretches."""
     sizes = tree_sizes(config)
     if sizes is not None:
         return partial(tree_round, sizes.num_rows, limits.page_size, move_path=models.kernels.trees.move_path)

@@ -132,7 +132,7 @@ def rejection_reads_the_draft_distribution(config: RunConfig) -> str | None:
 
 
 def _may_be_lossy(rule: Any) -> bool:
-    """Tells whether a method can read the head's probabilities of greedy drafts."""
+    """Tell whether a method can read the head's probabilities of greedy drafts."""
     return rule.method in (RejectionMethodChoice.standard, RejectionMethodChoice.block)
 
 

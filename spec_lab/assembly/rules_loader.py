@@ -92,12 +92,12 @@ def build_tree_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRu
 
 
 def strict_tree_rule(config: RunConfig, options: StrictAcceptanceConfig, resources: RuleResources) -> TreeRule:
-    """Makes acceptance=strict for trees."""
+    """Make acceptance=strict for trees."""
     return resources.models.kernels.trees.strict()
 
 
 def rejection_tree_rule(config: RunConfig, options: RejectionConfig, resources: RuleResources) -> TreeRule:
-    """Makes acceptance=rejection for trees: acceptance.method=one_hot or traversal."""
+    """Make acceptance=rejection for trees: acceptance.method=one_hot or traversal."""
     if options.method == RejectionMethodChoice.one_hot:
         return resources.models.kernels.trees.one_hot(_sampling(config), resources.seeds)
     tree: Any = config.tree
@@ -106,7 +106,7 @@ def rejection_tree_rule(config: RunConfig, options: RejectionConfig, resources: 
 
 
 def synthetic_tree_rule(config: RunConfig, options: SyntheticConfig, resources: RuleResources) -> TreeRule:
-    """Makes acceptance=synthetic for trees."""
+    """Make acceptance=synthetic for trees."""
     models = resources.models
     return models.kernels.trees.synthetic(_rates(config, options), resources.seeds, models.device)
 
@@ -119,7 +119,7 @@ def build_deterministic_rule(
 
 
 def strict_rule(options: StrictAcceptanceConfig, context: RuleContext) -> DeterministicRule:
-    """Makes acceptance=strict."""
+    """Make acceptance=strict."""
     return context.kernels.strict()
 
 
@@ -130,13 +130,13 @@ def relaxed_thinking_rule(options: RelaxedThinkingConfig, context: RuleContext) 
 
 
 def relaxed_thinking_tree_rule(config: RunConfig, options: RelaxedThinkingConfig, resources: RuleResources) -> TreeRule:
-    """Makes acceptance=relaxed_thinking for trees."""
+    """Make acceptance=relaxed_thinking for trees."""
     form, phase = _relaxation(options, _rule_context(config, resources))
     return RelaxedThinkingTreeAcceptance(form, options.topk, phase)
 
 
 def _relaxation(options: RelaxedThinkingConfig, context: RuleContext) -> tuple[RelaxedForm, RelaxationPhase]:
-    """Makes what says how near a draft must be, and when that counts."""
+    """Make what says how near a draft must be, and when that counts."""
     markers = context.markers
     if markers is None:
         raise UserError(
@@ -159,13 +159,13 @@ def _either_pair() -> str:
 
 
 def rejection_rule(config: RunConfig, options: RejectionConfig, resources: RuleResources) -> AcceptanceRule:
-    """Makes acceptance=rejection."""
+    """Make acceptance=rejection."""
     kernels = resources.models.kernels
     return kernels.rejection(options.method, _sampling(config), resources.seeds, not options.allow_lossy)
 
 
 def synthetic_rule(config: RunConfig, options: SyntheticConfig, resources: RuleResources) -> AcceptanceRule:
-    """Makes acceptance=synthetic."""
+    """Make acceptance=synthetic."""
     models = resources.models
     return models.kernels.synthetic(_rates(config, options), resources.seeds, models.device)
 

@@ -36,12 +36,12 @@ def stop_threshold(config: RunConfig) -> float | None:
 
 
 def reads_confidences(config: RunConfig) -> bool:
-    """Tells whether anything asks how sure the drafter is of its drafts."""
+    """Tell whether anything asks how sure the drafter is of its drafts."""
     return stop_threshold(config) is not None or config.verify.budget is not None
 
 
 def may_offer_fewer(config: RunConfig) -> bool:
-    """Tells whether a request may offer fewer than K drafts."""
+    """Tell whether a request may offer fewer than K drafts."""
     return reads_confidences(config) or config.drafter.k_schedule is not None
 
 

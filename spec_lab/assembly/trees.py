@@ -150,7 +150,7 @@ def drawn_ranks_have_no_gap(config: RunConfig) -> str | None:
 
 
 def branches_are_drawn(config: RunConfig) -> bool:
-    """Tells whether the drafts of a run are sampled."""
+    """Tell whether the drafts of a run are sampled."""
     sampling = getattr(config.drafter, "draft_sampling", DraftSampling.greedy)
     return bool(sampling != DraftSampling.greedy)
 

@@ -19,13 +19,13 @@ from spec_lab.errors import UserError
 
 
 def dynamic_tree(options: DynamicTreeConfig, models: Models) -> DynamicTree:
-    """Makes tree=dynamic."""
+    """Make tree=dynamic."""
     exact, choices = options.branches == TreeBranches.exact, models.kernels.trees.choices
     return DynamicTree(options.depth, options.num_rows, options.topk, exact, choices)
 
 
 def static_tree(options: StaticTreeConfig, models: Models) -> StaticTree:
-    """Makes tree=static."""
+    """Make tree=static."""
     return StaticTree(DraftPaths(options.paths), models.device)
 
 
@@ -39,7 +39,7 @@ def build_tree_shape(config: RunConfig, models: Models) -> TreeShape[Any]:
 def build_siblings(
     config: RunConfig, models: Models, resources: DrafterResources, shape: TreeShape[Any]
 ) -> SiblingPicker:
-    """Decides how the drafter picks what hangs below a branch."""
+    """Decide how the drafter picks what hangs below a branch."""
     drafter: Any = config.drafter
     if drafter.draft_sampling == DraftSampling.greedy:
         return models.kernels.trees.likeliest_siblings(shape.topk)

@@ -74,7 +74,7 @@ def _fitting(requests: list[Request], max_seq_len: int, config: RunConfig) -> li
 
 
 def _refuse_too_long(config: RunConfig, target: ModelConfig) -> None:
-    """Refuses before anything of that length is made."""
+    """Refuse before anything of that length is made."""
     prompt_tokens = config.workload.prompt_tokens
     if prompt_tokens is not None and prompt_tokens + config.max_new_tokens > target.max_position_embeddings:
         raise UserError(

@@ -43,7 +43,7 @@ MergePieces = Callable[[torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Ten
 def attend_by_cudnn(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, is_causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keeps the promise of `AttendPiece`."""
+    """Keep the promise of `AttendPiece`."""
     out, logsumexp, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         queries, keys, values, None, True, 0.0, is_causal, False, scale=scale
     )

@@ -34,7 +34,7 @@ ONE_AT_A_TIME = threading.Lock()
 
 
 def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str]]:
-    """Returns what `python -m spec_lab OVERRIDES...` would run, and what each group is called (`spec_lab.cli.labels`).
+    """Return what `python -m spec_lab OVERRIDES...` would run, and what each group is called (`spec_lab.cli.labels`).
 
     For tests, notebooks and other programs; a sweep is not expanded and not accepted.
 
@@ -46,7 +46,7 @@ def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str
 
 
 def to_config_and_options(composed: DictConfig) -> tuple[RunConfig, dict[str, str]]:
-    """Returns the typed form of what `compose_with_hydra` gives, and the option chosen of each group."""
+    """Return the typed form of what `compose_with_hydra` gives, and the option chosen of each group."""
     options = chosen_options(composed.hydra.runtime.choices)
     with open_dict(composed):
         del composed["hydra"]
@@ -54,12 +54,12 @@ def to_config_and_options(composed: DictConfig) -> tuple[RunConfig, dict[str, st
 
 
 def name_options(config: RunConfig, options: Mapping[str, str]) -> dict[str, str]:
-    """Returns what each group of a run is called, of the option chosen of each."""
+    """Return what each group of a run is called, of the option chosen of each."""
     return name_groups(config, options, read_groups(tuple(config.extensions)))
 
 
 def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:
-    """Composes as `compose_run` does, before it is typed: Hydra's own part says whether this is a sweep."""
+    """Compose as `compose_run` does, before it is typed: Hydra's own part says whether this is a sweep."""
     extensions = extensions_in(overrides)
     check_overrides(overrides, menu=run_menu(extensions))
     registered = registry.load(extensions)
@@ -88,7 +88,7 @@ def refuse_unread_extensions(names: Sequence[str], registered: Registry) -> None
 
 @contextmanager
 def _alone_with_hydra() -> Iterator[None]:
-    """Sets aside what a program that calls this one has initialised, of which there can be one a process."""
+    """Set aside what a program that calls this one has initialised, of which there can be one a process."""
     with ONE_AT_A_TIME:
         callers = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
@@ -113,7 +113,7 @@ def store_schemas(schemas: Mapping[str, type]) -> None:
 
 
 def _stored_schema(store: ConfigStore, group: str, name: str) -> type | None:
-    """Returns what is known to Hydra under a name already; None where nothing is."""
+    """Return what is known to Hydra under a name already; None where nothing is."""
     folder: Any = store.repo
     for part in group.split("/"):
         folder = folder.get(part, {})
@@ -122,7 +122,7 @@ def _stored_schema(store: ConfigStore, group: str, name: str) -> type | None:
 
 
 def with_search_path(arguments: Sequence[str], registered: Registry) -> list[str]:
-    """Returns `arguments` with the `conf/` of extensions on Hydra's search path, behind what was typed of it.
+    """Return `arguments` with the `conf/` of extensions on Hydra's search path, behind what was typed of it.
 
     Of two such overrides Hydra reads one.
     """
@@ -135,7 +135,7 @@ def with_search_path(arguments: Sequence[str], registered: Registry) -> list[str
 
 
 def to_run_config(composed: DictConfig) -> RunConfig:
-    """Returns the typed form of a composed run, in which the depth of a tree, or a schedule's largest K, stands for K,
+    """Return the typed form of a composed run, in which the depth of a tree, or a schedule's largest K, stands for K,
     and the options that were taken stand for auto.
 
     Raises:
@@ -147,7 +147,7 @@ def to_run_config(composed: DictConfig) -> RunConfig:
 
 
 def to_typed(composed: DictConfig, menu: Menu) -> Any:
-    """Returns an instance of the dataclass that a composed configuration is typed by.
+    """Return an instance of the dataclass that a composed configuration is typed by.
 
     Raises:
         UserError: a key was forced in that nothing reads, one has no value, or an interpolation leads nowhere.
@@ -167,7 +167,7 @@ def to_typed(composed: DictConfig, menu: Menu) -> Any:
 
 
 def chosen_options(hydra_choices: Mapping[str, str | None]) -> dict[str, str]:
-    """Returns the option of each group in the order of conf/config.yaml; Hydra's own groups and unchosen ones left out.
+    """Return the option of each group in the order of conf/config.yaml; Hydra's own groups and unchosen ones left out.
 
     Without an experiment there is nothing that has a size.
     """
@@ -178,7 +178,7 @@ def chosen_options(hydra_choices: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _unknown_keys(node: DictConfig, prefix: str = "") -> list[str]:
-    """Lists keys forced into a typed node, which OmegaConf would drop silently."""
+    """List keys forced into a typed node, which OmegaConf would drop silently."""
     schema = OmegaConf.get_type(node)
     declared = {field.name for field in dataclasses.fields(schema)} if dataclasses.is_dataclass(schema) else set()
     unknown = []

@@ -38,7 +38,7 @@ class PatientFile(io.FileIO):
 
 @contextmanager
 def patient_console() -> Iterator[None]:
-    r"""Puts a `PatientFile` under standard output and errors, and writes as `\xfc` what their encoding has not.
+    r"""Put a `PatientFile` under standard output and errors, and write as `\xfc` what their encoding has not.
 
     Streams that somebody else has put there already, such as a notebook or a test, are left as they are.
     """

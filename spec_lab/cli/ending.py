@@ -31,7 +31,7 @@ EXIT_CODES: dict[Status, int] = {"finished": 0, "failed": 1, "refused": 2, "inte
 
 
 def guarded(run: Callable[[], int], menu: Menu | None = None, interrupted: str = "interrupted") -> int:
-    """Returns the exit code of `run()`, or of what it raises, which is printed.
+    """Return the exit code of `run()`, or of what it raises, which is printed.
 
     Args:
         menu: what the command line could choose, for the remedies of what does not compose; None is that of a run.
@@ -91,7 +91,7 @@ def print_refusal(reason: object) -> None:
 
 
 def explained(error: BaseException, menu: Menu | None = None) -> Trouble | None:
-    """Says what `trouble_of` does, past Hydra's wrapping, with the remedy where a configuration does not compose."""
+    """Say what `trouble_of` does, past Hydra's wrapping, with the remedy where a configuration does not compose."""
     if not isinstance(error, Exception) or not is_of_composing(error) or type(error).__module__.startswith("yaml"):
         return trouble_of(error)
     from hydra.errors import HydraException
@@ -106,5 +106,5 @@ def explained(error: BaseException, menu: Menu | None = None) -> Trouble | None:
 
 
 def _is_of_a_file(error: BaseException) -> bool:
-    """Tells an error of the operating system from what OmegaConf raises of the same class about contents."""
+    """Tell an error of the operating system from what OmegaConf raises of the same class about contents."""
     return isinstance(error, OSError) and error.errno is not None

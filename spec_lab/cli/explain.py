@@ -32,7 +32,7 @@ LONGEST_CAUSE = 200
 
 
 def explain(error: Exception, menu: Menu | None = None) -> str:
-    """Says what Hydra or OmegaConf complains about, in one line with a remedy of ours where we know one.
+    """Say what Hydra or OmegaConf complains about, in one line with a remedy of ours where we know one.
 
     `menu` is what could be chosen; None stands for that of a run.
     """
@@ -66,7 +66,7 @@ def read_too_late(extensions: Sequence[str]) -> str:
 
 
 def _extensions_named_by(option: str, error: Exception) -> list[str]:
-    """Returns what a file of options at fault names as its extensions; nothing where they were read in time."""
+    """Return what a file of options at fault names as its extensions; nothing where they were read in time."""
     files, typed = (_local_of(error, LOADER, name) for name in ("caching_repo", "overrides"))
     loaded = None if files is None or not option else files.load_config(option)
     content = None if loaded is None else loaded.config
@@ -86,7 +86,7 @@ def not_read(key: str, menu: Menu) -> str:
 
 
 def _missing_option(error: MissingConfigException, place: str, menu: Menu) -> str:
-    """Explains that a file of options, or the command line, chooses what is not there; `place` lists the group."""
+    """Explain that a file of options, or the command line, chooses what is not there; `place` lists the group."""
     group, _, option = str(error.missing_cfg_file).rpartition("/")
     overrides = _local_of(error, "hydra._internal.defaults_list", "overrides")
     override = None if overrides is None else overrides.override_metadata.get(group)
@@ -106,7 +106,7 @@ def _missing_option(error: MissingConfigException, place: str, menu: Menu) -> st
 
 
 def _in_its_file(error: Exception, first: str, menu: Menu) -> str:
-    """Explains what is wrong with a key, begun with the file of options that sets it, where one does."""
+    """Explain what is wrong with a key, begun with the file of options that sets it, where one does."""
     place = PLACE.match(first)
     option, message = (place["option"], first.removeprefix(place[0])) if place else ("", first)
     too_late = _extensions_named_by(option, error)
@@ -125,7 +125,7 @@ def _in_its_file(error: Exception, first: str, menu: Menu) -> str:
 
 
 def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
-    """Explains an error of OmegaConf; `group` is that of the file that brought it, empty where none did."""
+    """Explain an error of OmegaConf; `group` is that of the file that brought it, empty where none did."""
     key, cause = str(error.full_key or ""), _cause(error)
     if isinstance(error, ConfigKeyError) and key in menu.keys:
         return not_read(key, menu)
@@ -140,7 +140,7 @@ def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
 
 
 def _local_of(error: BaseException, module: str, name: str) -> Any:
-    """Returns a local variable of Hydra's where it raised `error`, which is in no message; None where it has no such
+    """Return a local variable of Hydra's where it raised `error`, which is in no message; None where it has no such
     one."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_globals["__name__"] == module]
     return next((frame.f_locals[name] for frame in reversed(frames) if name in frame.f_locals), None)

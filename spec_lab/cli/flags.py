@@ -31,7 +31,7 @@ FLAGS_THAT_SHOW = (
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns flags with their values, each a list item, and the overrides.
+    """Return flags with their values, each a list item, and the overrides.
 
     Raises:
         UserError: there is no such flag, its value is missing, or an argument would run code.
@@ -50,7 +50,7 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _take_flag(argument: str, pending: list[str]) -> list[str]:
-    """Returns `argument` and its value, which is taken off the end of `pending` where it stands there."""
+    """Return `argument` and its value, which is taken off the end of `pending` where it stands there."""
     flag, has_value, value = argument.partition("=")
     known = (*FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE)
     if flag not in known:

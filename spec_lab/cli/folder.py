@@ -32,7 +32,7 @@ NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "fresh", "leave_out", "logger", 
 
 
 def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:
-    """Returns `run-pocket-eagle3-strict-catchup-eager-1a2b3c4d`; `choices` are names of groups (`cli.labels`).
+    """Return `run-pocket-eagle3-strict-catchup-eager-1a2b3c4d`; `choices` are names of groups (`cli.labels`).
 
     Where the names are long they are cut: the hash is of the whole configuration.
     """
@@ -44,7 +44,7 @@ def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:
 
 
 def _knobs_without_a_group(config: RunConfig) -> list[str]:
-    """Names what makes a round another one and belongs to no group, where it is not as usual."""
+    """Name what makes a round another one and belongs to no group, where it is not as usual."""
     budget, rollback = config.verify.budget, config.recurrent.rollback
     return [
         *([] if budget is None else [f"budget{budget}"]),
@@ -73,7 +73,7 @@ def make_folder(base: Path, name: str, write: Callable[[Path], object]) -> Path:
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """Lists `folder` and those above it that are not there yet, the deepest first."""
+    """List `folder` and those above it that are not there yet, the deepest first."""
     return list(itertools.takewhile(lambda place: not os.path.lexists(place), (folder, *folder.parents)))
 
 
@@ -105,7 +105,7 @@ def _make_writable(folder: Path, base: Path, exist_ok: bool = False) -> None:
 
 
 def _obstacle(folder: Path, error: OSError) -> str:
-    """Finds what is in the way of making `folder`: the first thing on the way there that is no folder."""
+    """Find what is in the way of making `folder`: the first thing on the way there that is no folder."""
     if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ELOOP):
         for place in (*reversed(folder.parents), folder):
             if os.path.lexists(place) and not place.is_dir():
@@ -114,7 +114,7 @@ def _obstacle(folder: Path, error: OSError) -> str:
 
 
 def _rename(unnamed: Path, folder: Path) -> bool:
-    """Tells whether `unnamed` is `folder` now, and not another one that has that name."""
+    """Tell whether `unnamed` is `folder` now, and not another one that has that name."""
     if os.path.lexists(folder):
         return False
     try:
@@ -129,7 +129,7 @@ def _rename(unnamed: Path, folder: Path) -> bool:
 def multirun_place(
     output_dir: Path, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any], fresh: bool
 ) -> Path:
-    """Returns the folder of a multirun, `outputs/run-sweep-1a2b3c4d`: see `sweep_place`.
+    """Return the folder of a multirun, `outputs/run-sweep-1a2b3c4d`: see `sweep_place`.
 
     Args:
         overrides: what was typed; the order does not matter.
@@ -140,7 +140,7 @@ def multirun_place(
 
 
 def sweep_place(output_dir: Path, name: str, content: Any, fresh: bool) -> Path:
-    """Returns the folder of a sweep, `outputs/NAME-sweep-1a2b3c4d`: the newest of that name, in which the same command
+    """Return the folder of a sweep, `outputs/NAME-sweep-1a2b3c4d`: the newest of that name, in which the same command
     goes on.
 
     Another version or revision of spec_lab gives another name, since its figures are not those of this one.
@@ -167,7 +167,7 @@ def close_sweep(folder: Path, statuses: Iterable[Status]) -> None:
 
 
 def find_ended(base: Path, name: str) -> tuple[Path, Status] | None:
-    """Finds the folder of an earlier job of this name that need not run again: it finished or was refused."""
+    """Find the folder of an earlier job of this name that need not run again: it finished or was refused."""
     for candidate in itertools.takewhile(Path.exists, (base / numbered for numbered in _numbered(name))):
         with suppress(ValueError, OSError):  # what cannot be read has not ended
             status = read_summary(candidate)["status"]
@@ -184,12 +184,12 @@ def discard_empty_sweep(folder: Path) -> None:
 
 
 def display(folder: Path) -> str:
-    """Returns the path relative to the working directory where it is below it."""
+    """Return the path relative to the working directory where it is below it."""
     return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
 def short_hash(values: Any) -> str:
-    """Returns eight hexadecimal digits for a plain value."""
+    """Return eight hexadecimal digits for a plain value."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 

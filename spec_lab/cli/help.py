@@ -27,12 +27,12 @@ NAME_WIDTH = 32
 
 
 def help_text(extensions: tuple[str, ...] = ()) -> str:
-    """Returns the help of `python -m spec_lab`."""
+    """Return the help of `python -m spec_lab`."""
     return f"{INTRODUCTION.rstrip()}\n\n{describe_menu(run_menu(extensions))}"
 
 
 def version_text() -> str:
-    """Returns what `--version` prints."""
+    """Return what `--version` prints."""
     from importlib import metadata
 
     from spec_lab.version import VERSION
@@ -41,7 +41,7 @@ def version_text() -> str:
 
 
 def describe_menu(menu: Menu) -> str:
-    """Lists what may be typed behind a program's name."""
+    """List what may be typed behind a program's name."""
     keys = list(menu.keys.values())
     sections = ["Options, GROUP=OPTION (* is the default), and the keys they read, KEY=VALUE [default]"]
     for group in menu.groups.values():
@@ -84,7 +84,7 @@ def _describe_choices(choices: dict[str, str]) -> str:
 
 
 def _describe_defaults(defaults: dict[str, Any]) -> str:
-    """Returns one value where all options agree, else the commonest one and who differs: `null, pocket: 9`."""
+    """Return one value where all options agree, else the commonest one and who differs: `null, pocket: 9`."""
     shown = {option: show_value(value) for option, value in defaults.items()}
     texts = list(shown.values())
     commonest = max(texts, key=texts.count)
@@ -93,7 +93,7 @@ def _describe_defaults(defaults: dict[str, Any]) -> str:
 
 
 def show_value(value: Any) -> str:
-    """Returns a value as it is typed on the command line."""
+    """Return a value as it is typed on the command line."""
     if value is None:
         return "null"
     if isinstance(value, list):

@@ -33,7 +33,7 @@ DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def worst_exit_code(statuses: Iterable[Status]) -> int:
-    """Returns the exit code of the worst of several jobs; a failure is worse than a refusal."""
+    """Return the exit code of the worst of several jobs; a failure is worse than a refusal."""
     ended = set(statuses)
     return next((EXIT_CODES[status] for status in ("failed", "refused") if status in ended), 0)
 

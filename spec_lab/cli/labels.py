@@ -37,7 +37,7 @@ Knobs = dict[str, Any]
 
 
 def name_groups(config: RunConfig, chosen: Mapping[str, str], groups: Mapping[str, Group]) -> dict[str, str]:
-    """Returns the name of each group of `chosen`, which says the option taken of it; `groups` are all there are.
+    """Return the name of each group of `chosen`, which says the option taken of it; `groups` are all there are.
 
     What is no part of the configuration, such as an experiment, keeps its option's name, and so does the logger.
     """
@@ -71,7 +71,7 @@ def _without_hidden(group: Group, knobs: Knobs) -> Knobs:
 
 
 def _from_option(presets: Mapping[str, Knobs], chosen: str, knobs: Knobs) -> str:
-    """Names the nearest of the options that build the same part, and what differs from it; `chosen` where none does."""
+    """Name the nearest of the options that build the same part, and what differs from it; `chosen` where none does."""
     alike = {option: preset for option, preset in presets.items() if preset["name"] == knobs["name"]}
     if not alike:
         return chosen
@@ -81,7 +81,7 @@ def _from_option(presets: Mapping[str, Knobs], chosen: str, knobs: Knobs) -> str
 
 
 def _from_knobs(presets: Mapping[str, Knobs], knobs: Knobs) -> str:
-    """Names all knobs in which the options differ, words without their key, and others that are as in none of them."""
+    """Name all knobs in which the options differ, words without their key, and others that are as in none of them."""
     parts = []
     for key, value in knobs.items():
         usual = [preset[key] for preset in presets.values()]
@@ -93,7 +93,7 @@ def _from_knobs(presets: Mapping[str, Knobs], knobs: Knobs) -> str:
 
 
 def _with_key(key: str, value: Any) -> str:
-    """Returns `topk3`, `verify_false`; a folder is its last part."""
+    """Return `topk3`, `verify_false`; a folder is its last part."""
     if (key == "path" or key.endswith("_path")) and isinstance(value, str):
         return Path(value).absolute().name
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -109,7 +109,7 @@ def _show(value: Any) -> str:
 
 
 def _short(name: str) -> str:
-    """Makes a name fit for a file. What had to be changed or cut for that ends in a hash of the whole."""
+    """Make a name fit for a file. What had to be changed or cut for that ends in a hash of the whole."""
     fit = UNFIT_FOR_A_FILE.sub("_", name)
     if fit == name and len(name) <= MAX_LENGTH:
         return name

@@ -60,19 +60,19 @@ def refuse_sharing(launcher: Mapping[str, Any], device: str) -> None:
 
 
 def _num_workers(n_jobs: int | None) -> int:
-    """Counts the jobs that joblib runs at a time: -1 is as many as there are cores, -2 one less."""
+    """Count the jobs that joblib runs at a time: -1 is as many as there are cores, -2 one less."""
     if n_jobs is None:
         return 1
     return n_jobs if n_jobs >= 0 else max(1, len(os.sched_getaffinity(0)) + 1 + n_jobs)
 
 
 def launches_elsewhere(launcher: Mapping[str, Any]) -> bool:
-    """Tells whether jobs write to files of the launcher's own, and not to this terminal, as those of submitit do."""
+    """Tell whether jobs write to files of the launcher's own, and not to this terminal, as those of submitit do."""
     return "submitit" in launcher["_target_"]
 
 
 def lost_worker(error: BaseException) -> str | None:
-    """Returns what a launcher says when a worker ended before its job had; None for any other error."""
+    """Return what a launcher says when a worker ended before its job had; None for any other error."""
     if isinstance(error, BrokenExecutor) or type(error).__module__.startswith("submitit"):
         return one_line(str(error).partition("\n")[0]) or type(error).__name__
     return None

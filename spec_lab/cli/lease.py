@@ -28,7 +28,7 @@ UUID = re.compile(r"\(UUID: ((?:GPU|MIG)-[^)]+)\)")
 
 @contextmanager
 def leased(device: str) -> Iterator[None]:
-    """Holds what a job with `device=...` will run on, waiting until it is free.
+    """Hold what a job with `device=...` will run on, waiting until it is free.
 
     A GPU stays with the process to its end, since CUDA cannot change it once it has started; the CPU is given back
     behind the job.
@@ -58,7 +58,7 @@ def spread() -> None:
 
 
 def visible_gpus() -> list[str]:
-    """Lists the GPUs that CUDA will show this process, by UUID, asked of the driver's own program and not of CUDA.
+    """List the GPUs that CUDA will show this process, by UUID, asked of the driver's own program and not of CUDA.
 
     Asking CUDA would start it, and what it shows could not be changed any more. Of a GPU in MIG mode these are its
     slices, of which CUDA shows a process one.
@@ -83,7 +83,7 @@ def _gpus_of_the_driver() -> list[str]:
 
 
 def _by_uuid(name: str, all_gpus: Sequence[str]) -> str | None:
-    """Returns the UUID that an entry of CUDA_VISIBLE_DEVICES means: a number, or the beginning of one."""
+    """Return the UUID that an entry of CUDA_VISIBLE_DEVICES means: a number, or the beginning of one."""
     if name.isdigit():
         return all_gpus[int(name)] if int(name) < len(all_gpus) else None
     return next((uuid for uuid in all_gpus if name and uuid.startswith(name)), None)
@@ -100,7 +100,7 @@ def _take_gpu() -> str:
 
 
 def _wait_for(devices: Sequence[str]) -> tuple[str, int]:
-    """Returns the first of `devices` that is free and the descriptor that holds it."""
+    """Return the first of `devices` that is free and the descriptor that holds it."""
     says_so = True
     while True:
         for device in devices:
@@ -114,13 +114,13 @@ def _wait_for(devices: Sequence[str]) -> tuple[str, int]:
 
 
 def lock_file(device: str) -> Path:
-    """Names the file whose lock is the lease of a device. It is never removed: a lock of a removed file holds nobody
+    """Name the file whose lock is the lease of a device. It is never removed: a lock of a removed file holds nobody
     off."""
     return Path(tempfile.gettempdir()) / f"spec_lab-{device.replace('/', '-')}.lock"
 
 
 def _try_lock(path: Path) -> int | None:
-    """Returns a descriptor that holds the lock; None where another process has it."""
+    """Return a descriptor that holds the lock; None where another process has it."""
     descriptor = _open(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,7 +14,7 @@ from spec_lab.cli.overrides import check_overrides
 
 
 def cell_left_out(composed: DictConfig, choices: Mapping[str, str | None]) -> str | None:
-    """Returns the entry of `leave_out` that a composed job of a sweep is; None where it is to run.
+    """Return the entry of `leave_out` that a composed job of a sweep is; None where it is to run.
 
     Args:
         choices: the option of each group.

@@ -31,7 +31,7 @@ class NamedRule:
 
 
 def read_rules(arguments: Sequence[str]) -> list[NamedRule]:
-    """Reads the rules of `acceptance=RULE acceptance.KNOB=VALUE ...`: each `acceptance=` begins one, commas make
+    """Read the rules of `acceptance=RULE acceptance.KNOB=VALUE ...`: each `acceptance=` begins one, commas make
     several.
 
     `extensions=[MODULE]` may stand among them, for rules from outside.
@@ -52,7 +52,7 @@ def read_rules(arguments: Sequence[str]) -> list[NamedRule]:
 
 
 def is_of_a_rule(argument: str) -> bool:
-    """Tells what `read_rules` reads from all else that may be typed beside it, such as a folder."""
+    """Tell what `read_rules` reads from all else that may be typed beside it, such as a folder."""
     key, equals, _ = argument.lstrip("+").partition("=")
     return bool(equals) and (key in (GROUP, EXTENSIONS) or key.startswith(f"{GROUP}."))
 
@@ -72,7 +72,7 @@ def _split(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def _expand(argument: str) -> list[str]:
-    """Returns one `KEY=VALUE` for each value that a sweep such as `acceptance.topk=3,10` names; composing judges
+    """Return one `KEY=VALUE` for each value that a sweep such as `acceptance.topk=3,10` names; composing judges
     them."""
     if "=" not in argument:
         return [argument]

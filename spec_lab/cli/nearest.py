@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """Returns the name most like `word`: one that ends in it (`limit` for workload.limit), else a spelling close to
+    """Return the name most like `word`: one that ends in it (`limit` for workload.limit), else a spelling close to
     it."""
     names = list(names)
     leaves = {name.rpartition(".")[2]: name for name in reversed(names)}

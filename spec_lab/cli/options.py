@@ -76,7 +76,7 @@ class Menu:
 
 
 def conf_folder() -> Path:
-    """Finds `conf/`: installed as the package spec_lab.conf, or beside the package in a raw checkout."""
+    """Find `conf/`: installed as the package spec_lab.conf, or beside the package in a raw checkout."""
     spec = find_spec("spec_lab.conf")
     if spec is not None and spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations)))
@@ -84,13 +84,13 @@ def conf_folder() -> Path:
 
 
 def run_menu(extensions: tuple[str, ...] = ()) -> Menu:
-    """Reads what `python -m spec_lab` lets choose, with the options of `extensions` among those here."""
+    """Read what `python -m spec_lab` lets choose, with the options of `extensions` among those here."""
     return Menu(read_groups(extensions), read_keys(extensions))
 
 
 @cache
 def read_groups(extensions: tuple[str, ...] = ()) -> dict[str, Group]:
-    """Reads the groups in the order of conf/config.yaml's defaults list."""
+    """Read the groups in the order of conf/config.yaml's defaults list."""
     registered = registry.load(extensions)
     explanations = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
     explanations |= {
@@ -105,7 +105,7 @@ def read_groups(extensions: tuple[str, ...] = ()) -> dict[str, Group]:
 def groups_in(
     conf: Path, explanations: Mapping[str, str], schemas: Mapping[str, type], added: Sequence[Path] = ()
 ) -> dict[str, Group]:
-    """Reads the groups of the Hydra folder `conf`, in the order of its config.yaml's defaults list.
+    """Read the groups of the Hydra folder `conf`, in the order of its config.yaml's defaults list.
 
     Args:
         schemas: those that a YAML may name in its defaults list.
@@ -121,7 +121,7 @@ def groups_in(
 
 
 def read_option(file: Path, schemas: Mapping[str, type]) -> OptionFile:
-    """Reads an option from its YAML, whose opening comment is the command that uses it and, below, what it is.
+    """Read an option from its YAML, whose opening comment is the command that uses it and, below, what it is.
 
     Raises:
         UserError: the file is no YAML, does not open so, or names a schema that does not exist.
@@ -142,7 +142,7 @@ def read_option(file: Path, schemas: Mapping[str, type]) -> OptionFile:
 
 @cache
 def read_keys(extensions: tuple[str, ...] = ()) -> dict[str, Key]:
-    """Reads every key of a run by its dotted name; `GROUP.name`, which the option sets, is not among them."""
+    """Read every key of a run by its dotted name; `GROUP.name`, which the option sets, is not among them."""
     groups = read_groups(extensions)
     keys: dict[str, Key] = {}
     for group in groups.values():
@@ -156,7 +156,7 @@ def read_keys(extensions: tuple[str, ...] = ()) -> dict[str, Key]:
 
 
 def _pruning_keys(keys: Mapping[str, Key], registered: Registry) -> dict[str, Key]:
-    """Lists the knobs whose values are options, which extensions add to."""
+    """List the knobs whose values are options, which extensions add to."""
     return {
         KNOBS[kind]: dataclasses.replace(keys[KNOBS[kind]], choices=dict.fromkeys(registered.options(kind), ""))
         for kind in (PromptPruningOption, CatchupPruningOption)
@@ -189,7 +189,7 @@ def _key(name: str, field: dataclasses.Field[Any], schemas: tuple[type, ...], de
 
 
 def choices_of(hint: Any) -> dict[str, str]:
-    """Returns the members of a closed set with what they mean; empty for any other type. Looks inside lists and
+    """Return the members of a closed set with what they mean; empty for any other type. Looks inside lists and
     unions."""
     if isinstance(hint, type) and issubclass(hint, Choice):
         return {member.value: member.help for member in hint}
@@ -201,7 +201,7 @@ def _field(schema: type, name: str) -> dataclasses.Field[Any]:
 
 
 def _chosen_by_default(conf: Path) -> dict[str, str | None]:
-    """Returns the groups of the defaults list; what begins with a slash, `override` or `optional` is none of ours."""
+    """Return the groups of the defaults list; what begins with a slash, `override` or `optional` is none of ours."""
     entries = read_yaml(conf / "config.yaml")["defaults"]
     chosen = {}
     for entry in entries:

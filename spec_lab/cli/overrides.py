@@ -30,7 +30,7 @@ EXTENDED = frozenset([*KNOBS.values(), *(knob.partition(".")[0] for knob in KNOB
 
 
 def check_arguments(arguments: Sequence[str], menu: Menu | None = None) -> list[str]:
-    """Returns the arguments as Hydra wants them: flags first, `--dry-run` spelled as the override it stands for.
+    """Return the arguments as Hydra wants them: flags first, `--dry-run` spelled as the override it stands for.
 
     `menu` is what may be chosen; None stands for that of a run.
 
@@ -79,7 +79,7 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
 
 
 def _check_size(overrides: Iterable[Override]) -> None:
-    """Refuses a size that no chosen experiment reads, which would be ignored without a word."""
+    """Refuse a size that no chosen experiment reads, which would be ignored without a word."""
     chosen = {override.key_or_group: override for override in overrides}
     if "size" not in chosen:
         return
@@ -137,14 +137,14 @@ def _check_option(override: Override, menu: Menu, may_add_options: bool) -> None
 
 
 def with_extensions(said: str, name: str, menu: Menu) -> str:
-    """Adds to a refusal of an option of the group or knob `name` what to do where an extension may have it."""
+    """Add to a refusal of an option of the group or knob `name` what to do where an extension may have it."""
     if "extensions" not in menu.keys or name not in EXTENDED:
         return said
     return f"{said}{' An' if said.endswith('?') else '; an'} extension's options need extensions=[MODULE]"
 
 
 def extensions_in(arguments: Iterable[str]) -> tuple[str, ...]:
-    """Returns the modules that `extensions=[a,b]` names among arguments as they were typed; empty where there is none.
+    """Return the modules that `extensions=[a,b]` names among arguments as they were typed; empty where there is none.
 
     Raises:
         UserError: it is given twice, or is no list of names.
@@ -160,7 +160,7 @@ def extensions_in(arguments: Iterable[str]) -> tuple[str, ...]:
 
 
 def value_of(text: str) -> Any:
-    """Returns the value of a `KEY=VALUE` text as Hydra reads it; None for a sweep, and for what is none."""
+    """Return the value of a `KEY=VALUE` text as Hydra reads it; None for a sweep, and for what is none."""
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException:
@@ -189,7 +189,7 @@ def _check_choice(override: Override, key: Key, menu: Menu) -> None:
 
 
 def _accepts(schema: type, field: str, value: Any) -> bool:
-    """Tells whether a field takes `value`. OmegaConf would let a list into a list of numbers."""
+    """Tell whether a field takes `value`. OmegaConf would let a list into a list of numbers."""
     type_name = next(str(known.type) for known in dataclasses.fields(schema) if known.name == field)
     if isinstance(value, list):
         entries = value
@@ -207,7 +207,7 @@ def _accepts(schema: type, field: str, value: Any) -> bool:
 
 
 def _values(override: Override) -> Iterator[Any]:
-    """Yields the value, or those of a sweep; none for a glob or an interval, which Hydra and its sweeper expand."""
+    """Yield the value, or those of a sweep; none for a glob or an interval, which Hydra and its sweeper expand."""
     if not override.is_sweep_override():
         yield override.value()
     elif override.is_discrete_sweep() and override.value_type is not ValueType.GLOB_CHOICE_SWEEP:
@@ -215,7 +215,7 @@ def _values(override: Override) -> Iterator[Any]:
 
 
 def explain_unknown(name: str, menu: Menu) -> str:
-    """Says that there is no key `name`, with the nearest there is."""
+    """Say that there is no key `name`, with the nearest there is."""
     parent, _, leaf = name.rpartition(".")
     if leaf == "name" and parent in menu.groups:
         return f"{name} comes with the option; write {parent}=..."
@@ -226,7 +226,7 @@ def explain_unknown(name: str, menu: Menu) -> str:
 
 
 def in_words(type_name: str) -> str:
-    """Says what a key of that type takes."""
+    """Say what a key of that type takes."""
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
     bare = type_name.removesuffix(" or null")
     suffix = " or null" if bare != type_name else ""

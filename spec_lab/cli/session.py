@@ -125,7 +125,7 @@ class Session:
 
 
 def _tables(folder: Path) -> str:
-    """Returns a line a run of a sweep, and where there is more."""
+    """Return a line a run of a sweep, and where there is more."""
     from spec_lab.record.runs import search_runs
     from spec_lab.report.run_table import format_runs
 
@@ -134,7 +134,7 @@ def _tables(folder: Path) -> str:
 
 
 def call_hydra(task: Callable[[DictConfig], None], arguments: Sequence[str], conf: Path) -> None:
-    """Calls `task` with what `arguments` make of `conf`/config.yaml, once or for every job of a multirun.
+    """Call `task` with what `arguments` make of `conf`/config.yaml, once or for every job of a multirun.
 
     Raises:
         Exception: they do not compose; `errors.is_of_composing` knows what Hydra raises.
@@ -157,7 +157,7 @@ def check_came_to_jobs(num_jobs: int, arguments: Sequence[str]) -> None:
 
 @contextmanager
 def _as_process_arguments(arguments: Sequence[str]) -> Iterator[None]:
-    """Puts the arguments where Hydra reads them, in `sys.argv`.
+    """Put the arguments where Hydra reads them, in `sys.argv`.
 
     Only under HYDRA_FULL_ERROR does it raise its errors instead of printing pages of them.
     """

@@ -113,7 +113,7 @@ class Multirun:
     def name(
         self, output_dir: str, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any], fresh: bool
     ) -> str:
-        """Does what the resolver behind `hydra.sweep.dir` does: makes the folder and takes its lock.
+        """Do what the resolver behind `hydra.sweep.dir` does: make the folder and take its lock.
 
         Raises:
             UserError: the folder cannot be made, may not have that name, or belongs to another process; or several

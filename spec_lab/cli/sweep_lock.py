@@ -22,14 +22,14 @@ MARKS = (LOCK_FILE, "multirun.yaml", "proposals.json")
 
 
 def was_left(folder: Path) -> bool:
-    """Tells whether the sweep in `folder` began, and neither runs nor has come to its end."""
+    """Tell whether the sweep in `folder` began, and neither runs nor has come to its end."""
     is_sweep = any((folder / mark).exists() for mark in MARKS)
     # In this order: a sweep says that it has ended before it gives the lock back.
     return is_sweep and not _is_held(folder / LOCK_FILE) and not (folder / SWEEP_FILE).exists()
 
 
 def _is_held(path: Path) -> bool:
-    """Tells whether a process has the lock; a file on a system without locks is taken for one that is held."""
+    """Tell whether a process has the lock; a file on a system without locks is taken for one that is held."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who runs shares it with its workers
@@ -57,7 +57,7 @@ class SweepLock:
             pass
 
     def _is_taken(self) -> bool:
-        """Tells whether the locked file is the one that stands there: its last holder may just have removed it."""
+        """Tell whether the locked file is the one that stands there: its last holder may just have removed it."""
         file = self._path.open("w")
         if not (_lock(file, fcntl.LOCK_EX) and _lock(file, fcntl.LOCK_SH)):
             file.close()
@@ -95,7 +95,7 @@ def sharing_lock(folder: Path) -> Iterator[None]:
 
 
 def _lock(file: TextIO, kind: int) -> bool:
-    """Tells whether nobody stands in the way of a lock of this kind, which is then held."""
+    """Tell whether nobody stands in the way of a lock of this kind, which is then held."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

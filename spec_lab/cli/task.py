@@ -118,7 +118,7 @@ def run_composed(composed: DictConfig, continues: bool, adapt: Adapt, extensions
 
 
 def device_of(config: RunConfig) -> AbstractContextManager[None]:
-    """Returns the device of a job in a worker: its own for as long as it runs, or any where its times are not
+    """Return the device of a job in a worker: its own for as long as it runs, or any where its times are not
     wanted."""
     if not config.shared_device:
         return leased(config.device)

@@ -11,7 +11,7 @@ from spec_lab.errors import UserError, one_line
 
 
 def read_yaml(path: Path) -> Any:
-    """Returns what the file holds, of YAML's plain types.
+    """Return what the file holds, of YAML's plain types.
 
     Raises:
         UserError: it is no UTF-8, no YAML, or names a type for what is none of it, as `!!int x`.

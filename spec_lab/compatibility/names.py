@@ -7,7 +7,7 @@ MOST_BYTES = 100
 
 
 def refuse_name(name: str) -> str | None:
-    """Says what speaks against `name=...`, in a line; None where nothing does."""
+    """Say what speaks against `name=...`, in a line; None where nothing does."""
     if not name or name != name.strip() or name.startswith((".", "-")) or "/" in name or not name.isprintable():
         return f"name={name!r} is part of a folder's name; use a plain word such as name=run"
     if len(name.encode()) > MOST_BYTES:
@@ -16,7 +16,7 @@ def refuse_name(name: str) -> str | None:
 
 
 def refuse_output_dir(output_dir: str) -> str | None:
-    """Says what speaks against `output_dir=...` before anything is made, in a line; None where nothing does."""
+    """Say what speaks against `output_dir=...` before anything is made, in a line; None where nothing does."""
     if output_dir.strip() and output_dir.isprintable():
         return None
     return f"output_dir={output_dir!r} is no path that can be read in a line; use one such as output_dir=outputs"

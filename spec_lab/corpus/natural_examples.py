@@ -32,6 +32,6 @@ def _lengths(documents: tuple[str, ...]) -> list[int]:
 
 
 def _is_plain(text: str) -> bool:
-    """Tells whether the text is mostly words: no tables, rulers or dumps of numbers."""
+    """Tell whether the text is mostly words: no tables, rulers or dumps of numbers."""
     letters = sum(character.isalpha() or character.isspace() for character in text)
     return text.isascii() and letters >= 0.7 * len(text) and bool(text.strip())

@@ -83,7 +83,7 @@ def compile_rules(rules: Mapping[str, str]) -> dict[str, Alternatives]:
 
 
 def _split_alternatives(text: str) -> list[str]:
-    """Splits at the bars that stand outside brackets."""
+    """Split at the bars that stand outside brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character == "[") - (character == "]")

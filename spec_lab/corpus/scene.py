@@ -70,5 +70,5 @@ def draw_facts(random: Random) -> dict[str, str]:
 
 
 def opening_sentences(say: Phraser, num_statements: int) -> list[str]:
-    """Returns what there is, and `num_statements` facts of the scene in random order, as sentences for the prompt."""
+    """Return what there is, and `num_statements` facts of the scene in random order, as sentences for the prompt."""
     return [say.sentence(statement) for statement in (_POSSESSIONS, *say.random.sample(_STATEMENTS, num_statements))]

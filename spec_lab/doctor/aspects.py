@@ -38,7 +38,7 @@ ATTENTION_INPUTS = tuple(
 
 
 def aspects_of(config: RunConfig, models: Models) -> list[Aspect]:
-    """Lists what can be read in other ways; the drafters are built for `models`."""
+    """List what can be read in other ways; the drafters are built for `models`."""
     aspects = registry.of(config).drafter(config).aspects
     return [] if aspects is None else aspects(config, config.drafter, models)
 

@@ -49,7 +49,7 @@ def check_tokenizer(subject: Subject) -> Finding:
 
 
 def check_vocabulary(subject: Subject) -> Finding:
-    """Checks whether the ids that `d2t` maps to are those the target writes, and not their neighbours."""
+    """Check whether the ids that `d2t` maps to are those the target writes, and not their neighbours."""
     check, vocab_size = "vocabulary map (d2t)", subject.models.target.vocab_size
     stored = stored_tensors(weights_folder(subject.config, subject.config.drafter))
     d2t = next((tensor for name, tensor in stored.items() if name.removeprefix("model.") == "d2t"), None)
@@ -74,7 +74,7 @@ def check_vocabulary(subject: Subject) -> Finding:
 
 
 def check_dtype(subject: Subject) -> Finding:
-    """Measures what the cast to the run's dtype does to the weights; the loader has refused NaN and overflow."""
+    """Measure what the cast to the run's dtype does to the weights; the loader has refused NaN and overflow."""
     check, dtype = "dtype of the weights", subject.models.dtype
     floating = {name: tensor for name, tensor in _own_tensors(subject).items() if tensor.dtype in FLOAT_DTYPES}
     worst_error, worst_name = 0.0, ""
@@ -103,7 +103,7 @@ def _vocabulary(folder: Path) -> dict[str, int]:
 
 
 def _shift_gain(words: torch.Tensor, target_ids: torch.Tensor, shift: int) -> float:
-    """Counts how many more of the different tokens `words` the shifted map covers, in standard errors."""
+    """Count how many more of the different tokens `words` the shifted map covers, in standard errors."""
     as_it_is, shifted = torch.isin(words, target_ids), torch.isin(words, target_ids + shift)
     gained, lost = int((shifted & ~as_it_is).sum()), int((as_it_is & ~shifted).sum())
     return (gained - lost) / max(gained + lost, 1) ** 0.5
@@ -117,6 +117,6 @@ def _own_tensors(subject: Subject) -> dict[str, StoredTensor]:
 
 
 def _one_by_one(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields each tensor in float32; never two of them are in memory, which a large draft model needs."""
+    """Yield each tensor in float32; never two of them are in memory, which a large draft model needs."""
     for name, tensor in stored.items():
         yield name, read_tensors({name: tensor}, torch.float32, "cpu")[name]

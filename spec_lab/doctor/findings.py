@@ -38,5 +38,5 @@ def does_not_apply(check: str, reason: str) -> Finding:
 
 
 def faults(findings: Sequence[Finding]) -> list[Finding]:
-    """Returns the faults in the order of the checks: what comes first would explain what comes after."""
+    """Return the faults in the order of the checks: what comes first would explain what comes after."""
     return [finding for finding in findings if finding.verdict is Verdict.FAULT]

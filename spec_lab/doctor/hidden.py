@@ -40,7 +40,7 @@ def check_hidden(evidence: Evidence) -> Finding:
 
 
 def _values(evidence: Evidence) -> str | None:
-    """Says what is wrong with the hidden states themselves."""
+    """Say what is wrong with the hidden states themselves."""
     values = [
         evidence.forced.features(text, evidence.features)
         for text in {loop_round.text for loop_round in evidence.rounds}

@@ -37,14 +37,14 @@ MIN_LATER_AGREEMENT = 0.3
 
 
 def check_bounds(subject: Subject) -> list[Finding]:
-    """Checks that drafter=oracle has everything accepted and drafter=random nothing, in an engine like the run's; both
+    """Check that drafter=oracle has everything accepted and drafter=random nothing, in an engine like the run's; both
     draft chains.
     """
     return [_check_oracle(subject), _check_random(subject)]
 
 
 def check_output(subject: Subject, loop: list[RequestRecord]) -> Finding:
-    """Checks whether the run's output is plain decoding's, but for near-ties."""
+    """Check whether the run's output is plain decoding's, but for near-ties."""
     check = "output against plain decoding"
     num_bugs, num_ties = _divergences(subject, loop)
     measured = f"{len(loop)} requests: {num_bugs} differ, {num_ties} at a near-tie"
@@ -54,7 +54,7 @@ def check_output(subject: Subject, loop: list[RequestRecord]) -> Finding:
 
 
 def check_teacher_forcing(evidence: Evidence) -> Finding:
-    """Measures how much a drafter agrees with the target when nothing but itself and its inputs can be wrong."""
+    """Measure how much a drafter agrees with the target when nothing but itself and its inputs can be wrong."""
     drafted = evidence.as_configured
     measured = f"{_rates(drafted)}, after right drafts {_conditionals(drafted)}, over {len(evidence.rounds)} rounds"
     cause = disagreement(drafted)
@@ -62,7 +62,7 @@ def check_teacher_forcing(evidence: Evidence) -> Finding:
 
 
 def disagreement(drafted: Drafted) -> str | None:
-    """Says what is wrong with a drafter that drafted this. A later draft is judged after right ones alone: what follows
+    """Say what is wrong with a drafter that drafted this. A later draft is judged after right ones alone: what follows
     a wrong token is no fault of its own.
     """
     if drafted.agreement(1) < MIN_AGREEMENT:

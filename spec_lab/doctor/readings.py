@@ -69,7 +69,7 @@ ALL_ASPECTS = (
 
 
 def aspect_names(aspects: Iterable[Aspect]) -> list[str]:
-    """Returns what is reported: every built-in aspect, then those that an extension's drafter brings."""
+    """Return what is reported: every built-in aspect, then those that an extension's drafter brings."""
     return list(dict.fromkeys([*ALL_ASPECTS, *(aspect.name for aspect in aspects)]))
 
 

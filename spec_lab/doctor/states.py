@@ -152,7 +152,7 @@ MISTAKES = (
 
 
 def check_states(subject: Subject) -> Finding:
-    """Compares rounds of random drafts with prompt passes, and names the mistake that explains a difference."""
+    """Compare rounds of random drafts with prompt passes, and name the mistake that explains a difference."""
     if not subject.models.target.config.keeps_states:
         return does_not_apply(CHECK, "no layer of the target keeps a state")
     teacher = subject.greedy_teacher()

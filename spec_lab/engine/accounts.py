@@ -126,7 +126,7 @@ class RoundAccounts:
         self._unaccounted.clear()
 
     def _may_have_ended(self, sequence: Sequence, emitted: list[list[int]]) -> bool:
-        """Tells whether `sequence` has ended, or may have with what its rounds `emitted`."""
+        """Tell whether `sequence` has ended, or may have with what its rounds `emitted`."""
         request = sequence.request
         return (
             sequence.finish_reason is not None

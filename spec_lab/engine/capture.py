@@ -193,7 +193,7 @@ def explain_capture_error(error: BaseException) -> str:
 
 
 def is_torch_file(path: str) -> bool:
-    """Tells whether a source file is torch's own, so that an error's place is looked for further out."""
+    """Tell whether a source file is torch's own, so that an error's place is looked for further out."""
     return path.startswith((_TORCH_FOLDER, "<"))
 
 
@@ -245,7 +245,7 @@ _SYNC_WARNING = "called a synchronizing CUDA operation"
 
 @contextmanager
 def count_syncs() -> Iterator[SyncCount]:
-    """Counts the operations in its body that make the host wait for the GPU: .item(), copies from the device, ...
+    """Count the operations in its body that make the host wait for the GPU: .item(), copies from the device, ...
 
     By `torch.cuda.set_sync_debug_mode`, which sees torch's own operations: neither torch.cuda.synchronize() nor waiting
     for an event or a stream counts. The count is set when the body ends. Not for the timed stretch of a run: each one

@@ -204,12 +204,12 @@ class _GenerationRun:
                 self._retire_if_finished(sequence)
 
     def _ended_on_device(self, launched: Launch) -> bool:
-        """Tells whether a request of `launched` has ended before it, which the device knew."""
+        """Tell whether a request of `launched` has ended before it, which the device knew."""
         has_ended = any(sequence.finish_reason is not None for sequence in launched.sequences)
         return has_ended and self._engine.graph.rounds_per_replay > 1
 
     def _is_in_flight(self, sequence: Sequence) -> bool:
-        """Tells whether a round that is still running may write this sequence's pages."""
+        """Tell whether a round that is still running may write this sequence's pages."""
         return self._in_flight is not None and sequence in self._in_flight.sequences
 
     def _retire_if_finished(self, sequence: Sequence) -> None:

@@ -149,7 +149,7 @@ class IfNodes:
 
 
 def has_if_nodes() -> bool:
-    """Tells whether this machine's driver has them."""
+    """Tell whether this machine's driver has them."""
     version = ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -31,7 +31,7 @@ class KSchedule:
 
 
 def problem_of(ranges: Sequence[Sequence[int]], most: int) -> str | None:
-    """Says what is wrong with `ranges`, as in "[1,0,3] ends before it begins"; None where nothing is."""
+    """Say what is wrong with `ranges`, as in "[1,0,3] ends before it begins"; None where nothing is."""
     if not ranges:
         return "there is no range"
     next_first = 1

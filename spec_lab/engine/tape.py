@@ -70,7 +70,7 @@ class TapeGraph(Generic[Result]):
                 step()
 
     def uses(self, tensor: torch.Tensor) -> bool:
-        """Tells whether `tensor` lies in memory the graph reads or writes: not so of a buffer that was replaced."""
+        """Tell whether `tensor` lies in memory the graph reads or writes: not so of a buffer that was replaced."""
         return any(storage_id(tensor) == storage_id(known) for known in self.inputs)
 
 

@@ -108,7 +108,7 @@ def _length_rows(each: DraftedRun) -> Iterator[tuple[object, ...]]:
 
 
 def conclude(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> str:
-    """Says which drafter gets the most accepted, from which others these prompts cannot tell it, which text is easiest,
+    """Say which drafter gets the most accepted, from which others these prompts cannot tell it, which text is easiest,
     and what becomes of later drafts."""
     found = [each for each in at(drafted, num_draft_tokens) if each.drafter not in BOUNDS]
     if not found or found[0].length is None:
@@ -137,7 +137,7 @@ def _best(found: Sequence[DraftedRun]) -> str:
 
 
 def _is_near(best: DraftedRun, other: DraftedRun) -> bool:
-    """Tells whether the prompts that both ran do not tell the two apart."""
+    """Tell whether the prompts that both ran do not tell the two apart."""
     mine = {(row["id"], tuple(row["prompt_ids"])): row for row in best.rows}
     pairs = [(mine[key], row) for row in other.rows if (key := (row["id"], tuple(row["prompt_ids"]))) in mine]
     a, b = [pair[0] for pair in pairs], [pair[1] for pair in pairs]

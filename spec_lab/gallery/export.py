@@ -68,7 +68,7 @@ def set_parameters(notebook: Any, parameters: Mapping[str, str]) -> None:
 
 
 def execute(path: Path, parameters: Mapping[str, str]) -> Shown:
-    """Returns what the notebook shows when `run_notebook` has run it."""
+    """Return what the notebook shows when `run_notebook` has run it."""
     notebook = run_notebook(path, parameters)
     cells = _code_cells(notebook)
     pictures = {
@@ -118,7 +118,7 @@ def conclusion_of(notebook: Any) -> str:
 
 
 def has_pictures(notebook: Any) -> bool:
-    """Tells whether a cell has a picture to export."""
+    """Tell whether a cell has a picture to export."""
     return any("name" in cell.metadata for cell in notebook.cells)
 
 

@@ -81,7 +81,7 @@ def _eager(rounds: Sequence[ModeRound]) -> ModeRound | None:
 
 
 def conclude(rounds: Sequence[ModeRound]) -> str:
-    """Says how many launches capturing takes away, what becomes of gaps and time, and what a CPU cannot show."""
+    """Say how many launches capturing takes away, what becomes of gaps and time, and what a CPU cannot show."""
     fewest = min(rounds, key=lambda each: each.launches)
     eager = _eager(rounds)
     if eager is None or fewest is eager:

@@ -65,7 +65,7 @@ def _cut(name: str) -> str:
 
 
 def conclude(summary: Summary) -> str:
-    """Says what the longest kernel takes, and how many make up most of the time."""
+    """Say what the longest kernel takes, and how many make up most of the time."""
     frame = kernel_times(summary)
     first = frame.iloc[0]
     most = int((frame["share"].cumsum() < 0.8).sum()) + 1

@@ -129,7 +129,7 @@ def rows_and_time(frame: pd.DataFrame) -> Figure:
 
 
 def conclude(frame: pd.DataFrame) -> str:
-    """Says how many rows the pruning that leaves out most saves, and whether rounds are shorter, beyond noise."""
+    """Say how many rows the pruning that leaves out most saves, and whether rounds are shorter, beyond noise."""
     k = int(frame["K"].max())
     part = frame[frame["K"] == k]
     least = part[part["catchup_rows"] == part["catchup_rows"].min()].iloc[-1]

@@ -67,7 +67,7 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def provenance(folder: str | os.PathLike[str]) -> str:
-    """Returns what the files say of themselves, a line a line."""
+    """Return what the files say of themselves, a line a line."""
     lines = [
         f"{path.name}: {line.removeprefix('#').strip()}"
         for path in sorted(Path(folder).glob("*.csv"))
@@ -153,7 +153,7 @@ def _roof_label(roof: Roof) -> str:
 
 
 def conclude(frame: pd.DataFrame, roof: Roof = H200) -> str:
-    """Says how near the roof the kernels come, where they do not, and how they stand to their references."""
+    """Say how near the roof the kernels come, where they do not, and how they stand to their references."""
     best, worst = frame.sort_values("of_roof").iloc[-1], frame.sort_values("of_roof").iloc[0]
     large = frame[frame["bytes"] >= frame["bytes"].median()]
     small = frame[frame["bytes"] < frame["bytes"].median()]

@@ -36,7 +36,7 @@ def finished_runs(folder: str | os.PathLike[str]) -> list[Run]:
 
 
 def describe(runs: Sequence[Run]) -> str:
-    """Says where and when the runs ran, in a line: machine, type, prompts, version, revision, date."""
+    """Say where and when the runs ran, in a line: machine, type, prompts, version, revision, date."""
     newest = runs[-1].summary
     machines = ", ".join(dict.fromkeys(f"{run.summary['device_name']}" for run in runs))
     prompts = sorted({run.summary["num_requests"] for run in runs})

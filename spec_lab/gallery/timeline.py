@@ -105,7 +105,7 @@ def rounds_of(events: Sequence[TraceEvent]) -> list[RoundTimeline]:
 
 
 def _launches(events: Sequence[TraceEvent], stages: Sequence[TraceEvent], on_gpu: bool) -> list[TraceEvent]:
-    """Returns what the host submits, ascending."""
+    """Return what the host submits, ascending."""
     calls = [event for event in events if not event.is_span and not event.on_device]
     if on_gpu:
         return outermost(call for call in calls if LAUNCH.match(call.name))
@@ -114,7 +114,7 @@ def _launches(events: Sequence[TraceEvent], stages: Sequence[TraceEvent], on_gpu
 
 
 def is_replay(name: str) -> bool:
-    """Tells whether a span is a replay."""
+    """Tell whether a span is a replay."""
     return name.removeprefix(STAGE_PREFIX).startswith(REPLAY_PREFIX)
 
 

@@ -22,7 +22,7 @@ MOST_STEPS = 16
 
 
 def near_tie_tolerance(dtype: torch.dtype, top_logit: float) -> float:
-    """Says how far under the largest logit a token may lie that rounding of the logits alone can put first.
+    """Say how far under the largest logit a token may lie that rounding of the logits alone can put first.
 
     1e-4 in float32: a product of four rows and of one row differ by some 1e-6. In 16-bit types the logits themselves
     are rounded, to eps * |logit|, which is coarse: two such steps, and the audit there is a weak one.
@@ -31,7 +31,7 @@ def near_tie_tolerance(dtype: torch.dtype, top_logit: float) -> float:
 
 
 def noise_tolerance(dtype: torch.dtype, top_logit: float, noise: float) -> float:
-    """Says the same where all that lies before the logits is rounded too, which moves margins by `noise`.
+    """Say the same where all that lies before the logits is rounded too, which moves margins by `noise`.
 
     In 16-bit types every layer rounds the residual stream, so that forwards of different numbers of rows part by more
     than the steps of a logit: of the pocket target's margins 1 % lie beyond `near_tie_tolerance` of float32's, whatever

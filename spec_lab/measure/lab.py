@@ -72,7 +72,7 @@ def load_lab(config: RunConfig, world: World = ALONE) -> Lab:
 
 
 def default_num_threads(config: RunConfig) -> int:
-    """Returns what the target's option says; where it says nothing, all cores, shared by the processes of the run."""
+    """Return what the target's option says; where it says nothing, all cores, shared by the processes of the run."""
     shared = max(1, (os.cpu_count() or 1) // config.target.tensor_parallel)
     return registry.of(config).target(config).num_threads or shared
 
@@ -101,14 +101,14 @@ def plain_engine(config: RunConfig, models: Models, limits: Limits) -> Engine:
 
 
 def note_rollback(config: RunConfig, models: Models) -> None:
-    """Says where `recurrent.rollback` is a no-op, so that sweeps compose."""
+    """Say where `recurrent.rollback` is a no-op, so that sweeps compose."""
     rollback = config.recurrent.rollback
     if rollback != Rollback.checkpoints and not models.target.config.keeps_states:
         print(f"recurrent.rollback={rollback} changes nothing: no layer of this target keeps a state", file=sys.stderr)
 
 
 def note_kernels(config: RunConfig, models: Models) -> None:
-    """Says where `row_invariant=false` is a no-op, and which layers `kernels=native` leaves as they are."""
+    """Say where `row_invariant=false` is a no-op, and which layers `kernels=native` leaves as they are."""
     name, dtype = config.kernels, str(models.dtype).removeprefix("torch.")
     if not config.row_invariant and (name != KernelSet.triton or models.dtype is torch.float32):
         print(
@@ -129,7 +129,7 @@ def note_kernels(config: RunConfig, models: Models) -> None:
 
 
 def _prunes(prune: PruneConfig, engine: Engine) -> bool:
-    """Tells whether anything is pruned. A drafter without a catch-up step makes `prune.catchup` a no-op."""
+    """Tell whether anything is pruned. A drafter without a catch-up step makes `prune.catchup` a no-op."""
     asks_catchup = prune.catchup != UNPRUNED.catchup
     catches_up = engine.parts.drafter.requirements.catches_up
     if asks_catchup and not catches_up:

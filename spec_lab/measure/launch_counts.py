@@ -39,7 +39,7 @@ def count_trace(events: Iterable[TraceEvent], num_rounds: int, num_replays: int)
 
 
 def _count_outermost(calls: Iterable[TraceEvent], names: re.Pattern[str]) -> int:
-    """Calls of these names; a driver call made inside a runtime call is the same piece of work."""
+    """Call of these names; a driver call made inside a runtime call is the same piece of work."""
     return len(outermost(call for call in calls if names.match(call.name)))
 
 
@@ -115,7 +115,7 @@ class _Launches(OperatorMode):
 
 
 def _is_launch(func: Any, arguments: Any, result: Any) -> bool:
-    """Tells whether a GPU would have work: not for views, allocations and answers that depend on shapes alone."""
+    """Tell whether a GPU would have work: not for views, allocations and answers that depend on shapes alone."""
     if func in UPLOADS:
         return result.dim() > 0  # a single number, as in rows[:, 0] = 0, is an argument of the kernel on a GPU
     if func in ALLOCATIONS or torch.Tag.inplace_view in func.tags:

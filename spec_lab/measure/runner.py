@@ -38,7 +38,7 @@ WARMUP_TOKENS = 32
 
 
 def run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
-    """Does the same as `record_run`, and prints the table and the verdict."""
+    """Do the same as `record_run`, and print the table and the verdict."""
     summary = record_run(config, choices, folder)
     print(format_run(summary))
     return summary
@@ -193,7 +193,7 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
 
 
 def _check(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, bool | None]:
-    """Tells whether each answer is right; None where there is none to check, or none that a model gave."""
+    """Tell whether each answer is right; None where there is none to check, or none that a model gave."""
     is_imposed = lab.engines[name].parts.rule.traits.imposed
     return {
         record.request_id: None
@@ -212,7 +212,7 @@ def _count_thinking(lab: Lab, records: Iterable[RequestRecord]) -> dict[str, int
 
 
 def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]]) -> list[Divergence] | None:
-    """Compares with plain decoding; None where sampling gives the two nothing to agree on."""
+    """Compare with plain decoding; None where sampling gives the two nothing to agree on."""
     if lab.config.sampling.temperature > 0:
         return None
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
@@ -226,7 +226,7 @@ def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:
 
 @contextmanager
 def _kept_if_interrupted(lab: Lab, recorder: Recorder) -> Iterator[list[RequestRecord]]:
-    """Gives a list of requests; if Ctrl-C ends the block, they are recorded, without the audit still to come."""
+    """Give a list of requests; if Ctrl-C ends the block, they are recorded, without the audit still to come."""
     finished: list[RequestRecord] = []
     try:
         yield finished

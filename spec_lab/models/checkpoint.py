@@ -189,7 +189,7 @@ def run_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Tells whether no value is NaN or infinite, in one pass on the device, without a second tensor of its size."""
+    """Tell whether no value is NaN or infinite, in one pass on the device, without a second tensor of its size."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     if tensor.dtype is torch.float8_e4m3fn:

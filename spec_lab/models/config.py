@@ -81,7 +81,7 @@ def text_part(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
 
 
 def num_mtp_modules(config: Mapping[str, Any], source: str = "config.json") -> int:
-    """Counts the multi-token prediction modules that a config.json names; where it names none, those of its family."""
+    """Count the multi-token prediction modules that a config.json names; where it names none, those of its family."""
     fields = ConfigFields(text_part(config, source), source)
     unnamed = int(any(name in ONE_UNNAMED_MODULE for name in fields.texts("architectures")))
     named = (fields.integer(key, least=0, most=MAX_LAYERS) for key in MTP_COUNT_KEYS if fields.has(key))

@@ -6,7 +6,7 @@ from spec_lab.models.plan import LayerPlan
 
 
 def problem_of_split(plan: LayerPlan, size: int) -> str | None:
-    """Returns what speaks against a layer in `size` parts, with the remedy; None where it can be split."""
+    """Return what speaks against a layer in `size` parts, with the remedy; None where it can be split."""
     if plan.delta_net is not None:
         return _refused(size, "splits no layers that keep a state (gated delta net)")
     if plan.latent is not None:

@@ -48,7 +48,7 @@ class ExpertSizes:
 
 
 def routed_tensor_shapes(sizes: ExpertSizes, hidden_size: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the routed experts' own tensors, all experts in one."""
+    """Name and shapes of the routed experts' own tensors, all experts in one."""
     inner = sizes.intermediate_size
     return {
         "experts.gate_up_proj": (sizes.num_experts, 2 * inner, hidden_size),
@@ -57,7 +57,7 @@ def routed_tensor_shapes(sizes: ExpertSizes, hidden_size: int) -> dict[str, tupl
 
 
 def expert_tensor_shapes(sizes: ExpertSizes, hidden_size: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of what stands in an MLP's place, below its prefix: router, experts, shared expert."""
+    """Name and shapes of what stands in an MLP's place, below its prefix: router, experts, shared expert."""
     shapes: dict[str, tuple[int, ...]] = {"gate.weight": (sizes.num_experts, hidden_size)}
     if sizes.correction_bias:
         shapes["gate.e_score_correction_bias"] = (sizes.num_experts,)

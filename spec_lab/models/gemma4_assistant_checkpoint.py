@@ -38,7 +38,7 @@ def load_assistant(
 
 
 def assistant_tensor_shapes(config: AssistantConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of an assistant's weights; the token ordering is not among them, the head is the embedding."""
+    """Name and shapes of an assistant's weights; the token ordering is not among them, the head is the embedding."""
     hidden, inner, target_hidden = config.hidden_size, config.intermediate_size, config.target.hidden_size
     norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
     shapes: dict[str, tuple[int, ...]] = {

@@ -44,7 +44,7 @@ class TargetLayerKV:
 
     @classmethod
     def from_plan(cls, plan: LayerPlan) -> TargetLayerKV:
-        """Makes it of a layer of any target."""
+        """Make it of a layer of any target."""
         partial = plan.rope.partial_rotary_factor
         if plan.rope.scaling == "proportional":
             rope = LayerRope(plan.rope.theta, partial)
@@ -80,7 +80,7 @@ class AssistantTarget:
 
     @classmethod
     def from_model_config(cls, config: ModelConfig) -> AssistantTarget:
-        """Makes it of any target that caches keys and values.
+        """Make it of any target that caches keys and values.
 
         Raises:
             UserError: the target caches the rows of latent attention.

@@ -20,7 +20,7 @@ DEAD = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
 
 
 def gemma4_tensor_shapes(config: ModelConfig) -> Shapes:
-    """Names and shapes of a whole decoder; no `lm_head.weight` where it is tied."""
+    """Name and shapes of a whole decoder; no `lm_head.weight` where it is tied."""
     sizes, hidden = config.gemma4, config.hidden_size
     assert sizes is not None
     shapes: Shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
@@ -41,7 +41,7 @@ def gemma4_tensor_shapes(config: ModelConfig) -> Shapes:
 
 
 def gemma4_layer_shapes(plan: LayerPlan, sizes: Gemma4Sizes, hidden: int) -> Shapes:
-    """Names and shapes of one layer, without prefix."""
+    """Name and shapes of one layer, without prefix."""
     inner, width = plan.intermediate_size, sizes.per_layer_width
     norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
     shapes: Shapes = {f"{name}_layernorm.weight": (hidden,) for name in norms}

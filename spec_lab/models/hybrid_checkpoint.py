@@ -29,7 +29,7 @@ def hybrid_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> d
 
 
 def counts_from_one(name: str) -> bool:
-    """Tells whether a tensor is the weight w of a norm that multiplies by 1 + w: all but those of the delta nets."""
+    """Tell whether a tensor is the weight w of a norm that multiplies by 1 + w: all but those of the delta nets."""
     return name.endswith("norm.weight") and not name.endswith(".linear_attn.norm.weight")
 
 

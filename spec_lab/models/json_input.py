@@ -66,7 +66,7 @@ class ConfigFields:
     source: str
 
     def has(self, key: str) -> bool:
-        """Tells whether the key is there and not null."""
+        """Tell whether the key is there and not null."""
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, least: int = 1, most: int = LARGEST_SIZE) -> int:
@@ -149,7 +149,7 @@ class ConfigFields:
 
 
 def is_integer(value: Any) -> bool:
-    """Tells whether a JSON value is an integer; true and false are none."""
+    """Tell whether a JSON value is an integer; true and false are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

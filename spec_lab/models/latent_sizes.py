@@ -43,7 +43,7 @@ class LatentSizes:
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     def unfolding_is_cheaper(self, num_queries: int, num_keys: int) -> bool:
-        """Tells whether fewer multiplications make keys and values of all rows than absorb the maps into the queries.
+        """Tell whether fewer multiplications make keys and values of all rows than absorb the maps into the queries.
 
         Absorbed queries are the better ones for a few rows over many keys, keys and values for a long prompt's chunk.
         Times on a CPU follow this count (`benchmarks/latent_attention.py`).
@@ -62,7 +62,7 @@ class LatentSizes:
 def latent_tensor_shapes(
     sizes: LatentSizes, num_heads: int, hidden_size: int, input_size: int
 ) -> dict[str, tuple[int, ...]]:
-    """Names and shapes below `self_attn.`; a layer reads `input_size` channels, which an EAGLE-3 head has twice."""
+    """Name and shapes below `self_attn.`; a layer reads `input_size` channels, which an EAGLE-3 head has twice."""
     rank, heads_width = sizes.q_lora_rank, num_heads * sizes.query_width
     query: dict[str, tuple[int, ...]] = (
         {"q_proj.weight": (heads_width, input_size)}

@@ -108,7 +108,7 @@ def load_mtp(
 
 
 def mtp_tensor_shapes(layer: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of one module in the common form."""
+    """Name and shapes of one module in the common form."""
     hidden = layer.hidden_size
     return {
         EMBEDDING_NORM: (hidden,),

@@ -39,7 +39,7 @@ class DraftCounts:
 
     @classmethod
     def of(cls, rounds: Iterable[tuple[int, ...]], num_draft_tokens: int) -> DraftCounts:
-        """Counts rounds given as (accepted drafts, judged tokens), with the offered drafts behind them where they may
+        """Count rounds given as (accepted drafts, judged tokens), with the offered drafts behind them where they may
         be fewer than K; see `add_round`."""
         counts = cls.empty(num_draft_tokens)
         for numbers in rounds:
@@ -47,7 +47,7 @@ class DraftCounts:
         return counts
 
     def add_round(self, num_accepted: int, num_judged: int, num_offered: int | None = None) -> None:
-        """Counts one round.
+        """Count one round.
 
         Args:
             num_accepted: drafts that the rule accepted, before any cut.
@@ -62,7 +62,7 @@ class DraftCounts:
             self.accepted[position] += 1
 
     def add(self, other: DraftCounts) -> None:
-        """Pools the counts of other rounds into these."""
+        """Pool the counts of other rounds into these."""
         self.reached = [mine + theirs for mine, theirs in zip(self.reached, other.reached, strict=True)]
         self.offered = [mine + theirs for mine, theirs in zip(self.offered, other.offered, strict=True)]
         self.accepted = [mine + theirs for mine, theirs in zip(self.accepted, other.accepted, strict=True)]

@@ -33,7 +33,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def misfit(value: Any, layout: Any, where: str = "") -> str | None:
-    """Names the first misfit, such as `accuracy.value is "x", not a number or null`; None where all fits."""
+    """Name the first misfit, such as `accuracy.value is "x", not a number or null`; None where all fits."""
     return next(_misfits(value, layout, where), None)
 
 
@@ -79,7 +79,7 @@ def _misfits_of_keys(value: Any, layout: Any, where: str) -> Iterator[str]:
 
 
 def _plain_misfits(value: Any, where: str, depth: int) -> Iterator[str]:
-    """Finds the misfits of any plain value: it must end, and its numbers must be finite."""
+    """Find the misfits of any plain value: it must end, and its numbers must be finite."""
     if depth == 0:
         yield f"{where or 'it'} is nested too deeply"
     elif isinstance(value, (dict, list)):
@@ -95,7 +95,7 @@ def _plain_misfits(value: Any, where: str, depth: int) -> Iterator[str]:
 
 
 def _is_one(value: Any, layout: Any) -> bool:
-    """Tells whether `value` fits a layout without parts."""
+    """Tell whether `value` fits a layout without parts."""
     if get_origin(layout) is Literal:
         return isinstance(value, str) and value in get_args(layout)
     if layout is int:

@@ -60,7 +60,7 @@ class Progress:
 
 
 def in_notebook() -> bool:
-    """Tells whether a kernel of Jupyter runs this; nothing is imported to find out."""
+    """Tell whether a kernel of Jupyter runs this; nothing is imported to find out."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"

@@ -64,7 +64,7 @@ def read_request_rows(folder: Path) -> list[RequestRow]:
 
 
 def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
-    """Reads what `read_request_rows` does, where none of the run's requests may be missing.
+    """Read what `read_request_rows` does, where none of the run's requests may be missing.
 
     Raises:
         UserError: the file is missing, broken, or was cut.
@@ -151,7 +151,7 @@ def _version_problem(version: Any) -> str | None:
 
 
 def _disagreement(summary: Summary) -> str | None:
-    """Says where parts that each fit the layout contradict each other."""
+    """Say where parts that each fit the layout contradict each other."""
     problems = chain(_setting_problems(summary["config"]), _repeat_problems(summary), _position_problems(summary))
     return next(problems, None)
 

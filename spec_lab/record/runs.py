@@ -54,7 +54,7 @@ def search_runs(folders: Iterable[Path]) -> Found:
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
-    """Finds what `search_runs` does, for notebooks: what cannot be read is left out with a warning."""
+    """Find what `search_runs` does, for notebooks: what cannot be read is left out with a warning."""
     found = search_runs(folders)
     for reason in found.unreadable:
         warnings.warn(f"left out: {reason}", stacklevel=2)

@@ -17,7 +17,7 @@ NOT_RESULTS = {*Origin.__annotations__, "schema_version"}
 
 @cache
 def scalar_paths() -> dict[str, tuple[str, ...]]:
-    """Finds where each number stands in `summary.json`, by its name: `summary.speedup` is at `("speedup", "value")`.
+    """Find where each number stands in `summary.json`, by its name: `summary.speedup` is at `("speedup", "value")`.
 
     Numbers whose keys depend on the run (categories, references, stages) have no name.
     """

@@ -107,7 +107,7 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Does what `replace_bytes` does with text."""
+    """Do what `replace_bytes` does with text."""
     replace_bytes(path, text.encode())
 
 

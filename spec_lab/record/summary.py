@@ -139,7 +139,7 @@ def _origin(info: RunInfo) -> Origin:
 
 
 def _outcome(measured: Measured, requests: Sequence[RequestRecord], diverged: Collection[str] | None) -> Outcome:
-    """Sums up some `requests` of a configuration. Acceptance is None without drafts: there is nothing to accept."""
+    """Sum up some `requests` of a configuration. Acceptance is None without drafts: there is nothing to accept."""
     num_draft_tokens, correct = measured.num_draft_tokens, measured.correct
     return Outcome(
         num_requests=len(requests),
@@ -196,7 +196,7 @@ def _repeat(result: GenerationResult) -> Repeat:
 
 
 def _repeats_identical(repeats: Sequence[GenerationResult]) -> bool | None:
-    """Tells whether every repeat gave the tokens of the first; None with fewer than two."""
+    """Tell whether every repeat gave the tokens of the first; None with fewer than two."""
     if len(repeats) < 2:
         return None
     outputs = [{request.request_id: request.output_ids for request in result.requests} for result in repeats]

@@ -23,7 +23,7 @@ def verdict(summary: Summary) -> str:
 
 
 def is_noise(ratio: Ratio) -> bool:
-    """Tells whether a change is no larger than what the repeats differ by.
+    """Tell whether a change is no larger than what the repeats differ by.
 
     Stricter than asking whether the range holds 1: of three repeats that differ by chance alone, all lie on one side in
     25 % of cases, and their median is farther off than their range in 9 % (normal noise, simulated).
@@ -99,7 +99,7 @@ def _is_lossy(summary: Summary) -> bool:
 
 
 def _price(summary: Summary) -> str:
-    """Says what a lossy rule did to the text and to the answers."""
+    """Say what a lossy rule did to the text and to the answers."""
     if not _is_lossy(summary):
         return ""
     rule = summary["choices"].get("acceptance", "the acceptance rule")
@@ -162,7 +162,7 @@ def _saved_rows(summary: Summary) -> str:
 
 
 def _experts_read(summary: Summary) -> str:
-    """Says how many different experts the catch-up step read a round, where its layer has any."""
+    """Say how many different experts the catch-up step read a round, where its layer has any."""
     read, unpruned = summary.get("experts_read"), summary["references"]["unpruned"].get("experts_read")
     if not read or not unpruned or unpruned["catchup"] == 0:
         return ""
@@ -170,7 +170,7 @@ def _experts_read(summary: Summary) -> str:
 
 
 def _shared_rows(rows: Rows, all_rows: Rows) -> str:
-    """Says how many prompt rows entered the layers that only read KV, where there are such layers."""
+    """Say how many prompt rows entered the layers that only read KV, where there are such layers."""
     unpruned = all_rows.get("prefill_shared", 0)
     return (
         f", {rows.get('prefill_shared', 0):,} of {unpruned:,} prompt rows in layers that share KV" if unpruned else ""
@@ -178,7 +178,7 @@ def _shared_rows(rows: Rows, all_rows: Rows) -> str:
 
 
 def _prompt_pass(summary: Summary) -> str:
-    """Says what `prune.prefill` saves, which is no part of the decode rate."""
+    """Say what `prune.prefill` saves, which is no part of the decode rate."""
     pruned, unpruned = (speed["prefill_ms_per_request"] for speed in (summary, summary["references"]["unpruned"]))
     if pruned is None or unpruned is None:
         return ""
@@ -186,7 +186,7 @@ def _prompt_pass(summary: Summary) -> str:
 
 
 def _shared(summary: Summary) -> str:
-    """Says that no time of the run means anything, where other jobs may have run beside it."""
+    """Say that no time of the run means anything, where other jobs may have run beside it."""
     return "its times mean nothing (shared_device=true)" if summary["config"].get("shared_device") else ""
 
 

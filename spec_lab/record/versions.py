@@ -17,7 +17,7 @@ UNKNOWN_WORK = ("launches_per_round", "replays_per_round", "host_syncs_per_round
 
 
 def completed_version_1(value: dict[str, Any]) -> dict[str, Any]:
-    """Gives what was read of version 1, before it is checked, the keys of version 2: nothing known."""
+    """Give what was read of version 1, before it is checked, the keys of version 2: nothing known."""
     references = value.get("references")
     speeds = [value, *(references.values() if isinstance(references, dict) else [])]
     for speed in speeds:

@@ -21,7 +21,7 @@ SECRETS = ("WANDB_API_KEY",)
 
 
 def project_problem(project: str) -> str | None:
-    """Says why W&B would not take the name of a project."""
+    """Say why W&B would not take the name of a project."""
     unfit = sorted(set(UNFIT_FOR_A_PROJECT) & set(project))
     if project.strip() and project.isprintable() and not unfit and len(project) <= LONGEST_PROJECT:
         return None
@@ -30,7 +30,7 @@ def project_problem(project: str) -> str | None:
 
 
 def entity_problem(entity: str | None) -> str | None:
-    """Says why there is no W&B user or team of that name."""
+    """Say why there is no W&B user or team of that name."""
     if entity is None or ENTITY.fullmatch(entity):
         return None
     return (
@@ -40,7 +40,7 @@ def entity_problem(entity: str | None) -> str | None:
 
 
 def load_settings() -> Any:
-    """Returns W&B's settings as its environment variables and files have them.
+    """Return W&B's settings as its environment variables and files have them.
 
     W&B's own `setup` would start its service, a process, for a run that may be refused or only composed.
 
@@ -58,7 +58,7 @@ def load_settings() -> Any:
 
 
 def settings_problem() -> str | None:
-    """Says what W&B cannot read of its environment variables and settings files, such as WANDB_MODE=garbage."""
+    """Say what W&B cannot read of its environment variables and settings files, such as WANDB_MODE=garbage."""
     import wandb
 
     try:
@@ -69,7 +69,7 @@ def settings_problem() -> str | None:
 
 
 def key_problem(mode: str) -> str | None:
-    """Says why a run cannot go online as `logger.mode` or, where that is auto, WANDB_MODE insists."""
+    """Say why a run cannot go online as `logger.mode` or, where that is auto, WANDB_MODE insists."""
     insists = "logger.mode=online" if mode == "online" else "WANDB_MODE=online"
     if mode_of_run(mode) != "online" or has_key():
         return None
@@ -79,14 +79,14 @@ def key_problem(mode: str) -> str | None:
 
 
 def mode_of_run(mode: str) -> str:
-    """Returns what `logger.mode` comes to here: `auto` is what WANDB_MODE says, else online where there is a key."""
+    """Return what `logger.mode` comes to here: `auto` is what WANDB_MODE says, else online where there is a key."""
     if mode != "auto":
         return mode
     return os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
 
 
 def has_key() -> bool:
-    """Tells whether credentials for W&B are configured, without asking for them."""
+    """Tell whether credentials for W&B are configured, without asking for them."""
     settings = load_settings()
     if settings.api_key or settings.identity_token_file:
         return True
@@ -98,7 +98,7 @@ def has_key() -> bool:
 
 
 def describe_wandb_error(error: Exception) -> str:
-    """Says in a line what W&B complains about, with the environment variable at fault, and without a key."""
+    """Say in a line what W&B complains about, with the environment variable at fault, and without a key."""
     details = getattr(error, "errors", None)
     text = ", ".join(map(_describe_setting, details())) if callable(details) else str(error).partition("\n")[0]
     for secret in filter(None, map(os.environ.get, SECRETS)):
@@ -107,7 +107,7 @@ def describe_wandb_error(error: Exception) -> str:
 
 
 def _describe_setting(detail: Mapping[str, Any]) -> str:
-    """Describes one setting that does not validate; its value may be a secret and is left out."""
+    """Describe one setting that does not validate; its value may be a secret and is left out."""
     name = ".".join(map(str, detail["loc"]))
     variable = f"WANDB_{name.upper()}"
     return f"{variable if variable in os.environ else name}: {detail['msg']}"

@@ -118,7 +118,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _markdown(runs: Sequence[Run], anyway: bool) -> str:
-    """Returns the one table of all runs; whoever reads it in a document cannot see which of them are no match.
+    """Return the one table of all runs; whoever reads it in a document cannot see which of them are no match.
 
     Raises:
         UserError: some of them are not to be compared, or none has finished.

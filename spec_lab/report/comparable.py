@@ -80,7 +80,7 @@ def sets_of_standards(runs: Sequence[NumberedRun]) -> list[list[NumberedRun]]:
 
 
 def differences(base: NumberedRun, other: NumberedRun) -> Iterator[str]:
-    """Says why two runs must not be compared, a few words each; nothing where they may be."""
+    """Say why two runs must not be compared, a few words each; nothing where they may be."""
     yield from _other_standards(base.run, other.run)
     if base.prompts != other.prompts:
         yield "other prompts"

@@ -64,7 +64,7 @@ class Cost:
 
 
 def read_costs(runs: Sequence[NumberedRun]) -> list[Cost]:
-    """Reads every finished run with drafts and plain decoding beside it."""
+    """Read every finished run with drafts and plain decoding beside it."""
     oracles = {
         run.run.summary["num_draft_tokens"]: length
         for run in runs

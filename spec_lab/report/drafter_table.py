@@ -155,7 +155,7 @@ def _finished(run: Run) -> bool:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Returns what each run calls its drafter, and `knob=value` for every knob in which drafters called so differ.
+    """Return what each run calls its drafter, and `knob=value` for every knob in which drafters called so differ.
 
     Records of before a name told of knobs call `eagle3` what has a window too.
     """
@@ -231,7 +231,7 @@ def _median(ratio: Ratio | None) -> str:
 
 
 def _title(cells: Sequence[Cell]) -> str:
-    """Says what all cells share, and where they ran."""
+    """Say what all cells share, and where they ran."""
     summaries = [cell.summary for cell in cells if cell.is_finished]
     choices, config = summaries[0]["choices"], summaries[0]["config"]
     shared = [f"{group}={choices[group]}" for group in ("target", "acceptance", "prune", "graph") if group in choices]
@@ -266,7 +266,7 @@ def _absent(cells: Iterable[Cell]) -> list[str]:
 
 
 def _audit(cells: Sequence[Cell]) -> str:
-    """Tells whether the outputs were plain decoding's, over all cells."""
+    """Tell whether the outputs were plain decoding's, over all cells."""
     counts = [count for cell in cells if (count := cell.summary["divergence"]) is not None]
     if not counts:
         return "audit: no output was compared with plain decoding"

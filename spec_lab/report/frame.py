@@ -120,7 +120,7 @@ def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
 
 
 def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
-    """Does the same as `load_frame`, of runs that have been read already."""
+    """Do the same as `load_frame`, of runs that have been read already."""
     import pandas as pd
 
     rows = [row for run in runs for row in _rows(run)]
@@ -248,7 +248,7 @@ def _ratio(name: str, ratio: Ratio | None) -> dict[str, float | None]:
 
 
 def _number(value: Any) -> float | None:
-    """Returns what a setting holds that no reader has checked."""
+    """Return what a setting holds that no reader has checked."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 

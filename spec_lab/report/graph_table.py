@@ -69,7 +69,7 @@ def time_to_eager(summary: Summary, eager: Summary) -> Ratio | None:
 
 
 def plotted_times(runs: Sequence[Run]) -> list[PlottedNumber]:
-    """Returns the time of a round of each run over that of eager at its batch size, a line a batch size."""
+    """Return the time of a round of each run over that of eager at its batch size, a line a batch size."""
     eager = {_batch_size(run): run.summary for run in runs if describe_mode(run.summary) == EAGER}
     found = []
     for run in runs:
@@ -125,6 +125,6 @@ def _order(cell: tuple[int, str]) -> tuple[int, int, str]:
 
 
 def _shared_key(config: Mapping[str, Any]) -> str:
-    """Returns what runs that differ by graph mode and batch size have in common."""
+    """Return what runs that differ by graph mode and batch size have in common."""
     without = (*NOT_COMPARED, "graph", "batch_size")
     return json.dumps({key: value for key, value in config.items() if key not in without}, sort_keys=True)

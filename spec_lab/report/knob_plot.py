@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def plotted_numbers(study: KnobStudy, runs: Sequence[Run]) -> list[PlottedNumber]:
-    """Returns the number of each run that has it. A line is called by the keys in which runs differ, beside the one
+    """Return the number of each run that has it. A line is called by the keys in which runs differ, beside the one
     along which the figure goes.
     """
     keys = shown_keys(study, runs)
@@ -31,6 +31,6 @@ def plotted_numbers(study: KnobStudy, runs: Sequence[Run]) -> list[PlottedNumber
 
 
 def knob_figure(study: KnobStudy, numbers: Sequence[PlottedNumber]) -> Figure:
-    """Draws the numbers of a study."""
+    """Draw the numbers of a study."""
     title, _, _ = study.question.partition(":")
     return number_over_knob(numbers, title, study.drawn.knob, study.drawn.quantity, study.drawn.even)

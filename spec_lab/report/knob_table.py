@@ -115,7 +115,7 @@ def _per_round(kind: Literal["drafted", "offered", "verified"]) -> Callable[[Sum
 
 
 def _drafting(summary: Summary) -> str:
-    """Says where K comes from: a schedule as `1:5 3:3`, 5 from 1 running request on, 3 from 3 on."""
+    """Say where K comes from: a schedule as `1:5 3:3`, 5 from 1 running request on, 3 from 3 on."""
     drafter = summary["config"].get("drafter", {})
     schedule, stop = drafter.get("k_schedule"), drafter.get("stop", "none")
     if schedule:
@@ -214,7 +214,7 @@ def read_knob_studies(runs: Sequence[Run]) -> list[tuple[KnobStudy, list[Run]]]:
 
 
 def is_told_by_knobs(summaries: Sequence[Summary]) -> bool:
-    """Tells whether runs that differ in drafter and K are all of one study, whose own table says how they differ."""
+    """Tell whether runs that differ in drafter and K are all of one study, whose own table says how they differ."""
     experiments = {summary["choices"].get("experiment", "") for summary in summaries}
     study = next((study for study in STUDIES if {study.experiment} == experiments), None)
     if study is None:
@@ -237,7 +237,7 @@ def format_knob_study(study: KnobStudy, runs: Sequence[Run]) -> str:
 
 
 def shown_keys(study: KnobStudy, runs: Sequence[Run]) -> dict[str, str]:
-    """Returns the keys that have a column: the further ones in which runs differ, then those of the study."""
+    """Return the keys that have a column: the further ones in which runs differ, then those of the study."""
     varied = {
         name: key for name, key in study.more_keys.items() if len({str(_value(run.summary, key)) for run in runs}) > 1
     }
@@ -245,7 +245,7 @@ def shown_keys(study: KnobStudy, runs: Sequence[Run]) -> dict[str, str]:
 
 
 def shown_key(study: KnobStudy, summary: Summary, name: str, key: str) -> str:
-    """Returns what a run has for a key, as a table shows it."""
+    """Return what a run has for a key, as a table shows it."""
     if name in study.shown:
         return study.shown[name](summary)
     value = _value(summary, key)

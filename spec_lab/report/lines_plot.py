@@ -38,7 +38,7 @@ class PlottedNumber:
 
 
 def ends_of(number: float | Ratio) -> tuple[float, float, float]:
-    """Returns value, lowest and highest, which are one where the number has no range."""
+    """Return value, lowest and highest, which are one where the number has no range."""
     if isinstance(number, (int, float)):
         return number, number, number
     return number["value"], number["low"], number["high"]
@@ -47,7 +47,7 @@ def ends_of(number: float | Ratio) -> tuple[float, float, float]:
 def number_over_knob(
     numbers: Sequence[PlottedNumber], title: str, knob: str, quantity: str, even: float | None
 ) -> Figure:
-    """Draws a point for each number with a bar from its lowest to its highest repeat, and joins those of a line.
+    """Draw a point for each number with a bar from its lowest to its highest repeat, and join those of a line.
 
     Places stand at equal distances: numbers by value, words in the order given.
 

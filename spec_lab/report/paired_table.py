@@ -71,7 +71,7 @@ class Compared:
 
 
 def is_measured(run: NumberedRun) -> bool:
-    """Tells whether there is an acceptance length to compare."""
+    """Tell whether there is an acceptance length to compare."""
     summary = run.run.summary
     return summary["status"] == "finished" and bool(summary["num_draft_tokens"]) and bool(summary["num_requests"])
 

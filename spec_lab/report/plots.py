@@ -80,7 +80,7 @@ def acceptance_by_position(summary: Summary) -> Figure:
 
 
 def stage_times(summary: Summary) -> Figure:
-    """Draws where a round's time goes, a bar a configuration. What no stage accounts for is grey."""
+    """Draw where a round's time goes, a bar a configuration. What no stage accounts for is grey."""
     import seaborn as sns
 
     frame = load_configurations(summary)

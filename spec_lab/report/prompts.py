@@ -24,6 +24,6 @@ def prompts_id(run: Run) -> str | None:
 
 
 def digest(rows: Iterable[RequestRow]) -> str:
-    """Hashes the ids of the requests and their prompts' tokens."""
+    """Hash the ids of the requests and their prompts' tokens."""
     prompts = sorted((row["id"], row["prompt_ids"]) for row in rows)
     return sha256(json.dumps(prompts).encode()).hexdigest()[:8]

@@ -65,7 +65,7 @@ def format_runs(runs: Sequence[Run]) -> str:
 
 
 def mixes(runs: Sequence[Run]) -> list[str]:
-    """Returns a paragraph for each knob of which auto took several options for runs on devices of one kind."""
+    """Return a paragraph for each knob of which auto took several options for runs on devices of one kind."""
     ran = [run.summary for run in runs if run.summary["status"] != "refused"]
     kinds = dict.fromkeys(summary["device"] for summary in ran)
     lines = [mixed_by_auto(s["config"] for s in ran if s["device"] == kind).values() for kind in kinds]
@@ -110,7 +110,7 @@ def _lossy_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
 
 
 def format_definitions() -> str:
-    """Says what every number means, in one paragraph each."""
+    """Say what every number means, in one paragraph each."""
     width = max(len(name) for name in DEFINITIONS) + 2
     lines = [
         textwrap.fill(definition, text_width(), initial_indent=name.ljust(width), subsequent_indent=" " * width)
@@ -177,7 +177,7 @@ def _stage_table(speeds: Mapping[str, Speed]) -> str:
 
 
 def _experts_table(speeds: Mapping[str, Speed]) -> str:
-    """Returns the different experts that a round read, by stage; empty where no layer has experts."""
+    """Return the different experts that a round read, by stage; empty where no layer has experts."""
     counts = {name: read for name, speed in speeds.items() if (read := speed.get("experts_read")) is not None}
     if not counts:
         return ""

@@ -42,12 +42,12 @@ class Plot(NamedTuple):
 
 
 def plots_of(studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]], folder: Path) -> list[Plot]:
-    """Saves the plots of every study and comparison in `folder`."""
+    """Save the plots of every study and comparison in `folder`."""
     return [_save(draw, folder / _numbered(number, name)) for number, name, draw in _drawings(studies, comparisons)]
 
 
 def knob_plots_of(studies: Sequence[tuple[KnobStudy, list[Run]]], folder: Path) -> list[Plot]:
-    """Saves the plot of every study of knobs in `folder`, under the name of its experiment."""
+    """Save the plot of every study of knobs in `folder`, under the name of its experiment."""
     saved: list[Plot] = []
     drawn: Counter[str] = Counter()
     for study, runs in studies:
@@ -60,7 +60,7 @@ def knob_plots_of(studies: Sequence[tuple[KnobStudy, list[Run]]], folder: Path) 
 
 
 def graph_plots_of(comparisons: Sequence[list[Run]], folder: Path) -> list[Plot]:
-    """Saves the plot of every comparison of graph modes in `folder`."""
+    """Save the plot of every comparison of graph modes in `folder`."""
     saved = []
     for number, runs in enumerate(comparisons, start=1):
         words = ("What a graph mode saves", "graph mode", "time of a round over eager's")
@@ -70,7 +70,7 @@ def graph_plots_of(comparisons: Sequence[list[Run]], folder: Path) -> list[Plot]
 
 
 def run_plots_of(summary: Summary, folder: Path) -> list[Plot]:
-    """Saves the plots of one finished run in `folder`, which is made: acceptance, where it drafts, and stage times."""
+    """Save the plots of one finished run in `folder`, which is made: acceptance, where it drafts, and stage times."""
     from spec_lab.report import plots
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def run_plots_of(summary: Summary, folder: Path) -> list[Plot]:
 
 
 def overview_plots_of(overviews: Sequence[tuple[list[Compared], list[Cost]]], folder: Path) -> list[Plot]:
-    """Saves the plots of runs against one of them, and of their costs, in `folder`: one of each a set of runs."""
+    """Save the plots of runs against one of them, and of their costs, in `folder`: one of each a set of runs."""
     from spec_lab.report import overview_plot
 
     drawings: list[tuple[int, str, Callable[[], Figure]]] = []

@@ -102,7 +102,7 @@ def read_studies(runs: Sequence[Run]) -> Studies:
 
 
 def _read_points(strict: Run, lossy: Sequence[Run]) -> tuple[list[Point], list[str]]:
-    """Reads the points of one K, and says why some runs have none."""
+    """Read the points of one K, and say why some runs have none."""
     try:
         strict_rows = read_all_request_rows(strict.folder, strict.summary)
     except UserError as error:
@@ -180,7 +180,7 @@ def _at_one_k(run: Run) -> str:
 
 
 def _key(run: Run, without: Collection[str]) -> str:
-    """Returns what two runs have in common whose configurations differ in nothing but the keys `without`."""
+    """Return what two runs have in common whose configurations differ in nothing but the keys `without`."""
     config = dict(run.summary["config"])
     config["drafter"] = {key: value for key, value in config.get("drafter", {}).items() if key not in without}
     return json.dumps({key: value for key, value in config.items() if key not in without}, sort_keys=True)

@@ -58,7 +58,7 @@ def _cut(cell: str, room: int) -> str:
 
 
 def _split(widths: Sequence[int], num_keys: int, width: int) -> list[list[int]]:
-    """Chooses which columns stand side by side; the keys in front of each part."""
+    """Choose which columns stand side by side; the keys in front of each part."""
     keys = list(range(num_keys))
     keys_width = sum(widths[:num_keys]) + len(GAP) * (num_keys - 1)
     parts, used = [keys], keys_width

@@ -43,7 +43,7 @@ def follow(folder: Path, was_left: Callable[[Path], bool], seconds: float = SECO
 
 
 def format_ended(run: Run, number: int) -> str:
-    """Tells how a job ended, what it came to, and where it lies."""
+    """Tell how a job ended, what it came to, and where it lies."""
     summary = run.summary
     lines = [f"[{number}] {summary['status']}: {summary['name']}, {', '.join(_labels(run))}", summary["verdict"]]
     filled = [textwrap.fill(line, text_width(), subsequent_indent="    ") for line in lines]

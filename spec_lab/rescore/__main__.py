@@ -41,7 +41,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _find_folder(arguments: list[str]) -> tuple[Path, list[str]]:
-    """Returns the folder, wherever it stands, and what names the rules, in the order typed."""
+    """Return the folder, wherever it stands, and what names the rules, in the order typed."""
     others = [argument for argument in arguments if not is_of_a_rule(argument)]
     if not others:
         raise UserError(f"{' '.join(arguments)}: no run is named; add the folder of one, as in outputs/RUN")

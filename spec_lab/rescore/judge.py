@@ -60,7 +60,7 @@ def read_prompts(folder: Path, rows: VerifyRows) -> dict[str, list[int]]:
 def rescore_rows(
     rows: VerifyRows, prompts: Mapping[str, list[int]], options: AcceptanceConfig, extensions: Sequence[str] = ()
 ) -> dict[str, list[int]]:
-    """Judges rows as `rescore` does. Requests go side by side, a slot each: a step judges one round of all of them."""
+    """Judge rows as `rescore` does. Requests go side by side, a slot each: a step judges one round of all of them."""
     _check_topk(rows, options)
     origin = rows.origin
     context = RuleContext(

@@ -101,7 +101,7 @@ def fitting(
 
 
 def _by_request(origin: RowsOrigin, keeper: RowKeeper, num_rows: int, topk: int) -> VerifyRows:
-    """Turns rounds of many requests into requests of many rounds."""
+    """Turn rounds of many requests into requests of many rounds."""
     index = {request_id: number for number, request_id in enumerate(origin.request_ids)}
     owners = np.array([index[request_id] for request_ids, _ in keeper.rounds for request_id in request_ids], dtype=int)
     order = np.argsort(owners, kind="stable")

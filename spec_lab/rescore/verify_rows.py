@@ -66,7 +66,7 @@ class VerifyRows:
 
 
 def num_bytes_per_round(num_draft_tokens: int, topk: int) -> int:
-    """Counts what one request round takes in the file: 4 bytes an id and a probability."""
+    """Count what one request round takes in the file: 4 bytes an id and a probability."""
     return 4 * (num_draft_tokens + 2 + 2 * (num_draft_tokens + 1) * topk)
 
 
@@ -113,7 +113,7 @@ class _StoredOrigin(TypedDict):
 
 
 def _read_origin(metadata: Mapping[str, str] | None) -> RowsOrigin:
-    """Reads the origin of the rows from the file's metadata.
+    """Read the origin of the rows from the file's metadata.
 
     Raises:
         ValueError: it has none that fits.
@@ -131,7 +131,7 @@ def _read_origin(metadata: Mapping[str, str] | None) -> RowsOrigin:
 
 
 def _shape_problem(file: Any, origin: RowsOrigin) -> str | None:
-    """Says what is wrong with the arrays before any is read; `file` is an open safetensors file."""
+    """Say what is wrong with the arrays before any is read; `file` is an open safetensors file."""
     missing = [name for name in ARRAYS if name not in file.keys()]  # noqa: SIM118
     if missing:
         return f"it has no {missing[0]}"

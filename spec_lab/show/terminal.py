@@ -14,7 +14,7 @@ INDENT = "  "
 
 
 def wants_colour(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Tells whether `stream` is a terminal that shows colours and nobody objects (https://no-color.org)."""
+    """Tell whether `stream` is a terminal that shows colours and nobody objects (https://no-color.org)."""
     return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
 
 

@@ -109,7 +109,7 @@ def _take_run_cap(config: dict[str, Any]) -> int | None:
 
 
 def _check_against_schema(config: dict[str, Any]) -> None:
-    """Raises what W&B's own validation finds, with the key it is about, which W&B's messages do not always name."""
+    """Raise what W&B's own validation finds, with the key it is about, which W&B's messages do not always name."""
     library = load_library()
     from sweeps.config.schema import sweep_config_jsonschema, validator
 

@@ -28,7 +28,7 @@ def load_library() -> ModuleType:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences what the package and its Gaussian process say about themselves: nobody here can act on it."""
+    """Silence what the package and its Gaussian process say about themselves: nobody here can act on it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -10,7 +10,7 @@ MOST_VALUES = 10_000
 
 
 def plain_problem(content: Any) -> str | None:
-    """Says why a YAML's content cannot be a sweep, naming the key, or None.
+    """Say why a YAML's content cannot be a sweep, naming the key, or None.
 
     Aliases may make the content endless, so its values are counted.
     """
@@ -34,7 +34,7 @@ def plain_problem(content: Any) -> str | None:
 
 
 def to_plain(value: Any, quantum: float | None = None) -> Any:
-    """Returns Python's own number for one of numpy's, and everything else as it is.
+    """Return Python's own number for one of numpy's, and everything else as it is.
 
     Args:
         quantum: of which a number is a multiple, `q` of its distribution; it gets no more digits than that has, since a

@@ -101,7 +101,7 @@ class Sweep:
         return Trial(number, parameters, outcome, metric)
 
     def _outcome(self, number: int, overrides: list[str], mix: MixNote) -> JobOutcome:
-        """Tells how a run ends. Each has a folder of its own: a search may propose the same parameters twice."""
+        """Tell how a run ends. Each has a folder of its own: a search may propose the same parameters twice."""
         print(f"[{number + 1}] {' '.join(overrides)}", flush=True)
         try:
             config, choices = compose_run(overrides)
@@ -120,7 +120,7 @@ class Sweep:
 
 
 def _reached(file: SweepFile, metric: float | None) -> bool:
-    """Tells whether the file's target ends the sweep."""
+    """Tell whether the file's target ends the sweep."""
     if metric is None or file.target is None:
         return False
     return metric >= file.target if file.maximizes else metric <= file.target

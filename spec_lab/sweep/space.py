@@ -57,7 +57,7 @@ def check_space(file: SweepFile, overrides: Sequence[str]) -> None:
 
 
 def override_key(text: str) -> str:
-    """Returns the key that an override sets."""
+    """Return the key that an override sets."""
     return text.partition("=")[0].lstrip("+")
 
 

@@ -135,7 +135,7 @@ def config_of(composed: DictConfig) -> TrainConfig:
 
 
 def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
-    """Refuses settings of stages that these options leave out.
+    """Refuse settings of stages that these options leave out.
 
     Raises:
         UserError: `corpus.row_length=256` beside target=shipped, or `generations...` beside drafter=none.

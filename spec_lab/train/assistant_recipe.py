@@ -45,7 +45,7 @@ class AssistantRecipe:
     config: AssistantTrainingConfig
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
-        """Trains the assistant and saves it, as `DrafterRecipe` says."""
+        """Train the assistant and save it, as `DrafterRecipe` says."""
         torch.manual_seed(task.seed)
         target: TrainableDecoder = task.model
         compile_on_gpu(target, task.device)
@@ -57,14 +57,14 @@ class AssistantRecipe:
         return curve
 
     def matcher(self, folder: Path, model: Any, device: torch.device) -> DraftMatcher:
-        """Puts the saved assistant beside its target, as `DrafterRecipe` says. It computes in float32."""
+        """Put the saved assistant beside its target, as `DrafterRecipe` says. It computes in float32."""
         tensors, config = load_drafter(folder)
         drafter = TrainableFrozenKVDrafter(assistant_shape(model.config.model, config["text_config"]))
         drafter.load_state_dict(tensors)
         return unrolled_matcher(drafter.to(device).eval(), model)
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Says for the card what `DrafterRecipe` asks."""
+        """Say for the card what `DrafterRecipe` asks."""
         _, config = load_drafter(folder)
         text = config["text_config"]
         return DrafterDescription(

@@ -85,7 +85,7 @@ def target_fits(config: TrainConfig) -> str | None:
 
 
 def drafter_of_target(config: TrainConfig) -> str | None:
-    """Says which drafters are trained for a target."""
+    """Say which drafters are trained for a target."""
     option, name = target_option(config.target), config.drafter.name
     if name == "none" or name in option.drafters:
         return None
@@ -116,7 +116,7 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
 
 
 def _target(config: TrainConfig) -> TargetSizes:
-    """Returns the sizes of the target that is to be trained, or of the shipped one."""
+    """Return the sizes of the target that is to be trained, or of the shipped one."""
     shipped: dict[str, Any] = json.loads((SHIPPED_TARGET / "config.json").read_text(encoding="utf-8"))
     target = config.trained_target
     if target is not None:

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 def pack_documents(documents: list[np.ndarray], row_length: int, pad_id: int) -> np.ndarray:
-    """Packs whole documents into rows `[num_rows, row_length]` of uint16, each into the fullest row it fits.
+    """Pack whole documents into rows `[num_rows, row_length]` of uint16, each into the fullest row it fits.
 
     No document is split, since its second half without its question would teach guessing (best-fit packing: Ding et
     al., 2024, "Fewer Truncations Improve Language Modeling"). A document longer than a row loses its end.
@@ -137,7 +137,7 @@ def tokenise_natural_text(tokenizer_file: str, documents: list[str]) -> np.ndarr
 
 
 def step_generator(step: int, seed: int, device: torch.device) -> torch.Generator:
-    """Makes the generator of one training step, on the device: indices drawn on the host would make it wait."""
+    """Make the generator of one training step, on the device: indices drawn on the host would make it wait."""
     return torch.Generator(device).manual_seed(seed * 1_000_003 + step)
 
 
@@ -161,7 +161,7 @@ class TrainingTokens:
 
     @classmethod
     def load(cls, folder: Path, natural_fraction: float, end_of_text_id: int, device: torch.device) -> TrainingTokens:
-        """Loads `rows.npy` and `natural.npy`. Tokens are kept as int16: ids stay under 32768."""
+        """Load `rows.npy` and `natural.npy`. Tokens are kept as int16: ids stay under 32768."""
         rows, natural = (_load_tokens(folder / name).to(device) for name in ("rows.npy", "natural.npy"))
         return cls(rows, natural, natural_fraction, end_of_text_id)
 

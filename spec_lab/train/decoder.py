@@ -92,7 +92,7 @@ class TrainableLayer(nn.Module):
 
 
 def mlp_of(plan: LayerPlan, hidden_size: int) -> nn.Module:
-    """Makes what a layer's plan has behind attention."""
+    """Make what a layer's plan has behind attention."""
     if plan.experts is None:
         return SwiGLU(hidden_size, plan.intermediate_size)
     return TrainableExperts(plan.experts, hidden_size)
@@ -132,7 +132,7 @@ class TrainableDecoder(nn.Module):
         return embedding
 
     def get_output_embeddings(self) -> nn.Embedding:
-        """Holds the head as its `weight`."""
+        """Hold the head as its `weight`."""
         embedding: nn.Embedding = self.model.embed_tokens
         return embedding
 
@@ -210,7 +210,7 @@ def compile_layers(decoder: TrainableDecoder) -> None:
 
 
 def compile_on_gpu(target: TrainableDecoder, device: torch.device) -> None:
-    """Compiles the forward of a target that a drafter is trained beside; its batches are all of one shape."""
+    """Compile the forward of a target that a drafter is trained beside; its batches are all of one shape."""
     if device.type == "cuda":
         compile_layers(target)
 

@@ -35,7 +35,7 @@ def in_saved_dtype(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_saved(saved: Mapping[str, Tensor], zero_centred: bool) -> dict[str, Tensor]:
-    """Undoes `as_saved`, in float32."""
+    """Undoe `as_saved`, in float32."""
     tensors: dict[str, Tensor] = {}
     experts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in saved.items():

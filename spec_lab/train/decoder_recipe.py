@@ -100,7 +100,7 @@ class DecoderRecipe:
         seed: int,
         device: torch.device,
     ) -> list[CurvePoint]:
-        """Trains on the token files in `corpus` and saves the model to `folder`; returns the loss curve."""
+        """Train on the token files in `corpus` and save the model to `folder`; return the loss curve."""
         torch.manual_seed(seed)
         end_of_text_id = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
         tokens = TrainingTokens.load(corpus, self.config.natural_fraction, end_of_text_id, device)
@@ -134,7 +134,7 @@ class DecoderRecipe:
         return generate_without_cache(model, prompts, max_new_tokens, batch_size, stop_ids)
 
     def describe(self, folder: Path) -> TargetDescription:
-        """Says for the card what `NewTarget` asks."""
+        """Say for the card what `NewTarget` asks."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return TargetDescription(self.family.architecture, self.family.layers(config))
 

@@ -28,7 +28,7 @@ class DraftModelRecipe:
     config: DraftModelTrainingConfig
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
-        """Trains the drafter and saves it, as `DrafterRecipe` says."""
+        """Train the drafter and save it, as `DrafterRecipe` says."""
         from transformers import Qwen3ForCausalLM
 
         torch.manual_seed(task.seed)
@@ -51,7 +51,7 @@ class DraftModelRecipe:
         return curve
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """Puts the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
+        """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
         from transformers import Qwen3ForCausalLM
 
         draft_model = (
@@ -66,7 +66,7 @@ class DraftModelRecipe:
         return match
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Says for the card what `DrafterRecipe` asks."""
+        """Say for the card what `DrafterRecipe` asks."""
         config = self.config
         return DrafterDescription(
             kind="a draft model",
@@ -125,7 +125,7 @@ class DistillationLoss(nn.Module):
         self.draft_model = draft_model
 
     def forward(self, tokens: Tensor, probabilities: Tensor, weights: Tensor) -> Tensor:
-        """Computes the loss of a batch that `distillation_batch` made."""
+        """Compute the loss of a batch that `distillation_batch` made."""
         # The mask as for the target's training: none.
         output = self.draft_model(input_ids=tokens, attention_mask={"full_attention": None}, use_cache=False)
         losses = -(probabilities * output.logits[:, :-1].float().log_softmax(-1)).sum(-1)

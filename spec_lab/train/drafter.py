@@ -62,10 +62,10 @@ class DrafterRecipe(Protocol):
         """The option that was chosen. By its `name`, as in `drafter=NAME`, the weights go to `pocket-NAME`."""
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
-        """Trains a drafter and saves it to `folder`; returns the loss curve."""
+        """Train a drafter and save it to `folder`; return the loss curve."""
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
         """Return the saved drafter beside its target, ready to be asked where it agrees with a text."""
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Returns what the card says of the drafter in `folder`; all share data, curve, evaluation and limits."""
+        """Return what the card says of the drafter in `folder`; all share data, curve, evaluation and limits."""

@@ -32,7 +32,7 @@ class Eagle3Shape:
     draft_vocab_size: int
 
     def attention(self) -> AttentionShape:
-        """Reads embedding and hidden state side by side."""
+        """Read embedding and hidden state side by side."""
         return AttentionShape(2 * self.hidden_size, self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim)
 
 

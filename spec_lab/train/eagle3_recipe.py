@@ -29,7 +29,7 @@ class Eagle3Recipe:
     config: Eagle3TrainingConfig
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
-        """Trains the drafter and saves it, as `DrafterRecipe` says."""
+        """Train the drafter and save it, as `DrafterRecipe` says."""
         torch.manual_seed(task.seed)
         target = task.model.config
         draft_token_ids = most_frequent_tokens(
@@ -41,11 +41,11 @@ class Eagle3Recipe:
         return curve
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """Puts the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
+        """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
         return unrolled_matcher(load_head(folder).to(device).eval(), model)
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Says for the card what `DrafterRecipe` asks."""
+        """Say for the card what `DrafterRecipe` asks."""
         _, config = load_drafter(folder)
         return DrafterDescription(
             kind="an EAGLE-3 head",

@@ -45,7 +45,7 @@ class ConfidenceCounts:
     sum_entropy: float = 0.0
 
     def add(self, top_probability: Tensor, entropy: Tensor) -> None:
-        """Counts rows given as two vectors of one length; entropy in nats."""
+        """Count rows given as two vectors of one length; entropy in nats."""
         self.num_rows += len(top_probability)
         self.num_uncertain += int((top_probability < UNCERTAIN_BELOW).sum())
         self.sum_entropy += float(entropy.sum())
@@ -126,11 +126,11 @@ class EvaluationRecipe:
     def run(
         self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, match: DraftMatcher | None
     ) -> tuple[dict[str, object], list[Sample]]:
-        """Returns the report by category and pooled, and a few texts. Without a drafter the rounds stay empty."""
+        """Return the report by category and pooled, and a few texts. Without a drafter the rounds stay empty."""
         return self.measure(model, tokenizer, match, self.continuations(model, tokenizer))
 
     def continuations(self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> list[Continuation]:
-        """Lets the target continue the prompts, greedily."""
+        """Let the target continue the prompts, greedily."""
         prompt_ids = tokenizer(_texts(load_prompts(self.config.limit_per_category)))["input_ids"]
         return self.write(model, prompt_ids, self.config.max_new_tokens, self.config.batch_size)
 
@@ -141,7 +141,7 @@ class EvaluationRecipe:
         match: DraftMatcher | None,
         continuations: list[Continuation],
     ) -> tuple[dict[str, object], list[Sample]]:
-        """Measures what `continuations` returned; several drafters can be measured on the same."""
+        """Measure what `continuations` returned; several drafters can be measured on the same."""
         prompts = load_prompts(self.config.limit_per_category)
         texts = _texts(prompts)
         counts: dict[str, CategoryCounts] = {}

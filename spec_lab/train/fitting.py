@@ -52,7 +52,7 @@ def even(knob: str, size: int) -> str | None:
 
 
 def target_heads(target: Any) -> str | None:
-    """Does what `heads_fit` does, for a target."""
+    """Do what `heads_fit` does, for a target."""
     return heads_fit("target", target)
 
 
@@ -96,7 +96,7 @@ def next_multiple(number: int, divisor: int) -> int:
 
 
 def heads(fitting: Fitting) -> str | None:
-    """Does what `heads_fit` does, for the drafter."""
+    """Do what `heads_fit` does, for the drafter."""
     return heads_fit("drafter", fitting.drafter)
 
 

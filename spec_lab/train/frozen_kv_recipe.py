@@ -31,7 +31,7 @@ class FrozenKVRecipe:
     config: FrozenKvTrainingConfig
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
-        """Trains the drafter and saves it, as `DrafterRecipe` says."""
+        """Train the drafter and save it, as `DrafterRecipe` says."""
         torch.manual_seed(task.seed)
         drafter = TrainableFrozenKVDrafter(self.shape(task.model.config))
         start_from_target(drafter, task.model)
@@ -40,11 +40,11 @@ class FrozenKVRecipe:
         return curve
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """Puts the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
+        """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
         return unrolled_matcher(load_frozen_kv(folder).to(device).eval(), model)
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Says for the card what `DrafterRecipe` asks."""
+        """Say for the card what `DrafterRecipe` asks."""
         _, config = load_drafter(folder)
         text = config["text_config"]
         sources = ", ".join(map(str, config["kv_source_layers"]))

@@ -37,7 +37,7 @@ def generate(
     batch_size: int,
     temperature: float = 0.0,
 ) -> list[Continuation]:
-    """Continues every prompt until a stop token or `max_new_tokens`; temperature 0 is greedy. In the prompts' order.
+    """Continue every prompt until a stop token or `max_new_tokens`; temperature 0 is greedy. In the prompts' order.
 
     Batches hold prompts of like length. Sampling draws from torch's global generator.
     """
@@ -70,7 +70,7 @@ def _continue_batch(
 
 
 def _cut(prompt: list[int], row: list[int], max_new_tokens: int, stop_ids: list[int]) -> Continuation:
-    """Returns what stands behind the prompt, up to the first stop token."""
+    """Return what stands behind the prompt, up to the first stop token."""
     written = row[len(prompt) : len(prompt) + max_new_tokens]
     stop = next((index for index, token in enumerate(written) if token in stop_ids), None)
     return Continuation(prompt, written if stop is None else written[: stop + 1], stop is not None)
@@ -80,7 +80,7 @@ def _cut(prompt: list[int], row: list[int], max_new_tokens: int, stop_ids: list[
 def generate_without_cache(
     model: TrainableDecoder, prompts: list[list[int]], max_new_tokens: int, batch_size: int, stop_ids: list[int]
 ) -> list[Continuation]:
-    """Continues every prompt greedily, running its whole text for every token: for any causal decoder, however it
+    """Continue every prompt greedily, running its whole text for every token: for any causal decoder, however it
     caches. A text that has ended leaves its batch. The model is a small one."""
     stops = torch.tensor(stop_ids, device=model.device)
     continuations: list[Continuation] = []
@@ -130,7 +130,7 @@ class FixedCache:
         self.positions = torch.zeros(batch_size, 1, dtype=torch.long, device=like.device)
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Writes `[batch, kv_heads, rows, head_dim]` at `positions` `[batch, rows]`; returns the whole layer."""
+        """Write `[batch, kv_heads, rows, head_dim]` at `positions` `[batch, rows]`; return the whole layer."""
         index = self.positions[:, None, :, None].expand_as(key)
         self.keys[layer].scatter_(2, index, key)
         self.values[layer].scatter_(2, index, value)
@@ -159,14 +159,14 @@ class Batch:
         return cls(tokens.to(model.device), last, finished, cache)
 
     def prefill(self, model: Qwen3ForCausalLM, temperature: float) -> None:
-        """Runs the prompts, padding included (nothing looks at it), and appends a token to every row."""
+        """Run the prompts, padding included (nothing looks at it), and append a token to every row."""
         width = int(self.last.max()) + 1
         positions = torch.arange(width, device=self.last.device).expand(len(self.last), width)
         hidden = self._forward(model, positions)
         self._append(model, hidden[torch.arange(len(self.last)), self.last], temperature)
 
     def step(self, model: Qwen3ForCausalLM, temperature: float, stop_ids: Tensor) -> None:
-        """Runs every row's last token and appends the next one. Nothing here waits for the device."""
+        """Run every row's last token and append the next one. Nothing here waits for the device."""
         last_tokens = self.tokens.gather(1, self.last[:, None])
         self.finished |= torch.isin(last_tokens[:, 0], stop_ids)
         self._append(model, self._forward(model, self.last[:, None])[:, 0], temperature)

@@ -51,7 +51,7 @@ class Generations:
 
     @classmethod
     def load(cls, file: Path) -> Generations:
-        """Reads the texts as they were saved.
+        """Read the texts as they were saved.
 
         Raises:
             UserError: the file holds something else.
@@ -131,7 +131,7 @@ class GenerationsRecipe:
     def run(
         self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int, num_workers: int
     ) -> Generations:
-        """Continues fresh prompts of the training split, in the model's dtype."""
+        """Continue fresh prompts of the training split, in the model's dtype."""
         texts = [text for part in map_in_processes(draw_prompts, self._jobs(seed), num_workers) for text in part]
         prompts: list[list[int]] = tokenizer(texts)["input_ids"]
         prompts = [prompt for prompt in prompts if len(prompt) < self.config.row_length]

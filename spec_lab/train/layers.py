@@ -138,7 +138,7 @@ class Rotation:
         return cls(angles.cos(), angles.sin())
 
     def apply(self, heads: Tensor) -> Tensor:
-        """Rotates `[batch, heads, rows, head_dim]`, keeping its dtype."""
+        """Rotate `[batch, heads, rows, head_dim]`, keeping its dtype."""
         turning, still = heads.split([self.cos.shape[-1], heads.shape[-1] - self.cos.shape[-1]], dim=-1)
         first, second = turning.float().chunk(2, dim=-1)
         turned = turning * self.cos + torch.cat([-second, first], dim=-1) * self.sin

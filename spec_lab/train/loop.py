@@ -57,7 +57,7 @@ def train(
     inputs_of: Callable[..., Batch] | None = None,
     compiled: Compile = torch.compile,
 ) -> list[CurvePoint]:
-    """Minimises `loss_module(*batch_of(step))`, a scalar, over the module's parameters, and returns the loss curve.
+    """Minimise `loss_module(*batch_of(step))`, a scalar, over the module's parameters, and return the loss curve.
 
     `batch_of` must depend on the step alone: nothing but weights, moments and the step is kept in `checkpoint`, from
     which an interrupted call goes on. The caller deletes the checkpoint once the result is saved. `inputs_of(*batch)`,
@@ -106,21 +106,21 @@ class LossReader:
         self._steps_between_reads = 1 if device.type == "cpu" else STEPS_BETWEEN_READS
 
     def add(self, step: int, loss: Tensor) -> None:
-        """Takes the loss of `step`, a scalar without its graph."""
+        """Take the loss of `step`, a scalar without its graph."""
         self._sum, self.num_summed = self._sum + loss, self.num_summed + 1
         self._unread.append((step, loss))
         if len(self._unread) >= self._steps_between_reads:
             self.refuse_unless_finite()
 
     def mean(self) -> float:
-        """Returns the mean of the losses since the call before."""
+        """Return the mean of the losses since the call before."""
         self.refuse_unless_finite()
         mean = self._sum.item() / self.num_summed
         self._sum, self.num_summed = torch.zeros_like(self._sum), 0
         return mean
 
     def refuse_unless_finite(self) -> None:
-        """Raises TrainingDiverged where a loss that has not been read is not finite."""
+        """Raise TrainingDiverged where a loss that has not been read is not finite."""
         unread, self._unread = self._unread, []
         values = torch.stack([loss for _, loss in unread]).tolist() if unread else []
         for (step, _), value in zip(unread, values, strict=True):

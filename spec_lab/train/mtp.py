@@ -40,7 +40,7 @@ class ModuleShape(Protocol):
         """Return the module's own attention."""
 
     def make_mlp(self) -> nn.Module:
-        """Makes what stands behind it."""
+        """Make what stands behind it."""
 
     def rotation(self, num_rows: int, device: torch.device) -> Rotation:
         """Return the rotary embedding of rows 0.. ."""
@@ -118,7 +118,7 @@ class TrainableMtpModule(nn.Module):
         return joined, self.input_layernorm(joined)
 
     def leave(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """Returns what the head reads is recycled: the state after the norm."""
+        """Return what the head reads is recycled: the state after the norm."""
         hidden = residual + attended
         hidden = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return self.shared_head.norm(hidden)
@@ -149,7 +149,7 @@ class MtpDrafter(UnrolledDrafter, Generic[Shape]):
         return F.linear(state, self.head_weight)
 
     def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
-        """Unrolls the modules as `unroll_chain` says."""
+        """Unroll the modules as `unroll_chain` says."""
         (final_hidden,) = features
         rotation = self.shape.rotation(embeddings.shape[1], embeddings.device)
         return unroll_chain(self._layers(num_steps), embeddings, final_hidden.float(), rotation)

@@ -28,7 +28,7 @@ class MtpRecipe:
     config: MtpTrainingConfig
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
-        """Trains the drafter and saves it. The norm before the head begins as the target's: it feeds the same head."""
+        """Train the drafter and save it. The norm before the head begins as the target's: it feeds the same head."""
         torch.manual_seed(task.seed)
         head = task.model.get_output_embeddings().weight
         drafter = MtpDrafter(self._shape(task.model), self.config.num_modules, head)
@@ -39,11 +39,11 @@ class MtpRecipe:
         return curve
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """Puts the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
+        """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
         return unrolled_matcher(load_modules(folder, model).to(device).eval(), model)
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Says for the card what `DrafterRecipe` asks."""
+        """Say for the card what `DrafterRecipe` asks."""
         _, config = load_drafter(folder)
         several = config["num_nextn_predict_layers"] > 1
         return DrafterDescription(

@@ -31,7 +31,7 @@ class NextnRecipe:
     config: NextnTrainingConfig
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
-        """Trains the module and saves it. The norm before the head begins as the target's: it feeds the same head."""
+        """Train the module and save it. The norm before the head begins as the target's: it feeds the same head."""
         torch.manual_seed(task.seed)
         target: TrainableDecoder = task.model
         compile_on_gpu(target, task.device)
@@ -44,11 +44,11 @@ class NextnRecipe:
         return curve
 
     def matcher(self, folder: Path, model: Any, device: torch.device) -> DraftMatcher:
-        """Puts the saved module beside its target, as `DrafterRecipe` says. It computes in float32."""
+        """Put the saved module beside its target, as `DrafterRecipe` says. It computes in float32."""
         return unrolled_matcher(load_module(folder, model).to(device).eval(), model)
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Says for the card what `DrafterRecipe` asks."""
+        """Say for the card what `DrafterRecipe` asks."""
         _, config = load_drafter(folder)
         return DrafterDescription(
             kind="an MTP module",
@@ -97,7 +97,7 @@ def load_module(folder: Path, target: TrainableDecoder) -> MtpDrafter[PlannedSha
 
 
 def file_name(layout: MtpLayout, name: str, num_layers: int) -> str:
-    """Names in the file a tensor of module 0 that has DeepSeek's name without prefix here."""
+    """Name in the file a tensor of module 0 that has DeepSeek's name without prefix here."""
     numbers = {"module": 0, "layer": num_layers}
     if name in layout.names:
         return layout.module_prefix.format(**numbers) + layout.names[name]

@@ -18,7 +18,7 @@ LOG_FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"
 
 @contextmanager
 def output_folder(root: Path) -> Iterator[None]:
-    """Makes `root` where it is missing, and appends what is logged meanwhile to a file in it.
+    """Make `root` where it is missing, and append what is logged meanwhile to a file in it.
 
     A block that is refused leaves nothing of what was made for it, and no folder that others write to is touched.
 
@@ -64,7 +64,7 @@ def _logging_to(file: Path) -> Iterator[None]:
 
 
 def _remove_bookkeeping(root: Path) -> None:
-    """Removes what is left where no stage has ended: empty folders, and a log that names what was begun."""
+    """Remove what is left where no stage has ended: empty folders, and a log that names what was begun."""
     _remove_empty([root / name for name in BOOKKEEPING])
     if [path.name for path in root.iterdir()] == [LOG_FILE]:
         (root / LOG_FILE).unlink()

@@ -58,7 +58,7 @@ class Pipeline:
     drafter: DrafterRecipe | None
 
     def run(self) -> RunFolder:
-        """Runs what is missing under `output_dir`; the last line printed is that folder.
+        """Run what is missing under `output_dir`; the last line printed is that folder.
 
         Raises:
             UserError: the device or the folder cannot be used, or the folder holds what other settings made.
@@ -189,7 +189,7 @@ class Pipeline:
         print(format_table(report))
 
     def _measured(self, folder: RunFolder) -> Path:
-        """Names what the evaluation is of: the drafter beside its target, or the target alone."""
+        """Name what the evaluation is of: the drafter beside its target, or the target alone."""
         return folder.target if self.drafter is None else folder.drafter(self.drafter.config.drafts_as)
 
     def _write_cards(self, folder: RunFolder) -> None:
@@ -229,5 +229,5 @@ def _plain(curve: list[CurvePoint]) -> list[dict[str, Any]]:
 
 
 def _digest(file: Path) -> str:
-    """Tells one target's weights from another's."""
+    """Tell one target's weights from another's."""
     return hashlib.sha256(file.read_bytes()).hexdigest()

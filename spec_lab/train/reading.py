@@ -23,7 +23,7 @@ BROKEN = (
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Turns what a library raises about `file` into a line, without the library's own words: torch's are a page.
+    """Turn what a library raises about `file` into a line, without the library's own words: torch's are a page.
 
     Raises:
         UserError: the block could not make anything of it.

@@ -35,7 +35,7 @@ class RoundCounts:
         return self.drafts.unconditional
 
     def walk(self, num_matches: Sequence[int], prompt_length: int, length: int) -> None:
-        """Adds the rounds of one text of `length` tokens, prompt included.
+        """Add the rounds of one text of `length` tokens, prompt included.
 
         `num_matches[p]`: how many drafts, drafted from position p, agree with the text one after another. Strict greedy
         speculation follows the text: with L tokens in the cache and token L pending, the drafts start from position
@@ -50,7 +50,7 @@ class RoundCounts:
             committed += num_accepted + 1
 
     def add(self, other: RoundCounts) -> None:
-        """Pools another category's counts into these."""
+        """Pool another category's counts into these."""
         self.num_rounds += other.num_rounds
         self.num_cut_rounds += other.num_cut_rounds
         self.drafts.add(other.drafts)

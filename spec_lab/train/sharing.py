@@ -19,7 +19,7 @@ KEYS_OF = {"tokenizer": "tokenizer", "corpus": "corpus", "generations": "generat
 
 
 def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Returns the seed and the keys that each stage is made by, by the name of its folder."""
+    """Return the seed and the keys that each stage is made by, by the name of its folder."""
     target, drafter = config.trained_target, config.trained_drafter
     parts: dict[str, Any] = {}
     if target is not None:
@@ -48,7 +48,7 @@ def refuse_to_share(configs: Iterable[TrainConfig]) -> None:
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the keys, dotted where they lie deeper, that differ, with both values."""
+    """Yield the keys, dotted where they lie deeper, that differ, with both values."""
     for key, value in before.items():
         if isinstance(value, Mapping):
             yield from ((f"{key}.{inner}", *values) for inner, *values in _differences(value, after[key]))

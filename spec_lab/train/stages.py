@@ -90,7 +90,7 @@ def run_stage(
     device: torch.device,
     build: Callable[[Path], dict[str, Any]],
 ) -> None:
-    """Builds `output` with `build(unfinished folder)`, whose result goes into the record, unless `output` exists.
+    """Build `output` with `build(unfinished folder)`, whose result goes into the record, unless `output` exists.
 
     Of several processes that want the same output one builds it, and the others wait for it. A build that is refused
     leaves nothing of its own; of one that breaks down the record says so, and the next build may be another.
@@ -148,7 +148,7 @@ def _drop(unfinished: Path, *files: Path) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Holds the lock of `file` against other processes; the system releases it when a process dies.
+    """Hold the lock of `file` against other processes; the system releases it when a process dies.
 
     A refused block takes the file away with it, so whoever waited for that one asks again for the one in its place.
     """
@@ -213,5 +213,5 @@ def finished_folder(output: Path) -> Iterator[Path]:
 
 
 def device_name(device: torch.device) -> str:
-    """Returns the name of the device as a card gives it."""
+    """Return the name of the device as a card gives it."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

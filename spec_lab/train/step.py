@@ -104,14 +104,14 @@ class CapturedStep:
         return self._loss.clone()
 
     def _hold(self, batch: Batch) -> None:
-        """Puts a batch where all steps read theirs, the launched ones too: what they compile is what is recorded."""
+        """Put a batch where all steps read theirs, the launched ones too: what they compile is what is recorded."""
         if not self._batch:
             self._batch = tuple(torch.empty_like(tensor) for tensor in batch)
         for held, given in zip(self._batch, batch, strict=True):
             held.copy_(given)
 
     def _launch(self, learning_rate: float) -> Tensor:
-        """Takes a step on the stream that records, as what is warmed up must have been."""
+        """Take a step on the stream that records, as what is warmed up must have been."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             loss = self._launched(self._batch, learning_rate)
@@ -119,7 +119,7 @@ class CapturedStep:
         return loss
 
     def _capture(self) -> None:
-        """Records a step without running it. Its gradients are the graph's own memory, written anew at every replay."""
+        """Record a step without running it. Its gradients are the graph's own memory, written anew at every replay."""
         self.optimiser.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         try:

@@ -44,16 +44,16 @@ class NewTarget(Protocol):
         seed: int,
         device: torch.device,
     ) -> list[CurvePoint]:
-        """Trains on the token files in `corpus` and saves the model to `folder`; returns the loss curve."""
+        """Train on the token files in `corpus` and save the model to `folder`; return the loss curve."""
 
     def load(self, folder: Path, device: torch.device) -> tuple[Any, PreTrainedTokenizerFast]:
         """Load the saved target, its weights held in float32, and its tokenizer; frozen."""
 
     def write(self, model: Any, prompts: list[list[int]], max_new_tokens: int, batch_size: int) -> list[Continuation]:
-        """Continues prompts greedily."""
+        """Continue prompts greedily."""
 
     def describe(self, folder: Path) -> TargetDescription:
-        """Returns what the card says of the saved model; all share data, curve, evaluation and limits."""
+        """Return what the card says of the saved model; all share data, curve, evaluation and limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class TargetRecipe:
         seed: int,
         device: torch.device,
     ) -> list[CurvePoint]:
-        """Trains on the token files in `corpus` and saves the model to `folder`; returns the loss curve."""
+        """Train on the token files in `corpus` and save the model to `folder`; return the loss curve."""
         from transformers import Qwen3ForCausalLM
 
         torch.manual_seed(seed)
@@ -112,11 +112,11 @@ class TargetRecipe:
     def write(
         self, model: Qwen3ForCausalLM, prompts: list[list[int]], max_new_tokens: int, batch_size: int
     ) -> list[Continuation]:
-        """Continues prompts greedily, with a cache."""
+        """Continue prompts greedily, with a cache."""
         return generate(model, prompts, max_new_tokens, batch_size)
 
     def describe(self, folder: Path) -> TargetDescription:
-        """Says for the card what `NewTarget` asks."""
+        """Say for the card what `NewTarget` asks."""
         config = self.config
         return TargetDescription(
             "Qwen3",
@@ -165,7 +165,7 @@ def load_target(folder: Path, device: torch.device) -> tuple[Qwen3ForCausalLM, P
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Keeps transformers from drawing bars of loading and saving among the lines that a training logs."""
+    """Keep transformers from drawing bars of loading and saving among the lines that a training logs."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -47,7 +47,7 @@ class UnrolledDrafter(nn.Module, ABC):
 
 
 def train_unrolled(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task: TrainingTask) -> list[CurvePoint]:
-    """Trains `drafter` in place on the frozen target's texts; it is left on the task's device."""
+    """Train `drafter` in place on the frozen target's texts; it is left on the task's device."""
     drafter.to(task.device)
     generations = task.generations.to(task.device)
 
@@ -62,7 +62,7 @@ def train_unrolled(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, tas
 
 
 def unrolled_loss_words(config: UnrolledTrainingConfig) -> str:
-    """Says how a card names `UnrolledLoss`."""
+    """Say how a card names `UnrolledLoss`."""
     decay = config.step_loss_decay
     return f"over {config.num_unrolled_steps} steps of EAGLE-3's training-time test, step i counting {decay:g}^i"
 
@@ -79,7 +79,7 @@ def unrolling_batch(model: Qwen3ForCausalLM, drafter: UnrolledDrafter, picked: G
 
 
 def soft_labels(logits: Tensor, draft_token_ids: Tensor, picked: Generations) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes what the rows of a text should draft, and which of them count.
+    """Compute what the rows of a text should draft, and which of them count.
 
     `probabilities` `[batch, rows, draft_vocab_size]`: row p stands for drafting token p+2, so its label is the target's
     distribution at position p+1. `ends_in_text` bool `[batch, rows]`: token p+2 lies before the text's end.
@@ -112,7 +112,7 @@ class UnrolledLoss(nn.Module):
         from_first: Tensor,
         *features: Tensor,
     ) -> Tensor:
-        """Computes the loss of `soft_labels`. A chain counts from an anchor at the last prompt position on."""
+        """Compute the loss of `soft_labels`. A chain counts from an anchor at the last prompt position on."""
         total = torch.zeros((), device=embeddings.device)
         sum_weights = 0.0
         for step, state in enumerate(self.drafter.unroll(embeddings, features, self.num_steps)):
@@ -133,7 +133,7 @@ def soft_label_loss(draft_logits: Tensor, probabilities: Tensor, counts: Tensor)
 
 
 def unrolled_matcher(drafter: UnrolledDrafter, model: Qwen3ForCausalLM) -> DraftMatcher:
-    """Tells where the drafter agrees with a text, in the dtype of its weights."""
+    """Tell where the drafter agrees with a text, in the dtype of its weights."""
     target_ids = drafter.draft_token_ids()
 
     @torch.no_grad()

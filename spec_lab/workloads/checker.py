@@ -32,5 +32,5 @@ def extract_answer(text: str) -> str | None:
 
 
 def is_correct(expected: str, text: str) -> bool:
-    """Tells whether `text` (what the model wrote after the prompt) answers `expected`."""
+    """Tell whether `text` (what the model wrote after the prompt) answers `expected`."""
     return extract_answer(text) == normalise(expected)

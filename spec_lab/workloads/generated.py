@@ -40,7 +40,7 @@ def generated_examples(
 
 
 def answer_of(example: Example) -> str:
-    """Returns the answer that the checker expects."""
+    """Return the answer that the checker expects."""
     return example.answer.removeprefix(ANSWER_MARKER).strip()
 
 

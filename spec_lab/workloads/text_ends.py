@@ -11,7 +11,7 @@ UNFINISHED = "\ufffd"
 
 
 def text_ends(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int] | None:
-    """Counts for each token how many characters of `text` stand once it is decoded; None where that cannot be said.
+    """Count for each token how many characters of `text` stand once it is decoded; None where that cannot be said.
 
     A token that only begins a character adds none; the one that completes it adds the character. Decoding goes on from
     the last place where a token ended on a whole character, with the token before it in front, since decoders treat

@@ -19,7 +19,7 @@ class UnusablePrompt(UserError):
 
 
 def keep_usable(items: Iterable[Item], make: Callable[[Item], Made], unusable: Unusable) -> list[Made]:
-    """Calls `make` for each of `items`, and leaves out those of which it says that they cannot be used.
+    """Call `make` for each of `items`, and leave out those of which it says that they cannot be used.
 
     Raises:
         UnusablePrompt: there is one, and the run is to refuse it.

@@ -91,5 +91,5 @@ def _head(
 
 
 def _caches(assistant: AssistantConfig, resources: DrafterResources) -> list[LayerCache]:
-    """Finds for each layer of the head the layer of the target that it reads."""
+    """Find for each layer of the head the layer of the target that it reads."""
     return [resources.target_cache.layers[layer.kv_source] for layer in assistant.layers]

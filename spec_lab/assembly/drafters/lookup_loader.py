@@ -16,12 +16,12 @@ from spec_lab.drafters.random import RandomDrafter
 
 
 def load_none(config: RunConfig, options: DrafterConfig, models: Models) -> DrafterFactory:
-    """Makes drafter=none."""
+    """Make drafter=none."""
     return lambda resources: NoDrafter()
 
 
 def load_random(config: RunConfig, options: DrafterConfig, models: Models) -> DrafterFactory:
-    """Makes drafter=random."""
+    """Make drafter=random."""
     vocab_size = models.target.vocab_size
     return lambda resources: RandomDrafter(options.num_draft_tokens, vocab_size, resources.seeds)
 
@@ -32,18 +32,18 @@ def _history(resources: DrafterResources, models: Models) -> TokenHistory:
 
 
 def load_oracle(config: RunConfig, options: DrafterConfig, models: Models) -> DrafterFactory:
-    """Makes drafter=oracle."""
+    """Make drafter=oracle."""
     return lambda resources: OracleDrafter(options.num_draft_tokens, _history(resources, models))
 
 
 def load_ngram(config: RunConfig, options: NgramDrafterConfig, models: Models) -> DrafterFactory:
-    """Makes drafter=ngram."""
+    """Make drafter=ngram."""
     sizes = options.max_ngram, options.min_ngram
     return lambda resources: NgramDrafter(options.num_draft_tokens, *sizes, _history(resources, models))
 
 
 def load_ngram_tree(config: RunConfig, options: NgramDrafterConfig, models: Models) -> DrafterFactory:
-    """Makes drafter=ngram for trees."""
+    """Make drafter=ngram for trees."""
     sizes = tree_sizes(config)
     assert sizes is not None, "only runs with a tree are asked"
     of_tree, of_suffix = (sizes.depth, sizes.num_rows, sizes.topk), (options.max_ngram, options.min_ngram)

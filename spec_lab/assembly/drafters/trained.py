@@ -63,7 +63,7 @@ class DrafterWeights:
         return self.shipped.get(target.name)
 
     def folder(self, config: RunConfig, options: TrainedDrafterConfig) -> Path:
-        """Finds the folder of the weights.
+        """Find the folder of the weights.
 
         Raises:
             UserError: no path, and a target that nothing is shipped for.

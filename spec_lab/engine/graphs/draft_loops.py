@@ -95,7 +95,7 @@ class DraftCarry(Protocol):
 
 
 def carry_every_tensor(drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
-    """Keeps the protocol `DraftCarry`, for a state with any tensors."""
+    """Keep the protocol `DraftCarry`, for a state with any tensors."""
     drafts.index_copy_(1, column, after.tokens.unsqueeze(1))
     for part in dataclasses.fields(after):
         old, new = getattr(before, part.name), getattr(after, part.name)

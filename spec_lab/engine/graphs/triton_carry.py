@@ -10,5 +10,5 @@ from spec_kernels.draft_step import update_draft_inputs
 
 
 def triton_carry(drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
-    """Keeps the protocol `DraftCarry`, for a state whose steps replace `tokens` and `hidden` and nothing else."""
+    """Keep the protocol `DraftCarry`, for a state whose steps replace `tokens` and `hidden` and nothing else."""
     update_draft_inputs(drafts, before.tokens, before.hidden, after.tokens, after.hidden, column)
