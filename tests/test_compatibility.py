@@ -246,6 +246,7 @@ FORBIDDEN = [
         "dtype=float32, or kernels=torch",
     ),
     (["kernels=native", "device=cpu", "drafter=frozen_kv", "tree=dynamic"], "not tree=dynamic", "tree=none"),
+    (["kernels=native", "device=cpu", "attention=triton"], "not attention=triton", "attention=torch, or kernels=torch"),
     (["kernels=native", "device=cpu", "num_threads=2"], "not num_threads=2", "num_threads=1, or kernels=torch"),
     (
         ["kernels=native", "device=cpu", "target=llama3_8b", "target.weights=random", "drafter=none"],
