@@ -21,40 +21,21 @@ from spec_kernels.native import build
 from spec_kernels.native import parts as native
 from spec_kernels.native.packing import Layout, pack
 from spec_kernels.native.parts import NativeProduct
-from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config import KernelSet
-from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.protocols import RowSelection
-from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
-from spec_lab.engine.pages import PageTable
 from spec_lab.measure.lab import MAIN, load_lab, note_kernels
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.linear import make_linear
-from spec_lab.models.native_products import MAX_ROWS, NativeDecoderLayer, NativeProducts, fits
+from spec_lab.models.native_forwards import MAX_ROWS
+from spec_lab.models.native_products import NativeDecoderLayer, NativeProducts, fits
 from spec_lab.models.norms import RMSNorm
-from spec_lab.models.plan import LayerPlan, RopeConfig
-from spec_lab.models.products import PLAIN, DraftInput, LayerBody, LikeliestToken, Products
-from spec_lab.models.random_weights import random_tensors
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
+from spec_lab.models.plan import LayerPlan
+from spec_lab.models.products import PLAIN, DraftInput, LayerBody, LikeliestToken
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.lab import make_config
+from tests.native_lane import FULL, MAX_POSITIONS, PAGE_SIZE, PLANS, Lane, assert_alike, tokens_of
 
 pytestmark = pytest.mark.skipif(not build.can_build(), reason="needs a C compiler")
-
-PAGE_SIZE, MAX_POSITIONS = 4, 160
-NUM_PAGES = 2 + 2 * MAX_POSITIONS // PAGE_SIZE
-FEATURES = FeatureSpec(layer_inputs=(1,), final_hidden=NormSide.POST_NORM)
-FULL = LayerPlan(num_heads=4, num_kv_heads=2, head_dim=64, rope=RopeConfig(1e4, "none"), intermediate_size=80)
-PLANS = {
-    "llama": FULL,
-    "qwen3": replace(FULL, qk_norm=True, head_dim=80),
-    "qwen2": replace(FULL, qkv_bias=True, num_kv_heads=1, head_dim=16),
-    "window": replace(FULL, window=5, head_dim=32),
-    "partial": replace(FULL, rope=RopeConfig(1e4, "none", partial_rotary_factor=0.5), mlp_bias=True, o_bias=True),
-}
 
 
 @pytest.fixture(params=[False, True], ids=["vectors", "tiles"])
@@ -64,46 +45,6 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Lay
         pytest.skip("needs AMX, and a system that allows it")
     monkeypatch.setattr(native, "has_tiles", lambda: request.param)
     return Layout.TILES if request.param else Layout.HALVES
-
-
-class Lane:
-    """A target of two layers of one plan, its cache of two slots, and the backend that reads it."""
-
-    def __init__(self, plan: LayerPlan, products: Products, dtype: torch.dtype = torch.bfloat16) -> None:
-        """`dtype` is what the weights can be kept in without loss."""
-        cpu = torch.device("cpu")
-        self.backend = NativeAttention(PAGE_SIZE, MAX_POSITIONS)
-        self.table = PageTable(2, MAX_POSITIONS, PAGE_SIZE, cpu)
-        for slot in range(2):
-            self.table.assign(slot, list(range(2 + slot, NUM_PAGES, 2)))
-        self.cache = PagedKVCache([cache_row(plan)] * 2, NUM_PAGES, PAGE_SIZE, torch.float32, cpu)
-        config = ModelConfig("llama", 70, 48, 1e-5, MAX_POSITIONS, False, (plan, plan), (), None, "float32")
-        tensors = random_tensors(decoder_tensor_shapes(config), torch.float32, cpu, 3)
-        self.target = DecoderTarget(
-            config, {name: 4 * t.to(dtype).float() for name, t in tensors.items()}, self.backend, MAX_POSITIONS
-        )
-        self.target.use(products)
-
-    def metadata(self, starts: list[int], num_queries: int) -> AttentionMetadata:
-        first = torch.tensor(starts)
-        positions = first.unsqueeze(1) + torch.arange(num_queries)
-        pages = self.table.pages[: len(starts)]
-        return self.backend.build(positions, first + num_queries, pages, max(starts) + num_queries)
-
-    def slots(self, slot: int, start: int) -> torch.Tensor:
-        """Return the cache slots of a slot's positions from `start` on."""
-        positions = torch.arange(start, MAX_POSITIONS)
-        return self.table.pages[slot][positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-
-    def run(self, starts: list[int], tokens: torch.Tensor, selection: RowSelection | None = None) -> TargetOutput:
-        """Run [requests, rows] tokens behind `starts`."""
-        metadata = self.metadata(starts, tokens.shape[1])
-        features = FEATURES if selection is None else FeatureSpec()
-        return self.target.forward(tokens.flatten(), self.cache, metadata, selection or AllRows(), features)
-
-
-def tokens_of(num_requests: int, num_rows: int) -> torch.Tensor:
-    return torch.randint(70, (num_requests, num_rows), generator=torch.Generator().manual_seed(5))
 
 
 @pytest.mark.usefixtures("path")
@@ -124,11 +65,6 @@ def test_a_target_gives_what_it_gives_without(plan: LayerPlan) -> None:
             assert_alike(*(getattr(output, name) for output in outputs))
         assert_alike(*(lane.target.logits(output.hidden) for lane, output in zip(lanes, outputs, strict=True)))
     assert_alike(*(lane.cache.kv.nan_to_num() for lane in lanes))
-
-
-def assert_alike(expected: torch.Tensor, got: torch.Tensor) -> None:
-    assert got.shape == expected.shape and got.isfinite().all()
-    assert (got - expected).norm() <= 2e-5 * expected.norm()
 
 
 @pytest.mark.usefixtures("path")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from spec_lab.acceptance.emit import leading, only_offered
@@ -35,3 +37,25 @@ class StrictAcceptance:
 
     def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
         """The rule has no state to move on."""
+
+
+class StrictKernel(Protocol):
+    """Is `spec_kernels.strict.strict_accept`, or what computes the same."""
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        num_emitted: torch.Tensor,
+        logits: torch.Tensor,
+        draft_tokens: torch.Tensor,
+        active: torch.Tensor,
+        num_drafts: torch.Tensor | None = None,
+    ) -> None: ...
+
+
+def verify_by(kernel: StrictKernel, inputs: AcceptanceInputs) -> Verification:
+    """Give what `StrictAcceptance.accept` gives, in one kernel."""
+    tokens = torch.empty(inputs.logits.shape[:2], dtype=torch.int64, device=inputs.logits.device)
+    num_emitted = torch.empty_like(tokens[:, 0])
+    kernel(tokens, num_emitted, inputs.logits, inputs.draft_tokens, inputs.active, inputs.num_drafts)
+    return Verification(tokens, num_emitted)

@@ -16,17 +16,14 @@ from spec_lab.acceptance.distribution import SamplingParams, truncate
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
 from spec_lab.acceptance.standing import DraftStanding
-from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.acceptance.strict import StrictAcceptance, verify_by
 from spec_lab.acceptance.synthetic import SyntheticAcceptance
 from spec_lab.core.types import AcceptanceInputs, Verification
 
 
 def verify_strictly(inputs: AcceptanceInputs) -> Verification:
     """Give what `StrictAcceptance.accept` gives."""
-    tokens = torch.empty(inputs.logits.shape[:2], dtype=torch.int64, device=inputs.logits.device)
-    num_emitted = torch.empty_like(tokens[:, 0])
-    strict_accept(tokens, num_emitted, inputs.logits, inputs.draft_tokens, inputs.active, inputs.num_drafts)
-    return Verification(tokens, num_emitted)
+    return verify_by(strict_accept, inputs)
 
 
 class TritonStrictAcceptance(StrictAcceptance):

@@ -68,7 +68,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
         backend=models.backend,
         mover=build_mover(config, models),
         cache=cache,
-        slots=SlotState(limits.num_slots, num_rows - 1, table, slot_states(cache)),
+        slots=SlotState(limits.num_slots, num_rows - 1, table, slot_states(cache), models.kernels.commit_rows),
         timer=make_timer(models.device),
         experts_read=models.experts_read,
     )

@@ -23,9 +23,11 @@ from spec_lab.assembly.tree_kernels import TORCH_TREES, TreeKernels, triton_tree
 from spec_lab.assembly.triton import require_triton
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.protocols import AcceptanceRule, RopeWrite
+from spec_lab.drafters.catchup import CatchupPlanner, plan_catchup
 from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
 from spec_lab.engine.offers import CountOffered
+from spec_lab.engine.slots import CommitRows, commit_rows
 from spec_lab.engine.stops import GoingOn
 from spec_lab.errors import UserError
 from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
@@ -47,6 +49,8 @@ class Kernels:
         sample_draft: how drafts are drawn.
         note_confidence: how it is noted how sure the drafter is of a draft.
         count_offered: how many drafts a request offers by that.
+        plan_catchup: where the rows of a catch-up step stand.
+        commit_rows: what a round leaves in the slots.
         carry_hidden: between two replayed steps of a drafter that hands tokens and a hidden state on.
         mtp_window: the windows of drafter=mtp_vanilla.
         going_on: which requests go on behind a round that the host does not look at.
@@ -67,6 +71,8 @@ class Kernels:
     sample_draft: DraftSampler
     note_confidence: NoteConfidence
     count_offered: CountOffered
+    plan_catchup: CatchupPlanner
+    commit_rows: CommitRows
     carry_hidden: DraftCarry
     mtp_window: type[MtpWindow]
     going_on: GoingOn
@@ -92,6 +98,8 @@ TORCH = Kernels(
     sample_draft=sample_and_keep,
     note_confidence=note_confidence_reference,
     count_offered=count_offered_reference,
+    plan_catchup=plan_catchup,
+    commit_rows=commit_rows,
     carry_hidden=carry_every_tensor,
     mtp_window=MtpWindow,
     going_on=going_on_reference,
@@ -135,6 +143,8 @@ def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
         sample_draft=triton_sample_and_keep,
         note_confidence=note_confidence,
         count_offered=count_offered,
+        plan_catchup=plan_catchup,
+        commit_rows=commit_rows,
         carry_hidden=triton_carry,
         mtp_window=TritonMtpWindow,
         going_on=going_on,
@@ -152,7 +162,10 @@ def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
 def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
     from spec_kernels.native.build import BuildError
     from spec_kernels.native.parts import library
+    from spec_lab.acceptance.native_rules import NativeStrictAcceptance
     from spec_lab.attention.native_backend import NativeAttention
+    from spec_lab.drafters.native_catchup import plan_native_catchup
+    from spec_lab.engine.native_slots import commit_native_rows
     from spec_lab.models.native_products import NativeProducts
 
     try:
@@ -160,7 +173,15 @@ def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
     except (BuildError, OSError) as error:
         raise UserError(f"kernels=native: {error}; use kernels=torch") from error
     products = NativeProducts()
-    return replace(TORCH, torch_attention=NativeAttention, products=products, draft_model_products=products)
+    return replace(
+        TORCH,
+        strict=NativeStrictAcceptance,
+        plan_catchup=plan_native_catchup,
+        commit_rows=commit_native_rows,
+        torch_attention=NativeAttention,
+        products=products,
+        draft_model_products=products,
+    )
 
 
 def _triton_products(dtype: torch.dtype, row_invariant: bool) -> Products:

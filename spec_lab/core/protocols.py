@@ -99,6 +99,11 @@ class RowSelection(Protocol):
 
     is_empty: ClassVar[bool]
 
+    @property
+    def live_rows(self) -> torch.Tensor | None:
+        """The flat indices [live rows] of those that go on, in the layer or behind it; None where all do."""
+        ...
+
     def queries(self, queries: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:
         """Pick the rows that attend, and return them with the metadata that fits them."""
         ...
@@ -118,6 +123,22 @@ class RowSelection(Protocol):
     def behind(self, metadata: AttentionMetadata) -> AttentionMetadata | None:
         """Return the metadata of the rows that go on, for a layer behind the one they were chosen in; None where there
         is none, so that no layer can follow."""
+        ...
+
+
+class DraftSteps(Protocol):
+    """Runs all steps of a chain behind its first draft at once, each of which takes the likeliest token."""
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        cache: LayerCache,
+        attention: AttentionMetadata,
+        num_draft_tokens: int,
+    ) -> torch.Tensor:
+        """Turn [batch] first drafts, and [batch, hidden_size] what they were read from, into all drafts [batch,
+        num_draft_tokens]; the one-row metadata is moved in place."""
         ...
 
 
@@ -159,12 +180,15 @@ class DrafterRequirements:
             graph of its own.
         learn_continuations: takes the plain outputs by request id before anything is timed; None for a drafter that
             does not replay them.
+        draft_rest: turns the state with draft 1 into all drafts [batch, K] at once, metadata moved on the way; None
+            where the round runs `step` for each.
     """
 
     features: FeatureSpec = field(default_factory=FeatureSpec)
     catchup_rows: tuple[int, ...] = ()
     distinct_steps: bool = False
     learn_continuations: Callable[[Mapping[str, Sequence[int]]], None] | None = None
+    draft_rest: Callable[[Any], torch.Tensor] | None = None
 
     @property
     def catches_up(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -40,6 +41,14 @@ class CaughtUp:
     hidden: torch.Tensor
     attention: AttentionMetadata
     rows: DraftedRows
+
+
+class CatchupPlanner(Protocol):
+    """Is `plan_catchup`, or what plans the same."""
+
+    def __call__(
+        self, verified: VerifiedRound, backend: AttentionBackend, num_draft_tokens: int, first_position: int = 0
+    ) -> Catchup: ...
 
 
 def plan_catchup(

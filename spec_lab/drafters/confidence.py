@@ -12,6 +12,8 @@ from spec_lab.models.top_probability import top_probability
 class ConfidentGreedyPicker(GivenDrafts):
     """Picks the likeliest token, and notes its probability."""
 
+    takes_likeliest = False
+
     def __init__(self, confidences: DraftConfidences) -> None:
         self._confidences = confidences
 
@@ -28,6 +30,8 @@ class ConfidentGreedyPicker(GivenDrafts):
 
 class ConfidentPicker:
     """Picks as the picker inside it does, from logits, and notes how sure the drafter was: without any temperature."""
+
+    takes_likeliest = False
 
     def __init__(self, picker: DraftPicker, confidences: DraftConfidences) -> None:
         self._picker = picker

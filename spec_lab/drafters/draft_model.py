@@ -19,7 +19,7 @@ from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, RowSe
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
-from spec_lab.drafters.catchup import CaughtUp, plan_catchup
+from spec_lab.drafters.catchup import CatchupPlanner, CaughtUp, plan_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.models.scored_tokens import ScoredTokens
 from spec_lab.models.top_probability import top_probability
@@ -59,6 +59,7 @@ class DraftModelCatchup:
         cache: PagedKVCache,
         backend: AttentionBackend,
         prune: PrunePolicy,
+        plan: CatchupPlanner = plan_catchup,
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
         self.requirements = DrafterRequirements(catchup_rows=(num_draft_tokens + 1,))
@@ -67,6 +68,7 @@ class DraftModelCatchup:
         self.cache = cache
         self.backend = backend
         self.prune = prune
+        self._plan = plan
 
     def admit(self, slot: int, request: Request) -> None:
         """Do nothing: rows past a slot's length are never read."""
@@ -87,7 +89,7 @@ class DraftModelCatchup:
 
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
         """Feed the emitted tokens at L+1..L+N; the live row is n - 1, at L + n, and sees L + n + 1 keys."""
-        plan = plan_catchup(verified, self.backend, self.num_draft_tokens, first_position=1)
+        plan = self._plan(verified, self.backend, self.num_draft_tokens, first_position=1)
         selection = self.prune.catchup.selection(plan.live_rows, plan.live_attention)
         hidden = self._forward(verified.verification.tokens.reshape(-1), plan.attention, selection)
         return CaughtUp(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
@@ -135,8 +137,9 @@ class DraftModelDrafter(DraftModelCatchup):
         backend: AttentionBackend,
         prune: PrunePolicy,
         picker: DraftPicker,
+        plan: CatchupPlanner = plan_catchup,
     ) -> None:
-        super().__init__(num_draft_tokens, model, cache, backend, prune)
+        super().__init__(num_draft_tokens, model, cache, backend, prune, plan)
         self.picker = picker
 
     def ingest(self, pack: PromptPack) -> DraftModelState | None:

@@ -42,7 +42,13 @@ class DraftedRows:
 
 
 class DraftPicker(Protocol):
-    """Picks a draft of each row, and keeps what verification needs to know of it."""
+    """Picks a draft of each row, and keeps what verification needs to know of it.
+
+    Attributes:
+        takes_likeliest: each pick is what `DraftHead.greedy` gives, and nothing is kept.
+    """
+
+    takes_likeliest: bool
 
     def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
         """Pick draft 1."""
@@ -68,6 +74,8 @@ class GivenDrafts:
 class GreedyPicker(GivenDrafts):
     """Picks the likeliest token."""
 
+    takes_likeliest = True
+
     def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
         return head.greedy(hidden)
 
@@ -77,6 +85,8 @@ class GreedyPicker(GivenDrafts):
 
 class SamplingPicker:
     """Samples from the draft distribution at a temperature, and keeps its logits by slot and step."""
+
+    takes_likeliest = False
 
     def __init__(
         self, temperature: float, seeds: SlotSeeds, kept: DraftLogits, sample: DraftSampler = sample_and_keep

@@ -4,17 +4,17 @@ its own output. EAGLE-3 (arXiv 2503.01840) and TensorRT-LLM's MTP-Eagle are this
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.prompts import PromptPack
-from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, RowSelection
+from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, DraftSteps, RowSelection
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
-from spec_lab.drafters.catchup import CaughtUp, plan_catchup
+from spec_lab.drafters.catchup import CatchupPlanner, CaughtUp, plan_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 from spec_lab.pruning.selection import AllRows
 
@@ -37,7 +37,14 @@ class DraftModule(DraftHead, Protocol):
 
 
 class RecurrentHead(DraftModule, Protocol):
-    """Is one that takes the target's features in a form of its own."""
+    """Is one that takes the target's features in a form of its own.
+
+    Attributes:
+        steps: runs `forward` and `greedy` in turn; None where nothing does that at once.
+    """
+
+    @property
+    def steps(self) -> DraftSteps | None: ...
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Turn the target's features [rows, feature_size] into what `forward` takes, [rows, hidden_size]."""
@@ -57,6 +64,7 @@ class RecurrentCatchup:
         cache: LayerCache,
         backend: AttentionBackend,
         prune: PrunePolicy,
+        plan: CatchupPlanner = plan_catchup,
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
         self.requirements = DrafterRequirements(features, catchup_rows=(num_draft_tokens + 1,))
@@ -64,6 +72,7 @@ class RecurrentCatchup:
         self.cache = cache
         self.backend = backend
         self.prune = prune
+        self._plan = plan
 
     def admit(self, slot: int, request: Request) -> None:
         """Do nothing: rows past a slot's length are never read."""
@@ -80,7 +89,7 @@ class RecurrentCatchup:
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
         """Run the rows at L..L+K with the emitted tokens; the live row is n - 1, and sees L + n keys."""
         assert verified.features is not None
-        plan = plan_catchup(verified, self.backend, self.num_draft_tokens)
+        plan = self._plan(verified, self.backend, self.num_draft_tokens)
         selection = self.prune.catchup.selection(plan.live_rows, plan.live_attention)
         tokens = verified.verification.tokens.reshape(-1)
         fused = self.head.fuse(verified.features)
@@ -110,9 +119,12 @@ class RecurrentDrafter(RecurrentCatchup):
         backend: AttentionBackend,
         prune: PrunePolicy,
         picker: DraftPicker,
+        plan: CatchupPlanner = plan_catchup,
     ) -> None:
-        super().__init__(num_draft_tokens, head, features, cache, backend, prune)
+        super().__init__(num_draft_tokens, head, features, cache, backend, prune, plan)
         self.picker = picker
+        if picker.takes_likeliest and head.steps is not None:
+            self.requirements = replace(self.requirements, draft_rest=self._draft_rest)
 
     def ingest(self, pack: PromptPack) -> RecurrentState | None:
         live = self.take_prompts(pack)
@@ -127,6 +139,10 @@ class RecurrentDrafter(RecurrentCatchup):
     def step(self, state: RecurrentState, step: DraftStep) -> None:
         state.hidden = self.head.forward(state.tokens, state.hidden, self.cache, state.attention, AllRows())
         state.tokens = self.picker.pick(self.head, state.hidden, state.rows, step.column)
+
+    def _draft_rest(self, state: RecurrentState) -> torch.Tensor:
+        assert self.head.steps is not None
+        return self.head.steps(state.tokens, state.hidden, self.cache, state.attention, self.num_draft_tokens)
 
     def _start(self, live: CaughtUp) -> RecurrentState:
         tokens = self.picker.first(self.head, live.hidden, live.rows)

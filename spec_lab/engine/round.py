@@ -135,7 +135,7 @@ class DecodeRound:
     def recur(self, state: Any) -> Any:
         """Run the other draft steps, and return all drafts of the round: [batch, num_draft_tokens] of a chain."""
         with self.parts.timer.span("recur"), self.parts.experts_read.stage(ReadingStage.RECUR):
-            return collect_drafts(self.parts.drafter, self.parts.mover, state)
+            return self._drafts(state, self.parts.mover)
 
     def commit(self, verified: VerifiedRound, drafts: Any) -> None:
         """Leave the next round's inputs in the slots; the host has read nothing yet."""
@@ -144,8 +144,14 @@ class DecodeRound:
 
     def start(self, ends: PromptEnds, state: Any) -> None:
         """Draft from the state that a prompt pass ended in, and leave the first round's inputs in the slots."""
-        drafts = collect_drafts(self.parts.drafter, self.parts.backend, state)
-        self.parts.slots.start(ends, drafts)
+        self.parts.slots.start(ends, self._drafts(state, self.parts.backend))
+
+    def _drafts(self, state: Any, mover: MetadataMover) -> torch.Tensor:
+        """Run the steps behind draft 1: at once where the drafter can, and metadata moves as the backend moves it."""
+        rest = self.parts.drafter.requirements.draft_rest
+        if rest is not None and mover is self.parts.backend:
+            return rest(state)
+        return collect_drafts(self.parts.drafter, mover, state)
 
 
 def collect_drafts(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from spec_lab.core.prompts import PromptEnds
@@ -9,6 +11,40 @@ from spec_lab.core.rows import rows_at
 from spec_lab.core.types import RoundBatch, Verification
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import NoStates, SlotStates
+
+
+class CommitRows(Protocol):
+    """Is `commit_rows`, or what does the same."""
+
+    def __call__(
+        self,
+        kv_lens: torch.Tensor,
+        input_ids: torch.Tensor,
+        slot_ids: torch.Tensor,
+        tokens: torch.Tensor,
+        num_emitted: torch.Tensor,
+        draft_tokens: torch.Tensor,
+    ) -> torch.Tensor: ...
+
+
+def commit_rows(
+    kv_lens: torch.Tensor,
+    input_ids: torch.Tensor,
+    slot_ids: torch.Tensor,
+    tokens: torch.Tensor,
+    num_emitted: torch.Tensor,
+    draft_tokens: torch.Tensor,
+) -> torch.Tensor:
+    """Add n to L of the slots, and make the last emitted token the pending one, in front of the drafts.
+
+    Returns:
+        The place [batch] of that token in the round, n - 1; 0 where n is 0, as of inactive rows, whose L stays.
+    """
+    last = (num_emitted - 1).clamp(min=0)
+    pending = tokens.gather(1, last.unsqueeze(1))
+    kv_lens.index_add_(0, slot_ids, num_emitted)
+    input_ids.index_copy_(0, slot_ids, torch.cat((pending, draft_tokens), dim=1))
+    return last
 
 
 class SlotState:
@@ -22,11 +58,17 @@ class SlotState:
     """
 
     def __init__(
-        self, num_slots: int, num_draft_tokens: int, table: PageTable, states: SlotStates | None = None
+        self,
+        num_slots: int,
+        num_draft_tokens: int,
+        table: PageTable,
+        states: SlotStates | None = None,
+        commit: CommitRows = commit_rows,
     ) -> None:
         device = table.pages.device
         self.table = table
         self.states = states or NoStates()
+        self._commit = commit
         self.kv_lens = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self.input_ids = torch.zeros((num_slots + 1, num_draft_tokens + 1), dtype=torch.int64, device=device)
 
@@ -51,10 +93,8 @@ class SlotState:
 
     def commit(self, batch: RoundBatch, verification: Verification, draft_tokens: torch.Tensor) -> None:
         """Add n to L, and make the last emitted token the pending one. Inactive rows emit 0, so their L stays."""
-        last = (verification.num_emitted - 1).clamp(min=0)
-        pending = verification.tokens.gather(1, last.unsqueeze(1))
-        self.kv_lens.index_add_(0, batch.slot_ids, verification.num_emitted)
-        self.input_ids.index_copy_(0, batch.slot_ids, torch.cat((pending, draft_tokens), dim=1))
+        emitted = verification.tokens, verification.num_emitted
+        last = self._commit(self.kv_lens, self.input_ids, batch.slot_ids, *emitted, draft_tokens)
         self.states.commit(batch.slot_ids, last)
 
     def start(self, ends: PromptEnds, draft_tokens: torch.Tensor) -> None:

@@ -19,9 +19,8 @@ from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layers import expert_parts
 from spec_lab.models.norms import make_norm
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import Products
+from spec_lab.models.products import LayerStack, Products, Stack
 from spec_lab.models.rope import rotary_table
-from spec_lab.pruning.selection import AllRows
 
 
 class Decoder(ABC):
@@ -108,11 +107,13 @@ class DecoderTarget(Decoder):
             build_layer(plan, config.rms_norm_eps, tensors, f"model.layers.{index}.", backend, partition)
             for index, plan in enumerate(self.layer_plans)
         ]
+        self._stack: Stack = self._plain_stack()
 
     def use(self, products: Products) -> None:
         super().use(products)
         self._norm = products.norm(self._norm)
         self.layers = [products.layer(*pair) for pair in zip(self.layers, self.layer_plans, strict=True)]
+        self._stack = products.stack(self._plain_stack(), self.layer_plans)
 
     def forward(
         self,
@@ -123,17 +124,12 @@ class DecoderTarget(Decoder):
         features: FeatureSpec,
     ) -> TargetOutput:
         stream = rows_at(self.embedding, token_ids)
-        rotary = [table.rows(attention.positions) for table in self.rotary_tables]
-        taps: list[torch.Tensor] = []
-        last_layer = len(self.layers) - 1
-        all_rows = AllRows()
-        for index, layer in enumerate(self.layers):
-            if index in features.layer_inputs:
-                taps.append(stream)
-            kept = selection if index == last_layer else all_rows
-            stream = layer(stream, rotary[self._table_of_layer[index]], cache.layers[index], attention, kept)
+        stream, taps = self._stack(stream, cache, attention, selection, features.layer_inputs)
         hidden = self._norm(stream)
         return TargetOutput(hidden, read_features(features, taps, stream, hidden, token_ids.shape[0]))
+
+    def _plain_stack(self) -> LayerStack:
+        return LayerStack(self.layers, self.rotary_tables, self._table_of_layer)
 
 
 def read_features(

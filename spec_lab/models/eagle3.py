@@ -19,7 +19,7 @@ from spec_lab.models.eagle3_config import NUM_TAPS, Eagle3Config
 from spec_lab.models.layer_builder import build_attention, build_mlp
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm
-from spec_lab.models.products import PLAIN, DraftInput, LayerBody, LikeliestToken, Products
+from spec_lab.models.products import PLAIN, DraftInput, DraftLayer, LayerBody, LikeliestToken, Products
 from spec_lab.models.rope import rotary_table
 from spec_lab.models.scored_tokens import ScoredTokens
 
@@ -53,7 +53,6 @@ class Eagle3Head:
             RMSNorm(tensors["midlayer.input_layernorm.weight"], eps),
             RMSNorm(tensors["midlayer.hidden_norm.weight"], eps),
         )
-        self._draft_input = products.draft_input(draft_input)
         body = LayerBody(
             build_attention(plan, eps, tensors, "midlayer.self_attn.", backend),
             build_mlp(plan, tensors, "midlayer.mlp."),
@@ -66,6 +65,10 @@ class Eagle3Head:
         likeliest = LikeliestToken(None if config.norm_output else norm, head, self._draft_to_target)
         self._likeliest = products.likeliest(likeliest)
         self.rotary = rotary_table(plan.rope, plan.head_dim, max_positions, embedding.dtype, embedding.device)
+        residual_is_normed = config.norm_before_residual
+        layer = DraftLayer(products.draft_input(draft_input), self.body, self.rotary, residual_is_normed)
+        self._layer = products.draft_layer(layer, plan)
+        self.steps = None if config.norm_output else products.draft_steps(self._layer, self._likeliest, plan)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Fuse tapped features [rows, 3 * target_hidden_size] into [rows, hidden_size]."""
@@ -80,14 +83,8 @@ class Eagle3Head:
         selection: RowSelection,
     ) -> torch.Tensor:
         """Turn [rows] tokens and [rows, hidden_size] features into the live rows' output [live rows, hidden_size]."""
-        rows, normed = self._draft_input(token_ids, hidden)
-        rotary = self.rotary.rows(attention.positions)
-        if selection.is_empty:
-            self.body.write(rows, rotary, cache, attention)
-            return hidden[:0]
-        residual = selection.residual(normed if self.config.norm_before_residual else hidden)
-        out = selection.live(self.body(rows, residual, rotary, cache, attention, selection))
-        return self._norm(out) if self.config.norm_output else out
+        out = self._layer(token_ids, hidden, cache, attention, selection)
+        return self._norm(out) if self.config.norm_output and not selection.is_empty else out
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn the output of `forward` [rows, hidden_size] into logits [rows, draft_vocab_size]."""

@@ -28,6 +28,8 @@ from spec_lab.models.scored_tokens import ScoredTokens
 class MtpModule:
     """Weights and forward of one module; no state between calls."""
 
+    steps = None
+
     def __init__(
         self,
         config: MtpConfig,

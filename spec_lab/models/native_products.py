@@ -7,52 +7,55 @@ stays with the library as well.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 
 from spec_kernels.native import parts as native
+from spec_kernels.native.forwards import DraftLayerParts, NativeDraftLayer, NativeHead, NativeLayers
 from spec_kernels.native.packing import LANES
 from spec_kernels.native.parts import LayerParts, NativeLayer, NativeNorm, NativeProduct
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.protocols import DraftSteps, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layers import Attention, DecoderLayer, GatedMLP, RopeThenWrite, RowsPart
 from spec_lab.models.linear import Linear, WholeLinear
+from spec_lab.models.native_forwards import MAX_ROWS, NativeDraftSteps, NativeHeadLayer, NativeStack, are_few
 from spec_lab.models.norms import RMSNorm, WeightedNorm
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import (
     Body,
     DraftInput,
     DraftInputs,
+    DraftLayer,
+    DraftLayers,
     Layer,
     LayerBody,
+    LayerStack,
     Likeliest,
     LikeliestToken,
     PlainProducts,
+    Stack,
 )
 from spec_lab.models.rope import RotaryRows
 
-MAX_ROWS = 128
-"""Behind them the library is as quick, in which arithmetic is all that counts: docs/performance.md."""
-
-
-def _are_few(rows: torch.Tensor, metadata: AttentionMetadata) -> bool:
-    """Tell whether the kernels take these rows: few, as many of each request."""
-    return 0 < rows.shape[0] <= MAX_ROWS and not metadata.batches
-
 
 class NativeBody:
-    """Is a `LayerBody`, in one call where no row is dropped inside it, else in three; with a norm it is a layer."""
+    """Is a `LayerBody`, in one call but where rows are dropped behind attention, in three; with a norm it is a layer.
 
-    __slots__ = ("_layer", "_many")
+    Attributes:
+        layer: as the kernels read it.
+    """
+
+    __slots__ = ("_many", "layer")
 
     def __init__(self, layer: NativeLayer, many: Body) -> None:
         """`many` takes what is not few rows."""
-        self._layer = layer
+        self.layer = layer
         self._many = many
 
     def __call__(
@@ -64,11 +67,13 @@ class NativeBody:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        if not _are_few(rows, metadata):
+        if not are_few(rows, metadata):
             return self._many(rows, residual, rotary, cache, metadata, selection)
-        if selection.behind(metadata) is metadata:
-            return self._whole(rows, residual, rotary, cache, metadata)
-        layer = self._layer
+        behind = selection.behind(metadata)
+        if behind is not None:
+            live_rows = None if behind is metadata else selection.live_rows
+            return self._whole(rows, residual, rotary, cache, metadata, behind, live_rows)
+        layer = self.layer
         queries, metadata = selection.queries(self._project(rows, rotary, cache, metadata), metadata)
         attended = queries.new_empty(queries.shape[0], layer.num_attended)
         keys = metadata.page_table, metadata.seq_lens, metadata.num_queries
@@ -78,7 +83,7 @@ class NativeBody:
         return out
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
-        if _are_few(rows, metadata):
+        if are_few(rows, metadata):
             self._project(rows, rotary, cache, metadata)
         else:
             self._many.write(rows, rotary, cache, metadata)
@@ -90,20 +95,24 @@ class NativeBody:
         rotary: RotaryRows,
         cache: LayerCache,
         metadata: AttentionMetadata,
+        behind: AttentionMetadata,
+        live_rows: torch.Tensor | None,
     ) -> torch.Tensor:
+        """Let all rows write KV, and `live_rows`, which are all where it is None, go on with the metadata `behind`."""
         out = residual.new_empty(residual.shape)
         place = rotary.cos, rotary.signed_sin, metadata.slot_mapping
-        keys = metadata.page_table, metadata.seq_lens, metadata.num_queries
-        native.decoder_layer(out, cache.kv, rows, residual.contiguous(), *place, *keys, self._layer.address)
+        keys = behind.page_table, behind.seq_lens
+        stream, last = residual.contiguous(), (behind.num_queries, self.layer.address)
+        native.decoder_layer(out, cache.kv, rows, stream, *place, *keys, live_rows, *last)
         return out
 
     def _project(
         self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
         """Write KV, and return all heads [rows, heads * head_dim], queries first."""
-        heads = rows.new_empty(rows.shape[0], self._layer.num_projected)
+        heads = rows.new_empty(rows.shape[0], self.layer.num_projected)
         place = rotary.cos, rotary.signed_sin, metadata.slot_mapping
-        native.project(heads, cache.kv, rows, *place, self._layer.address)
+        native.project(heads, cache.kv, rows, *place, self.layer.address)
         return heads
 
 
@@ -112,14 +121,15 @@ class NativeDecoderLayer:
 
     Attributes:
         row_invariant: a row does not depend on the others, its attention included.
+        body: of few rows, its norm included.
     """
 
-    __slots__ = ("_body", "_plain")
+    __slots__ = ("_plain", "body")
     row_invariant = True
 
     def __init__(self, plain: DecoderLayer, layer: NativeLayer) -> None:
         self._plain = plain
-        self._body = NativeBody(layer, LayerBody(plain.attention, plain.mlp, plain.mlp_norm))
+        self.body = NativeBody(layer, LayerBody(plain.attention, plain.mlp, plain.mlp_norm))
 
     def __call__(
         self,
@@ -129,12 +139,12 @@ class NativeDecoderLayer:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        if not _are_few(stream, metadata):
+        if not are_few(stream, metadata):
             return self._plain(stream, rotary, cache, metadata, selection)
         if selection.is_empty:
-            self._body.write(stream, rotary, cache, metadata)
+            self.body.write(stream, rotary, cache, metadata)
             return stream[:0]
-        return self._body(stream, selection.residual(stream), rotary, cache, metadata, selection)
+        return self.body(stream, selection.residual(stream), rotary, cache, metadata, selection)
 
     @property
     def attention(self) -> object:
@@ -179,37 +189,41 @@ class NativeLinear:
 class NativeDraftInput:
     """Is a `DraftInput` in one call."""
 
-    __slots__ = ("_embedding", "_embedding_norm", "_hidden_norm")
+    __slots__ = ("embedding", "embedding_norm", "hidden_norm")
 
     def __init__(self, plain: DraftInput) -> None:
-        self._embedding = plain.embedding
-        self._embedding_norm = as_native(cast(WeightedNorm, plain.embedding_norm))
-        self._hidden_norm = as_native(cast(WeightedNorm, plain.hidden_norm))
+        self.embedding = plain.embedding
+        self.embedding_norm = as_native(cast(WeightedNorm, plain.embedding_norm))
+        self.hidden_norm = as_native(cast(WeightedNorm, plain.hidden_norm))
 
     def __call__(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         num_rows, size = hidden.shape
         out = hidden.new_empty(num_rows, 2 * size)
-        norms = self._embedding_norm.address, self._hidden_norm.address
-        native.draft_input(out, token_ids, hidden.contiguous(), self._embedding, *norms)
+        norms = self.embedding_norm.address, self.hidden_norm.address
+        native.draft_input(out, token_ids, hidden.contiguous(), self.embedding, *norms)
         return out, out[:, size:]
 
 
 class NativeLikeliest:
-    """Is a `LikeliestToken` in one call; a probability beside it takes that of its parts."""
+    """Is a `LikeliestToken` in one call; a probability beside it takes that of its parts.
 
-    __slots__ = ("_head", "_norm", "_parts")
+    Attributes:
+        described: as the kernels read it.
+    """
+
+    __slots__ = ("_parts", "described")
 
     def __init__(self, plain: LikeliestToken) -> None:
         norm = None if plain.norm is None else cast(WeightedNorm, plain.norm)
-        self._norm = NativeNorm() if norm is None else as_native(norm)
-        self._head = NativeLinear(plain.head)
-        self._parts = LikeliestToken(None if norm is None else NativeRMSNorm(norm), self._head, plain.token_map)
+        head = NativeLinear(plain.head)
+        self.described = NativeHead(NativeNorm() if norm is None else as_native(norm), head.product, plain.token_map)
+        self._parts = LikeliestToken(None if norm is None else NativeRMSNorm(norm), head, plain.token_map)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         if hidden.shape[0] > MAX_ROWS:
             return self._parts(hidden)
         tokens = torch.empty(hidden.shape[0], dtype=torch.int64)
-        native.likeliest(tokens, hidden, self._parts.token_map, self._norm.address, self._head.product.address)
+        native.likeliest(tokens, hidden, *self.described.arguments)
         return tokens
 
     def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -236,11 +250,32 @@ class NativeProducts(PlainProducts):
     def body(self, body: LayerBody, plan: LayerPlan) -> Body:
         return NativeBody(self._native(body, plan, NativeNorm()), body) if fits(plan) else body
 
+    def stack(self, stack: LayerStack, plans: Sequence[LayerPlan]) -> Stack:
+        shapes = {(plan.num_kv_heads, plan.head_dim) for plan in plans}
+        if not all(map(fits, plans)) or len(shapes) > 1 or len(stack.rotary_tables) > 1:
+            return stack
+        layers = [cast(NativeDecoderLayer, layer).body.layer for layer in stack.layers]
+        return NativeStack(stack, NativeLayers(layers))
+
     def draft_input(self, part: DraftInput) -> DraftInputs:
         return NativeDraftInput(part)
 
+    def draft_layer(self, part: DraftLayer, plan: LayerPlan) -> DraftLayers:
+        if not fits(plan):
+            return part
+        layer, inputs = cast(NativeBody, part.body).layer, cast(NativeDraftInput, part.inputs)
+        norms = inputs.embedding_norm, inputs.hidden_norm
+        return NativeHeadLayer(
+            part, NativeDraftLayer(DraftLayerParts(layer, *norms, inputs.embedding, part.residual_is_normed))
+        )
+
     def likeliest(self, part: LikeliestToken) -> Likeliest:
         return NativeLikeliest(part)
+
+    def draft_steps(self, layer: DraftLayers, likeliest: Likeliest, plan: LayerPlan) -> DraftSteps | None:
+        if not fits(plan):
+            return None
+        return NativeDraftSteps(cast(NativeHeadLayer, layer), cast(NativeLikeliest, likeliest).described)
 
     def _native(self, body: LayerBody, plan: LayerPlan, attention_norm: NativeNorm) -> NativeLayer:
         attention, mlp = cast(Attention, body.attention), cast(GatedMLP, body.mlp)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,16 +10,17 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.kv_cache import LayerCache, PagedKVCache
+from spec_lab.core.protocols import DraftSteps, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.layers import AttentionPart, DecoderLayer, RowsPart
 from spec_lab.models.linear import Linear
 from spec_lab.models.plan import LayerPlan
-from spec_lab.models.rope import RotaryRows
+from spec_lab.models.rope import RotaryRows, RotaryTable
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, SandwichParts
 from spec_lab.models.top_probability import top_probability
+from spec_lab.pruning.selection import AllRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,99 @@ class Body(Protocol):
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class LayerStack:
+    """Runs the layers of a target one behind the other.
+
+    Attributes:
+        rotary_tables: those that layers turn their heads by, of which each layer has one, `table_of_layer`.
+    """
+
+    layers: Sequence[Layer]
+    rotary_tables: Sequence[RotaryTable]
+    table_of_layer: Sequence[int]
+
+    def __call__(
+        self,
+        stream: torch.Tensor,
+        cache: PagedKVCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+        tapped: Sequence[int],
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Turn the stream [rows, hidden_size] into [kept rows, hidden_size], and return beside it what enters the
+        layers `tapped`; in the last layer only the rows of `selection` go on."""
+        rotary = [table.rows(attention.positions) for table in self.rotary_tables]
+        taps: list[torch.Tensor] = []
+        last_layer = len(self.layers) - 1
+        all_rows = AllRows()
+        for index, layer in enumerate(self.layers):
+            if index in tapped:
+                taps.append(stream)
+            kept = selection if index == last_layer else all_rows
+            stream = layer(stream, rotary[self.table_of_layer[index]], cache.layers[index], attention, kept)
+        return stream, taps
+
+
+class Stack(Protocol):
+    """Is all layers of a target: `LayerStack`, whose words are these."""
+
+    def __call__(
+        self,
+        stream: torch.Tensor,
+        cache: PagedKVCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+        tapped: Sequence[int],
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]: ...
+
+
 DraftInputs = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLayer:
+    """Is the layer of a draft head, and what stands in front of it.
+
+    Attributes:
+        residual_is_normed: the layer adds to the normed hidden state, not to the one it was normed from.
+    """
+
+    inputs: DraftInputs
+    body: Body
+    rotary: RotaryTable
+    residual_is_normed: bool
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        cache: LayerCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        """Turn [rows] tokens and [rows, hidden_size] hidden states into the live rows' output [live rows,
+        hidden_size]."""
+        rows, normed = self.inputs(token_ids, hidden)
+        rotary = self.rotary.rows(attention.positions)
+        if selection.is_empty:
+            self.body.write(rows, rotary, cache, attention)
+            return hidden[:0]
+        residual = selection.residual(normed if self.residual_is_normed else hidden)
+        return selection.live(self.body(rows, residual, rotary, cache, attention, selection))
+
+
+class DraftLayers(Protocol):
+    """Is a `DraftLayer`, or what stands in for one."""
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        cache: LayerCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor: ...
 
 
 class Products(Protocol):
@@ -163,9 +256,22 @@ class Products(Protocol):
 
     def body(self, body: LayerBody, plan: LayerPlan) -> Body: ...
 
+    def stack(self, stack: LayerStack, plans: Sequence[LayerPlan]) -> Stack:
+        """Give all layers of a target, each of which is one that `layer` gave."""
+        ...
+
     def draft_input(self, part: DraftInput) -> DraftInputs: ...
 
+    def draft_layer(self, part: DraftLayer, plan: LayerPlan) -> DraftLayers:
+        """Give a draft head's layer, of parts that `draft_input` and `body` gave."""
+        ...
+
     def likeliest(self, part: LikeliestToken) -> Likeliest: ...
+
+    def draft_steps(self, layer: DraftLayers, likeliest: Likeliest, plan: LayerPlan) -> DraftSteps | None:
+        """Give what runs a head's steps at once, of what `draft_layer` and `likeliest` gave; None where each is run
+        for itself."""
+        ...
 
     def likeliest_in_clusters(self, part: TokenClusters) -> Likeliest: ...
 
@@ -201,11 +307,20 @@ class PlainProducts:
     def body(self, body: LayerBody, plan: LayerPlan) -> Body:
         return body
 
+    def stack(self, stack: LayerStack, plans: Sequence[LayerPlan]) -> Stack:
+        return stack
+
     def draft_input(self, part: DraftInput) -> DraftInputs:
+        return part
+
+    def draft_layer(self, part: DraftLayer, plan: LayerPlan) -> DraftLayers:
         return part
 
     def likeliest(self, part: LikeliestToken) -> Likeliest:
         return part
+
+    def draft_steps(self, layer: DraftLayers, likeliest: Likeliest, plan: LayerPlan) -> DraftSteps | None:
+        return None
 
     def likeliest_in_clusters(self, part: TokenClusters) -> Likeliest:
         return part

@@ -36,15 +36,19 @@ class RotaryRows:
 
 
 class RotaryTable:
-    """Holds cos and sin of every position, in the rotate-half layout [max_positions, rotary_dim]."""
+    """Holds cos and sin of every position, in the rotate-half layout [max_positions, rotary_dim].
+
+    Attributes:
+        rows_of_positions: [max_positions, 2, rotary_dim] cos and signed sin.
+    """
 
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         half = sin.shape[-1] // 2
-        self._table = torch.stack((cos, torch.cat((-sin[:, :half], sin[:, half:]), dim=1)), dim=1)
+        self.rows_of_positions = torch.stack((cos, torch.cat((-sin[:, :half], sin[:, half:]), dim=1)), dim=1)
 
     def rows(self, positions: torch.Tensor) -> RotaryRows:
         """Gather the rows for `positions` [rows]."""
-        cos, signed_sin = self._table.index_select(0, positions).unsqueeze(2).unbind(1)
+        cos, signed_sin = self.rows_of_positions.index_select(0, positions).unsqueeze(2).unbind(1)
         return RotaryRows(cos, signed_sin)
 
 

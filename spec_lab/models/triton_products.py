@@ -7,7 +7,7 @@ library, since arithmetic bounds them there and not bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import cast
@@ -18,13 +18,26 @@ from spec_kernels.early import early_launches
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS
 from spec_lab.core.conditional import is_inside_if_node
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.protocols import DraftSteps
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layers import Attention, AttentionPart, DecoderLayer, GatedMLP, RowsPart
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RMSNorm, WeightedNorm
 from spec_lab.models.plan import LayerPlan
-from spec_lab.models.products import Body, DraftInput, DraftInputs, Layer, LayerBody, Likeliest, LikeliestToken
+from spec_lab.models.products import (
+    Body,
+    DraftInput,
+    DraftInputs,
+    DraftLayer,
+    DraftLayers,
+    Layer,
+    LayerBody,
+    LayerStack,
+    Likeliest,
+    LikeliestToken,
+    Stack,
+)
 from spec_lab.models.residual_experts import FinishWithExperts, ResidualExperts, fits_few_rows
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding, SandwichParts
 from spec_lab.models.triton_drafting import FusedDraftInput, FusedLikeliest, TritonClusters
@@ -76,6 +89,15 @@ class TritonProducts:
 
     def body(self, body: LayerBody, plan: LayerPlan) -> Body:
         return self._few_rows(body, plan, None, self._many_rows(body, plan)) if fits(plan) else body
+
+    def stack(self, stack: LayerStack, plans: Sequence[LayerPlan]) -> Stack:
+        return stack
+
+    def draft_layer(self, part: DraftLayer, plan: LayerPlan) -> DraftLayers:
+        return part
+
+    def draft_steps(self, layer: DraftLayers, likeliest: Likeliest, plan: LayerPlan) -> DraftSteps | None:
+        return None
 
     def fused_layer(self, layer: DecoderLayer, plan: LayerPlan) -> FusedLayer:
         """Return a layer with a body for few rows and one for many."""

@@ -12,6 +12,7 @@ typedef struct {
 /* Where the rows of one forward stand. */
 typedef struct {
     const float *cos, *signed_sin; /* [rows, rotary_dim], rows `rotary_stride` apart */
+    const int64_t *positions;      /* [rows] of each in these tables, or NULL where row i has theirs */
     const int64_t *slots;          /* [rows] cache slots that are written */
     const int64_t *pages;          /* [requests, num_pages] of the keys */
     const int64_t *lengths;        /* [requests] keys that the last row of each sees */
@@ -36,7 +37,7 @@ static void turn_and_write(float *heads, float *kv, const layer_t *layer, const 
             float *head = heads + h * dim;
             if (layer->head_norm.weight)
                 norm_row(head, head, layer->head_norm.weight + h * dim, layer->head_norm.eps, dim);
-            const int64_t at = row * place->rotary_stride;
+            const int64_t at = (place->positions ? place->positions[row] : row) * place->rotary_stride;
             turn(head, place->cos + at, place->signed_sin + at, layer->rotary_dim);
         }
         memcpy(kv + place->slots[row] * kv_width, heads + layer->num_heads * dim, (size_t)kv_width * sizeof(float));

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-SOURCES = ("vectors.h", "products.h", "tiles.h", "attention.h", "native.c")
+SOURCES = ("vectors.h", "products.h", "tiles.h", "attention.h", "rounds.h", "native.c")
 _FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC")
 _PROCESSORS = ("-march=native", "-mcpu=native")
 """Names that compilers have for the processor at hand, the second on Arm."""

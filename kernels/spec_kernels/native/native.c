@@ -16,6 +16,8 @@
 
 #include "attention.h"
 
+#include "rounds.h"
+
 static int64_t product_memory(const product_t *p, int64_t num_rows) {
     return p->layout == TILES ? tiles_memory(p, num_rows) : 0;
 }
@@ -74,17 +76,45 @@ static int64_t finish_memory(const layer_t *layer, int64_t num_rows) {
            more(product_memory(&layer->o, num_rows), mlp);
 }
 
-/* A whole decoder layer, of `rows` that are the residual stream themselves or, without a first norm, a norm of it. */
-int native_layer(const layer_t *layer, const place_t *place, float *out, float *kv, const float *rows,
-                 const float *residual, int64_t num_rows) {
-    const int64_t num_heads = num_rows * layer->qkv.num_outputs, num_mixed = num_rows * layer->o.num_inputs;
-    const int64_t shared = more(attention_memory(layer, place), finish_memory(layer, num_rows));
-    float *heads = scratch(num_heads + num_mixed + more(shared, project_memory(layer, num_rows)));
-    if (!heads) return 1;
-    float *mixed = heads + num_heads, *memory = mixed + num_mixed;
+/* A whole decoder layer, of `rows` that are the residual stream themselves or, without a first norm, a norm of it. Where
+   `live` is given, only these rows attend and go on, and `place` has their keys; the others leave keys and values. */
+static void layer_rows(float *out, const float *rows, const float *residual, float *kv, const layer_t *layer,
+                       const place_t *place, const int64_t *live, int64_t num_rows, int64_t num_live, float *memory) {
+    const int64_t width = layer->qkv.num_outputs, num_mixed = num_live * layer->o.num_inputs;
+    float *heads = memory, *queries = heads, *mixed = heads + num_rows * width;
+    memory = mixed + num_mixed;
     project_rows(heads, rows, kv, layer, place, num_rows, memory);
-    attend_rows(mixed, heads, layer->qkv.num_outputs, kv, layer, place, num_rows, memory);
-    finish_rows(out, mixed, residual, layer, num_rows, memory);
+    if (live) {
+        queries = memory, memory += num_live * width;
+        for (int64_t i = 0; i < num_live; i++)
+            memcpy(queries + i * width, heads + live[i] * width, (size_t)layer->o.num_inputs * sizeof(float));
+    }
+    attend_rows(mixed, queries, width, kv, layer, place, num_live, memory);
+    finish_rows(out, mixed, residual, layer, num_live, memory);
+}
+
+static int64_t layer_memory(const layer_t *layer, const place_t *place, int64_t num_rows) {
+    const int64_t shared = more(attention_memory(layer, place), finish_memory(layer, num_rows));
+    return num_rows * (2 * layer->qkv.num_outputs + layer->o.num_inputs) + more(shared, project_memory(layer, num_rows));
+}
+
+int native_layer(const layer_t *layer, const place_t *place, float *out, float *kv, const float *rows,
+                 const float *residual, const int64_t *live, int64_t num_rows, int64_t num_live) {
+    float *memory = scratch(layer_memory(layer, place, num_rows));
+    if (!memory) return 1;
+    layer_rows(out, rows, residual, kv, layer, place, live, num_rows, num_live, memory);
+    return 0;
+}
+
+/* Layers one behind the other, of one shape of cache: `streams` [num_layers, rows, hidden_size] takes what each gives,
+   the first of which reads `stream`; the caches of two neighbours are `kv_stride` apart. */
+int native_layers(const layer_t *const *layers, int64_t num_layers, const place_t *place, float *streams, float *kv,
+                  int64_t kv_stride, const float *stream, int64_t num_rows) {
+    for (int64_t i = 0; i < num_layers; i++, kv += kv_stride) {
+        float *out = streams + i * num_rows * layers[i]->o.num_outputs;
+        if (native_layer(layers[i], place, out, kv, stream, stream, NULL, num_rows, num_rows)) return 1;
+        stream = out;
+    }
     return 0;
 }
 
@@ -126,7 +156,7 @@ int native_product(const product_t *product, float *out, const float *rows, int6
     return 0;
 }
 
-/* The likeliest token of each row, the lowest id of equal ones; NaN counts as the most, as torch has it. */
+/* The likeliest token of each row, as torch's argmax has it. */
 int native_likeliest(const product_t *head, const norm_t *norm, const int64_t *token_map, int64_t *tokens,
                      const float *rows, int64_t num_rows) {
     float *logits = scratch(num_rows * (head->num_inputs + head->num_outputs) + product_memory(head, num_rows));
@@ -138,9 +168,7 @@ int native_likeliest(const product_t *head, const norm_t *norm, const int64_t *t
     }
     multiply(logits, rows, NULL, head, num_rows, normed + num_rows * head->num_inputs);
     for (int64_t row = 0; row < num_rows; row++, logits += head->num_outputs) {
-        int64_t best = 0;
-        for (int64_t i = 1; i < head->num_outputs && !isnan(logits[best]); i++)
-            if (logits[i] > logits[best] || isnan(logits[i])) best = i;
+        const int64_t best = likeliest_of(logits, head->num_outputs);
         tokens[row] = token_map ? token_map[best] : best;
     }
     return 0;
@@ -155,32 +183,50 @@ void native_draft_input(const norm_t *embedding_norm, const norm_t *hidden_norm,
     }
 }
 
-/* The cache slot of a position; those behind the last page, and negative ones, are in the last page, which is scratch. */
-static int64_t slot_of(const int64_t *pages, int64_t num_pages, int64_t page_size, int64_t position) {
-    const int64_t column = position < 0 ? num_pages - 1 : less(position / page_size, num_pages - 1);
-    const int64_t offset = position % page_size;
-    return pages[column] * page_size + (offset < 0 ? offset + page_size : offset);
+/* A draft head's layer and what stands in front of it. */
+typedef struct {
+    layer_t layer; /* without a norm of its own */
+    norm_t embedding_norm, hidden_norm;
+    const float *embedding;     /* [vocabulary, hidden_size] */
+    int64_t residual_is_normed; /* the residual is the normed hidden state, not what it was normed from */
+} draft_layer_t;
+
+/* out [live rows, hidden_size] of tokens [rows] and hidden states [rows, hidden_size]. */
+int native_draft_layer(const draft_layer_t *draft, const place_t *place, float *out, float *kv, const int64_t *tokens,
+                       const float *hidden, const int64_t *live, int64_t num_rows, int64_t num_live) {
+    const layer_t *layer = &draft->layer;
+    const int64_t size = layer->o.num_outputs;
+    float *inputs = scratch(num_rows * 3 * size + layer_memory(layer, place, num_rows));
+    if (!inputs) return 1;
+    float *residual = inputs + num_rows * 2 * size, *memory = residual + num_rows * size;
+    native_draft_input(&draft->embedding_norm, &draft->hidden_norm, draft->embedding, size, inputs, tokens, hidden,
+                       num_rows);
+    for (int64_t i = 0; i < num_live; i++) {
+        const int64_t row = live ? live[i] : i;
+        const float *kept = draft->residual_is_normed ? inputs + (2 * row + 1) * size : hidden + row * size;
+        memcpy(residual + i * size, kept, (size_t)size * sizeof(float));
+    }
+    layer_rows(out, inputs, residual, kv, layer, place, live, num_rows, num_live, memory);
+    return 0;
 }
 
-/* The metadata of rows at `wanted` positions [requests, num_queries] that see `keys` [requests]. */
-void native_build(int64_t *positions, int64_t *slots, int64_t *lengths, const int64_t *wanted, const int64_t *keys,
-                  const int64_t *pages, int64_t num_requests, int64_t num_queries, int64_t num_pages,
-                  int64_t page_size, int64_t num_positions) {
-    for (int64_t request = 0; request < num_requests; request++, pages += num_pages) {
-        lengths[request] = more(keys[request], 1);
-        for (int64_t row = request * num_queries; row < (request + 1) * num_queries; row++) {
-            positions[row] = less(more(wanted[row], 0), num_positions - 1);
-            slots[row] = slot_of(pages, num_pages, page_size, wanted[row]);
-        }
+/* The draft steps of a chain behind its first: each moves `place` one position on, and runs the head over the token and
+   the hidden state that the step before left. `drafts` [num_drafts, requests] begins with `first`; `hiddens`
+   [num_drafts - 1, requests, hidden_size] takes what the layer gives, in front of `norm`. */
+int native_draft_steps(const draft_layer_t *draft, const norm_t *norm, const product_t *head, const int64_t *token_map,
+                       const place_t *place, int64_t *positions, int64_t *slots, int64_t *lengths, int64_t *drafts,
+                       float *hiddens, const int64_t *first, const float *hidden, float *kv, int64_t num_requests,
+                       int64_t num_drafts, int64_t num_positions) {
+    const int64_t size = draft->layer.o.num_outputs;
+    memcpy(drafts, first, (size_t)num_requests * sizeof(int64_t));
+    for (int64_t step = 1; step < num_drafts; step++, hiddens += num_requests * size) {
+        const int64_t *tokens = drafts;
+        drafts += num_requests;
+        native_advance(positions, slots, lengths, place->pages, num_requests, place->num_pages,
+                       draft->layer.page_size, num_positions);
+        if (native_draft_layer(draft, place, hiddens, kv, tokens, hidden, NULL, num_requests, num_requests)) return 1;
+        if (native_likeliest(head, norm, token_map, drafts, hiddens, num_requests)) return 1;
+        hidden = hiddens;
     }
-}
-
-/* The metadata of one row a request, one position on. */
-void native_advance(int64_t *positions, int64_t *slots, int64_t *lengths, const int64_t *pages, int64_t num_requests,
-                    int64_t num_pages, int64_t page_size, int64_t num_positions) {
-    for (int64_t request = 0; request < num_requests; request++, pages += num_pages) {
-        const int64_t position = lengths[request]++;
-        positions[request] = less(position, num_positions - 1);
-        slots[request] = slot_of(pages, num_pages, page_size, position);
-    }
+    return 0;
 }

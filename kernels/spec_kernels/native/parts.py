@@ -24,14 +24,14 @@ class _Product(ctypes.Structure):
     )
 
 
-class _Norm(ctypes.Structure):
+class NormStructure(ctypes.Structure):
     _fields_ = (("weight", ctypes.c_void_p), ("eps", ctypes.c_float))
 
 
-class _Layer(ctypes.Structure):
+class LayerStructure(ctypes.Structure):
     _fields_ = (
         *((name, _Product) for name in ("qkv", "o", "gate_up", "down")),
-        *((name, _Norm) for name in ("attention_norm", "mlp_norm", "head_norm")),
+        *((name, NormStructure) for name in ("attention_norm", "mlp_norm", "head_norm")),
         ("scale", ctypes.c_float),
         *(
             (name, ctypes.c_int64)
@@ -42,7 +42,7 @@ class _Layer(ctypes.Structure):
 
 class _Place(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("cos", "signed_sin", "slots", "pages", "lengths")),
+        *((name, ctypes.c_void_p) for name in ("cos", "signed_sin", "positions", "slots", "pages", "lengths")),
         *((name, ctypes.c_int64) for name in ("rotary_stride", "num_pages", "num_queries")),
     )
 
@@ -62,7 +62,7 @@ class NativeProduct:
         self._panels, layout = pack(weight, has_tiles())
         self._bias = None if bias is None else bias.float().contiguous()
         self.described = _Product(
-            self._panels.data_ptr(), _pointer(self._bias), self.num_outputs, self.num_inputs, layout
+            self._panels.data_ptr(), pointer_to(self._bias), self.num_outputs, self.num_inputs, layout
         )
         self.address = ctypes.addressof(self.described)
 
@@ -78,7 +78,7 @@ class NativeNorm:
 
     def __init__(self, weight: torch.Tensor | None = None, eps: float = 0.0) -> None:
         self._weight = None if weight is None else weight.float().contiguous()
-        self.described = _Norm(_pointer(self._weight), eps)
+        self.described = NormStructure(pointer_to(self._weight), eps)
         self.address = ctypes.addressof(self.described)
 
 
@@ -125,11 +125,11 @@ class NativeLayer:
         self.num_projected = parts.qkv.num_outputs
         described = (getattr(parts, field.name).described for field in fields(parts))
         sizes = num_heads, num_kv_heads, head_dim, rotary_dim, window or 0, page_size
-        self.described = _Layer(*described, scale, *sizes)
+        self.described = LayerStructure(*described, scale, *sizes)
         self.address = ctypes.addressof(self.described)
 
 
-def _pointer(tensor: torch.Tensor | None) -> int | None:
+def pointer_to(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -138,7 +138,9 @@ def library() -> ctypes.CDLL:
     """Return the compiled functions; OSError where the system loads no library from where it lies."""
     compiled = ctypes.CDLL(str(build()))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    compiled.native_layer.argtypes = (pointer, pointer, pointer, pointer, pointer, pointer, number)
+    compiled.native_layer.argtypes = (*(pointer,) * 7, number, number)
+    compiled.native_layers.argtypes = (pointer, number, pointer, pointer, pointer, number, pointer, number)
+    compiled.native_draft_layer.argtypes = (*(pointer,) * 7, number, number)
     compiled.native_project.argtypes = (pointer, pointer, pointer, pointer, pointer, number)
     compiled.native_attend.argtypes = (pointer, pointer, pointer, pointer, pointer, number, number)
     compiled.native_finish.argtypes = (pointer, pointer, pointer, pointer, number)
@@ -146,7 +148,11 @@ def library() -> ctypes.CDLL:
     compiled.native_product.argtypes = (pointer, pointer, pointer, number)
     compiled.native_likeliest.argtypes = (pointer, pointer, pointer, pointer, pointer, number)
     compiled.native_draft_input.argtypes = (pointer, pointer, pointer, number, pointer, pointer, pointer, number)
+    compiled.native_strict.argtypes = (*(pointer,) * 4, number, pointer, pointer, *(number,) * 3)
     compiled.native_build.argtypes = (*(pointer,) * 6, *(number,) * 5)
+    compiled.native_catchup.argtypes = (*(pointer,) * 4, *(number,) * 6)
+    compiled.native_commit.argtypes = (*(pointer,) * 7, *(number,) * 5)
+    compiled.native_draft_steps.argtypes = (*(pointer,) * 13, *(number,) * 3)
     compiled.native_advance.argtypes = (*(pointer,) * 4, *(number,) * 4)
     return compiled
 
@@ -161,25 +167,25 @@ _operators = torch.library.Library("spec_kernels", "FRAGMENT")
 """Operators by name, and not `custom_op`, whose wrapper takes longer than a small product."""
 
 
-def _operator(schema: str) -> Callable[[Callable[Parameters, None]], Callable[Parameters, None]]:
+def operator(schema: str) -> Callable[[Callable[Parameters, None]], Callable[Parameters, None]]:
     """Register the function below as the operator of `schema` on a CPU, and return the operator."""
 
     def register(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
         name = schema.partition("(")[0]
         _operators.define(schema)
         _operators.impl(name, function, "CPU")
-        operator: Callable[Parameters, None] = getattr(torch.ops.spec_kernels, name).default
-        return operator
+        registered: Callable[Parameters, None] = getattr(torch.ops.spec_kernels, name).default
+        return registered
 
     return register
 
 
-def _check(status: int) -> None:
+def check(status: int) -> None:
     if status:
         raise MemoryError("kernels=native: no memory for intermediate rows")
 
 
-def _place(
+def describe_place(
     rotary: tuple[torch.Tensor, torch.Tensor] | None, slots: torch.Tensor | None, keys: tuple[Any, ...] | None
 ) -> Any:
     """Describe where rows stand: (cos, signed sin), the slots that they write, and (pages, lengths, num_queries)."""
@@ -198,9 +204,18 @@ def _place(
     return place
 
 
-@_operator(
+def check_places(*tensors: torch.Tensor) -> None:
+    assert all(tensor.dtype is torch.int64 and tensor.is_contiguous() for tensor in tensors)
+
+
+def float_rows(rows: torch.Tensor) -> int:
+    assert rows.dtype is torch.float32 and rows.is_contiguous()
+    return rows.data_ptr()
+
+
+@operator(
     "native_layer(Tensor(a!) out, Tensor(b!) kv, Tensor rows, Tensor residual, Tensor cos, Tensor signed_sin,"
-    " Tensor slots, Tensor pages, Tensor lengths, int num_queries, int layer) -> ()"
+    " Tensor slots, Tensor pages, Tensor lengths, Tensor? live, int num_queries, int layer) -> ()"
 )
 def decoder_layer(
     out: torch.Tensor,
@@ -212,37 +227,30 @@ def decoder_layer(
     slots: torch.Tensor,
     pages: torch.Tensor,
     lengths: torch.Tensor,
+    live: torch.Tensor | None,
     num_queries: int,
     layer: int,
 ) -> None:
     """Run a whole decoder layer.
 
     Args:
-        out: [rows, hidden_size], written.
+        out: [live rows, hidden_size], written.
         kv: [cache slots, 2, num_kv_heads, head_dim], written at `slots`.
         rows: [rows, in_features], `num_queries` a request: the stream, or a norm of it where the layer has none.
-        residual: [rows, hidden_size] the stream.
+        residual: [live rows, hidden_size] the stream.
         cos: of each row, [rows, ..., rotary_dim]; `signed_sin` likewise.
         slots: [rows] int64.
         pages: [requests, num_pages] int64, of the keys; positions past the last column lie in its page.
-        lengths: [requests] int64, keys that the last row of each request sees.
+        lengths: [requests] int64, keys that the last live row of each request sees.
+        live: [live rows] int64, those that attend and go on, `num_queries` a request; None is all.
         layer: `NativeLayer.address`.
     """
-    place = _place((cos, signed_sin), slots, (pages, lengths, num_queries))
-    pointers = out.data_ptr(), kv.data_ptr(), _rows(rows), _rows(residual)
-    _check(library().native_layer(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
+    place = describe_place((cos, signed_sin), slots, (pages, lengths, num_queries))
+    pointers = out.data_ptr(), kv.data_ptr(), float_rows(rows), float_rows(residual), pointer_to(live)
+    check(library().native_layer(layer, ctypes.addressof(place), *pointers, rows.shape[0], out.shape[0]))
 
 
-def _check_places(*tensors: torch.Tensor) -> None:
-    assert all(tensor.dtype is torch.int64 and tensor.is_contiguous() for tensor in tensors)
-
-
-def _rows(rows: torch.Tensor) -> int:
-    assert rows.dtype is torch.float32 and rows.is_contiguous()
-    return rows.data_ptr()
-
-
-@_operator(
+@operator(
     "native_project(Tensor(a!) heads, Tensor(b!) kv, Tensor rows, Tensor cos, Tensor signed_sin, Tensor slots,"
     " int layer) -> ()"
 )
@@ -256,12 +264,12 @@ def project(
     layer: int,
 ) -> None:
     """Run the first part of a layer: up to its queries, which lie in `heads` [rows, all heads * head_dim]."""
-    place = _place((cos, signed_sin), slots, None)
-    pointers = heads.data_ptr(), kv.data_ptr(), _rows(rows)
-    _check(library().native_project(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
+    place = describe_place((cos, signed_sin), slots, None)
+    pointers = heads.data_ptr(), kv.data_ptr(), float_rows(rows)
+    check(library().native_project(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
 
 
-@_operator(
+@operator(
     "native_attend(Tensor(a!) out, Tensor kv, Tensor queries, Tensor pages, Tensor lengths, int num_queries,"
     " int layer) -> ()"
 )
@@ -276,38 +284,38 @@ def attend(
 ) -> None:
     """Run the second part: out [rows, heads * head_dim] of `queries` [rows, at least as many]."""
     assert queries.stride(1) == 1
-    place = _place(None, None, (pages, lengths, num_queries))
+    place = describe_place(None, None, (pages, lengths, num_queries))
     pointers = out.data_ptr(), kv.data_ptr(), queries.data_ptr()
-    _check(library().native_attend(layer, ctypes.addressof(place), *pointers, queries.stride(0), queries.shape[0]))
+    check(library().native_attend(layer, ctypes.addressof(place), *pointers, queries.stride(0), queries.shape[0]))
 
 
-@_operator("native_finish(Tensor(a!) out, Tensor attended, Tensor residual, int layer) -> ()")
+@operator("native_finish(Tensor(a!) out, Tensor attended, Tensor residual, int layer) -> ()")
 def finish(out: torch.Tensor, attended: torch.Tensor, residual: torch.Tensor, layer: int) -> None:
     """Run the last part: out [rows, hidden_size] of what attention gave, and the stream in front of the layer."""
-    pointers = out.data_ptr(), _rows(attended), _rows(residual)
-    _check(library().native_finish(layer, *pointers, residual.shape[0]))
+    pointers = out.data_ptr(), float_rows(attended), float_rows(residual)
+    check(library().native_finish(layer, *pointers, residual.shape[0]))
 
 
-@_operator("native_norm(Tensor(a!) out, Tensor rows, int norm) -> ()")
+@operator("native_norm(Tensor(a!) out, Tensor rows, int norm) -> ()")
 def rms_norm(out: torch.Tensor, rows: torch.Tensor, norm: int) -> None:
     """Norm rows; `norm` is `NativeNorm.address`."""
-    library().native_norm(norm, out.data_ptr(), _rows(rows), rows.shape[1], rows.shape[0])
+    library().native_norm(norm, out.data_ptr(), float_rows(rows), rows.shape[1], rows.shape[0])
 
 
-@_operator("native_product(Tensor(a!) out, Tensor rows, int product) -> ()")
+@operator("native_product(Tensor(a!) out, Tensor rows, int product) -> ()")
 def multiply(out: torch.Tensor, rows: torch.Tensor, product: int) -> None:
     """Multiply rows by a weight; `product` is `NativeProduct.address`."""
-    _check(library().native_product(product, out.data_ptr(), _rows(rows), rows.shape[0]))
+    check(library().native_product(product, out.data_ptr(), float_rows(rows), rows.shape[0]))
 
 
-@_operator("native_likeliest(Tensor(a!) tokens, Tensor rows, Tensor? token_map, int norm, int head) -> ()")
+@operator("native_likeliest(Tensor(a!) tokens, Tensor rows, Tensor? token_map, int norm, int head) -> ()")
 def likeliest(tokens: torch.Tensor, rows: torch.Tensor, token_map: torch.Tensor | None, norm: int, head: int) -> None:
     """Write the likeliest token of each row, the lowest id of equal ones: of `head`'s product with the normed rows."""
-    pointers = _pointer(token_map), tokens.data_ptr(), _rows(rows)
-    _check(library().native_likeliest(head, norm, *pointers, rows.shape[0]))
+    pointers = pointer_to(token_map), tokens.data_ptr(), float_rows(rows)
+    check(library().native_likeliest(head, norm, *pointers, rows.shape[0]))
 
 
-@_operator(
+@operator(
     "native_draft_input(Tensor(a!) out, Tensor tokens, Tensor hidden, Tensor embedding, int embedding_norm,"
     " int hidden_norm) -> ()"
 )
@@ -322,11 +330,11 @@ def draft_input(
     """Write the normed embeddings of tokens and, beside them, normed hidden states: out [rows, 2 * hidden_size]."""
     assert tokens.is_contiguous() and embedding.is_contiguous()
     num_rows, size = hidden.shape
-    pointers = out.data_ptr(), tokens.data_ptr(), _rows(hidden)
-    library().native_draft_input(embedding_norm, hidden_norm, _rows(embedding), size, *pointers, num_rows)
+    pointers = out.data_ptr(), tokens.data_ptr(), float_rows(hidden)
+    library().native_draft_input(embedding_norm, hidden_norm, float_rows(embedding), size, *pointers, num_rows)
 
 
-@_operator(
+@operator(
     "native_build(Tensor(a!) positions, Tensor(b!) slots, Tensor(c!) lengths, Tensor wanted, Tensor keys,"
     " Tensor pages, int page_size, int num_positions) -> ()"
 )
@@ -344,12 +352,12 @@ def build_metadata(
     [requests]: positions clamped into the cache and `slots`, both [requests * num_queries], and `lengths`, 1 or more.
     `pages` is [requests, num_pages], the last column scratch.
     """
-    _check_places(positions, slots, lengths, wanted, keys, pages)
+    check_places(positions, slots, lengths, wanted, keys, pages)
     pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, wanted, keys, pages))
     library().native_build(*pointers, *wanted.shape, pages.shape[1], page_size, num_positions)
 
 
-@_operator(
+@operator(
     "native_advance(Tensor(a!) positions, Tensor(b!) slots, Tensor(c!) lengths, Tensor pages, int page_size,"
     " int num_positions) -> ()"
 )
@@ -362,6 +370,6 @@ def advance_metadata(
     num_positions: int,
 ) -> None:
     """Move the metadata of one row a request one position on, in place."""
-    _check_places(positions, slots, lengths, pages)
+    check_places(positions, slots, lengths, pages)
     pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, pages))
     library().native_advance(*pointers, *pages.shape, page_size, num_positions)

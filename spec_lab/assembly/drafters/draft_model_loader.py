@@ -30,7 +30,8 @@ def load_draft_model(config: RunConfig, options: DraftModelDrafterConfig, models
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = make_cache(resources)
         picker = make_picker(config, options, models, resources)
-        return DraftModelDrafter(options.num_draft_tokens, model, cache, models.backend, resources.prune, picker)
+        parts = models.backend, resources.prune, picker, models.kernels.plan_catchup
+        return DraftModelDrafter(options.num_draft_tokens, model, cache, *parts)
 
     return make
 

@@ -74,9 +74,8 @@ def eagle3_factory(
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(head_config.layer.layers, resources.limits, models).layers[0]
         picker = make_picker(config, options, models, resources)
-        return RecurrentDrafter(
-            options.num_draft_tokens, head, features, cache, models.backend, resources.prune, picker
-        )
+        parts = models.backend, resources.prune, picker, models.kernels.plan_catchup
+        return RecurrentDrafter(options.num_draft_tokens, head, features, cache, *parts)
 
     return make
 

@@ -60,9 +60,8 @@ def mtp_eagle_factory(
         cache = build_cache(mtp.layer.layers, resources.limits, models).layers[0]
         picker = make_picker(config, options, models, resources)
         features = FeatureSpec(final_hidden=mtp.target_hidden)
-        return RecurrentDrafter(
-            options.num_draft_tokens, module, features, cache, models.backend, resources.prune, picker
-        )
+        parts = models.backend, resources.prune, picker, models.kernels.plan_catchup
+        return RecurrentDrafter(options.num_draft_tokens, module, features, cache, *parts)
 
     return make
 

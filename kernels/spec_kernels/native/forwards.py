@@ -1,0 +1,219 @@
+"""Several parts of a model in one call of kernels=native: all layers of a target, and what a draft step runs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spec_kernels.native.parts import (
+    LayerStructure,
+    NativeLayer,
+    NativeNorm,
+    NativeProduct,
+    NormStructure,
+    check,
+    describe_place,
+    float_rows,
+    library,
+    operator,
+    pointer_to,
+)
+
+
+class NativeLayers:
+    """Is layers one behind the other as the kernels read them.
+
+    Attributes:
+        address: of their addresses, which operators take.
+    """
+
+    __slots__ = ("_layers", "address", "addresses")
+
+    def __init__(self, layers: Sequence[NativeLayer]) -> None:
+        self._layers = tuple(layers)
+        self.addresses = (ctypes.c_void_p * len(layers))(*(layer.address for layer in layers))
+        self.address = ctypes.addressof(self.addresses)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+
+class _DraftLayer(ctypes.Structure):
+    _fields_ = (
+        ("layer", LayerStructure),
+        ("embedding_norm", NormStructure),
+        ("hidden_norm", NormStructure),
+        ("embedding", ctypes.c_void_p),
+        ("residual_is_normed", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLayerParts:
+    """Holds a draft head's layer, which has no norm of its own, and what stands in front of it.
+
+    Attributes:
+        embedding: [vocabulary, hidden_size].
+        residual_is_normed: the layer adds to the normed hidden state, not to the one it was normed from.
+    """
+
+    layer: NativeLayer
+    embedding_norm: NativeNorm
+    hidden_norm: NativeNorm
+    embedding: torch.Tensor
+    residual_is_normed: bool
+
+
+class NativeDraftLayer:
+    """Is a draft head's layer as the kernels read it.
+
+    Attributes:
+        address: of its description, which operators take.
+    """
+
+    __slots__ = ("_parts", "address", "described")
+
+    def __init__(self, parts: DraftLayerParts) -> None:
+        self._parts = parts
+        norms = parts.embedding_norm.described, parts.hidden_norm.described
+        embedding = float_rows(parts.embedding)
+        self.described = _DraftLayer(parts.layer.described, *norms, embedding, parts.residual_is_normed)
+        self.address = ctypes.addressof(self.described)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeHead:
+    """Is what finds the likeliest token as the kernels read it.
+
+    Attributes:
+        norm: in front of `product`; without a weight for rows that have been normed.
+        token_map: [outputs of it] ids of the target; None where they are its own.
+    """
+
+    norm: NativeNorm
+    product: NativeProduct
+    token_map: torch.Tensor | None
+
+    @property
+    def arguments(self) -> tuple[torch.Tensor | None, int, int]:
+        """The map and the addresses, as operators take them."""
+        return self.token_map, self.norm.address, self.product.address
+
+
+def _place_in_table(
+    table: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, keys: tuple[torch.Tensor, torch.Tensor, int]
+) -> Any:
+    """Describe where rows stand whose rotation is at `positions` of a table [positions, 2, rotary_dim]."""
+    place = describe_place(None, None, keys)
+    assert table.is_contiguous() and positions.is_contiguous() and slots.is_contiguous()
+    rotary_dim = table.shape[2]
+    place.cos, place.rotary_stride = float_rows(table), 2 * rotary_dim
+    place.signed_sin = place.cos + rotary_dim * table.element_size()
+    place.positions, place.slots = positions.data_ptr(), slots.data_ptr()
+    return place
+
+
+@operator(
+    "native_layers(Tensor(a!) streams, Tensor(b!) kv, Tensor stream, Tensor table, Tensor positions, Tensor slots,"
+    " Tensor pages, Tensor lengths, int num_queries, int layers) -> ()"
+)
+def decoder_layers(
+    streams: torch.Tensor,
+    kv: torch.Tensor,
+    stream: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    pages: torch.Tensor,
+    lengths: torch.Tensor,
+    num_queries: int,
+    layers: int,
+) -> None:
+    """Run decoder layers one behind the other.
+
+    Args:
+        streams: [layers, rows, hidden_size], written: what each of them gives.
+        kv: [layers, cache slots, 2, num_kv_heads, head_dim], written at `slots`.
+        stream: [rows, hidden_size] in front of the first, `num_queries` rows a request.
+        table: [positions, 2, rotary_dim] cosines and signed sines.
+        positions: [rows] int64, the places of the rows in it.
+        slots: [rows] int64.
+        pages: [requests, num_pages] int64, of the keys.
+        lengths: [requests] int64, keys that the last row of each request sees.
+        layers: `NativeLayers.address`.
+    """
+    place = _place_in_table(table, positions, slots, (pages, lengths, num_queries))
+    pointers = streams.data_ptr(), kv.data_ptr(), kv.stride(0), float_rows(stream)
+    check(library().native_layers(layers, streams.shape[0], ctypes.addressof(place), *pointers, stream.shape[0]))
+
+
+@operator(
+    "native_draft_layer(Tensor(a!) out, Tensor(b!) kv, Tensor tokens, Tensor hidden, Tensor table, Tensor positions,"
+    " Tensor slots, Tensor pages, Tensor lengths, Tensor? live, int num_queries, int layer) -> ()"
+)
+def draft_layer(
+    out: torch.Tensor,
+    kv: torch.Tensor,
+    tokens: torch.Tensor,
+    hidden: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    pages: torch.Tensor,
+    lengths: torch.Tensor,
+    live: torch.Tensor | None,
+    num_queries: int,
+    layer: int,
+) -> None:
+    """Run a draft head from [rows] tokens and [rows, hidden_size] hidden states to out [live rows, hidden_size].
+
+    `live` [live rows] are the rows that attend and go on, `num_queries` a request; None is all. `layer` is
+    `NativeDraftLayer.address`; the rest as `decoder_layers` has it, of one layer.
+    """
+    assert tokens.is_contiguous() and (live is None or live.is_contiguous())
+    place = _place_in_table(table, positions, slots, (pages, lengths, num_queries))
+    pointers = out.data_ptr(), kv.data_ptr(), tokens.data_ptr(), float_rows(hidden), pointer_to(live)
+    check(library().native_draft_layer(layer, ctypes.addressof(place), *pointers, tokens.shape[0], out.shape[0]))
+
+
+@operator(
+    "native_draft_steps(Tensor(a!) drafts, Tensor(b!) hiddens, Tensor(c!) kv, Tensor(d!) positions, Tensor(e!) slots,"
+    " Tensor(f!) lengths, Tensor tokens, Tensor hidden, Tensor table, Tensor pages, int layer,"
+    " Tensor? token_map, int norm, int head) -> ()"
+)
+def draft_steps(
+    drafts: torch.Tensor,
+    hiddens: torch.Tensor,
+    kv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    lengths: torch.Tensor,
+    tokens: torch.Tensor,
+    hidden: torch.Tensor,
+    table: torch.Tensor,
+    pages: torch.Tensor,
+    layer: int,
+    token_map: torch.Tensor | None,
+    norm: int,
+    head: int,
+) -> None:
+    """Run the steps of a greedy chain behind its first draft, each as `draft_layer` and `likeliest` do one.
+
+    Args:
+        drafts: [drafts, requests] int64, written: `tokens` and those that follow.
+        hiddens: [drafts - 1, requests, hidden_size], written: what the layer gives in each step.
+        positions: [requests] of the newest rows, moved one on before each step; `slots` and `lengths` likewise.
+        tokens: [requests] the first drafts.
+        hidden: [requests, hidden_size] what they were read from.
+        norm: `NativeNorm.address`, in front of `head`, `NativeProduct.address`; `layer` is `NativeDraftLayer.address`.
+    """
+    assert tokens.is_contiguous() and drafts.is_contiguous()
+    place = _place_in_table(table, positions, slots, (pages, lengths, 1))
+    moved = positions.data_ptr(), slots.data_ptr(), lengths.data_ptr()
+    made = drafts.data_ptr(), hiddens.data_ptr(), tokens.data_ptr(), float_rows(hidden), kv.data_ptr()
+    parts = layer, norm, head, pointer_to(token_map), ctypes.addressof(place)
+    check(library().native_draft_steps(*parts, *moved, *made, drafts.shape[1], drafts.shape[0], table.shape[0]))

@@ -1,0 +1,121 @@
+/* What stands between the forwards of a round: the likeliest tokens, acceptance, where rows stand, and the slots. */
+
+/* The place of the most of `count` numbers, the first of equal ones; NaN counts as the most, as torch has it. */
+static int64_t likeliest_of(const float *x, int64_t count) {
+    int64_t best = 0, i = LANES;
+    ints no_numbers = {};
+    if (count >= LANES) {
+        vec tops = *(const vec *)x;
+        ints at = LANE, places = LANE;
+        no_numbers = tops != tops;
+        for (; i + LANES <= count; i += LANES) {
+            const vec part = *(const vec *)(x + i);
+            const ints is_more = part > tops;
+            at += LANES;
+            tops = chosen(is_more, part, tops);
+            places = (is_more & at) | (~is_more & places);
+            no_numbers |= part != part;
+        }
+        best = places[0];
+        for (int l = 1; l < LANES; l++)
+            if (tops[l] > x[best] || (tops[l] == x[best] && places[l] < best)) best = places[l];
+    } else {
+        i = 1;
+    }
+    int has_nan = isnan(x[0]);
+    for (int l = 0; l < LANES; l++) has_nan |= no_numbers[l];
+    for (; i < count; i++) {
+        best = x[i] > x[best] ? i : best;
+        has_nan |= isnan(x[i]);
+    }
+    for (i = 0; has_nan && i < count; i++)
+        if (isnan(x[i])) return i;
+    return best;
+}
+
+/* Strict acceptance of logits [requests, num_rows, vocabulary]: the likeliest tokens [requests, num_rows], and how many
+   of them are emitted, the drafts in front of the first wrong one and one more; 0 where a request is not active.
+   `num_drafts`: how many drafts each request offers, or NULL where all. */
+void native_strict(int64_t *tokens, int64_t *num_emitted, const float *logits, const int64_t *drafts,
+                   int64_t draft_stride, const uint8_t *active, const int64_t *num_drafts, int64_t num_requests,
+                   int64_t num_rows, int64_t vocabulary) {
+    for (int64_t request = 0; request < num_requests; request++, tokens += num_rows, drafts += draft_stride) {
+        for (int64_t row = 0; row < num_rows; row++, logits += vocabulary) tokens[row] = likeliest_of(logits, vocabulary);
+        const int64_t offered = num_drafts ? less(num_drafts[request], num_rows - 1) : num_rows - 1;
+        int64_t accepted = 0;
+        while (accepted < offered && tokens[accepted] == drafts[accepted]) accepted++;
+        num_emitted[request] = active[request] ? accepted + 1 : 0;
+    }
+}
+
+/* The cache slot of a position; those behind the last page, and negative ones, are in the last page, which is scratch. */
+static int64_t slot_of(const int64_t *pages, int64_t num_pages, int64_t page_size, int64_t position) {
+    const int64_t column = position < 0 ? num_pages - 1 : less(position / page_size, num_pages - 1);
+    const int64_t offset = position % page_size;
+    return pages[column] * page_size + (offset < 0 ? offset + page_size : offset);
+}
+
+/* Where a row of a request stands: its rotary position and its cache slot. */
+static void place_row(int64_t *position, int64_t *slot, int64_t wanted, const int64_t *pages, int64_t num_pages,
+                      int64_t page_size, int64_t num_positions) {
+    *position = less(more(wanted, 0), num_positions - 1);
+    *slot = slot_of(pages, num_pages, page_size, wanted);
+}
+
+/* The metadata of rows at `wanted` positions [requests, num_queries] that see `keys` [requests]. */
+void native_build(int64_t *positions, int64_t *slots, int64_t *lengths, const int64_t *wanted, const int64_t *keys,
+                  const int64_t *pages, int64_t num_requests, int64_t num_queries, int64_t num_pages,
+                  int64_t page_size, int64_t num_positions) {
+    for (int64_t request = 0; request < num_requests; request++, pages += num_pages) {
+        lengths[request] = more(keys[request], 1);
+        for (int64_t row = request * num_queries; row < (request + 1) * num_queries; row++)
+            place_row(positions + row, slots + row, wanted[row], pages, num_pages, page_size, num_positions);
+    }
+}
+
+/* The metadata of one row a request, one position on. */
+void native_advance(int64_t *positions, int64_t *slots, int64_t *lengths, const int64_t *pages, int64_t num_requests,
+                    int64_t num_pages, int64_t page_size, int64_t num_positions) {
+    for (int64_t request = 0; request < num_requests; request++, pages += num_pages) {
+        const int64_t position = lengths[request]++;
+        positions[request] = less(position, num_positions - 1);
+        slots[request] = slot_of(pages, num_pages, page_size, position);
+    }
+}
+
+/* The metadata of a catch-up step of num_rows rows a request, `first` positions past its committed length and behind,
+   and of its live row, the last emitted one (the first where nothing was emitted). `places` takes, one behind the
+   other: positions and slots [requests, num_rows], lengths [requests]; the same three of the live rows; their flat
+   indices [requests]; and the committed lengths behind this round [requests]. */
+void native_catchup(int64_t *places, const int64_t *kv_lens, const int64_t *num_emitted, const int64_t *pages,
+                    int64_t first, int64_t num_requests, int64_t num_rows, int64_t num_pages, int64_t page_size,
+                    int64_t num_positions) {
+    int64_t *positions = places, *slots = positions + num_requests * num_rows;
+    int64_t *lengths = slots + num_requests * num_rows, *live_positions = lengths + num_requests;
+    int64_t *live_slots = live_positions + num_requests, *live_lengths = live_slots + num_requests;
+    int64_t *live_rows = live_lengths + num_requests, *live_lens = live_rows + num_requests;
+    for (int64_t i = 0; i < num_requests; i++, pages += num_pages) {
+        const int64_t start = kv_lens[i] + first, num_live = more(num_emitted[i], 1);
+        for (int64_t row = 0; row < num_rows; row++, positions++, slots++)
+            place_row(positions, slots, start + row, pages, num_pages, page_size, num_positions);
+        place_row(live_positions + i, live_slots + i, start + num_live - 1, pages, num_pages, page_size, num_positions);
+        lengths[i] = more(start + num_rows, 1);
+        live_lengths[i] = more(start + num_live, 1);
+        live_rows[i] = i * num_rows + num_live - 1;
+        live_lens[i] = kv_lens[i] + num_live;
+    }
+}
+
+/* The slots behind a round: L grows by the emitted tokens, of which the last one is pending, in front of the drafts
+   [requests, width - 1], whose elements are `strides` apart. `last` [requests] takes its place in the round. */
+void native_commit(int64_t *kv_lens, int64_t *input_ids, int64_t *last, const int64_t *slot_ids, const int64_t *tokens,
+                   const int64_t *num_emitted, const int64_t *drafts, int64_t request_stride, int64_t draft_stride,
+                   int64_t num_requests, int64_t num_rows, int64_t width) {
+    for (int64_t i = 0; i < num_requests; i++, tokens += num_rows, drafts += request_stride) {
+        int64_t *inputs = input_ids + slot_ids[i] * width;
+        last[i] = more(num_emitted[i] - 1, 0);
+        kv_lens[slot_ids[i]] += num_emitted[i];
+        inputs[0] = tokens[last[i]];
+        for (int64_t k = 1; k < width; k++) inputs[k] = drafts[(k - 1) * draft_stride];
+    }
+}

@@ -1,0 +1,87 @@
+"""What stands between the forwards of a round, as kernels=native computes it: one call where torch has some ten."""
+
+from __future__ import annotations
+
+import torch
+
+from spec_kernels.native.parts import check_places, float_rows, library, operator, pointer_to
+
+
+@operator(
+    "native_strict(Tensor(a!) tokens, Tensor(b!) num_emitted, Tensor logits, Tensor draft_tokens, Tensor active,"
+    " Tensor? num_drafts=None) -> ()"
+)
+def strict_accept(
+    tokens: torch.Tensor,
+    num_emitted: torch.Tensor,
+    logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    active: torch.Tensor,
+    num_drafts: torch.Tensor | None = None,
+) -> None:
+    """Judge drafts as `spec_kernels.strict` does.
+
+    Args:
+        tokens: [requests, N] int64, written: the likeliest token of each row, the lowest id of equal ones.
+        num_emitted: [requests] int64, written: the right drafts in front of the first wrong one, and one; 0 where a
+            request is not active.
+        logits: [requests, N, vocabulary] float32.
+        draft_tokens: [requests, N - 1] int64, a row's tokens side by side.
+        active: [requests] bool.
+        num_drafts: [requests] int64, how many drafts each offers; None is all.
+    """
+    assert tokens.is_contiguous() and active.is_contiguous() and draft_tokens.stride(1) == 1
+    pointers = tokens.data_ptr(), num_emitted.data_ptr(), float_rows(logits), draft_tokens.data_ptr()
+    drafts = draft_tokens.stride(0), active.data_ptr(), pointer_to(num_drafts)
+    library().native_strict(*pointers, *drafts, *logits.shape)
+
+
+@operator(
+    "native_catchup(Tensor(a!) places, Tensor kv_lens, Tensor num_emitted, Tensor pages, int first, int num_rows,"
+    " int page_size, int num_positions) -> ()"
+)
+def catchup_places(
+    places: torch.Tensor,
+    kv_lens: torch.Tensor,
+    num_emitted: torch.Tensor,
+    pages: torch.Tensor,
+    first: int,
+    num_rows: int,
+    page_size: int,
+    num_positions: int,
+) -> None:
+    """Write where the rows of a catch-up step stand, `first` positions past the committed lengths, and the live ones.
+
+    Args:
+        places: int64, written: positions and slots [requests, num_rows] and lengths [requests]; those of the live rows,
+            [requests] each; their flat indices, and the committed lengths behind this round, [requests] each.
+        kv_lens: [requests] L; `num_emitted` likewise n, whose row is live: the first one where it is 0.
+        pages: [requests, num_pages], the last column scratch.
+    """
+    check_places(places, kv_lens, num_emitted, pages)
+    sizes = pages.shape[0], num_rows, pages.shape[1], page_size, num_positions
+    pointers = (tensor.data_ptr() for tensor in (places, kv_lens, num_emitted, pages))
+    library().native_catchup(*pointers, first, *sizes)
+
+
+@operator(
+    "native_commit(Tensor(a!) kv_lens, Tensor(b!) input_ids, Tensor(c!) last, Tensor slot_ids, Tensor tokens,"
+    " Tensor num_emitted, Tensor draft_tokens) -> ()"
+)
+def commit_into(
+    kv_lens: torch.Tensor,
+    input_ids: torch.Tensor,
+    last: torch.Tensor,
+    slot_ids: torch.Tensor,
+    tokens: torch.Tensor,
+    num_emitted: torch.Tensor,
+    draft_tokens: torch.Tensor,
+) -> None:
+    """Add n to L of `slot_ids`, and leave the last emitted token and the drafts there; `last` [requests] takes its
+    place n - 1, and 0 where n is 0.
+    """
+    check_places(kv_lens, input_ids, slot_ids, tokens, num_emitted)
+    num_requests, width = slot_ids.shape[0], input_ids.shape[1]
+    assert draft_tokens.shape == (num_requests, width - 1)
+    pointers = (tensor.data_ptr() for tensor in (kv_lens, input_ids, last, slot_ids, tokens, num_emitted, draft_tokens))
+    library().native_commit(*pointers, *draft_tokens.stride(), num_requests, tokens.shape[1], width)

@@ -1,0 +1,113 @@
+"""kernels=native runs all layers of a target in one call, and of a draft head the layer and its input in one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from spec_kernels.native import forwards as native
+from spec_lab.core.kv_cache import LayerCache, PagedKVCache
+from spec_lab.core.protocols import RowSelection
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.products import DraftLayer, LayerStack
+
+MAX_ROWS = 128
+"""Behind them the library is as quick, in which arithmetic is all that counts: docs/performance.md."""
+
+
+def are_few(rows: torch.Tensor, metadata: AttentionMetadata) -> bool:
+    """Tell whether the kernels take these rows: few, as many of each request."""
+    return 0 < rows.shape[0] <= MAX_ROWS and not metadata.batches
+
+
+class NativeStack:
+    """Is a `LayerStack`, in one call where no row is dropped in the last layer."""
+
+    __slots__ = ("_layers", "_plain", "_table")
+
+    def __init__(self, plain: LayerStack, layers: native.NativeLayers) -> None:
+        """All `layers` turn their heads by the one table of `plain`."""
+        (table,) = plain.rotary_tables
+        self._table = table.rows_of_positions
+        self._layers = layers
+        self._plain = plain
+
+    def __call__(
+        self,
+        stream: torch.Tensor,
+        cache: PagedKVCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+        tapped: Sequence[int],
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        is_whole = selection.behind(attention) is attention and not selection.is_empty
+        if not is_whole or not are_few(stream, attention):
+            return self._plain(stream, cache, attention, selection, tapped)
+        streams = stream.new_empty(len(self._layers), *stream.shape)
+        place = self._table, attention.positions, attention.slot_mapping
+        keys = attention.page_table, attention.seq_lens, attention.num_queries
+        native.decoder_layers(streams, cache.kv, stream, *place, *keys, self._layers.address)
+        return streams[-1], [streams[index - 1] if index else stream for index in tapped]
+
+
+class NativeHeadLayer:
+    """Is a `DraftLayer`, in one call where rows are dropped before attention or not at all.
+
+    Attributes:
+        layer: as the kernels read it.
+        table: that it turns heads by.
+    """
+
+    __slots__ = ("_parts", "layer", "table")
+
+    def __init__(self, parts: DraftLayer, layer: native.NativeDraftLayer) -> None:
+        """`parts` take what is not few rows, those that are dropped behind attention, and those that only write."""
+        self.table = parts.rotary.rows_of_positions
+        self.layer = layer
+        self._parts = parts
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        cache: LayerCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        behind = selection.behind(attention)
+        if behind is None or selection.is_empty or not are_few(token_ids, attention):
+            return self._parts(token_ids, hidden, cache, attention, selection)
+        live_rows = None if behind is attention else selection.live_rows
+        out = hidden.new_empty(len(token_ids) if live_rows is None else len(live_rows), hidden.shape[1])
+        place = self.table, attention.positions, attention.slot_mapping
+        keys = behind.page_table, behind.seq_lens
+        rows = token_ids, hidden.contiguous()
+        native.draft_layer(out, cache.kv, *rows, *place, *keys, live_rows, behind.num_queries, self.layer.address)
+        return selection.live(out)
+
+
+class NativeDraftSteps:
+    """Keeps the protocol `DraftSteps`, in one call."""
+
+    __slots__ = ("_head", "_layer")
+
+    def __init__(self, layer: NativeHeadLayer, head: native.NativeHead) -> None:
+        self._layer = layer
+        self._head = head
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        cache: LayerCache,
+        attention: AttentionMetadata,
+        num_draft_tokens: int,
+    ) -> torch.Tensor:
+        batch_size, hidden_size = hidden.shape
+        drafts = tokens.new_empty(num_draft_tokens, batch_size)
+        hiddens = hidden.new_empty(num_draft_tokens - 1, batch_size, hidden_size)
+        moved = attention.positions, attention.slot_mapping, attention.seq_lens
+        rest = self._layer.table, attention.page_table, self._layer.layer.address
+        native.draft_steps(drafts, hiddens, cache.kv, *moved, tokens, hidden, *rest, *self._head.arguments)
+        return drafts.t()

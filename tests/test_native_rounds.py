@@ -1,0 +1,217 @@
+"""kernels=native: what a round runs in one call, against torch's operators for the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+
+from spec_kernels.native import build
+from spec_lab.acceptance.confidences import DraftConfidences
+from spec_lab.acceptance.native_rules import NativeStrictAcceptance
+from spec_lab.acceptance.strict import StrictAcceptance
+from spec_lab.assembly.caches import cache_row
+from spec_lab.attention.native_backend import NativeAttention
+from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.protocols import RowSelection
+from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.types import AcceptanceInputs, FeatureSpec, RoundBatch, Verification, VerifiedRound
+from spec_lab.drafters.catchup import plan_catchup
+from spec_lab.drafters.confidence import ConfidentGreedyPicker
+from spec_lab.drafters.native_catchup import plan_native_catchup
+from spec_lab.drafters.picking import DraftedRows, DraftPicker, GreedyPicker
+from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
+from spec_lab.engine.native_slots import commit_native_rows
+from spec_lab.engine.round import DecodeRound, Parts
+from spec_lab.engine.slots import commit_rows
+from spec_lab.models.eagle3 import Eagle3Head
+from spec_lab.models.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
+from spec_lab.models.native_products import NativeProducts
+from spec_lab.models.products import PLAIN, LayerStack, Products
+from spec_lab.models.random_weights import random_eagle3
+from spec_lab.pruning.policy import LastPromptRow, NoCatchupPruning
+from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from tests.native_lane import FULL, MAX_POSITIONS, NUM_PAGES, PAGE_SIZE, PLANS, Lane, assert_alike, tokens_of
+
+pytestmark = pytest.mark.skipif(not build.can_build(), reason="needs a C compiler")
+
+
+def test_all_layers_are_one_call_where_their_caches_have_one_shape() -> None:
+    windowed = replace(FULL, window=5)
+    turned = replace(FULL, rope=replace(FULL.rope, theta=100.0))
+    other_heads = replace(FULL, num_kv_heads=1)
+    experts = replace(FULL, attention_gate=True)
+    tables = Lane(FULL, PLAIN).target.rotary_tables
+    layers = Lane(FULL, NativeProducts()).target.layers
+    for second, num_tables, kind in (
+        (windowed, 1, NativeStack),
+        (turned, 2, LayerStack),
+        (other_heads, 1, LayerStack),
+        (experts, 1, LayerStack),
+    ):
+        plain = LayerStack(layers, tables * num_tables, (0, num_tables - 1))
+        assert type(NativeProducts().stack(plain, (FULL, second))) is kind
+
+
+def test_layers_in_one_call_are_the_layers_one_by_one() -> None:
+    """Bit for bit, with what enters any of them; rows that are dropped in the last one take the other way."""
+    lanes = [Lane(PLANS["qwen3"], NativeProducts()) for _ in range(2)]
+    stack = lanes[0].target._stack
+    assert isinstance(stack, NativeStack)
+    one_by_one = stack._plain
+    tokens = tokens_of(2, 4)
+    stream = lanes[0].target.embedding[tokens.flatten()]
+    for start in (0, 4):
+        metadata = lanes[0].metadata([start, start], 4)
+        outputs = [
+            runs(stream, lane.cache, metadata, AllRows(), (0, 1))
+            for runs, lane in zip((stack, one_by_one), lanes, strict=True)
+        ]
+        assert torch.equal(outputs[0][0], outputs[1][0])
+        assert len(outputs[0][1]) == 2 and all(map(torch.equal, outputs[0][1], outputs[1][1]))
+    assert torch.equal(lanes[0].cache.kv, lanes[1].cache.kv)
+
+
+class HeadLane:
+    """An EAGLE-3 head beside a lane's target, with a cache of its own behind a prompt of 20 rows."""
+
+    def __init__(self, products: Products, **settings: bool) -> None:
+        """`settings` are fields of the head's config."""
+        self.lane = Lane(FULL, PLAIN)
+        target = self.lane.target
+        config, tensors = random_eagle3(target.config, 35, torch.float32, torch.device("cpu"), 1)
+        config = replace(config, **settings)
+        tensors = {name: t if t.dtype is torch.int64 else 4 * t.bfloat16().float() for name, t in tensors.items()}
+        places = target.embedding, target.embedding, self.lane.backend, MAX_POSITIONS
+        self.head = Eagle3Head(config, tensors, *places, window=7, products=products)
+        row = cache_row(config.layer.only_layer)
+        cache = PagedKVCache([row], NUM_PAGES, PAGE_SIZE, torch.float32, torch.device("cpu"))
+        self.cache = cache.layers[0]
+        self.run([0, 0], 20)
+
+    def run(self, starts: list[int], num_rows: int, selection: RowSelection | None = None) -> torch.Tensor:
+        """Return the output of the live rows, which are all where there is no selection."""
+        metadata = self.lane.metadata(starts, num_rows)
+        hidden = torch.randn(len(starts) * num_rows, 48, generator=torch.Generator().manual_seed(num_rows))
+        tokens = tokens_of(len(starts), num_rows).flatten()
+        return self.head.forward(tokens, hidden, self.cache, metadata, selection or AllRows())
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_draft_heads_layer_and_its_input_in_one_call(normed: bool) -> None:
+    lanes = [HeadLane(products, norm_before_residual=normed) for products in (PLAIN, NativeProducts())]
+    assert isinstance(lanes[1].head._layer, NativeHeadLayer)
+    live = torch.tensor([1, 7])
+    before = BeforeAttention(live, lanes[0].lane.metadata([21, 18], 1))
+    for selection in (None, AllRows(live), AfterAttention(live), before):
+        assert_alike(*(lane.run([20, 15], 4, selection) for lane in lanes))
+    whole = lanes[1].run([20, 15], 4)[live]
+    assert torch.equal(lanes[1].run([20, 15], 4, before), whole)
+    assert torch.equal(lanes[1].run([15], 4), lanes[1].run([15, 15], 4)[:4])
+    for lane in lanes:
+        assert len(lane.run([24, 19], 2, NoRows())) == 0
+        lane.run([0], MAX_ROWS + 1)
+    assert_alike(*(lane.cache.kv for lane in lanes))
+
+
+def test_all_draft_steps_in_one_call() -> None:
+    """The drafts, the metadata and the KV that the steps one by one leave, a cache's end included; a head whose output
+    is normed has them one by one."""
+    lanes = [HeadLane(NativeProducts()) for _ in range(2)]
+    backend = lanes[0].lane.backend
+    for starts in ([20, 17], [MAX_POSITIONS - 2, 30]):
+        live = [lane.lane.metadata(starts, 1) for lane in lanes]
+        hidden = [lane.run(starts, 1) for lane in lanes]
+        tokens = lanes[0].head.greedy(hidden[0])
+        expected = [tokens]
+        for _ in range(3):
+            backend.advance(live[0])
+            hidden[0] = lanes[0].head.forward(expected[-1], hidden[0], lanes[0].cache, live[0], AllRows())
+            expected.append(lanes[0].head.greedy(hidden[0]))
+        steps = lanes[1].head.steps
+        assert steps is not None
+        drafts = steps(tokens, hidden[1], lanes[1].cache, live[1], 4)
+        assert torch.equal(drafts, torch.stack(expected, dim=1))
+        for name in ("positions", "slot_mapping", "seq_lens"):
+            assert torch.equal(getattr(live[0], name), getattr(live[1], name))
+        assert torch.equal(lanes[0].cache.kv, lanes[1].cache.kv)
+    assert HeadLane(NativeProducts(), norm_output=True).head.steps is None
+
+
+def test_only_greedy_drafts_on_fresh_metadata_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With metadata that is stale on purpose, and where picks are noted or sampled, each step runs for itself."""
+    lane = HeadLane(NativeProducts())
+    prune = PrunePolicy(LastPromptRow(), NoCatchupPruning())
+    places = FeatureSpec(), lane.cache, lane.lane.backend, prune
+    pickers: list[DraftPicker] = [GreedyPicker(), ConfidentGreedyPicker(cast(DraftConfidences, None))]
+    drafters = [RecurrentDrafter(2, lane.head, *places, picker) for picker in pickers]
+    assert [drafter.requirements.draft_rest is not None for drafter in drafters] == [True, False]
+    metadata = lane.lane.metadata([20], 1)
+    tokens = torch.tensor([3])
+    parts = cast(Parts, SimpleNamespace(drafter=drafters[0], backend=lane.lane.backend))
+    steps: list[int] = []
+    monkeypatch.setattr(drafters[0], "step", lambda state, step: steps.append(step.index))
+    for mover, expected in ((lane.lane.backend, []), (NativeAttention(PAGE_SIZE, MAX_POSITIONS), [1])):
+        state = RecurrentState(tokens, lane.run([20], 1), metadata, DraftedRows(tokens, tokens))
+        assert DecodeRound(parts)._drafts(state, mover).shape == (1, 2)
+        assert steps == expected
+
+
+@pytest.mark.parametrize("first_position", [0, 1])
+def test_a_catch_up_is_planned_as_torch_plans_it(first_position: int) -> None:
+    """With nothing emitted, all drafts accepted, and rows behind the cache's end."""
+    lane = Lane(FULL, PLAIN)
+    slots = torch.tensor([1, 0, 1])
+    tokens, kv_lens = torch.zeros(3, 4, dtype=torch.int64), torch.tensor([7, 0, MAX_POSITIONS - 2])
+    batch = RoundBatch(slots, slots >= 0, kv_lens, tokens, lane.table.pages[slots], MAX_POSITIONS - 2)
+    verified = VerifiedRound(batch, Verification(tokens, torch.tensor([4, 0, 2])), None)
+    expected, got = (plan(verified, lane.backend, 3, first_position) for plan in (plan_catchup, plan_native_catchup))
+    for name in ("live_rows", "live_lens"):
+        assert torch.equal(getattr(got, name), getattr(expected, name)), name
+    for name in ("attention", "live_attention"):
+        first, second = getattr(got, name), getattr(expected, name)
+        for part in ("positions", "slot_mapping", "seq_lens", "page_table"):
+            assert torch.equal(getattr(first, part), getattr(second, part)), (name, part)
+        assert (first.num_queries, first.max_seq_len) == (second.num_queries, second.max_seq_len)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1, 3])
+def test_slots_are_left_as_torch_leaves_them(num_drafts: int) -> None:
+    """Drafts may lie step by step, and a request may be padding."""
+    tokens = torch.arange(3 * (num_drafts + 1)).view(3, -1)
+    emitted = torch.tensor([1, 0, num_drafts + 1])
+    drafts = torch.arange(100, 100 + 3 * num_drafts).view(num_drafts, 3).t()
+    found = []
+    for commit in (commit_rows, commit_native_rows):
+        kv_lens, input_ids = torch.tensor([5, 6, 7, 8]), torch.zeros(4, num_drafts + 1, dtype=torch.int64)
+        last = commit(kv_lens, input_ids, torch.tensor([2, 3, 0]), tokens, emitted, drafts)
+        found.append([kv_lens.tolist(), input_ids.tolist(), last.tolist()])
+    assert found[0] == found[1]
+
+
+def judged(logits: torch.Tensor, drafts: torch.Tensor, num_drafts: torch.Tensor | None) -> AcceptanceInputs:
+    num_requests = len(logits)
+    active = torch.arange(num_requests) != 1
+    slots = torch.arange(num_requests)
+    return AcceptanceInputs(logits, drafts, active, slots, slots, num_drafts=num_drafts)
+
+
+@pytest.mark.parametrize("vocabulary", [3, 16, 77, 256])
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_strict_acceptance_is_that_of_torch(vocabulary: int, num_drafts: int) -> None:
+    """With ties, infinities and NaN, drafts that are a slice, a request that is padding, and few offered drafts."""
+    torch.manual_seed(vocabulary)
+    logits = torch.randint(4, (6, num_drafts + 1, vocabulary)).float()
+    logits[2], logits[3, -1] = float("-inf"), logits[3, -1].clone().fill_(float("inf"))
+    logits[4, -1, -2:], logits[5, 0, vocabulary // 2 :] = float("nan"), -1.0
+    likeliest = logits.argmax(dim=-1)
+    inputs = torch.cat((likeliest[:, :1], likeliest[:, :-1]), dim=1)
+    inputs[0, 1:2], inputs[5, 2:3] = inputs[0, 1:2] + 1, -1
+    for offered in (None, torch.tensor([3, 2, 1, 0, 3, 3])):
+        case = judged(logits, inputs[:, 1:], offered)
+        expected, got = StrictAcceptance().accept(case), NativeStrictAcceptance().accept(case)
+        assert torch.equal(got.tokens, expected.tokens)
+        assert got.num_emitted.tolist() == expected.num_emitted.tolist()
