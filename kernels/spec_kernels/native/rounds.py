@@ -1,4 +1,4 @@
-"""What stands between the forwards of a round, as kernels=native computes it: one call where torch has some ten."""
+"""This module computes what stands between the forwards of a round for kernels=native: in one call where torch has ten."""
 
 from __future__ import annotations
 
