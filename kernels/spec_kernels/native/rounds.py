@@ -1,4 +1,4 @@
-"""This module computes what stands between the forwards of a round for kernels=native: in one call where torch has ten."""
+"""This module computes what stands between the forwards of a round, in one call where torch has ten: kernels=native."""
 
 from __future__ import annotations
 
