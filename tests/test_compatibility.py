@@ -246,7 +246,6 @@ FORBIDDEN = [
         "dtype=float32, or kernels=torch",
     ),
     (["kernels=native", "device=cpu", "drafter=frozen_kv", "tree=dynamic"], "not tree=dynamic", "tree=none"),
-    (["kernels=native", "device=cpu", "attention=triton"], "not attention=triton", "attention=torch, or kernels=torch"),
     (["kernels=native", "device=cpu", "num_threads=2"], "not num_threads=2", "num_threads=1, or kernels=torch"),
     (
         ["kernels=native", "device=cpu", "target=llama3_8b", "target.weights=random", "drafter=none"],
@@ -526,6 +525,8 @@ def test_every_row_names_functions_that_exist() -> None:
 def test_kernels_on_a_cpu_are_allowed_in_the_interpreter(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert refusals(compose("kernels=triton", "attention=triton", "device=cpu")) == []
+    [refused] = refusals(compose("kernels=native", "attention=triton", "device=cpu"))
+    assert "not attention=triton; use attention=torch, or kernels=torch" in refused
 
 
 def test_one_missing_head_is_refused_in_the_same_words_by_its_loader(folders: Path) -> None:
