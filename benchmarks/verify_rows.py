@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -30,11 +31,7 @@ CONTEXTS = (64, 160, 320)
 
 def main() -> None:
     """Print a row a context, a column a number of rows, for a run with the overrides that were typed."""
-    sizes = ["drafter=none", "references=[]", "workload.limit=1", "cache.max_seq_len=400", "device=cpu"]
-    config, _ = compose_run([*sizes, *sys.argv[1:]])
-    lab = load_lab(config)
-    parts = lab.engines[MAIN].parts
-    parts.slots.table.assign(0, list(range(NUM_RESERVED_PAGES, NUM_RESERVED_PAGES + CONTEXTS[-1] // 16 + 1)))
+    parts = load_parts(sys.argv[1:])
     body = []
     for context in CONTEXTS:
         best = dict.fromkeys(ROWS, float("inf"))
@@ -46,10 +43,19 @@ def main() -> None:
     print(format_table(["context", "one row, ms", *(f"{num_rows} rows" for num_rows in ROWS[1:])], body))
 
 
+def load_parts(overrides: list[str]) -> Parts:
+    """Load a target with the pages of one request."""
+    sizes = ["drafter=none", "references=[]", "workload.limit=1", "cache.max_seq_len=400", "device=cpu"]
+    config, _ = compose_run([*sizes, *overrides])
+    parts = load_lab(config).engines[MAIN].parts
+    parts.slots.table.assign(0, list(range(NUM_RESERVED_PAGES, NUM_RESERVED_PAGES + CONTEXTS[-1] // 16 + 1)))
+    return parts
+
+
 @torch.inference_mode()
-def seconds(parts: Parts, num_rows: int, context: int) -> float:
-    """Return the wall time of one forward with logits of `num_rows` rows behind `context` tokens."""
-    started = time.perf_counter()
+def seconds(parts: Parts, num_rows: int, context: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the time, of the wall by default, of a forward with logits of `num_rows` rows behind `context` tokens."""
+    started = clock()
     attention = parts.backend.build(
         positions=torch.arange(context, context + num_rows).unsqueeze(0),
         seq_lens=torch.tensor([context + num_rows]),
@@ -59,7 +65,7 @@ def seconds(parts: Parts, num_rows: int, context: int) -> float:
     tokens = torch.full((num_rows,), 5)
     output = parts.target.forward(tokens, parts.cache, attention, AllRows(), FeatureSpec())
     parts.target.logits(output.hidden)
-    return time.perf_counter() - started
+    return clock() - started
 
 
 if __name__ == "__main__":

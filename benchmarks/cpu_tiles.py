@@ -1,0 +1,44 @@
+"""Times a target's forward with products by tile registers (Intel AMX) beside the same by vectors, taking turns.
+
+    python benchmarks/cpu_tiles.py [target=pocket]
+
+A forward of 32 rows has the products of 8 requests that verify 4 rows each, and less attention. Times are of the
+processor, and ratios of neighbours in time, since other work on the machine lengthens both.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from statistics import quantiles
+from unittest.mock import patch
+
+from verify_rows import load_parts, seconds
+
+from spec_kernels.native import parts as native
+from spec_lab.report.table import format_table
+
+NUM_TURNS = 60
+ROWS = (1, 4, 8, 16, 32, 64, 128)
+CONTEXT = 160
+
+
+def main() -> None:
+    """Print a row a number of rows."""
+    if not native.has_tiles():
+        raise SystemExit("cpu_tiles.py: this machine has no tile registers, or its system or compiler gives none")
+    targets = []
+    for has_tiles in (False, True):
+        with patch.object(native, "has_tiles", lambda has_tiles=has_tiles: has_tiles):
+            targets.append(load_parts([*sys.argv[1:], "kernels=native"]))
+    body = []
+    for num_rows in ROWS:
+        turns = [[seconds(parts, num_rows, CONTEXT, time.thread_time) for parts in targets] for _ in range(NUM_TURNS)]
+        low, middle, high = quantiles([vectors / tiles for vectors, tiles in turns])
+        least = [f"{1e3 * min(times):.2f}" for times in zip(*turns, strict=True)]
+        body.append([str(num_rows), *least, f"{middle:.2f} ({low:.2f} to {high:.2f})"])
+    print(format_table(["rows", "vectors, ms", "tiles, ms", "vectors over tiles"], body))
+
+
+if __name__ == "__main__":
+    main()
