@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ class ZeroedRecycling:
 
     def __init__(self, drafter: Drafter[Any]) -> None:
         self.num_draft_tokens = drafter.num_draft_tokens
-        self.requirements = drafter.requirements
+        self.requirements = replace(drafter.requirements, draft_rest=None)
         self._drafter = drafter
 
     def admit(self, slot: int, request: Request) -> None:
