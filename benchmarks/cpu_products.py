@@ -8,6 +8,7 @@ them. The figure is the least of many turns.
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +29,7 @@ MOST_WEIGHTS = 60
 @torch.inference_mode()
 def main() -> None:
     """Print a line a shape, and two columns a number of rows."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     header = [f"{rows} row{'s'[: rows > 1]}, {name}" for rows in ROWS for name in ("packed", "F.linear")]
     print(format_table(["out x in", *header], [line(*shape) for shape in SHAPES]))

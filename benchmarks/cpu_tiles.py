@@ -8,7 +8,7 @@ processor, and ratios of neighbours in time, since other work on the machine len
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from statistics import quantiles
 from unittest.mock import patch
@@ -25,12 +25,15 @@ CONTEXT = 160
 
 def main() -> None:
     """Print a row a number of rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="of the run whose target it is")
+    overrides = parser.parse_args().overrides
     if not native.has_tiles():
         raise SystemExit("cpu_tiles.py: this machine has no tile registers, or its system or compiler gives none")
     targets = []
     for has_tiles in (False, True):
         with patch.object(native, "has_tiles", lambda has_tiles=has_tiles: has_tiles):
-            targets.append(load_parts([*sys.argv[1:], "kernels=native"]))
+            targets.append(load_parts([*overrides, "kernels=native"]))
     body = []
     for num_rows in ROWS:
         turns = [[seconds(parts, num_rows, CONTEXT, time.thread_time) for parts in targets] for _ in range(NUM_TURNS)]

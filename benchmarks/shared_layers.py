@@ -10,6 +10,7 @@ three take, in CPU time of one thread, so that other work on the machine matters
 
 from __future__ import annotations
 
+import argparse
 import time
 from typing import Any
 
@@ -50,6 +51,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Print a row a target and length of prompt."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     body = []
     for name in LAYERS:

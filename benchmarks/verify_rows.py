@@ -10,7 +10,7 @@ machine that is busy now and then does not matter much.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Callable
 
@@ -31,7 +31,9 @@ CONTEXTS = (64, 160, 320)
 
 def main() -> None:
     """Print a row a context, a column a number of rows, for a run with the overrides that were typed."""
-    parts = load_parts(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="of the run whose target it is")
+    parts = load_parts(parser.parse_args().overrides)
     body = []
     for context in CONTEXTS:
         best = dict.fromkeys(ROWS, float("inf"))

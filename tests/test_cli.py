@@ -257,7 +257,10 @@ def test_a_finished_sweep_is_shown_and_not_repeated(
 ) -> None:
     command = ["-m", "drafter=ngram", "seed=1,2"]
     assert main(command) == 0
-    first = last_line(capsys.readouterr().out)
+    ended = capsys.readouterr().out
+    first = last_line(ended)
+    assert f"more: python -m spec_lab.report {first}" in ended, "its table is shown as it ends"
+    assert "nothing was left to run" not in ended
     assert main(["-m", "seed=1,2", "drafter=ngram"]) == 0
     out = capsys.readouterr().out
     assert len(runner.calls) == 2

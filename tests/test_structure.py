@@ -38,6 +38,13 @@ def test_no_class_name_stands_twice() -> None:
     assert classes_that_stand_twice({str(path.relative_to(ROOT)): path.read_text() for path in sources()}) == {}
 
 
+def test_every_bench_has_a_help() -> None:
+    """Without a parser it would run for minutes, or take `--help` for an override."""
+    benches = [path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
+    assert len(benches) > 10
+    assert [path.name for path in benches if "argparse" not in imported_names(path.read_text())] == []
+
+
 def test_twins_are_seen_wherever_they_stand() -> None:
     files = {"a.py": "class Head: ...\nclass Other: ...", "b.py": "def make():\n    class Head: ..."}
     assert classes_that_stand_twice(files) == {"Head": ["a.py", "b.py"]}

@@ -71,14 +71,12 @@ class Session:
         return worst_exit_code(outcome.status for outcome in self.outcomes)
 
     def report(self) -> None:
-        """Print the run's folder, or a sweep's, as the last line."""
+        """Print the table of a sweep, and as the last line its folder, or that of a run."""
         folders = [outcome.folder for outcome in self.outcomes if outcome.folder is not None]
         if self._sweep.folder is not None and folders:
             counts = Counter(outcome.status for outcome in self.outcomes)
-            has_run = any(not outcome.earlier for outcome in self.outcomes)
-            if self._runs_elsewhere or not has_run:
-                print(_tables(self._sweep.folder))
-            if not has_run:
+            print(_tables(self._sweep.folder))
+            if all(outcome.earlier for outcome in self.outcomes):
                 print("nothing was left to run, so that this is what ran before; fresh=true runs it all again")
             print(f"{len(self.outcomes)} jobs: {', '.join(f'{count} {status}' for status, count in counts.items())}")
             print(display(self._sweep.folder.absolute()))
