@@ -21,6 +21,8 @@ from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.pruning.selection import AllRows
 
 PAGE_SIZE, MAX_POSITIONS = 4, 160
+HIDDEN_SIZE = 49
+"""No whole vectors, and an odd number: what C keeps behind such rows is aligned by itself or not at all."""
 NUM_PAGES = 2 + 2 * MAX_POSITIONS // PAGE_SIZE
 FEATURES = FeatureSpec(layer_inputs=(1,), final_hidden=NormSide.POST_NORM)
 FULL = LayerPlan(num_heads=4, num_kv_heads=2, head_dim=64, rope=RopeConfig(1e4, "none"), intermediate_size=80)
@@ -44,7 +46,7 @@ class Lane:
         for slot in range(2):
             self.table.assign(slot, list(range(2 + slot, NUM_PAGES, 2)))
         self.cache = PagedKVCache([cache_row(plan)] * 2, NUM_PAGES, PAGE_SIZE, torch.float32, cpu)
-        config = ModelConfig("llama", 70, 48, 1e-5, MAX_POSITIONS, False, (plan, plan), (), None, "float32")
+        config = ModelConfig("llama", 70, HIDDEN_SIZE, 1e-5, MAX_POSITIONS, False, (plan, plan), (), None, "float32")
         tensors = random_tensors(decoder_tensor_shapes(config), torch.float32, cpu, 3)
         self.target = DecoderTarget(
             config, {name: 4 * t.to(dtype).float() for name, t in tensors.items()}, self.backend, MAX_POSITIONS

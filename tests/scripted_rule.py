@@ -31,6 +31,8 @@ class SlowChain(Protocol):
 class RecordingPicker(GreedyPicker):
     """A greedy picker that keeps the logits of each slot's drafts."""
 
+    takes_likeliest = False
+
     def __init__(self) -> None:
         self.logits: dict[int, list[torch.Tensor]] = {}
 

@@ -33,7 +33,7 @@ from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import PLAIN, DraftInput, LayerBody, LikeliestToken
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.lab import make_config
-from tests.native_lane import FULL, MAX_POSITIONS, PAGE_SIZE, PLANS, Lane, assert_alike, tokens_of
+from tests.native_lane import FULL, HIDDEN_SIZE, MAX_POSITIONS, PAGE_SIZE, PLANS, Lane, assert_alike, tokens_of
 
 pytestmark = pytest.mark.skipif(not build.can_build(), reason="needs a C compiler")
 
@@ -106,9 +106,9 @@ def test_a_draft_head_body_without_a_norm_of_its_own() -> None:
     plain = lane.target.layers[0]
     body = LayerBody(plain.attention, plain.mlp, plain.mlp_norm)
     ours = NativeProducts().body(body, FULL)
-    metadata, rows = lane.metadata([3], 2), torch.randn(2, 48)
+    metadata, rows = lane.metadata([3], 2), torch.randn(2, HIDDEN_SIZE)
     rotary = lane.target.rotary_tables[0].rows(metadata.positions)
-    residual = torch.randn(2, 96)[:, 48:]
+    residual = torch.randn(2, 2 * HIDDEN_SIZE)[:, HIDDEN_SIZE:]
     arguments = rows, residual, rotary, lane.cache.layers[0], metadata, AllRows()
     assert_alike(body(*arguments), ours(*arguments))
     lane.cache.kv.zero_()
@@ -149,9 +149,14 @@ def test_a_row_of_a_product_is_the_same_bits_among_1_to_128() -> None:
 
 
 def multiplied(product: NativeProduct, rows: torch.Tensor) -> torch.Tensor:
-    out = torch.full((rows.shape[0], product.num_outputs), float("nan"))
-    native.multiply(out, rows.contiguous(), product.address)
-    return out
+    """Multiply rows between rows of NaN, which are not read, into rows between infinite ones, which stay."""
+    height = 2 * 16 + len(rows)
+    read = torch.full((height, product.num_inputs), float("nan"))
+    out = torch.full((height, product.num_outputs), float("inf"))
+    read[16:-16] = rows
+    native.multiply(out[16:-16], read[16:-16], product.address)
+    assert out[:16].isinf().all() and out[-16:].isinf().all()
+    return out[16:-16]
 
 
 @pytest.mark.usefixtures("path")
@@ -256,21 +261,21 @@ def test_exponentials_where_they_end() -> None:
     lane = Lane(replace(FULL, intermediate_size=16), NativeProducts())
     plain = lane.target.layers[0]._plain
     assert fits(FULL) and not fits(replace(FULL, intermediate_size=12)) and not fits(replace(FULL, head_dim=24))
-    identity = torch.eye(16, 48)
-    weight = torch.cat((identity, torch.zeros(16, 48)))
+    identity = torch.eye(16, HIDDEN_SIZE)
+    weight = torch.cat((identity, torch.zeros(16, HIDDEN_SIZE)))
     mlp = plain.mlp
     mlp.gate_up, mlp.down = make_linear(weight, torch.ones(32) * torch.arange(32).ge(16)), make_linear(identity.T)
     for gate in gates:
-        stream = torch.zeros(1, 48)
+        stream = torch.zeros(1, HIDDEN_SIZE)
         stream[0, 0] = 1.0
-        norm = RMSNorm(torch.full((48,), float(gate) / 48**0.5), 0.0)
+        norm = RMSNorm(torch.full((HIDDEN_SIZE,), float(gate) / HIDDEN_SIZE**0.5), 0.0)
         body = LayerBody(plain.attention, mlp, norm)
         mlp_only = NativeProducts().body(body, replace(FULL, intermediate_size=16))
         metadata = lane.metadata([0], 1)
         rotary = lane.target.rotary_tables[0].rows(metadata.positions)
         rest = rotary, lane.cache.layers[0], metadata, AllRows()
         lane.cache.kv.zero_()
-        rows = torch.zeros(1, 48)
+        rows = torch.zeros(1, HIDDEN_SIZE)
         torch.testing.assert_close(
             mlp_only(rows, stream, *rest), body(rows, stream, *rest), rtol=1e-5, atol=1e-6, equal_nan=True
         )

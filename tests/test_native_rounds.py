@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from spec_kernels.native import build
+from spec_kernels.native.rounds import strict_accept
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.native_rules import NativeStrictAcceptance
 from spec_lab.acceptance.strict import StrictAcceptance
@@ -34,7 +35,17 @@ from spec_lab.models.products import PLAIN, LayerStack, Products
 from spec_lab.models.random_weights import random_eagle3
 from spec_lab.pruning.policy import LastPromptRow, NoCatchupPruning
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
-from tests.native_lane import FULL, MAX_POSITIONS, NUM_PAGES, PAGE_SIZE, PLANS, Lane, assert_alike, tokens_of
+from tests.native_lane import (
+    FULL,
+    HIDDEN_SIZE,
+    MAX_POSITIONS,
+    NUM_PAGES,
+    PAGE_SIZE,
+    PLANS,
+    Lane,
+    assert_alike,
+    tokens_of,
+)
 
 pytestmark = pytest.mark.skipif(not build.can_build(), reason="needs a C compiler")
 
@@ -95,7 +106,8 @@ class HeadLane:
     def run(self, starts: list[int], num_rows: int, selection: RowSelection | None = None) -> torch.Tensor:
         """Return the output of the live rows, which are all where there is no selection."""
         metadata = self.lane.metadata(starts, num_rows)
-        hidden = torch.randn(len(starts) * num_rows, 48, generator=torch.Generator().manual_seed(num_rows))
+        generator = torch.Generator().manual_seed(num_rows)
+        hidden = torch.randn(2 * num_rows, HIDDEN_SIZE, generator=generator)[: len(starts) * num_rows]
         tokens = tokens_of(len(starts), num_rows).flatten()
         return self.head.forward(tokens, hidden, self.cache, metadata, selection or AllRows())
 
@@ -215,3 +227,14 @@ def test_strict_acceptance_is_that_of_torch(vocabulary: int, num_drafts: int) ->
         expected, got = StrictAcceptance().accept(case), NativeStrictAcceptance().accept(case)
         assert torch.equal(got.tokens, expected.tokens)
         assert got.num_emitted.tolist() == expected.num_emitted.tolist()
+
+
+def test_numbers_that_do_not_lie_as_c_reads_them_are_refused() -> None:
+    """Of another type, or with others between them: C would take its neighbours for them."""
+    tokens, num_emitted = torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    logits, drafts, active = torch.zeros(2, 2, 3), tokens[:, 1:], torch.ones(2, dtype=torch.bool)
+    for num_drafts in (torch.ones(2, dtype=torch.int32), torch.ones(4, dtype=torch.int64)[::2]):
+        with pytest.raises(AssertionError):
+            strict_accept(tokens, num_emitted, logits, drafts, active, num_drafts)
+    with pytest.raises(AssertionError):
+        commit_native_rows(num_emitted.clone(), tokens.clone(), torch.arange(2), tokens, num_emitted, drafts.int())

@@ -155,8 +155,8 @@ static void attend_rows(float *out, const float *queries, int64_t query_stride, 
                         const place_t *place, int64_t num_rows, float *memory) {
     const int64_t dim = layer->head_dim, group = layer->num_heads / layer->num_kv_heads;
     const int64_t capacity = place->num_pages * layer->page_size;
-    int64_t *slots = (int64_t *)memory;
-    float *scores = memory + 2 * (capacity + LANES);
+    int64_t *slots = (int64_t *)filled_up((int64_t)memory, 64); /* what lies in front of it may be of any size */
+    float *scores = (float *)(slots + capacity + LANES);
     for (int64_t row = 0, request = 0; row < num_rows; row += place->num_queries, request++) {
         const int64_t num_keys = more(less(place->lengths[request], capacity), 1);
         find_slots(slots, place->pages + request * place->num_pages, place->num_pages, layer->page_size, num_keys);
@@ -169,5 +169,5 @@ static void attend_rows(float *out, const float *queries, int64_t query_stride, 
 
 static int64_t attention_memory(const layer_t *layer, const place_t *place) {
     const int64_t capacity = place->num_pages * layer->page_size + LANES;
-    return capacity * (2 + place->num_queries * layer->num_heads / layer->num_kv_heads);
+    return capacity * (2 + place->num_queries * layer->num_heads / layer->num_kv_heads) + LANES;
 }

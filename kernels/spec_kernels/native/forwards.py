@@ -16,6 +16,7 @@ from spec_kernels.native.parts import (
     NativeProduct,
     NormStructure,
     check,
+    check_places,
     describe_place,
     float_rows,
     library,
@@ -109,7 +110,7 @@ def _place_in_table(
 ) -> Any:
     """Describe where rows stand whose rotation is at `positions` of a table [positions, 2, rotary_dim]."""
     place = describe_place(None, None, keys)
-    assert table.is_contiguous() and positions.is_contiguous() and slots.is_contiguous()
+    check_places(positions, slots)
     rotary_dim = table.shape[2]
     place.cos, place.rotary_stride = float_rows(table), 2 * rotary_dim
     place.signed_sin = place.cos + rotary_dim * table.element_size()
@@ -174,7 +175,7 @@ def draft_layer(
     `live` [live rows] are the rows that attend and go on, `num_queries` a request; None is all. `layer` is
     `NativeDraftLayer.address`; the rest as `decoder_layers` has it, of one layer.
     """
-    assert tokens.is_contiguous() and (live is None or live.is_contiguous())
+    check_places(tokens, *([] if live is None else [live]))
     place = _place_in_table(table, positions, slots, (pages, lengths, num_queries))
     pointers = out.data_ptr(), kv.data_ptr(), tokens.data_ptr(), float_rows(hidden), pointer_to(live)
     check(library().native_draft_layer(layer, ctypes.addressof(place), *pointers, tokens.shape[0], out.shape[0]))
@@ -211,7 +212,7 @@ def draft_steps(
         hidden: [requests, hidden_size] what they were read from.
         norm: `NativeNorm.address`, in front of `head`, `NativeProduct.address`; `layer` is `NativeDraftLayer.address`.
     """
-    assert tokens.is_contiguous() and drafts.is_contiguous()
+    check_places(tokens, drafts)
     place = _place_in_table(table, positions, slots, (pages, lengths, 1))
     moved = positions.data_ptr(), slots.data_ptr(), lengths.data_ptr()
     made = drafts.data_ptr(), hiddens.data_ptr(), tokens.data_ptr(), float_rows(hidden), kv.data_ptr()

@@ -107,7 +107,7 @@ void native_catchup(int64_t *places, const int64_t *kv_lens, const int64_t *num_
 }
 
 /* The slots behind a round: L grows by the emitted tokens, of which the last one is pending, in front of the drafts
-   [requests, width - 1], whose elements are `strides` apart. `last` [requests] takes its place in the round. */
+   [requests, width - 1], `request_stride` and `draft_stride` apart. `last` [requests] takes its place in the round. */
 void native_commit(int64_t *kv_lens, int64_t *input_ids, int64_t *last, const int64_t *slot_ids, const int64_t *tokens,
                    const int64_t *num_emitted, const int64_t *drafts, int64_t request_stride, int64_t draft_stride,
                    int64_t num_requests, int64_t num_rows, int64_t width) {

@@ -30,7 +30,9 @@ def strict_accept(
         active: [requests] bool.
         num_drafts: [requests] int64, how many drafts each offers; None is all.
     """
-    assert tokens.is_contiguous() and active.is_contiguous() and draft_tokens.stride(1) == 1
+    check_places(tokens, num_emitted, *([] if num_drafts is None else [num_drafts]))
+    assert active.dtype is torch.bool and active.is_contiguous()
+    assert draft_tokens.dtype is torch.int64 and draft_tokens.stride(1) == 1
     pointers = tokens.data_ptr(), num_emitted.data_ptr(), float_rows(logits), draft_tokens.data_ptr()
     drafts = draft_tokens.stride(0), active.data_ptr(), pointer_to(num_drafts)
     library().native_strict(*pointers, *drafts, *logits.shape)
@@ -82,6 +84,6 @@ def commit_into(
     """
     check_places(kv_lens, input_ids, slot_ids, tokens, num_emitted)
     num_requests, width = slot_ids.shape[0], input_ids.shape[1]
-    assert draft_tokens.shape == (num_requests, width - 1)
+    assert draft_tokens.dtype is torch.int64 and draft_tokens.shape == (num_requests, width - 1)
     pointers = (tensor.data_ptr() for tensor in (kv_lens, input_ids, last, slot_ids, tokens, num_emitted, draft_tokens))
     library().native_commit(*pointers, *draft_tokens.stride(), num_requests, tokens.shape[1], width)

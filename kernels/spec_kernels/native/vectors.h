@@ -77,3 +77,4 @@ static inline vec exp_of(vec x) {
 
 static inline int64_t less(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t more(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t filled_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
