@@ -148,6 +148,18 @@ def test_a_row_of_a_product_is_the_same_bits_among_1_to_128() -> None:
         assert torch.equal(multiplied(product, rows[: row + 1]), alone)
 
 
+@pytest.mark.parametrize("plan", [FULL, PLANS["window"]], ids=["full", "window"])
+def test_rows_in_front_of_the_caches_end_see_what_they_see_without_those_behind(plan: LayerPlan) -> None:
+    """Though the request is longer by then than its pages, the scratch page with them."""
+    lanes = [Lane(plan, products) for products in (PLAIN, NativeProducts())]
+    tokens = tokens_of(2, MAX_POSITIONS)
+    for lane in lanes:
+        lane.run([0, 0], tokens[:, :-2], NoRows())
+    outputs = [lane.run([MAX_POSITIONS - 2, 20], tokens[:, :9]).hidden.view(2, 9, -1) for lane in lanes]
+    assert_alike(*(output[0, :2] for output in outputs))
+    assert_alike(*(output[1] for output in outputs))
+
+
 def multiplied(product: NativeProduct, rows: torch.Tensor) -> torch.Tensor:
     """Multiply rows between rows of NaN, which are not read, into rows between infinite ones, which stay."""
     height = 2 * 16 + len(rows)

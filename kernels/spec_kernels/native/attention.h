@@ -53,13 +53,14 @@ static void find_slots(int64_t *slots, const int64_t *pages, int64_t num_pages, 
     for (int64_t t = num_keys; t % LANES; t++) slots[t] = slots[num_keys - 1];
 }
 
-/* The keys [begin, end) that one query row sees; a row that sees none, as nobody's may, attends to nothing. */
+/* The keys [begin, end) that one query row sees, of the `num_keys` of them that the pages hold; a row that sees none, as
+   nobody's may, attends to nothing. The request is `length` keys long, whose last ones may be past its pages. */
 typedef struct {
     int64_t begin, end;
 } span_t;
 
-static span_t seen_by(const layer_t *layer, const place_t *place, int64_t query, int64_t num_keys) {
-    const int64_t end = num_keys - (place->num_queries - 1 - query);
+static span_t seen_by(const layer_t *layer, const place_t *place, int64_t query, int64_t length, int64_t num_keys) {
+    const int64_t end = less(length - (place->num_queries - 1 - query), num_keys);
     return (span_t){layer->window && end > layer->window ? end - layer->window : 0, end};
 }
 
@@ -119,27 +120,27 @@ static inline void add_values(float *out, const float *values, int64_t stride, c
    while every query meets them. `out` and `queries` are those of the first row and head. */
 static void attend_group(float *out, const float *queries, int64_t query_stride, const float *keys,
                          const layer_t *layer, const place_t *place, const int64_t *slots, float *scores,
-                         int64_t num_keys) {
+                         int64_t length, int64_t num_keys) {
     const int64_t dim = layer->head_dim, group = layer->num_heads / layer->num_kv_heads;
     const int64_t stride = 2 * layer->num_kv_heads * dim, out_stride = layer->num_heads * dim;
     const int64_t num_rows = place->num_queries * group, width = (num_keys + LANES - 1) / LANES * LANES;
     const float *values = keys + layer->num_kv_heads * dim;
-    const int64_t first = seen_by(layer, place, 0, num_keys).begin / LANES * LANES;
+    const int64_t first = seen_by(layer, place, 0, length, num_keys).begin / LANES * LANES;
     for (int64_t tile = first; tile < num_keys; tile += LANES)
         for (int64_t row = 0; row < num_rows; row++) {
-            const span_t span = seen_by(layer, place, row / group, num_keys);
+            const span_t span = seen_by(layer, place, row / group, length, num_keys);
             const float *query = queries + row / group * query_stride + row % group * dim;
             *(vec *)(scores + row * width + tile) =
                 score_tile(query, keys, stride, dim, layer->scale, slots, tile, span);
         }
     for (int64_t row = 0; row < num_rows; row++) {
-        const span_t span = seen_by(layer, place, row / group, num_keys);
+        const span_t span = seen_by(layer, place, row / group, length, num_keys);
         softmax(scores + row * width, span.begin / LANES * LANES, span.end);
         memset(out + row / group * out_stride + row % group * dim, 0, (size_t)dim * sizeof(float));
     }
     for (int64_t tile = first; tile < num_keys; tile += LANES)
         for (int64_t row = 0; row < num_rows; row++) {
-            const span_t span = seen_by(layer, place, row / group, num_keys);
+            const span_t span = seen_by(layer, place, row / group, length, num_keys);
             const int64_t begin = more(tile, span.begin), end = less(tile + LANES, span.end);
             float *to = out + row / group * out_stride + row % group * dim;
             int64_t i = 0;
@@ -158,12 +159,12 @@ static void attend_rows(float *out, const float *queries, int64_t query_stride, 
     int64_t *slots = (int64_t *)filled_up((int64_t)memory, 64); /* what lies in front of it may be of any size */
     float *scores = (float *)(slots + capacity + LANES);
     for (int64_t row = 0, request = 0; row < num_rows; row += place->num_queries, request++) {
-        const int64_t num_keys = more(less(place->lengths[request], capacity), 1);
+        const int64_t length = more(place->lengths[request], 1), num_keys = less(length, capacity);
         find_slots(slots, place->pages + request * place->num_pages, place->num_pages, layer->page_size, num_keys);
         for (int64_t head = 0; head < layer->num_kv_heads; head++)
             attend_group(out + (row * layer->num_heads + head * group) * dim,
                          queries + row * query_stride + head * group * dim, query_stride, kv + head * dim, layer,
-                         place, slots, scores, num_keys);
+                         place, slots, scores, length, num_keys);
     }
 }
 
