@@ -32,29 +32,23 @@ jobs() {
   echo "25 table-16 $PYTHON benchmarks/h200_round.py $FOLDER/table --only 'K=3, AL 2.5, batch 16, 512 in, 128 out' $DRY"
   echo "35 table-64 $PYTHON benchmarks/h200_round.py $FOLDER/table --only 'K=3, AL 2.5, batch 64, 512 in, 128 out' $DRY"
   echo "40 table-32k $PYTHON benchmarks/h200_round.py $FOLDER/table --only '32000 in' $DRY"
+  for batch in 1 64; do
+    echo "40 plain-$batch $PYTHON benchmarks/h200_round.py $FOLDER/table --only 'no drafter, batch $batch,' $DRY &&" \
+      "$PYTHON benchmarks/h200_round.py $FOLDER/table --only 'no drafter, batch $batch,' --with graph=round_overlap $DRY"
+  done
   # Issue 13.
   echo "40 glm-64 $PYTHON benchmarks/moe_round.py $FOLDER/moe --only glm4_7_flash 'batch 64' K=5 $DRY"
-  # Issue 14: trees first, and with them the chain of K=3, which ties every process to the others.
+  # Issue 14: trees and chains of a drafter at a batch in one process, so that all of them have the same plain decoding.
+  points=chain3,depth3_rows16,depth3_rows8,depth3_rows4,depth5_rows32,chain1,chain7,chain15,chain5,depth5_rows16
   for batch in 1 64 16 4; do
     for drafter in eagle3 frozen_kv mtp_eagle draft_model; do
-      trees $((batch == 1 ? 75 : 50)) $drafter $batch trees chain3,depth3_rows16,depth3_rows8,depth3_rows4,depth5_rows16,depth5_rows32
-    done
-  done
-  for batch in 1 64 16 4; do
-    for drafter in eagle3 frozen_kv mtp_eagle draft_model; do
-      points=chain1,chain7,chain15,chain5
-      case $drafter-$batch in eagle3-1 | frozen_kv-64) points=chain7,chain15 ;; frozen_kv-1) points=chain1,chain7,chain15 ;; esac
-      trees $((batch == 1 ? 60 : 35)) $drafter $batch chains $points
+      trees $((batch == 1 ? 100 : 65)) $drafter $batch trees $points
     done
   done
   # A lookup has no draft loop to capture.
   for batch in 64 16 4 1; do
     trees $((batch == 1 ? 130 : 60)) ngram $batch lookup chain3,depth3_rows16 "graph=eager repeats=1"
   done
-  # These stand in docs/adaptive_k.md, without plain decoding in the same process.
-  trees 30 eagle3 1 again chain1,chain5
-  trees 20 frozen_kv 1 again chain5
-  trees 20 frozen_kv 64 again chain1,chain5
 }
 
 GPUS="${GPUS:-0}"
