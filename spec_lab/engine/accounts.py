@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from spec_lab.core.origins import round_origins
@@ -106,12 +107,16 @@ class RoundAccounts:
             Whether a request may have ended, with the tokens it asked for or at an end of sequence: no more than that
             decides about the next launch.
         """
+        nearest_end = min(map(_tokens_to_end, launched.sequences))  # while the device is busy
         with self._parts.timer.reading():
             result = launched.result.read()
         now = self._now()
         self._unaccounted.append(_Read(launched, result, now, now - max(launched.began_at, self.read_at)))
         self.read_at = now
-        num_rows = len(result.num_emitted) // self._graph.rounds_per_replay
+        num_rounds = self._graph.rounds_per_replay
+        if num_rounds * max(result.num_emitted) < nearest_end and self._eos.isdisjoint(chain(*result.tokens)):
+            return False
+        num_rows = len(result.num_emitted) // num_rounds
         rows = zip(result.tokens, result.num_emitted, strict=True)
         emitted = [tokens[:count] for tokens, count in rows]
         return any(
@@ -214,6 +219,11 @@ class RoundAccounts:
             {name: seconds for name, seconds in stages.items() if name not in absent}
             for stages in self._parts.timer.collect(settled.spans, num_rounds)
         ]
+
+
+def _tokens_to_end(sequence: Sequence) -> int:
+    """Count the tokens with which `sequence` has all that it asked for; 0 where it has ended."""
+    return 0 if sequence.finish_reason is not None else sequence.request.max_new_tokens - sequence.num_output_tokens
 
 
 def request_record(sequence: Sequence, finish_reason: FinishReason) -> RequestRecord:

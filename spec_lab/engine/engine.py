@@ -116,13 +116,15 @@ class _GenerationRun:
         for sequence in scheduler.admit(self._now()):
             self._admit(sequence)
         assert scheduler.running, "what submit let in fits an empty engine"
-        prefilling = [s for s in scheduler.running if s.is_prefilling]
+        prefilling = [s for s in scheduler.running if s.is_prefilling] if self._prefilling else []
         if self._in_flight is not None and (prefilling or self._ended_on_device(self._in_flight)):
             in_flight, self._in_flight = self._in_flight, None
             self._settle(in_flight)
         for pack in self._engine.prompt_pass.packs(prefilling):
             self._prefill(pack)
-        ready = [s for s in scheduler.running if not s.is_prefilling and s.finish_reason is None]
+        ready = [s for s in scheduler.running if s.finish_reason is None]
+        if self._prefilling:
+            ready = [s for s in ready if not s.is_prefilling]
         launched = self._launch(ready, follows=not prefilling) if ready else None
         self._accounts.catch_up()
         if self._engine.overlap:
