@@ -21,6 +21,7 @@ from spec_kernels.attention_tiles import (
     tree_tiles,
 )
 from spec_kernels.early import placed_if_few
+from spec_kernels.operators import operator
 from spec_kernels.split_merge import empty_partials, merge_partials
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -28,7 +29,7 @@ _EVERY_KEY = 1 << 30
 _LOG2_E = 1.4426950408889634
 
 
-@torch.library.custom_op("spec_kernels::paged_attention", mutates_args=("out",))
+@operator("paged_attention", mutates_args=("out",))
 def paged_attention(
     out: torch.Tensor,
     queries: torch.Tensor,

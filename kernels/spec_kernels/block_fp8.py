@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE, rows_of_scale
+from spec_kernels.operators import operator
 from spec_kernels.utils import launch_on
 
 BLOCK = tl.constexpr(BLOCK_SIZE)
@@ -110,7 +111,7 @@ def _dequantise(
     tl.store(out_ptr + at, (wide * scale).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@torch.library.custom_op("spec_kernels::dequantise", mutates_args=("out",))
+@operator("dequantise", mutates_args=("out",))
 def dequantise(out: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> None:
     """Multiply every block of a packed weight by its scale, rounded once.
 

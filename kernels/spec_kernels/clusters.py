@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.early import placed, wait_for_inputs
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, lowest_top, nan_as_largest
 
@@ -99,7 +100,7 @@ def _best_of_clusters(
         tl.store(arrivals_ptr + row, 0)
 
 
-@torch.library.custom_op("spec_kernels::likeliest_in_clusters", mutates_args=("tokens", "arrivals"))
+@operator("likeliest_in_clusters", mutates_args=("tokens", "arrivals"))
 def likeliest_in_clusters(
     tokens: torch.Tensor,
     rows: torch.Tensor,

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _MOST_REQUESTS = 1024
@@ -52,9 +53,7 @@ def _note(
         tl.store(num_going_on_ptr, tl.sum(goes_on.to(tl.int64), 0))
 
 
-@torch.library.custom_op(
-    "spec_kernels::note_confidence", mutates_args=("survival", "running", "num_drafted", "num_going_on")
-)
+@operator("note_confidence", mutates_args=("survival", "running", "num_drafted", "num_going_on"))
 def note_confidence(
     survival: torch.Tensor,
     running: torch.Tensor,
@@ -178,7 +177,7 @@ def _count_offered(
     tl.store(offered_ptr + request, tl.sum(is_offered.to(tl.int64), 0))
 
 
-@torch.library.custom_op("spec_kernels::count_offered", mutates_args=("offered",))
+@operator("count_offered", mutates_args=("offered",))
 def _launch(
     offered: torch.Tensor,
     slot_ids: torch.Tensor,

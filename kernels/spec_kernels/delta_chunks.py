@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 CHUNK = 64
@@ -163,7 +164,7 @@ def _walk_chunks(
     tl.store(states_ptr + own, state, mask=is_state)
 
 
-@torch.library.custom_op("spec_kernels::delta_chunks", mutates_args=("out", "states"))
+@operator("delta_chunks", mutates_args=("out", "states"))
 def delta_chunks(
     out: torch.Tensor,
     states: torch.Tensor,

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _ROW_TILE = 16
@@ -177,7 +178,7 @@ def _delta_inputs(
             )
 
 
-@torch.library.custom_op("spec_kernels::delta_inputs", mutates_args=("mixed", "log_decay", "strength", "windows"))
+@operator("delta_inputs", mutates_args=("mixed", "log_decay", "strength", "windows"))
 def delta_inputs(
     mixed: torch.Tensor,
     log_decay: torch.Tensor,

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _KEPT_TILE = 1024
@@ -46,9 +47,7 @@ def _keep_rows(
     tl.store(kept_strength_ptr + place, tl.load(strength_ptr + source, mask=is_head), mask=is_head)
 
 
-@torch.library.custom_op(
-    "spec_kernels::keep_delta_rows", mutates_args=("keys", "values", "kept_log_decay", "kept_strength")
-)
+@operator("keep_delta_rows", mutates_args=("keys", "values", "kept_log_decay", "kept_strength"))
 def keep_delta_rows(
     keys: torch.Tensor,
     values: torch.Tensor,

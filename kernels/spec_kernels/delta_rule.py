@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 VALUE_TILE, NUM_WARPS = 16, 1
@@ -155,7 +156,7 @@ def _delta_rule(
         tl.store(state_ptrs, state, mask=is_state)
 
 
-@torch.library.custom_op("spec_kernels::delta_rule", mutates_args=("out", "states"))
+@operator("delta_rule", mutates_args=("out", "states"))
 def delta_rule(
     out: torch.Tensor,
     states: torch.Tensor,
@@ -195,7 +196,7 @@ def delta_rule(
     )
 
 
-@torch.library.custom_op("spec_kernels::delta_replay", mutates_args=("out", "states"))
+@operator("delta_replay", mutates_args=("out", "states"))
 def delta_replay(
     out: torch.Tensor,
     states: torch.Tensor,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.norms import normed_row
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 
@@ -43,7 +44,7 @@ def _draft_input(
         tl.store(out_ptr + row * 2 * SIZE + SIZE + channels, half, mask=is_channel)
 
 
-@torch.library.custom_op("spec_kernels::draft_input", mutates_args=("out",))
+@operator("draft_input", mutates_args=("out",))
 def draft_input(
     out: torch.Tensor,
     tokens: torch.Tensor,

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _CHANNEL_TILE = 1024
@@ -48,9 +49,7 @@ def _update(
         tl.store(next_hidden_ptr + request * next_hidden_stride + channels, hidden, mask=is_channel)
 
 
-@torch.library.custom_op(
-    "spec_kernels::update_draft_inputs", mutates_args=("draft_tokens", "next_tokens", "next_hidden")
-)
+@operator("update_draft_inputs", mutates_args=("draft_tokens", "next_tokens", "next_hidden"))
 def update_draft_inputs(
     draft_tokens: torch.Tensor,
     next_tokens: torch.Tensor,

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from spec_kernels.expert_tiles import choose_expert_tiles
 from spec_kernels.gate import activate, activate_reference
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _PAIRS_AT_ONCE = 1024
@@ -177,7 +178,7 @@ def _add_terms(
     tl.store(out_ptr + row * HIDDEN + channels, acc.to(out_ptr.dtype.element_ty), mask=is_channel)
 
 
-@torch.library.custom_op("spec_kernels::routed_experts", mutates_args=("out",))
+@operator("routed_experts", mutates_args=("out",))
 def routed_experts(
     out: torch.Tensor,
     rows: torch.Tensor,

@@ -18,6 +18,7 @@ import triton.language as tl
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, choose_expert_tiles
 from spec_kernels.experts import routed_experts_reference
 from spec_kernels.few_experts_steps import add_terms_of_tile, down_of_tile, gate_up_of_tile, rows_of_slot
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _MIN_COLUMNS = 32
@@ -158,7 +159,7 @@ def _few_experts(
                     tl.store(ready_ptr + experts, 0, mask=experts <= NUM_EXPERTS)
 
 
-@torch.library.custom_op("spec_kernels::few_experts", mutates_args=("out", "arrivals"))
+@operator("few_experts", mutates_args=("out", "arrivals"))
 def few_experts(
     out: torch.Tensor,
     rows: torch.Tensor,

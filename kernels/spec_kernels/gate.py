@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 ACTIVATIONS = ("silu", "gelu_tanh")
@@ -49,7 +50,7 @@ def _gate(
     tl.store(out_ptr + row * size + channels, out, mask=is_channel)
 
 
-@torch.library.custom_op("spec_kernels::gated", mutates_args=("out",))
+@operator("gated", mutates_args=("out",))
 def gated(out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> None:
     """Compute activation(gate) * up, rounded after each.
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _PAIR_TILE = 4
@@ -45,7 +46,7 @@ def _gated_norm(
     tl.store(out_ptr + places, (normed * (gate / (1.0 + tl.exp(-gate)))).to(dtype), mask=is_entry)
 
 
-@torch.library.custom_op("spec_kernels::gated_norm", mutates_args=("out",))
+@operator("gated_norm", mutates_args=("out",))
 def gated_norm(out: torch.Tensor, outputs: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """Norm each head, multiply by the weight, then by silu of the gate.
 

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 
@@ -36,7 +37,7 @@ def _add_gated_share(
     tl.store(out_ptr + row * SIZE + channels, out, mask=is_channel)
 
 
-@torch.library.custom_op("spec_kernels::add_gated_share", mutates_args=("out",))
+@operator("add_gated_share", mutates_args=("out",))
 def add_gated_share(
     out: torch.Tensor, stream: torch.Tensor, rows: torch.Tensor, gate: torch.Tensor, added: torch.Tensor
 ) -> None:

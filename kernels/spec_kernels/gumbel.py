@@ -14,6 +14,7 @@ import triton.language as tl
 from spec_kernels import noise_reference
 from spec_kernels.noise import USE_DRAFT, arrival, round_key
 from spec_kernels.noise_reference import Use
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import (
     NO_TOKEN,
@@ -91,7 +92,7 @@ def finish_race(
     tl.store(tokens_ptr + request, token)
 
 
-@torch.library.custom_op("spec_kernels::sample_draft", mutates_args=("tokens", "kept_logits"))
+@operator("sample_draft", mutates_args=("tokens", "kept_logits"))
 def sample_draft(
     tokens: torch.Tensor,
     kept_logits: torch.Tensor,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.latent_rows import turned_reference, write_row
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 MAX_HEAD_ROWS = 16
@@ -206,7 +207,7 @@ def _absorb_and_write(
         )
 
 
-@torch.library.custom_op("spec_kernels::multiply_heads", mutates_args=("out",))
+@operator("multiply_heads", mutates_args=("out",))
 def multiply_heads(
     out: torch.Tensor,
     heads: torch.Tensor,
@@ -249,7 +250,7 @@ def multiply_heads(
         )
 
 
-@torch.library.custom_op("spec_kernels::absorb_and_write", mutates_args=("queries", "cache"))
+@operator("absorb_and_write", mutates_args=("queries", "cache"))
 def absorb_and_write(
     queries: torch.Tensor,
     heads: torch.Tensor,

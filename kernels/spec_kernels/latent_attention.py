@@ -18,6 +18,7 @@ import triton.language as tl
 from spec_kernels.attention_tiles import choose_latent_tiles
 from spec_kernels.latent_merge import merge_latents
 from spec_kernels.online_softmax import add_keys_across, add_keys_along, divisor, key_slots
+from spec_kernels.operators import operator
 from spec_kernels.split_merge import empty_partials
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -135,7 +136,7 @@ def _attend_latents(
         tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_channel[None, :])
 
 
-@torch.library.custom_op("spec_kernels::latent_attention", mutates_args=("out",))
+@operator("latent_attention", mutates_args=("out",))
 def latent_attention(
     out: torch.Tensor,
     queries: torch.Tensor,

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _HEADS_AT_ONCE = 16
@@ -128,7 +129,7 @@ def _turn_queries(
     tl.store(targets + HALF, (second * second_cos + first * second_sin).to(dtype), mask=is_there)
 
 
-@torch.library.custom_op("spec_kernels::write_latents", mutates_args=("cache",))
+@operator("write_latents", mutates_args=("cache",))
 def write_latents(
     cache: torch.Tensor,
     projected: torch.Tensor,
@@ -167,7 +168,7 @@ def write_latents(
         )
 
 
-@torch.library.custom_op("spec_kernels::turn_queries", mutates_args=("queries",))
+@operator("turn_queries", mutates_args=("queries",))
 def turn_queries(queries: torch.Tensor, heads: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> None:
     """Write the last channels of `heads`, rotated, to the last channels of `queries`; the others are left alone.
 

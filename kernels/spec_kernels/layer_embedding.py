@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.norms import normed_channels
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 
@@ -46,7 +47,7 @@ def _layer_embeddings(
     tl.store(out_ptr + row * (NUM_LAYERS * WIDTH) + at, out, mask=is_channel)
 
 
-@torch.library.custom_op("spec_kernels::layer_embeddings", mutates_args=("out",))
+@operator("layer_embeddings", mutates_args=("out",))
 def layer_embeddings(
     out: torch.Tensor,
     tokens: torch.Tensor,

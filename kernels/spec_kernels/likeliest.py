@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.product_steps import load_norm, load_rows, load_weight, multiply
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
@@ -112,7 +113,7 @@ def _likeliest(
         tl.store(arrivals_ptr, 0)
 
 
-@torch.library.custom_op("spec_kernels::likeliest", mutates_args=("tokens", "arrivals", "probabilities"))
+@operator("likeliest", mutates_args=("tokens", "arrivals", "probabilities"))
 def likeliest(
     tokens: torch.Tensor,
     rows: torch.Tensor,

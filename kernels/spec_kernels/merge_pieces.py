@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import finite_or_zero
 
@@ -60,7 +61,7 @@ def merge_rows(
     tl.store(out_ptr + out_offsets, out.to(out_ptr.dtype.element_ty), mask=is_entry)
 
 
-@torch.library.custom_op("spec_kernels::merge_pieces", mutates_args=("out",))
+@operator("merge_pieces", mutates_args=("out",))
 def merge_pieces(out: torch.Tensor, pieces: Sequence[torch.Tensor], totals: Sequence[torch.Tensor]) -> None:
     """Merge attention over stretches of keys.
 

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _REQUEST_TILE = 128
@@ -43,7 +44,7 @@ def _build(
     tl.store(lens_ptr + request, tl.maximum(seq_len, 1), mask=is_row & (row % num_queries == 0))
 
 
-@torch.library.custom_op("spec_kernels::build_metadata", mutates_args=("row_positions", "slot_mapping", "lens"))
+@operator("build_metadata", mutates_args=("row_positions", "slot_mapping", "lens"))
 def build_metadata(
     row_positions: torch.Tensor,
     slot_mapping: torch.Tensor,
@@ -123,7 +124,7 @@ def _advance(
     tl.store(seq_lens_ptr + requests, position + 1, mask=is_request)
 
 
-@torch.library.custom_op("spec_kernels::advance_metadata", mutates_args=("positions", "slot_mapping", "seq_lens"))
+@operator("advance_metadata", mutates_args=("positions", "slot_mapping", "seq_lens"))
 def advance_metadata(
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,

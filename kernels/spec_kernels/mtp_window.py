@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _TILE_ELEMENTS = 2048
@@ -62,7 +63,7 @@ def _slide(
         tl.store(window_tokens_ptr + own_rows, tl.where(is_old, old_tokens, new_tokens), mask=is_row & is_first)
 
 
-@torch.library.custom_op("spec_kernels::slide_windows", mutates_args=("window_tokens", "window_hidden"))
+@operator("slide_windows", mutates_args=("window_tokens", "window_hidden"))
 def slide_windows(
     window_tokens: torch.Tensor,
     window_hidden: torch.Tensor,

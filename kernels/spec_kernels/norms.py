@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.early import placed_if_few, wait_behind_others
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 
@@ -58,7 +59,7 @@ def _rms_norm(
     tl.store(out_ptr + row * SIZE + channels, out, mask=is_channel)
 
 
-@torch.library.custom_op("spec_kernels::rms_norm", mutates_args=("out",))
+@operator("rms_norm", mutates_args=("out",))
 def rms_norm(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """Compute rows / rms(rows) * weight, a program a row.
 
@@ -115,7 +116,7 @@ def _add_rms_norm(
     tl.store(out_ptr + row * SIZE + channels, out, mask=is_channel)
 
 
-@torch.library.custom_op("spec_kernels::add_rms_norm", mutates_args=("out", "stream"))
+@operator("add_rms_norm", mutates_args=("out", "stream"))
 def add_rms_norm(
     out: torch.Tensor, stream: torch.Tensor, rows: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> None:
@@ -189,7 +190,7 @@ def _add_normed(
         tl.store(out_ptr + row * SIZE + channels, normed_by(stream, next_weights, next_eps, SIZE), mask=is_channel)
 
 
-@torch.library.custom_op("spec_kernels::add_normed", mutates_args=("stream", "out"))
+@operator("add_normed", mutates_args=("stream", "out"))
 def add_normed(
     stream: torch.Tensor,
     out: torch.Tensor | None,

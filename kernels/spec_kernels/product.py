@@ -15,6 +15,7 @@ import triton.language as tl
 from spec_kernels.block_fp8_reference import dequantise_reference, rows_of_scale
 from spec_kernels.early import loads_ahead, placed
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
+from spec_kernels.operators import operator
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
@@ -97,7 +98,7 @@ def _product(
         tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=is_entry)
 
 
-@torch.library.custom_op("spec_kernels::product", mutates_args=("out", "arrivals"))
+@operator("product", mutates_args=("out", "arrivals"))
 def product(
     out: torch.Tensor,
     rows: torch.Tensor,

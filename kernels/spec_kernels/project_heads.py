@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE, rows_of_scale
+from spec_kernels.operators import operator
 from spec_kernels.product import product_reference
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import INVARIANT_ROWS, choose_tiles
@@ -118,7 +119,7 @@ def _project_heads(
         tl.store(kv_ptrs + HALF, right, mask=is_pair & (head >= NUM_HEADS)[None, :])
 
 
-@torch.library.custom_op("spec_kernels::project_heads", mutates_args=("queries", "kv", "arrivals"))
+@operator("project_heads", mutates_args=("queries", "kv", "arrivals"))
 def project_heads(
     queries: torch.Tensor,
     kv: torch.Tensor,

@@ -16,6 +16,7 @@ import triton.language as tl
 from spec_kernels import noise_reference
 from spec_kernels.noise import USE_ACCEPT, USE_EMIT, arrival, round_key, uniform
 from spec_kernels.noise_reference import Use
+from spec_kernels.operators import operator
 from spec_kernels.softmax import merge_rows, softmax_in_tiles
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import (
@@ -188,7 +189,7 @@ def _put_last(
     tl.store(tokens_ptr + request * num_rows + num_rows - 1, last)
 
 
-@torch.library.custom_op("spec_kernels::rejection_sample", mutates_args=("tokens", "num_emitted"))
+@operator("rejection_sample", mutates_args=("tokens", "num_emitted"))
 def rejection_sample(
     tokens: torch.Tensor,
     num_emitted: torch.Tensor,

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import (
     NO_TOKEN,
@@ -106,9 +107,7 @@ def _merge_standing(
     tl.store(top_probability_ptr + out, tl.div_rn(tl.exp(top - finite_or_zero(top)), total), mask=is_draft)
 
 
-@torch.library.custom_op(
-    "spec_kernels::draft_standing", mutates_args=("is_top", "rank", "probability", "top", "top_tokens")
-)
+@operator("draft_standing", mutates_args=("is_top", "rank", "probability", "top", "top_tokens"))
 def draft_standing(
     is_top: torch.Tensor,
     rank: torch.Tensor,

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.early import placed_if_few, wait_behind_others
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _PAIR_TILE = 16
@@ -51,7 +52,7 @@ def _write_kv(
     tl.store(kv_ptrs + NUM_KV_HEADS * HEAD_DIM, tl.load(value_ptrs, mask=is_entry), mask=is_entry)
 
 
-@torch.library.custom_op("spec_kernels::write_kv", mutates_args=("kv",))
+@operator("write_kv", mutates_args=("kv",))
 def write_kv(kv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """Write row i of keys and values to cache slot `slot_mapping[i]`. Of rows that share a slot, any one stays.
 
@@ -201,7 +202,7 @@ def _rope_write(
             tl.store(kv_ptrs + 2 * HALF + still, rest_out, mask=is_still & (~is_query))
 
 
-@torch.library.custom_op("spec_kernels::rope_write", mutates_args=("queries", "kv"))
+@operator("rope_write", mutates_args=("queries", "kv"))
 def rope_write(
     queries: torch.Tensor,
     kv: torch.Tensor | None,

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.norms import normed_channels
+from spec_kernels.operators import operator
 from spec_kernels.ordering import TAKEN, in_order
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -194,7 +195,7 @@ def _route(
         )
 
 
-@torch.library.custom_op("spec_kernels::route", mutates_args=("expert_ids", "weights", "normed", "arrivals"))
+@operator("route", mutates_args=("expert_ids", "weights", "normed", "arrivals"))
 def route(
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
@@ -250,7 +251,7 @@ def route(
         )
 
 
-@torch.library.custom_op("spec_kernels::choose_experts", mutates_args=("expert_ids", "weights"))
+@operator("choose_experts", mutates_args=("expert_ids", "weights"))
 def choose_experts(
     expert_ids: torch.Tensor,
     weights: torch.Tensor,

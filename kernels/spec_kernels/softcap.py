@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _TILE = 2048
@@ -28,7 +29,7 @@ def _softcap(
     tl.store(out_ptr + row * size + tokens, (2 * tl.sigmoid(2 * (logits / cap)) - 1) * cap, mask=is_token)
 
 
-@torch.library.custom_op("spec_kernels::softcap", mutates_args=("out",))
+@operator("softcap", mutates_args=("out",))
 def softcap(out: torch.Tensor, logits: torch.Tensor, cap: float) -> None:
     """Compute cap * tanh(logits / cap).
 

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 
@@ -45,7 +46,7 @@ def _going_on(
     tl.store(next_ids_ptr + request, tl.where((num_found > 0) | has_all, scratch_slot, slot))
 
 
-@torch.library.custom_op("spec_kernels::going_on", mutates_args=("next_ids",))
+@operator("going_on", mutates_args=("next_ids",))
 def _launch(
     next_ids: torch.Tensor,
     slot_ids: torch.Tensor,

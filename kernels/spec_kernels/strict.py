@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, VOCAB_TILE, load_logits, lowest_top, nan_as_largest, num_tiles_of
 
@@ -89,7 +90,7 @@ def tops_of_tiles(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tops, top_ids
 
 
-@torch.library.custom_op("spec_kernels::strict_accept", mutates_args=("tokens", "num_emitted"))
+@operator("strict_accept", mutates_args=("tokens", "num_emitted"))
 def strict_accept(
     tokens: torch.Tensor,
     num_emitted: torch.Tensor,

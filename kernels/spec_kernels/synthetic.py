@@ -11,6 +11,7 @@ from spec_kernels.noise import USE_SYNTHETIC, round_key, uniform
 from spec_kernels.noise_reference import Use
 from spec_kernels.noise_reference import round_key as round_key_reference
 from spec_kernels.noise_reference import uniform as uniform_reference
+from spec_kernels.operators import operator
 from spec_kernels.strict import tops_of_tiles
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, lowest_top
@@ -60,7 +61,7 @@ def _accept_at_rates(
     tl.store(num_emitted_ptr + request, tl.where(is_active, num_accepted + 1, 0))
 
 
-@torch.library.custom_op("spec_kernels::synthetic_accept", mutates_args=("tokens", "num_emitted"))
+@operator("synthetic_accept", mutates_args=("tokens", "num_emitted"))
 def synthetic_accept(
     tokens: torch.Tensor,
     num_emitted: torch.Tensor,

@@ -11,6 +11,7 @@ from spec_kernels import noise_reference
 from spec_kernels.gumbel import finish_race, race_of_tile
 from spec_kernels.noise import USE_EMIT, round_key
 from spec_kernels.noise_reference import Use
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import RACE_TILE, load_logits, num_tiles_of, scaled_by
 
@@ -42,7 +43,7 @@ def _race_of_rows(
     tl.store(score_ids_ptr + out, winner)
 
 
-@torch.library.custom_op("spec_kernels::draw_rows", mutates_args=("chosen",))
+@operator("draw_rows", mutates_args=("chosen",))
 def draw_rows(
     chosen: torch.Tensor,
     logits: torch.Tensor,

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.ordering import TAKEN, in_order, place_of
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import nan_as_largest
@@ -92,8 +93,8 @@ def _choose_branches(
     tl.store(gathered_ptr + places[:, None] * hidden_stride + channels[None, :], numbers, mask=mask)
 
 
-@torch.library.custom_op(
-    "spec_kernels::choose_branches",
+@operator(
+    "choose_branches",
     mutates_args=(
         *("pool_tokens", "pool_scores", "pool_parents"),
         *("branch_tokens", "came_from", "numbers", "branch_scores", "gathered"),
@@ -207,7 +208,7 @@ def _choose_rows(
     tl.store(out + place, tl.zeros((TILE,), tl.int64), mask=place == 0)
 
 
-@torch.library.custom_op("spec_kernels::choose_rows", mutates_args=("tokens", "parents"))
+@operator("choose_rows", mutates_args=("tokens", "parents"))
 def choose_rows(
     tokens: torch.Tensor,
     parents: torch.Tensor,

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 
@@ -65,9 +66,7 @@ def _place_tree(
         slots = _slots(pages_ptr, prefix_len + at, last_column, is_row, PAGE_SIZE)
 
 
-@torch.library.custom_op(
-    "spec_kernels::place_tree", mutates_args=("positions", "slot_mapping", "seq_lens", "depths", "path_slots")
-)
+@operator("place_tree", mutates_args=("positions", "slot_mapping", "seq_lens", "depths", "path_slots"))
 def place_tree(
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
@@ -162,9 +161,7 @@ def _place_branches(
     tl.store(path_ptrs, paths, mask=is_row[:, None] & (places < path_len)[None, :])
 
 
-@torch.library.custom_op(
-    "spec_kernels::place_branches", mutates_args=("positions", "slot_mapping", "seq_lens", "depths", "path_slots")
-)
+@operator("place_branches", mutates_args=("positions", "slot_mapping", "seq_lens", "depths", "path_slots"))
 def place_branches(
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,

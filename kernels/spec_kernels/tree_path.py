@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _NUMBERS = 4096
@@ -74,7 +75,7 @@ def _move_path(
         tl.store(moved_ptr + places[:, None] * moved_stride + channels[None, :], numbers, mask=mask)
 
 
-@torch.library.custom_op("spec_kernels::move_path", mutates_args=("caches", "moved"))
+@operator("move_path", mutates_args=("caches", "moved"))
 def move_path(
     caches: list[torch.Tensor],
     moved: torch.Tensor | None,

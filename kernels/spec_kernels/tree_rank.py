@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.operators import operator
 from spec_kernels.ordering import TAKEN, in_order, place_of, score_of
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import finite_or_zero, load_logits, merge_sums, nan_as_largest, num_tiles_of
@@ -79,7 +80,7 @@ def _merge_ranks(
         tl.store(log_probs_ptr + row * TOPK + rank, tl.minimum(score_of(best) - total, 0.0))
 
 
-@torch.library.custom_op("spec_kernels::rank_tokens", mutates_args=("tokens", "log_probs"))
+@operator("rank_tokens", mutates_args=("tokens", "log_probs"))
 def rank_tokens(
     tokens: torch.Tensor, log_probs: torch.Tensor, logits: torch.Tensor, token_map: torch.Tensor | None
 ) -> None:

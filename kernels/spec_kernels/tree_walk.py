@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.noise import USE_SYNTHETIC, round_key, uniform
+from spec_kernels.operators import operator
 from spec_kernels.strict import tops_of_tiles
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, lowest_top
@@ -186,7 +187,7 @@ def _launch_follow(
     )
 
 
-@torch.library.custom_op("spec_kernels::follow_chosen", mutates_args=("tokens", "num_emitted", "path"))
+@operator("follow_chosen", mutates_args=("tokens", "num_emitted", "path"))
 def follow_chosen(
     tokens: torch.Tensor,
     num_emitted: torch.Tensor,
@@ -213,7 +214,7 @@ def follow_chosen(
         _launch_follow(tokens, num_emitted, path, None, chosen, drafts, parents, active)
 
 
-@torch.library.custom_op("spec_kernels::follow_argmax", mutates_args=("tokens", "num_emitted", "path"))
+@operator("follow_argmax", mutates_args=("tokens", "num_emitted", "path"))
 def follow_argmax(
     tokens: torch.Tensor,
     num_emitted: torch.Tensor,
@@ -234,7 +235,7 @@ def follow_argmax(
         _launch_follow(tokens, num_emitted, path, *tops_of_tiles(logits), drafts, parents, active)
 
 
-@torch.library.custom_op("spec_kernels::impose_path", mutates_args=("tokens", "num_emitted", "path"))
+@operator("impose_path", mutates_args=("tokens", "num_emitted", "path"))
 def impose_path(
     tokens: torch.Tensor,
     num_emitted: torch.Tensor,

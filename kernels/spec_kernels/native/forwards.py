@@ -20,9 +20,9 @@ from spec_kernels.native.parts import (
     describe_place,
     float_rows,
     library,
-    operator,
     pointer_to,
 )
+from spec_kernels.operators import cpu_operator
 
 
 class NativeLayers:
@@ -118,7 +118,7 @@ def _place_in_table(
     return place
 
 
-@operator(
+@cpu_operator(
     "native_layers(Tensor(a!) streams, Tensor(b!) kv, Tensor stream, Tensor table, Tensor positions, Tensor slots,"
     " Tensor pages, Tensor lengths, int num_queries, int layers) -> ()"
 )
@@ -152,7 +152,7 @@ def decoder_layers(
     check(library().native_layers(layers, streams.shape[0], ctypes.addressof(place), *pointers, stream.shape[0]))
 
 
-@operator(
+@cpu_operator(
     "native_draft_layer(Tensor(a!) out, Tensor(b!) kv, Tensor tokens, Tensor hidden, Tensor table, Tensor positions,"
     " Tensor slots, Tensor pages, Tensor lengths, Tensor? live, int num_queries, int layer) -> ()"
 )
@@ -181,7 +181,7 @@ def draft_layer(
     check(library().native_draft_layer(layer, ctypes.addressof(place), *pointers, tokens.shape[0], out.shape[0]))
 
 
-@operator(
+@cpu_operator(
     "native_draft_steps(Tensor(a!) drafts, Tensor(b!) hiddens, Tensor(c!) kv, Tensor(d!) positions, Tensor(e!) slots,"
     " Tensor(f!) lengths, Tensor tokens, Tensor hidden, Tensor table, Tensor pages, int layer,"
     " Tensor? token_map, int norm, int head) -> ()"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 
 from spec_kernels.native.build import build
 from spec_kernels.native.packing import pack
-
-Parameters = ParamSpec("Parameters")
+from spec_kernels.operators import cpu_operator
 
 
 class _Product(ctypes.Structure):
@@ -163,23 +161,6 @@ def has_tiles() -> bool:
     return bool(library().native_has_tiles())
 
 
-_operators = torch.library.Library("spec_kernels", "FRAGMENT")
-"""Operators by name, and not `custom_op`, whose wrapper takes longer than a small product."""
-
-
-def operator(schema: str) -> Callable[[Callable[Parameters, None]], Callable[Parameters, None]]:
-    """Register the function below as the operator of `schema` on a CPU, and return the operator."""
-
-    def register(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
-        name = schema.partition("(")[0]
-        _operators.define(schema)
-        _operators.impl(name, function, "CPU")
-        registered: Callable[Parameters, None] = getattr(torch.ops.spec_kernels, name).default
-        return registered
-
-    return register
-
-
 def check(status: int) -> None:
     if status:
         raise MemoryError("kernels=native: no memory for intermediate rows")
@@ -213,7 +194,7 @@ def float_rows(rows: torch.Tensor) -> int:
     return rows.data_ptr()
 
 
-@operator(
+@cpu_operator(
     "native_layer(Tensor(a!) out, Tensor(b!) kv, Tensor rows, Tensor residual, Tensor cos, Tensor signed_sin,"
     " Tensor slots, Tensor pages, Tensor lengths, Tensor? live, int num_queries, int layer) -> ()"
 )
@@ -250,7 +231,7 @@ def decoder_layer(
     check(library().native_layer(layer, ctypes.addressof(place), *pointers, rows.shape[0], out.shape[0]))
 
 
-@operator(
+@cpu_operator(
     "native_project(Tensor(a!) heads, Tensor(b!) kv, Tensor rows, Tensor cos, Tensor signed_sin, Tensor slots,"
     " int layer) -> ()"
 )
@@ -269,7 +250,7 @@ def project(
     check(library().native_project(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
 
 
-@operator(
+@cpu_operator(
     "native_attend(Tensor(a!) out, Tensor kv, Tensor queries, Tensor pages, Tensor lengths, int num_queries,"
     " int layer) -> ()"
 )
@@ -289,33 +270,33 @@ def attend(
     check(library().native_attend(layer, ctypes.addressof(place), *pointers, queries.stride(0), queries.shape[0]))
 
 
-@operator("native_finish(Tensor(a!) out, Tensor attended, Tensor residual, int layer) -> ()")
+@cpu_operator("native_finish(Tensor(a!) out, Tensor attended, Tensor residual, int layer) -> ()")
 def finish(out: torch.Tensor, attended: torch.Tensor, residual: torch.Tensor, layer: int) -> None:
     """Run the last part: out [rows, hidden_size] of what attention gave, and the stream in front of the layer."""
     pointers = out.data_ptr(), float_rows(attended), float_rows(residual)
     check(library().native_finish(layer, *pointers, residual.shape[0]))
 
 
-@operator("native_norm(Tensor(a!) out, Tensor rows, int norm) -> ()")
+@cpu_operator("native_norm(Tensor(a!) out, Tensor rows, int norm) -> ()")
 def rms_norm(out: torch.Tensor, rows: torch.Tensor, norm: int) -> None:
     """Norm rows; `norm` is `NativeNorm.address`."""
     library().native_norm(norm, out.data_ptr(), float_rows(rows), rows.shape[1], rows.shape[0])
 
 
-@operator("native_product(Tensor(a!) out, Tensor rows, int product) -> ()")
+@cpu_operator("native_product(Tensor(a!) out, Tensor rows, int product) -> ()")
 def multiply(out: torch.Tensor, rows: torch.Tensor, product: int) -> None:
     """Multiply rows by a weight; `product` is `NativeProduct.address`."""
     check(library().native_product(product, out.data_ptr(), float_rows(rows), rows.shape[0]))
 
 
-@operator("native_likeliest(Tensor(a!) tokens, Tensor rows, Tensor? token_map, int norm, int head) -> ()")
+@cpu_operator("native_likeliest(Tensor(a!) tokens, Tensor rows, Tensor? token_map, int norm, int head) -> ()")
 def likeliest(tokens: torch.Tensor, rows: torch.Tensor, token_map: torch.Tensor | None, norm: int, head: int) -> None:
     """Write the likeliest token of each row, the lowest id of equal ones: of `head`'s product with the normed rows."""
     pointers = pointer_to(token_map), tokens.data_ptr(), float_rows(rows)
     check(library().native_likeliest(head, norm, *pointers, rows.shape[0]))
 
 
-@operator(
+@cpu_operator(
     "native_draft_input(Tensor(a!) out, Tensor tokens, Tensor hidden, Tensor embedding, int embedding_norm,"
     " int hidden_norm) -> ()"
 )
@@ -334,7 +315,7 @@ def draft_input(
     library().native_draft_input(embedding_norm, hidden_norm, float_rows(embedding), size, *pointers, num_rows)
 
 
-@operator(
+@cpu_operator(
     "native_build(Tensor(a!) positions, Tensor(b!) slots, Tensor(c!) lengths, Tensor wanted, Tensor keys,"
     " Tensor pages, int page_size, int num_positions) -> ()"
 )
@@ -357,7 +338,7 @@ def build_metadata(
     library().native_build(*pointers, *wanted.shape, pages.shape[1], page_size, num_positions)
 
 
-@operator(
+@cpu_operator(
     "native_advance(Tensor(a!) positions, Tensor(b!) slots, Tensor(c!) lengths, Tensor pages, int page_size,"
     " int num_positions) -> ()"
 )

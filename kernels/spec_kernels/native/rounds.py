@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from spec_kernels.native.parts import check_places, float_rows, library, operator, pointer_to
+from spec_kernels.native.parts import check_places, float_rows, library, pointer_to
+from spec_kernels.operators import cpu_operator
 
 
-@operator(
+@cpu_operator(
     "native_strict(Tensor(a!) tokens, Tensor(b!) num_emitted, Tensor logits, Tensor draft_tokens, Tensor active,"
     " Tensor? num_drafts=None) -> ()"
 )
@@ -38,7 +39,7 @@ def strict_accept(
     library().native_strict(*pointers, *drafts, *logits.shape)
 
 
-@operator(
+@cpu_operator(
     "native_catchup(Tensor(a!) places, Tensor kv_lens, Tensor num_emitted, Tensor pages, int first, int num_rows,"
     " int page_size, int num_positions) -> ()"
 )
@@ -66,7 +67,7 @@ def catchup_places(
     library().native_catchup(*pointers, first, *sizes)
 
 
-@operator(
+@cpu_operator(
     "native_commit(Tensor(a!) kv_lens, Tensor(b!) input_ids, Tensor(c!) last, Tensor slot_ids, Tensor tokens,"
     " Tensor num_emitted, Tensor draft_tokens) -> ()"
 )
