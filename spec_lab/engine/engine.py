@@ -79,8 +79,6 @@ class Engine:
                 while self.scheduler.has_work:
                     run.step()
             finally:
-                for sequence in self.scheduler.running:
-                    self.parts.slots.clear(sequence.slot)
                 self.scheduler.abort()
         return run.result(requests)
 
@@ -218,8 +216,7 @@ class _GenerationRun:
         if sequence.finish_reason is None or self._is_in_flight(sequence):
             return
         engine, request = self._engine, sequence.request
-        engine.scheduler.release(sequence)
-        engine.parts.slots.clear(sequence.slot)
+        engine.scheduler.release(sequence)  # its slot is cleared for the next request, not before the next launch
         record = request_record(sequence, sequence.finish_reason)
         self._requests[request.request_id] = record
         if self._on_finish is not None:

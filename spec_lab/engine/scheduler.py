@@ -114,8 +114,11 @@ def emit_round(
     """
     assert tokens, "an active request emits at least one token"
     assert len(origins) == len(tokens) <= num_offered + 1
-    num_judged = len(tokens) if sequence.request.ignore_eos else _length_to_eos(tokens, eos_token_ids, num_imposed)
-    kept = tokens[: min(num_judged, sequence.request.max_new_tokens - sequence.num_output_tokens)]
+    request = sequence.request
+    num_judged = len(tokens)
+    if not (request.ignore_eos or eos_token_ids.isdisjoint(tokens)):
+        num_judged = _length_to_eos(tokens, eos_token_ids, num_imposed)
+    kept = tokens[: min(num_judged, request.max_new_tokens - sequence.num_output_tokens)]
     sequence.tokens.extend(kept)
     sequence.origins += origins[: len(kept)]
     sequence.kv_len += len(tokens)
