@@ -44,13 +44,15 @@ static void turn_and_write(float *heads, float *kv, const layer_t *layer, const 
     }
 }
 
-/* The slots of a request's keys, from its pages, up to a whole tile; positions behind the last page are in that one. */
-static void find_slots(int64_t *slots, const int64_t *pages, int64_t num_pages, int64_t page_size, int64_t num_keys) {
+/* Where a request's keys lie in the cache, `stride` numbers each, from its pages, up to a whole tile; positions behind
+   the last page are in that one. */
+static void find_keys(int64_t *offsets, const int64_t *pages, int64_t num_pages, int64_t page_size, int64_t stride,
+                      int64_t num_keys) {
     for (int64_t first = 0, column = 0; first < num_keys; first += page_size, column++) {
         const int64_t slot = pages[column < num_pages ? column : num_pages - 1] * page_size;
-        for (int64_t i = 0; i < page_size && first + i < num_keys; i++) slots[first + i] = slot + i;
+        for (int64_t i = 0; i < page_size && first + i < num_keys; i++) offsets[first + i] = (slot + i) * stride;
     }
-    for (int64_t t = num_keys; t % LANES; t++) slots[t] = slots[num_keys - 1];
+    for (int64_t t = num_keys; t % LANES; t++) offsets[t] = offsets[num_keys - 1];
 }
 
 /* The keys [begin, end) that one query row sees, of the `num_keys` of them that the pages hold; a row that sees none, as
@@ -64,28 +66,37 @@ static span_t seen_by(const layer_t *layer, const place_t *place, int64_t query,
     return (span_t){layer->window && end > layer->window ? end - layer->window : 0, end};
 }
 
+enum { PAIR = 2, CHUNK = 64 }; /* heads that share what they read, and keys whose values stay in the first cache */
+
+/* Written out where they are called, for each number of heads. */
+#define STEP static inline __attribute__((always_inline))
+
 static const ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* Add the products of `num_vectors` vectors of a query with those of 16 keys. */
-static inline void add_products(vec *products, const float *query, const float *keys, int64_t stride,
-                                const int64_t *slots, const int num_vectors) {
-    vec parts[VECTORS];
-    for (int v = 0; v < num_vectors; v++) parts[v] = *(const vec *)(query + v * LANES);
-    for (int k = 0; k < LANES; k++)
-        for (int v = 0; v < num_vectors; v++)
-            products[k] += parts[v] * *(const vec *)(keys + slots[k] * stride + v * LANES);
+/* The products of 8 keys with the queries of `num_heads` heads, `dim` apart, each key's summed up but for two lanes. */
+STEP void multiply_keys(vec *folded, const float *query, const float *keys, const int64_t *offsets,
+                        int64_t dim, const int num_heads) {
+    vec products[PAIR][8];
+    for (int h = 0; h < num_heads; h++)
+        for (int k = 0; k < 8; k++) products[h][k] = (vec){};
+    for (int64_t i = 0; i < dim; i += LANES)
+        for (int k = 0; k < 8; k++) {
+            const vec key = *(const vec *)(keys + offsets[k] + i);
+            for (int h = 0; h < num_heads; h++) products[h][k] += *(const vec *)(query + h * dim + i) * key;
+        }
+    for (int h = 0; h < num_heads; h++) folded[h] = pairs_of(products[h]);
 }
 
-/* The scores of the 16 keys from position `first` on for one query; -inf where the row does not see them. */
-static vec score_tile(const float *query, const float *keys, int64_t stride, int64_t dim, float scale,
-                      const int64_t *slots, int64_t first, span_t span) {
-    vec products[LANES] = {};
-    int64_t i = 0;
-    for (; i + PANEL <= dim; i += PANEL) add_products(products, query + i, keys + i, stride, slots + first, VECTORS);
-    for (; i < dim; i += LANES) add_products(products, query + i, keys + i, stride, slots + first, 1);
+/* The scores [heads, width] of the 16 keys from position `first` on for one query; -inf where it does not see them. */
+STEP void score_tile(float *scores, int64_t width, const float *query, const float *keys, int64_t dim,
+                     float scale, const int64_t *offsets, int64_t first, span_t span, const int num_heads) {
+    vec left[PAIR], right[PAIR];
+    multiply_keys(left, query, keys, offsets + first, dim, num_heads);
+    multiply_keys(right, query, keys, offsets + first + 8, dim, num_heads);
     const ints at = LANE + (int32_t)first;
     const ints is_seen = (at >= (int32_t)span.begin) & (at < (int32_t)span.end);
-    return chosen(is_seen, sums_of(products) * scale, (vec){} - INFINITY);
+    for (int h = 0; h < num_heads; h++)
+        *(vec *)(scores + h * width + first) = chosen(is_seen, fold_1(left[h], right[h]) * scale, (vec){} - INFINITY);
 }
 
 /* Turn scores into weights whose sum is 1. */
@@ -105,66 +116,107 @@ static void softmax(float *scores, int64_t first, int64_t end) {
     for (int64_t t = first; t < end; t += LANES) *(vec *)(scores + t) *= share;
 }
 
-/* Add the weighted values at positions [begin, end) to `num_vectors` vectors of the outcome. */
-static inline void add_values(float *out, const float *values, int64_t stride, const int64_t *slots,
-                              const float *weights, int64_t begin, int64_t end, const int num_vectors) {
-    vec sums[VECTORS];
-    for (int v = 0; v < num_vectors; v++) sums[v] = *(const vec *)(out + v * LANES);
+/* Add the weighted values at positions [begin, end) to `num_vectors` vectors of the outcome of each head. */
+STEP void add_some(float *out, const float *weights, int64_t width, const float *values, int64_t dim,
+                   const int64_t *offsets, int64_t begin, int64_t end, const int num_heads,
+                   const int num_vectors) {
+    vec sums[PAIR][VECTORS];
+    for (int h = 0; h < num_heads; h++)
+        for (int v = 0; v < num_vectors; v++) sums[h][v] = *(const vec *)(out + h * dim + v * LANES);
     for (int64_t t = begin; t < end; t++)
-        for (int v = 0; v < num_vectors; v++)
-            sums[v] += *(const vec *)(values + slots[t] * stride + v * LANES) * weights[t];
-    for (int v = 0; v < num_vectors; v++) *(vec *)(out + v * LANES) = sums[v];
+        for (int v = 0; v < num_vectors; v++) {
+            const vec part = *(const vec *)(values + offsets[t] + v * LANES);
+            for (int h = 0; h < num_heads; h++) sums[h][v] += part * weights[h * width + t];
+        }
+    for (int h = 0; h < num_heads; h++)
+        for (int v = 0; v < num_vectors; v++) *(vec *)(out + h * dim + v * LANES) = sums[h][v];
 }
 
-/* The query heads that share a KV head, of all rows of a request: 16 keys at a time, which stay in the first cache
-   while every query meets them. `out` and `queries` are those of the first row and head. */
-static void attend_group(float *out, const float *queries, int64_t query_stride, const float *keys,
-                         const layer_t *layer, const place_t *place, const int64_t *slots, float *scores,
-                         int64_t length, int64_t num_keys) {
-    const int64_t dim = layer->head_dim, group = layer->num_heads / layer->num_kv_heads;
-    const int64_t stride = 2 * layer->num_kv_heads * dim, out_stride = layer->num_heads * dim;
-    const int64_t num_rows = place->num_queries * group, width = (num_keys + LANES - 1) / LANES * LANES;
-    const float *values = keys + layer->num_kv_heads * dim;
-    const int64_t first = seen_by(layer, place, 0, length, num_keys).begin / LANES * LANES;
-    for (int64_t tile = first; tile < num_keys; tile += LANES)
-        for (int64_t row = 0; row < num_rows; row++) {
-            const span_t span = seen_by(layer, place, row / group, length, num_keys);
-            const float *query = queries + row / group * query_stride + row % group * dim;
-            *(vec *)(scores + row * width + tile) =
-                score_tile(query, keys, stride, dim, layer->scale, slots, tile, span);
+STEP void add_values(float *out, const float *weights, int64_t width, const float *values, int64_t dim,
+                     const int64_t *offsets, int64_t begin, int64_t end, const int num_heads) {
+    int64_t i = 0;
+    for (; i + PANEL <= dim; i += PANEL)
+        add_some(out + i, weights, width, values + i, dim, offsets, begin, end, num_heads, VECTORS);
+    for (; i < dim; i += LANES) add_some(out + i, weights, width, values + i, dim, offsets, begin, end, num_heads, 1);
+}
+
+/* What the query heads that share a KV head, of all rows of a request, read: `num_keys` keys and, behind them, values. */
+typedef struct {
+    const float *keys, *values;
+    const int64_t *offsets;
+    int64_t dim, num_heads, length, num_keys;
+} group_t;
+
+/* scores [rows, heads, width] of 16 keys after 16, which stay in the first cache while every query meets them. */
+static void score_group(float *scores, int64_t width, const float *queries, int64_t query_stride, const group_t *group,
+                        const layer_t *layer, const place_t *place, int64_t first) {
+    const int64_t dim = group->dim;
+    for (int64_t tile = first; tile < group->num_keys; tile += LANES)
+        for (int64_t row = 0; row < place->num_queries; row++) {
+            const span_t span = seen_by(layer, place, row, group->length, group->num_keys);
+            const float *query = queries + row * query_stride;
+            float *to = scores + row * group->num_heads * width;
+            int64_t h = 0;
+            for (; h + PAIR <= group->num_heads; h += PAIR)
+                score_tile(to + h * width, width, query + h * dim, group->keys, dim, layer->scale, group->offsets, tile,
+                           span, PAIR);
+            for (; h < group->num_heads; h++)
+                score_tile(to + h * width, width, query + h * dim, group->keys, dim, layer->scale, group->offsets, tile,
+                           span, 1);
         }
-    for (int64_t row = 0; row < num_rows; row++) {
-        const span_t span = seen_by(layer, place, row / group, length, num_keys);
-        softmax(scores + row * width, span.begin / LANES * LANES, span.end);
-        memset(out + row / group * out_stride + row % group * dim, 0, (size_t)dim * sizeof(float));
+}
+
+/* Values weighted by `weights` [rows, heads, width], added to out [rows, heads, dim], rows `out_stride` apart. */
+static void add_group(float *out, int64_t out_stride, const float *weights, int64_t width, const group_t *group,
+                      const layer_t *layer, const place_t *place, int64_t first) {
+    const int64_t dim = group->dim;
+    for (int64_t chunk = first; chunk < group->num_keys; chunk += CHUNK)
+        for (int64_t row = 0; row < place->num_queries; row++) {
+            const span_t span = seen_by(layer, place, row, group->length, group->num_keys);
+            const int64_t begin = more(chunk, span.begin), end = less(chunk + CHUNK, span.end);
+            const float *from = weights + row * group->num_heads * width;
+            float *to = out + row * out_stride;
+            int64_t h = 0;
+            for (; h + PAIR <= group->num_heads; h += PAIR)
+                add_values(to + h * dim, from + h * width, width, group->values, dim, group->offsets, begin, end, PAIR);
+            for (; h < group->num_heads; h++)
+                add_values(to + h * dim, from + h * width, width, group->values, dim, group->offsets, begin, end, 1);
+        }
+}
+
+/* The query heads of a group; `out` and `queries` are those of the first row and head. */
+static void attend_group(float *out, int64_t out_stride, const float *queries, int64_t query_stride,
+                         const group_t *group, const layer_t *layer, const place_t *place, float *scores) {
+    const int64_t width = filled_up(group->num_keys, LANES), num_heads = group->num_heads;
+    const int64_t first = seen_by(layer, place, 0, group->length, group->num_keys).begin / LANES * LANES;
+    score_group(scores, width, queries, query_stride, group, layer, place, first);
+    for (int64_t row = 0; row < place->num_queries; row++) {
+        const span_t span = seen_by(layer, place, row, group->length, group->num_keys);
+        for (int64_t h = 0; h < num_heads; h++)
+            softmax(scores + (row * num_heads + h) * width, span.begin / LANES * LANES, span.end);
+        memset(out + row * out_stride, 0, (size_t)(num_heads * group->dim) * sizeof(float));
     }
-    for (int64_t tile = first; tile < num_keys; tile += LANES)
-        for (int64_t row = 0; row < num_rows; row++) {
-            const span_t span = seen_by(layer, place, row / group, length, num_keys);
-            const int64_t begin = more(tile, span.begin), end = less(tile + LANES, span.end);
-            float *to = out + row / group * out_stride + row % group * dim;
-            int64_t i = 0;
-            for (; i + PANEL <= dim; i += PANEL)
-                add_values(to + i, values + i, stride, slots, scores + row * width, begin, end, VECTORS);
-            for (; i < dim; i += LANES)
-                add_values(to + i, values + i, stride, slots, scores + row * width, begin, end, 1);
-        }
+    add_group(out, out_stride, scores, width, group, layer, place, first);
 }
 
 /* out [rows, heads * head_dim] of queries [rows, heads * head_dim], rows `query_stride` apart. */
 static void attend_rows(float *out, const float *queries, int64_t query_stride, const float *kv, const layer_t *layer,
                         const place_t *place, int64_t num_rows, float *memory) {
-    const int64_t dim = layer->head_dim, group = layer->num_heads / layer->num_kv_heads;
-    const int64_t capacity = place->num_pages * layer->page_size;
-    int64_t *slots = (int64_t *)filled_up((int64_t)memory, 64); /* what lies in front of it may be of any size */
-    float *scores = (float *)(slots + capacity + LANES);
+    const int64_t dim = layer->head_dim, num_heads = layer->num_heads / layer->num_kv_heads;
+    const int64_t capacity = place->num_pages * layer->page_size, kv_width = layer->num_kv_heads * dim;
+    int64_t *offsets = (int64_t *)filled_up((int64_t)memory, 64); /* what lies in front of it may be of any size */
+    float *scores = (float *)(offsets + capacity + LANES);
     for (int64_t row = 0, request = 0; row < num_rows; row += place->num_queries, request++) {
         const int64_t length = more(place->lengths[request], 1), num_keys = less(length, capacity);
-        find_slots(slots, place->pages + request * place->num_pages, place->num_pages, layer->page_size, num_keys);
-        for (int64_t head = 0; head < layer->num_kv_heads; head++)
-            attend_group(out + (row * layer->num_heads + head * group) * dim,
-                         queries + row * query_stride + head * group * dim, query_stride, kv + head * dim, layer,
-                         place, slots, scores, length, num_keys);
+        const int64_t *pages = place->pages + request * place->num_pages;
+        find_keys(offsets, pages, place->num_pages, layer->page_size, 2 * kv_width, num_keys);
+        for (int64_t head = 0; head < layer->num_kv_heads; head++) {
+            const float *keys = kv + head * dim;
+            const group_t group = {keys, keys + kv_width, offsets, dim, num_heads, length, num_keys};
+            const int64_t first = head * num_heads * dim;
+            attend_group(out + row * layer->num_heads * dim + first, layer->num_heads * dim,
+                         queries + row * query_stride + first, query_stride, &group, layer, place, scores);
+        }
     }
 }
 

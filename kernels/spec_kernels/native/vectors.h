@@ -33,13 +33,12 @@ static inline vec fold_1(vec a, vec b) {
            FOLD(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 
-/* The sums of the lanes of 16 vectors, in their order. */
-static inline vec sums_of(const vec *x) {
-    vec part[8];
-    for (int i = 0; i < 8; i++) part[i] = fold_8(x[2 * i], x[2 * i + 1]);
-    for (int i = 0; i < 4; i++) part[i] = fold_4(part[2 * i], part[2 * i + 1]);
-    for (int i = 0; i < 2; i++) part[i] = fold_2(part[2 * i], part[2 * i + 1]);
-    return fold_1(part[0], part[1]);
+/* The sums of the lanes of 8 vectors, in their order, each in two lanes that are yet to be added. */
+static inline vec pairs_of(const vec *x) {
+    vec part[4];
+    for (int i = 0; i < 4; i++) part[i] = fold_8(x[2 * i], x[2 * i + 1]);
+    for (int i = 0; i < 2; i++) part[i] = fold_4(part[2 * i], part[2 * i + 1]);
+    return fold_2(part[0], part[1]);
 }
 
 static inline float sum_of(vec x) {
