@@ -18,7 +18,7 @@ from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import RowSelection
-from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.pruning_protocols import CatchupPruning, PrunePolicy
 from spec_lab.core.types import AcceptanceInputs, FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.catchup import plan_catchup
 from spec_lab.drafters.confidence import ConfidentGreedyPicker
@@ -33,7 +33,7 @@ from spec_lab.models.native_forwards import MAX_ROWS, NativeHeadLayer, NativeSta
 from spec_lab.models.native_products import NativeProducts
 from spec_lab.models.products import PLAIN, LayerStack, Products
 from spec_lab.models.random_weights import random_eagle3
-from spec_lab.pruning.policy import LastPromptRow, NoCatchupPruning
+from spec_lab.pruning.policy import LastPromptRow, NoCatchupPruning, PruneAfterAttention, PruneBeforeAttention
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.native_lane import (
     FULL,
@@ -127,6 +127,62 @@ def test_a_draft_heads_layer_and_its_input_in_one_call(normed: bool) -> None:
         assert len(lane.run([24, 19], 2, NoRows())) == 0
         lane.run([0], MAX_ROWS + 1)
     assert_alike(*(lane.cache.kv for lane in lanes))
+
+
+def verified_round(
+    lane: Lane, kv_lens: list[int], num_emitted: list[int], num_rows: int, num_inputs: int
+) -> VerifiedRound:
+    """Return a round of the lane's first slots, with features [rows, num_inputs]."""
+    slots = torch.arange(len(kv_lens)) % 2
+    tokens = tokens_of(len(kv_lens), num_rows)
+    lens = torch.tensor(kv_lens)
+    batch = RoundBatch(slots, slots >= 0, lens, tokens, lane.table.pages[slots], max(kv_lens))
+    features = torch.randn(len(kv_lens) * num_rows, num_inputs, generator=torch.Generator().manual_seed(num_rows))
+    return VerifiedRound(batch, Verification(tokens, torch.tensor(num_emitted)), features)
+
+
+@pytest.mark.parametrize("prune", [NoCatchupPruning(), PruneBeforeAttention()])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_catch_up_step_up_to_its_first_draft_in_one_call(prune: CatchupPruning, normed: bool) -> None:
+    """The state and the KV that its parts leave, bit for bit, and torch's tokens: with all drafts accepted, a request
+    that is padding, rows behind the cache's end, and a single request."""
+    policy = PrunePolicy(LastPromptRow(), prune)
+    lanes = [
+        HeadLane(products, norm_before_residual=normed) for products in (NativeProducts(), NativeProducts(), PLAIN)
+    ]
+    at_once, in_parts, by_torch = (
+        RecurrentDrafter(3, lane.head, FeatureSpec(), lane.cache, lane.lane.backend, policy, GreedyPicker(), plan)
+        for lane, plan in zip(lanes, (plan_native_catchup, plan_native_catchup, plan_catchup), strict=True)
+    )
+    in_parts._start = None
+    assert at_once._start is not None and by_torch._start is None
+    for kv_lens, num_emitted in (([20, 17], [4, 0]), ([MAX_POSITIONS - 2, 24], [2, 1]), ([30], [3])):
+        verified = verified_round(lanes[0].lane, kv_lens, num_emitted, 4, 3 * HIDDEN_SIZE)
+        got, expected, plain = (drafter.catch_up(verified) for drafter in (at_once, in_parts, by_torch))
+        assert torch.equal(got.tokens, expected.tokens) and torch.equal(got.tokens, plain.tokens)
+        assert torch.equal(got.hidden, expected.hidden)
+        assert torch.equal(got.rows.kv_lens, expected.rows.kv_lens)
+        for name in ("positions", "slot_mapping", "seq_lens", "page_table"):
+            assert torch.equal(getattr(got.attention, name), getattr(expected.attention, name)), name
+        assert got.attention.max_seq_len == expected.attention.max_seq_len
+        assert torch.equal(lanes[0].cache.kv, lanes[1].cache.kv)
+
+
+def test_a_catch_up_step_that_is_not_one_call_is_run_in_its_parts() -> None:
+    """Where rows are dropped behind attention, picks are noted, outputs are normed, or rows are many."""
+    lane = HeadLane(NativeProducts())
+    places = FeatureSpec(), lane.cache, lane.lane.backend
+    whole = PrunePolicy(LastPromptRow(), NoCatchupPruning())
+    noted = ConfidentGreedyPicker(cast(DraftConfidences, None))
+    assert RecurrentDrafter(3, lane.head, *places, whole, noted)._start is None
+    dropping = PrunePolicy(LastPromptRow(), PruneAfterAttention())
+    assert RecurrentDrafter(3, lane.head, *places, dropping, GreedyPicker())._start is None
+    assert HeadLane(NativeProducts(), norm_output=True).head.start is None
+    many = [20] * (MAX_ROWS // 4 + 1)
+    verified = verified_round(lane.lane, many, [1] * len(many), 4, 3 * HIDDEN_SIZE)
+    drafter = RecurrentDrafter(3, lane.head, *places, whole, GreedyPicker(), plan_native_catchup)
+    assert drafter._started(verified) is None
+    assert drafter.catch_up(verified).tokens.shape == (len(many),)
 
 
 def test_all_draft_steps_in_one_call() -> None:

@@ -18,6 +18,7 @@ from spec_lab.core.types import (
     DraftStep,
     FeatureSpec,
     Request,
+    StartedDraft,
     TargetOutput,
     Verification,
     VerifiedRound,
@@ -123,6 +124,17 @@ class RowSelection(Protocol):
     def behind(self, metadata: AttentionMetadata) -> AttentionMetadata | None:
         """Return the metadata of the rows that go on, for a layer behind the one they were chosen in; None where there
         is none, so that no layer can follow."""
+        ...
+
+
+class DraftStart(Protocol):
+    """Runs a catch-up step up to its first draft at once, which is the likeliest token."""
+
+    def __call__(
+        self, verified: VerifiedRound, cache: LayerCache, is_pruned: bool, num_draft_tokens: int
+    ) -> StartedDraft | None:
+        """Run the rows of `verified`, of which the live ones alone attend where `is_pruned`; do nothing, and return
+        None, where they are too many."""
         ...
 
 

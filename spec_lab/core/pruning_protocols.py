@@ -41,9 +41,11 @@ class CatchupPruning(Protocol):
 
     Attributes:
         needs_prewrite: a query attends over a cache that was written before (`AttentionBackend.prewrite`).
+        drops_attended_rows: rows are dropped in the middle of a layer, behind attention.
     """
 
     needs_prewrite: ClassVar[bool]
+    drops_attended_rows: ClassVar[bool]
 
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         """Select rows: `live_rows` [batch] are flat row indices, `live_attention` has one query each, at the trimmed

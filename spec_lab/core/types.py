@@ -258,6 +258,23 @@ class VerifiedRound:
     features: torch.Tensor | None
 
 
+@dataclass(slots=True)
+class StartedDraft:
+    """The outcome of a catch-up step and of reading its first drafts.
+
+    Attributes:
+        tokens: [batch] the first drafts.
+        hidden: [batch, hidden_size] what they were read from.
+        attention: one-row metadata of the live rows.
+        live_lens: [batch] L + n, the committed length after this round, at least 1.
+    """
+
+    tokens: torch.Tensor
+    hidden: torch.Tensor
+    attention: AttentionMetadata
+    live_lens: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class DraftStep:
     """One step of the draft loop.

@@ -11,7 +11,7 @@ import torch
 
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.prompts import PromptPack
-from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, DraftSteps, RowSelection
+from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, DraftStart, DraftSteps, RowSelection
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.catchup import CatchupPlanner, CaughtUp, plan_catchup
@@ -40,8 +40,12 @@ class RecurrentHead(DraftModule, Protocol):
     """Is one that takes the target's features in a form of its own.
 
     Attributes:
-        steps: runs `forward` and `greedy` in turn; None where nothing does that at once.
+        start: plans a catch-up step, and runs `fuse`, `forward` and `greedy`; None where nothing does that at once.
+        steps: runs `forward` and `greedy` in turn; None likewise.
     """
+
+    @property
+    def start(self) -> DraftStart | None: ...
 
     @property
     def steps(self) -> DraftSteps | None: ...
@@ -123,15 +127,17 @@ class RecurrentDrafter(RecurrentCatchup):
     ) -> None:
         super().__init__(num_draft_tokens, head, features, cache, backend, prune, plan)
         self.picker = picker
+        is_whole = picker.takes_likeliest and not prune.catchup.drops_attended_rows
+        self._start = head.start if is_whole else None
         if picker.takes_likeliest and head.steps is not None:
             self.requirements = replace(self.requirements, draft_rest=self._draft_rest)
 
     def ingest(self, pack: PromptPack) -> RecurrentState | None:
         live = self.take_prompts(pack)
-        return None if live is None else self._start(live)
+        return None if live is None else self._begin(live)
 
     def catch_up(self, verified: VerifiedRound) -> RecurrentState:
-        return self._start(self.take_round(verified))
+        return self._started(verified) or self._begin(self.take_round(verified))
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.picker.kept_logits(slot_ids)
@@ -144,6 +150,16 @@ class RecurrentDrafter(RecurrentCatchup):
         assert self.head.steps is not None
         return self.head.steps(state.tokens, state.hidden, self.cache, state.attention, self.num_draft_tokens)
 
-    def _start(self, live: CaughtUp) -> RecurrentState:
+    def _started(self, verified: VerifiedRound) -> RecurrentState | None:
+        """Run the catch-up step up to draft 1 at once; None where it is to be run part by part."""
+        if self._start is None:
+            return None
+        draft = self._start(verified, self.cache, self.prune.catchup.needs_prewrite, self.num_draft_tokens)
+        if draft is None:
+            return None
+        rows = DraftedRows(verified.batch.slot_ids, draft.live_lens)
+        return RecurrentState(draft.tokens, draft.hidden, draft.attention, rows)
+
+    def _begin(self, live: CaughtUp) -> RecurrentState:
         tokens = self.picker.first(self.head, live.hidden, live.rows)
         return RecurrentState(tokens, live.hidden, live.attention, live.rows)

@@ -68,6 +68,8 @@ class Eagle3Head:
         residual_is_normed = config.norm_before_residual
         layer = DraftLayer(products.draft_input(draft_input), self.body, self.rotary, residual_is_normed)
         self._layer = products.draft_layer(layer, plan)
+        is_plain = not config.norm_output and self._tap_norm is None
+        self.start = products.draft_start(self._fc, self._layer, self._likeliest, plan) if is_plain else None
         self.steps = None if config.norm_output else products.draft_steps(self._layer, self._likeliest, plan)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:

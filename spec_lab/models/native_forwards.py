@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from spec_kernels.native import forwards as native
+from spec_kernels.native.parts import NativeProduct
 from spec_lab.core.kv_cache import LayerCache, PagedKVCache
 from spec_lab.core.protocols import RowSelection
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.products import DraftLayer, LayerStack
 
 MAX_ROWS = 128
@@ -85,6 +86,39 @@ class NativeHeadLayer:
         rows = token_ids, hidden.contiguous()
         native.draft_layer(out, cache.kv, *rows, *place, *keys, live_rows, behind.num_queries, self.layer.address)
         return selection.live(out)
+
+
+class NativeDraftStart:
+    """Keeps the protocol `DraftStart`, in one call."""
+
+    __slots__ = ("_fuse", "_head", "_layer")
+
+    def __init__(self, fuse: NativeProduct, layer: NativeHeadLayer, head: native.NativeHead) -> None:
+        """`fuse` turns the target's features into what `layer` takes."""
+        self._fuse = fuse
+        self._layer = layer
+        self._head = head
+
+    def __call__(
+        self, verified: VerifiedRound, cache: LayerCache, is_pruned: bool, num_draft_tokens: int
+    ) -> StartedDraft | None:
+        batch, emitted, features = verified.batch, verified.verification, verified.features
+        assert features is not None
+        num_requests, num_rows = emitted.tokens.shape
+        all_rows, table = num_requests * num_rows, self._layer.table
+        if all_rows > MAX_ROWS:
+            return None
+        parts = [2 * all_rows + num_requests, *[num_requests] * 6]
+        places = batch.kv_lens.new_empty(sum(parts))
+        num_hiddens = num_requests + all_rows * (1 if is_pruned else 2)
+        hiddens = features.new_empty(num_hiddens, self._fuse.num_outputs)
+        rows = features, emitted.tokens, batch.kv_lens, emitted.num_emitted, table, batch.page_table
+        head = self._layer.layer.address, self._fuse.address, *self._head.arguments
+        native.draft_start(places, hiddens, cache.kv, *rows, is_pruned, *head)
+        _, positions, slots, lengths, _, live_lens, tokens = places.split(parts)
+        max_len = batch.max_kv_len + num_rows + num_draft_tokens - 1
+        attention = AttentionMetadata(positions, slots, lengths, batch.page_table, 1, max_len)
+        return StartedDraft(tokens, hiddens[:num_requests], attention, live_lens)
 
 
 class NativeDraftSteps:

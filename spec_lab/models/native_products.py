@@ -19,12 +19,19 @@ from spec_kernels.native.packing import LANES
 from spec_kernels.native.parts import LayerParts, NativeLayer, NativeNorm, NativeProduct
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import DraftSteps, RowSelection
+from spec_lab.core.protocols import DraftStart, DraftSteps, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layers import Attention, DecoderLayer, GatedMLP, RopeThenWrite, RowsPart
 from spec_lab.models.linear import Linear, WholeLinear
-from spec_lab.models.native_forwards import MAX_ROWS, NativeDraftSteps, NativeHeadLayer, NativeStack, are_few
+from spec_lab.models.native_forwards import (
+    MAX_ROWS,
+    NativeDraftStart,
+    NativeDraftSteps,
+    NativeHeadLayer,
+    NativeStack,
+    are_few,
+)
 from spec_lab.models.norms import RMSNorm, WeightedNorm
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import (
@@ -271,6 +278,12 @@ class NativeProducts(PlainProducts):
 
     def likeliest(self, part: LikeliestToken) -> Likeliest:
         return NativeLikeliest(part)
+
+    def draft_start(self, fuse: Linear, layer: DraftLayers, likeliest: Likeliest, plan: LayerPlan) -> DraftStart | None:
+        if not fits(plan):
+            return None
+        product, head = cast(NativeLinear, fuse).product, cast(NativeLikeliest, likeliest).described
+        return NativeDraftStart(product, cast(NativeHeadLayer, layer), head)
 
     def draft_steps(self, layer: DraftLayers, likeliest: Likeliest, plan: LayerPlan) -> DraftSteps | None:
         if not fits(plan):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import LayerCache, PagedKVCache
-from spec_lab.core.protocols import DraftSteps, RowSelection
+from spec_lab.core.protocols import DraftStart, DraftSteps, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.layers import AttentionPart, DecoderLayer, RowsPart
@@ -268,6 +268,11 @@ class Products(Protocol):
 
     def likeliest(self, part: LikeliestToken) -> Likeliest: ...
 
+    def draft_start(self, fuse: Linear, layer: DraftLayers, likeliest: Likeliest, plan: LayerPlan) -> DraftStart | None:
+        """Give what runs a head's catch-up step at once, of what `linear`, `draft_layer` and `likeliest` gave; None
+        where its parts are run one by one."""
+        ...
+
     def draft_steps(self, layer: DraftLayers, likeliest: Likeliest, plan: LayerPlan) -> DraftSteps | None:
         """Give what runs a head's steps at once, of what `draft_layer` and `likeliest` gave; None where each is run
         for itself."""
@@ -318,6 +323,9 @@ class PlainProducts:
 
     def likeliest(self, part: LikeliestToken) -> Likeliest:
         return part
+
+    def draft_start(self, fuse: Linear, layer: DraftLayers, likeliest: Likeliest, plan: LayerPlan) -> DraftStart | None:
+        return None
 
     def draft_steps(self, layer: DraftLayers, likeliest: Likeliest, plan: LayerPlan) -> DraftSteps | None:
         return None

@@ -18,7 +18,7 @@ from spec_kernels.early import early_launches
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS
 from spec_lab.core.conditional import is_inside_if_node
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import DraftSteps
+from spec_lab.core.protocols import DraftStart, DraftSteps
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layers import Attention, AttentionPart, DecoderLayer, GatedMLP, RowsPart
@@ -95,6 +95,9 @@ class TritonProducts:
 
     def draft_layer(self, part: DraftLayer, plan: LayerPlan) -> DraftLayers:
         return part
+
+    def draft_start(self, fuse: Linear, layer: DraftLayers, likeliest: Likeliest, plan: LayerPlan) -> DraftStart | None:
+        return None
 
     def draft_steps(self, layer: DraftLayers, likeliest: Likeliest, plan: LayerPlan) -> DraftSteps | None:
         return None

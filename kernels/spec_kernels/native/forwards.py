@@ -111,11 +111,16 @@ def _place_in_table(
     """Describe where rows stand whose rotation is at `positions` of a table [positions, 2, rotary_dim]."""
     place = describe_place(None, None, keys)
     check_places(positions, slots)
+    _turn_by(place, table)
+    place.positions, place.slots = positions.data_ptr(), slots.data_ptr()
+    return place
+
+
+def _turn_by(place: Any, table: torch.Tensor) -> None:
+    """Let rows find their rotation in `table`."""
     rotary_dim = table.shape[2]
     place.cos, place.rotary_stride = float_rows(table), 2 * rotary_dim
     place.signed_sin = place.cos + rotary_dim * table.element_size()
-    place.positions, place.slots = positions.data_ptr(), slots.data_ptr()
-    return place
 
 
 @cpu_operator(
@@ -179,6 +184,49 @@ def draft_layer(
     place = _place_in_table(table, positions, slots, (pages, lengths, num_queries))
     pointers = out.data_ptr(), kv.data_ptr(), tokens.data_ptr(), float_rows(hidden), pointer_to(live)
     check(library().native_draft_layer(layer, ctypes.addressof(place), *pointers, tokens.shape[0], out.shape[0]))
+
+
+@cpu_operator(
+    "native_draft_start(Tensor(a!) places, Tensor(b!) hiddens, Tensor(c!) kv, Tensor features, Tensor tokens,"
+    " Tensor kv_lens, Tensor num_emitted, Tensor table, Tensor pages, bool is_pruned, int layer, int fuse,"
+    " Tensor? token_map, int norm, int head) -> ()"
+)
+def draft_start(
+    places: torch.Tensor,
+    hiddens: torch.Tensor,
+    kv: torch.Tensor,
+    features: torch.Tensor,
+    tokens: torch.Tensor,
+    kv_lens: torch.Tensor,
+    num_emitted: torch.Tensor,
+    table: torch.Tensor,
+    pages: torch.Tensor,
+    is_pruned: bool,
+    layer: int,
+    fuse: int,
+    token_map: torch.Tensor | None,
+    norm: int,
+    head: int,
+) -> None:
+    """Run a catch-up step and read the first drafts, as `catchup_places`, a product, `draft_layer` and `likeliest` do.
+
+    Args:
+        places: int64, written: what `catchup_places` writes, and the drafts [requests].
+        hiddens: [requests + rows, hidden_size], written: what the layer gives for the live rows, then what `fuse`
+            gives; `rows` more where not `is_pruned`, of what the layer gives.
+        features: [rows, inputs of `fuse`], `NativeProduct.address`.
+        tokens: [requests, num_rows] int64, the emitted ones.
+        kv_lens: [requests] L; `num_emitted` likewise n.
+        is_pruned: the live rows alone attend.
+        layer: `NativeDraftLayer.address`; the rest as `draft_steps` has it.
+    """
+    check_places(places, tokens, kv_lens, num_emitted)
+    keys = describe_place(None, None, (pages, kv_lens, 1))
+    _turn_by(keys, table)
+    parts = layer, fuse, norm, head, pointer_to(token_map), ctypes.addressof(keys)
+    written = places.data_ptr(), hiddens.data_ptr(), kv.data_ptr()
+    read = float_rows(features), tokens.data_ptr(), kv_lens.data_ptr(), num_emitted.data_ptr()
+    check(library().native_draft_start(*parts, *written, *read, *tokens.shape, table.shape[0], is_pruned))
 
 
 @cpu_operator(

@@ -210,6 +210,32 @@ int native_draft_layer(const draft_layer_t *draft, const place_t *place, float *
     return 0;
 }
 
+/* A catch-up step of num_rows rows a request, and the likeliest token of the live ones: what native_catchup plans, `fuse`
+   over `features` [rows, its inputs], the layer, and the head behind `norm`. `places` takes the plan, and those tokens
+   [requests] behind it; `hiddens` the layer's live rows [requests, hidden_size], then, for nobody, what `fuse` gives
+   [rows, hidden_size], and all the layer gives [rows, hidden_size] where no row is dropped in front of attention. */
+int native_draft_start(const draft_layer_t *draft, const product_t *fuse, const norm_t *norm, const product_t *head,
+                       const int64_t *token_map, const place_t *keys, int64_t *places, float *hiddens, float *kv,
+                       const float *features, const int64_t *tokens, const int64_t *kv_lens, const int64_t *num_emitted,
+                       int64_t num_requests, int64_t num_rows, int64_t num_positions, int64_t is_pruned) {
+    const int64_t size = draft->layer.o.num_outputs, all_rows = num_requests * num_rows;
+    int64_t *lengths = places + 2 * all_rows, *live_lengths = lengths + 3 * num_requests;
+    int64_t *live_rows = live_lengths + num_requests, *likeliest = live_rows + 2 * num_requests;
+    float *fused = hiddens + num_requests * size, *whole = fused + all_rows * size;
+    native_catchup(places, kv_lens, num_emitted, keys->pages, 0, num_requests, num_rows, keys->num_pages,
+                   draft->layer.page_size, num_positions);
+    place_t place = *keys;
+    place.positions = places, place.slots = places + all_rows;
+    place.lengths = is_pruned ? live_lengths : lengths, place.num_queries = is_pruned ? 1 : num_rows;
+    if (native_product(fuse, fused, features, all_rows)) return 1;
+    if (native_draft_layer(draft, &place, is_pruned ? hiddens : whole, kv, tokens, fused, is_pruned ? live_rows : NULL,
+                           all_rows, is_pruned ? num_requests : all_rows))
+        return 1;
+    for (int64_t i = 0; i < num_requests && !is_pruned; i++)
+        memcpy(hiddens + i * size, whole + live_rows[i] * size, (size_t)size * sizeof(float));
+    return native_likeliest(head, norm, token_map, likeliest, hiddens, num_requests);
+}
+
 /* The draft steps of a chain behind its first: each moves `place` one position on, and runs the head over the token and
    the hidden state that the step before left. `drafts` [num_drafts, requests] begins with `first`; `hiddens`
    [num_drafts - 1, requests, hidden_size] takes what the layer gives, in front of `norm`. */

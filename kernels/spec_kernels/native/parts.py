@@ -150,6 +150,7 @@ def library() -> ctypes.CDLL:
     compiled.native_build.argtypes = (*(pointer,) * 6, *(number,) * 5)
     compiled.native_catchup.argtypes = (*(pointer,) * 4, *(number,) * 6)
     compiled.native_commit.argtypes = (*(pointer,) * 7, *(number,) * 5)
+    compiled.native_draft_start.argtypes = (*(pointer,) * 13, *(number,) * 4)
     compiled.native_draft_steps.argtypes = (*(pointer,) * 13, *(number,) * 3)
     compiled.native_advance.argtypes = (*(pointer,) * 4, *(number,) * 4)
     return compiled
