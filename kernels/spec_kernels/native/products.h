@@ -23,8 +23,8 @@ static inline void load_floats(vec *to, const float *panel) {
 
 /* The panels behind are asked for ahead: memory is read page by page, and each page anew. */
 static inline void load_halves(vec *to, const uint16_t *panel) {
-    __builtin_prefetch(panel + 16 * PANEL);
-    __builtin_prefetch(panel + 16 * PANEL + PANEL / 2);
+    __builtin_prefetch(panel + 64 * PANEL);
+    __builtin_prefetch(panel + 64 * PANEL + PANEL / 2);
     for (int v = 0; v < VECTORS; v += 2) {
         const ints pair = *(const ints *)(panel + v * LANES);
         to[v] = low_half(pair);
@@ -32,16 +32,20 @@ static inline void load_halves(vec *to, const uint16_t *panel) {
     }
 }
 
+/* out [rows, 64], rows `stride` apart: one panel of a product. */
 #define PRODUCT_TILE(name, weight_t, load, rows)                                                                      \
-    static void name(float *out, const float *x, const weight_t *panel, int64_t num_inputs) {                         \
-        vec sums[rows][VECTORS] = {};                                                                                  \
+    static void name(float *out, int64_t stride, const float *x, const weight_t *panel, int64_t num_inputs) {          \
+        vec sums[rows][VECTORS];                                                                                       \
+        for (int r = 0; r < rows; r++)                                                                                 \
+            for (int v = 0; v < VECTORS; v++) sums[r][v] = (vec){};                                                    \
         for (int64_t k = 0; k < num_inputs; k++, panel += PANEL) {                                                     \
             vec w[VECTORS];                                                                                            \
             load(w, panel);                                                                                            \
             for (int r = 0; r < rows; r++)                                                                             \
                 for (int v = 0; v < VECTORS; v++) sums[r][v] += w[v] * x[r * num_inputs + k];                          \
         }                                                                                                              \
-        memcpy(out, sums, sizeof sums);                                                                                \
+        for (int r = 0; r < rows; r++)                                                                                 \
+            for (int v = 0; v < VECTORS; v++) *(vec *)(out + r * stride + v * LANES) = sums[r][v];                     \
     }
 PRODUCT_TILE(floats_1, float, load_floats, 1)
 PRODUCT_TILE(floats_2, float, load_floats, 2)
@@ -50,30 +54,32 @@ PRODUCT_TILE(halves_1, uint16_t, load_halves, 1)
 PRODUCT_TILE(halves_2, uint16_t, load_halves, 2)
 PRODUCT_TILE(halves_4, uint16_t, load_halves, 4)
 
-static void product_tile(float *out, const float *x, const product_t *p, int64_t panel, int rows) {
+static void product_tile(float *out, int64_t stride, const float *x, const product_t *p, int64_t panel, int rows) {
     const int64_t first = panel * PANEL * p->num_inputs;
     if (p->layout == HALVES) {
         const uint16_t *at = (const uint16_t *)p->panels + first;
-        (rows == 4 ? halves_4 : rows == 2 ? halves_2 : halves_1)(out, x, at, p->num_inputs);
+        (rows == 4 ? halves_4 : rows == 2 ? halves_2 : halves_1)(out, stride, x, at, p->num_inputs);
     } else {
         const float *at = (const float *)p->panels + first;
-        (rows == 4 ? floats_4 : rows == 2 ? floats_2 : floats_1)(out, x, at, p->num_inputs);
+        (rows == 4 ? floats_4 : rows == 2 ? floats_2 : floats_1)(out, stride, x, at, p->num_inputs);
     }
 }
 
 /* out [rows, num_outputs] = x [rows, num_inputs] times the weight. */
 static void multiply_by_vectors(float *out, const float *x, const product_t *p, int64_t num_rows) {
     float tile[4 * PANEL];
-    const int64_t num_panels = (p->num_outputs + PANEL - 1) / PANEL;
+    const int64_t num_panels = (p->num_outputs + PANEL - 1) / PANEL, stride = p->num_outputs;
     for (int64_t panel = 0; panel < num_panels; panel++) {
-        const int64_t first = panel * PANEL;
-        const int64_t width = less(PANEL, p->num_outputs - first);
+        const int64_t first = panel * PANEL, width = less(PANEL, p->num_outputs - first);
         for (int64_t row = 0; row < num_rows;) {
             const int64_t left = num_rows - row;
             const int rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-            product_tile(tile, x + row * p->num_inputs, p, panel, rows);
-            for (int r = 0; r < rows; r++, row++)
-                for (int64_t i = 0; i < width; i++) out[row * p->num_outputs + first + i] = tile[r * PANEL + i];
+            const float *from = x + row * p->num_inputs;
+            float *to = out + row * stride + first;
+            product_tile(width == PANEL ? to : tile, width == PANEL ? stride : PANEL, from, p, panel, rows);
+            for (int r = 0; r < rows && width < PANEL; r++)
+                memcpy(to + r * stride, tile + r * PANEL, (size_t)width * sizeof(float));
+            row += rows;
         }
     }
 }
