@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from spec_kernels.native import build
+from spec_kernels.native.parts import NativeProduct
 from spec_kernels.native.rounds import strict_accept
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.native_rules import NativeStrictAcceptance
@@ -67,6 +68,13 @@ def test_all_layers_are_one_call_where_their_caches_have_one_shape() -> None:
         assert type(NativeProducts().stack(plain, (FULL, second))) is kind
 
 
+PRODUCTS = ("qkv", "o", "gate_up", "down")
+
+
+def weights_of(stack: NativeStack) -> list[NativeProduct]:
+    return [getattr(layer._parts, name) for layer in stack._layers._layers for name in PRODUCTS]
+
+
 def test_layers_in_one_call_are_the_layers_one_by_one() -> None:
     """Bit for bit, with what enters any of them; rows that are dropped in the last one take the other way."""
     lanes = [Lane(PLANS["qwen3"], NativeProducts()) for _ in range(2)]
@@ -84,6 +92,15 @@ def test_layers_in_one_call_are_the_layers_one_by_one() -> None:
         assert torch.equal(outputs[0][0], outputs[1][0])
         assert len(outputs[0][1]) == 2 and all(map(torch.equal, outputs[0][1], outputs[1][1]))
     assert torch.equal(lanes[0].cache.kv, lanes[1].cache.kv)
+
+
+def test_weights_of_layers_lie_one_behind_the_other() -> None:
+    stack = Lane(PLANS["qwen3"], NativeProducts()).target._stack
+    assert isinstance(stack, NativeStack)
+    products = [getattr(layer.described, name) for layer in stack._layers._layers for name in PRODUCTS]
+    ends = [product.panels + weight.num_bytes for product, weight in zip(products, weights_of(stack), strict=True)]
+    assert [product.panels for product in products[1:]] == ends[:-1]
+    assert len(products) == 2 * len(PRODUCTS)
 
 
 class HeadLane:

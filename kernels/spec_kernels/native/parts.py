@@ -64,6 +64,17 @@ class NativeProduct:
         )
         self.address = ctypes.addressof(self.described)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its panels."""
+        return self._panels.nbytes
+
+    def move(self, memory: torch.Tensor) -> None:
+        """Lay the panels into `memory` [num_bytes], uint8."""
+        moved = memory.view(self._panels.dtype).view(self._panels.shape)
+        self._panels = moved.copy_(self._panels)
+        self.described.panels = moved.data_ptr()
+
 
 class NativeNorm:
     """Is an RMSNorm as the kernels read it; without a weight it is none.
@@ -125,6 +136,22 @@ class NativeLayer:
         sizes = num_heads, num_kv_heads, head_dim, rotary_dim, window or 0, page_size
         self.described = LayerStructure(*described, scale, *sizes)
         self.address = ctypes.addressof(self.described)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(product.num_bytes for product in self._products.values())
+
+    def move(self, memory: torch.Tensor) -> None:
+        """Lay the weights into `memory` [num_bytes], uint8, in the order in which they are read."""
+        parts = memory.split([product.num_bytes for product in self._products.values()])
+        for (name, product), part in zip(self._products.items(), parts, strict=True):
+            product.move(part)
+            setattr(self.described, name, product.described)
+
+    @property
+    def _products(self) -> dict[str, NativeProduct]:
+        return {name: getattr(self._parts, name) for name in ("qkv", "o", "gate_up", "down")}
 
 
 def pointer_to(tensor: torch.Tensor | None) -> int | None:
