@@ -16,6 +16,7 @@ from spec_kernels.native.packing import LANES
 from spec_lab.assembly import devices
 from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.assembly.models import resolve_device
+from spec_lab.auto_knobs import RUNS_ANYWHERE
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.folder import folder_name
@@ -23,8 +24,7 @@ from spec_lab.compatibility import auto
 from spec_lab.compatibility.auto import describe_auto, problem_of_native
 from spec_lab.compatibility.run import refusals
 from spec_lab.models.families.table import read_model_config
-from spec_lab.models.native_products import fits
-from spec_lab.record.mixed import RUNS_ANYWHERE
+from spec_lab.models.plan import VECTOR
 from tests.tiny_checkpoints import refused
 
 TREE = ["device=cuda", "drafter=frozen_kv", "tree=dynamic"]
@@ -84,10 +84,9 @@ def test_what_is_missing_for_kernels_in_c_is_named(monkeypatch: pytest.MonkeyPat
 
 def test_layers_that_the_kernels_in_c_know() -> None:
     plain = read_model_config(ZOO / "pocket").layers[0]
-    assert (auto.LANES, auto.is_native(plain)) == (LANES, True)
+    assert (VECTOR, plain.fits_native) == (LANES, True)
     for changes in ({"head_dim": 24}, {"intermediate_size": 100}, {"attention_gate": True}):
-        plan = replace(plain, **changes)
-        assert auto.is_native(plan) is fits(plan) is False
+        assert not replace(plain, **changes).fits_native
 
 
 @pytest.mark.parametrize(

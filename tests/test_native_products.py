@@ -27,7 +27,7 @@ from spec_lab.config import KernelSet
 from spec_lab.measure.lab import MAIN, load_lab, note_kernels
 from spec_lab.models.linear import make_linear
 from spec_lab.models.native_forwards import MAX_ROWS
-from spec_lab.models.native_products import NativeDecoderLayer, NativeProducts, fits
+from spec_lab.models.native_products import NativeDecoderLayer, NativeProducts
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import PLAIN, DraftInput, LayerBody, LikeliestToken
@@ -121,6 +121,7 @@ def test_a_draft_head_body_without_a_norm_of_its_own() -> None:
 @pytest.mark.parametrize("bits", [16, 32])
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 48), (130, 7), (5, 256)])
 def test_products_and_their_bytes(outputs: int, inputs: int, bits: int, path: Layout) -> None:
+    """Within what sums of 256 float32 numbers in another order come to: up to 5e-5 in 12 000 tries."""
     weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
     weight = weight.bfloat16().float() if bits == 16 else weight
     panels, layout = pack(weight, path is Layout.TILES)
@@ -130,7 +131,7 @@ def test_products_and_their_bytes(outputs: int, inputs: int, bits: int, path: La
         rows = torch.randn(num_rows, inputs)
         out = torch.full((num_rows, outputs), float("nan"))
         native.multiply(out, rows, product.address)
-        torch.testing.assert_close(out, F.linear(rows, weight, bias), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(out, F.linear(rows, weight, bias), rtol=1e-4, atol=1e-4)
     ours = NativeProducts().linear(make_linear(weight, bias))
     assert torch.equal(ours(rows), out)
     many = torch.randn(MAX_ROWS + 1, inputs)
@@ -272,7 +273,8 @@ def test_exponentials_where_they_end() -> None:
     gates = torch.tensor([-1e4, -100.0, -88.5, -87.2, -20.0, -1e-3, 0.0, 1e-3, 5.0, 88.5, 200.0, float("nan")])
     lane = Lane(replace(FULL, intermediate_size=16), NativeProducts())
     plain = lane.target.layers[0]._plain
-    assert fits(FULL) and not fits(replace(FULL, intermediate_size=12)) and not fits(replace(FULL, head_dim=24))
+    assert FULL.fits_native
+    assert not replace(FULL, intermediate_size=12).fits_native and not replace(FULL, head_dim=24).fits_native
     identity = torch.eye(16, HIDDEN_SIZE)
     weight = torch.cat((identity, torch.zeros(16, HIDDEN_SIZE)))
     mlp = plain.mlp

@@ -19,13 +19,12 @@ from spec_lab.assembly.devices import runs_on_cuda
 from spec_lab.assembly.option import GraphOption
 from spec_lab.assembly.rules import RelaxedPhase
 from spec_lab.assembly.run_tree import tree_sizes
+from spec_lab.auto_knobs import RUNS_ANYWHERE
 from spec_lab.compatibility.run import refusals
 from spec_lab.compatibility.weights import model_of
 from spec_lab.config import AttentionConfig, CacheConfig, Dtype, KernelSet, RunConfig
 from spec_lab.errors import KERNELS, NO_KERNELS, UserError
 from spec_lab.models.config import ModelConfig
-from spec_lab.models.plan import LayerPlan
-from spec_lab.record.mixed import RUNS_ANYWHERE
 
 AUTO = "auto"
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
@@ -34,8 +33,6 @@ ONE_PROMPT = 1
 """Rows of several prompts take no share of a forward."""
 INVARIANT_ROWS = 16
 """The rows that `spec_kernels.product_tiles` speaks of: said again, since composing needs no kernels on its path."""
-LANES = 16
-"""A vector in C has so many numbers. `spec_kernels.native.parts` says it too, and imports torch."""
 SHORT_CHUNK, LONG_CHUNK = 512, 8192
 """The long one is for attention without masks, which are as large as a chunk times all keys before it."""
 
@@ -152,12 +149,7 @@ def _fits_native(native: RunConfig, config: RunConfig) -> bool:
     if not set(refusals(native)) <= set(refusals(config)):
         return False
     model = model_of(config)
-    return model is not None and model.gemma4 is None and all(map(is_native, model.layers))
-
-
-def is_native(plan: LayerPlan) -> bool:
-    """Tell whether the kernels in C have all of a layer, as `models.native_products.fits` does with torch."""
-    return plan.is_plain and plan.head_dim % LANES == 0 and plan.intermediate_size % LANES == 0
+    return model is not None and model.gemma4 is None and all(plan.fits_native for plan in model.layers)
 
 
 def problem_of_native() -> str | None:

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 
 from spec_kernels.native import parts as native
 from spec_kernels.native.forwards import DraftLayerParts, NativeDraftLayer, NativeHead, NativeLayers
-from spec_kernels.native.packing import LANES
 from spec_kernels.native.parts import LayerParts, NativeLayer, NativeNorm, NativeProduct
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import LayerCache
@@ -249,17 +248,17 @@ class NativeProducts(PlainProducts):
         return NativeLinear(linear)
 
     def layer(self, layer: DecoderLayer, plan: LayerPlan) -> Layer:
-        if not fits(plan):
+        if not plan.fits_native:
             return layer
         body = LayerBody(layer.attention, layer.mlp, layer.mlp_norm)
         return NativeDecoderLayer(layer, self._native(body, plan, as_native(cast(RMSNorm, layer.attention_norm))))
 
     def body(self, body: LayerBody, plan: LayerPlan) -> Body:
-        return NativeBody(self._native(body, plan, NativeNorm()), body) if fits(plan) else body
+        return NativeBody(self._native(body, plan, NativeNorm()), body) if plan.fits_native else body
 
     def stack(self, stack: LayerStack, plans: Sequence[LayerPlan]) -> Stack:
         shapes = {(plan.num_kv_heads, plan.head_dim) for plan in plans}
-        if not all(map(fits, plans)) or len(shapes) > 1 or len(stack.rotary_tables) > 1:
+        if not all(plan.fits_native for plan in plans) or len(shapes) > 1 or len(stack.rotary_tables) > 1:
             return stack
         layers = [cast(NativeDecoderLayer, layer).body.layer for layer in stack.layers]
         return NativeStack(stack, NativeLayers(layers))
@@ -268,7 +267,7 @@ class NativeProducts(PlainProducts):
         return NativeDraftInput(part)
 
     def draft_layer(self, part: DraftLayer, plan: LayerPlan) -> DraftLayers:
-        if not fits(plan):
+        if not plan.fits_native:
             return part
         layer, inputs = cast(NativeBody, part.body).layer, cast(NativeDraftInput, part.inputs)
         norms = inputs.embedding_norm, inputs.hidden_norm
@@ -280,13 +279,13 @@ class NativeProducts(PlainProducts):
         return NativeLikeliest(part)
 
     def draft_start(self, fuse: Linear, layer: DraftLayers, likeliest: Likeliest, plan: LayerPlan) -> DraftStart | None:
-        if not fits(plan):
+        if not plan.fits_native:
             return None
         product, head = cast(NativeLinear, fuse).product, cast(NativeLikeliest, likeliest).described
         return NativeDraftStart(product, cast(NativeHeadLayer, layer), head)
 
     def draft_steps(self, layer: DraftLayers, likeliest: Likeliest, plan: LayerPlan) -> DraftSteps | None:
-        if not fits(plan):
+        if not plan.fits_native:
             return None
         return NativeDraftSteps(cast(NativeHeadLayer, layer), cast(NativeLikeliest, likeliest).described)
 
@@ -307,11 +306,6 @@ class NativeProducts(PlainProducts):
         heads = plan.num_heads, plan.num_kv_heads, plan.head_dim, rotary_dim
         page_size = cast(TorchAttention, attention.backend).page_size
         return NativeLayer(parts, attention.scale, *heads, page_size, plan.window)
-
-
-def fits(plan: LayerPlan) -> bool:
-    """Tell whether the kernels have all of a layer, whose heads and MLP are whole vectors."""
-    return plan.is_plain and plan.head_dim % LANES == 0 and plan.intermediate_size % LANES == 0
 
 
 def packed(linear: Linear) -> NativeProduct:

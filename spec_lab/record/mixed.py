@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-RUNS_ANYWHERE = {"attention": "torch", "kernels": "torch", "graph": "eager"}
-"""The knobs that may stand at auto, and the option of each that fits every run."""
+from spec_lab.auto_knobs import RUNS_ANYWHERE
 
 
 def taken_by_auto(config: Mapping[str, Any]) -> dict[str, str]:
