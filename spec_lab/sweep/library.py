@@ -20,6 +20,8 @@ def load_library() -> ModuleType:
     """
     try:
         with quiet():
+            import sweeps.config.schema  # in a clone the folder sweeps/ of its sweep files would do as a package too
+
             import sweeps
     except ImportError as error:
         raise UserError(f"spec_lab.sweep needs W&B's search code ({error}); {INSTALL}") from error
