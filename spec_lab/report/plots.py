@@ -41,7 +41,7 @@ def acceptance_by_category(summary: Summary, requests: pd.DataFrame | None = Non
             if requests is not None and not requests.empty:
                 dots = {"color": "0.25", "size": 3, "alpha": 0.6, "jitter": 0.25}
                 sns.stripplot(requests, x="acceptance_length_all", y="category", order=order, ax=axes, **dots)
-                axes.plot([], [], "o", color="0.25", markersize=4, label="a request")
+                axes.plot([], [], "o", color="0.25", markersize=4, label="a request, cut where it was cut")
         _mark(axes, summary["acceptance_length"], "whole run", line, "-")
         _mark(axes, summary["break_even_acceptance_length"], "drafting pays from here", other_line, "--")
         imposed = " (imposed)" if summary["acceptance_imposed"] else ""
