@@ -176,9 +176,13 @@ def test_a_batch_of_64() -> None:
 
 
 def test_rule_and_drafter_are_told_of_a_request_before_its_prompt_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they keep by slot is cleared at admission."""
+    """What they keep by slot is cleared at admission, and so is what the slot keeps itself, as states of layers."""
     engine, target = make_fake_engine(scripted(3, [1]), num_slots=1)
     calls: list[str] = []
+    cleared: list[str] = []
+    monkeypatch.setattr(
+        engine.parts.slots.states, "clear", lambda slot: cleared.append(f"{slot} after {len(calls)}"), raising=False
+    )
     for part in (engine.parts.rule, engine.parts.drafter):
         admit = part.admit
 
@@ -189,6 +193,7 @@ def test_rule_and_drafter_are_told_of_a_request_before_its_prompt_pass(monkeypat
         monkeypatch.setattr(part, "admit", noted)
     check(engine, target, [Request(name, "x", (5, 6), 1) for name in "ab"])
     assert calls == ["a in 0 after 0"] * 2 + ["b in 0 after 1"] * 2
+    assert cleared == ["0 after 0", "0 after 2"]
 
 
 def test_slots_are_reused_by_waiting_requests() -> None:

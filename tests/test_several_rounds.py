@@ -217,6 +217,17 @@ def test_what_is_in_flight_is_read_before_a_launch_without_those_that_ended(lab:
     assert_one_at_a_time(lab, requests, 2, {"overlap": True}, **options)
 
 
+def test_a_round_launched_ahead_of_the_end_of_a_text_is_nobodys(lab: Lab) -> None:
+    """One at a time: the end is heard of behind the next launch, long before the limit, and then the slot is free."""
+    requests = [Request(str(number), "x", (5, 6, 7 + number), 60) for number in range(6)]
+    options: dict[str, Any] = {"drafter": "draft_model", "rule": RULES["strict"], "batch_size": 2}
+    expected, _ = run(lab, requests, 1, **options)
+    result, _ = run(lab, requests, 1, {"overlap": True}, **options)
+    assert list(map(without_clock, result.requests)) == list(map(without_clock, expected.requests))
+    ended = [len(record.output_ids) for record in result.requests if record.finish_reason is FinishReason.EOS]
+    assert ended and min(ended) < 60 - 3 * (NUM_DRAFTS + 1)
+
+
 @SLOW
 def test_the_time_of_a_replay_for_nobody_is_in_the_round_before_it(lab: Lab) -> None:
     requests = [Request("a", "x", (5, 6, 7), 9, ignore_eos=True)]

@@ -18,7 +18,7 @@ _operators = torch.library.Library("spec_kernels", "FRAGMENT")
 def operator(name: str, mutates_args: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register the function below as `torch.ops.spec_kernels.NAME` for tensors of any device, and return the operator.
 
-    `mutates_args` are the arguments that it writes to; it reads the others, and returns nothing. It has no derivative.
+    `mutates_args` are the arguments that it writes to; it reads the others, and returns nothing. It is for inference.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
