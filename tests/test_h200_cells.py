@@ -60,10 +60,10 @@ def test_all_jobs_fit_the_time_of_two_gpus() -> None:
 
 @pytest.mark.slow
 def test_a_job_of_each_kind_composes(tmp_path: Path) -> None:
-    names = ("modes-1", "table-32k", "glm-64", "chains-frozen_kv-64")
+    names = ("modes-1", "table-32k", "plain-1", "glm-64", "trees-frozen_kv-64")
     ended = run_cells(tmp_path / "out", *names, DRY="--dry-run", PYTHON=sys.executable)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     logs = [(tmp_path / "out" / "logs" / f"{name}.txt").read_text() for name in names]
     counts = [log.count("nothing is refused before the weights are read") for log in logs]
-    assert counts == [2, 1, 1, 2]
+    assert counts == [2, 1, 2, 1, 10]
     assert not (tmp_path / "out" / "done").exists()
