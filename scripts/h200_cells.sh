@@ -24,7 +24,17 @@ trees() { # seconds, drafter, batch, name of the group, points, more overrides
 # A line a job: predicted seconds, name, command. Predictions are of cells of 22 November: 2 to 4 s for 27 or 54 prompts without
 # a reference, the first of a process 10.
 jobs() {
-  local batch drafter points modes="warmup_requests=1 max_new_tokens=80 graph=round,round_overlap"
+  local batch drafter modes="warmup_requests=1 max_new_tokens=80 graph=round,round_overlap"
+  local points=chain3,depth3_rows16,depth3_rows8,depth3_rows4,depth5_rows32,chain1,chain7,chain15,chain5,depth5_rows16
+  local lengths=depth3_rows4,depth3_rows8,depth5_rows8,depth5_rows16,depth5_rows32,chain15,chain1,chain3,chain5,chain7,depth3_rows16
+  # Issue 14, what docs/trees.md lacks: lengths on all prompts, and two cells of tokens a second.
+  for drafter in mtp_eagle draft_model ngram; do
+    echo "150 lengths-$drafter $PYTHON -m spec_lab experiment=trees size=full points=$lengths drafter=$drafter device=cuda dtype=float32" \
+      "workload.limit=864 workload.ignore_eos=false batch_size=288 max_new_tokens=256 references=[] repeats=1 warmup_requests=0" \
+      "graph=eager attention=torch kernels=torch output_dir=$FOLDER/lengths ${PART:-} $DRY"
+  done
+  trees 130 ngram 1 lookup chain3,depth3_rows16 "graph=eager repeats=1"
+  trees 65 eagle3 64 trees $points
   # Issue 11: overlap where it was not run, `round` with a warm-up, and lines of the first table on the code as it is.
   echo "35 modes-16 PART='$modes batch_size=16 $DRY' bash scripts/h200_studies.sh $FOLDER graphs"
   echo "50 modes-64 PART='$modes batch_size=64 $DRY' bash scripts/h200_studies.sh $FOLDER graphs"
@@ -39,15 +49,15 @@ jobs() {
   # Issue 13.
   echo "40 glm-64 $PYTHON benchmarks/moe_round.py $FOLDER/moe --only glm4_7_flash 'batch 64' K=5 $DRY"
   # Issue 14: trees and chains of a drafter at a batch in one process, so that all of them have the same plain decoding.
-  points=chain3,depth3_rows16,depth3_rows8,depth3_rows4,depth5_rows32,chain1,chain7,chain15,chain5,depth5_rows16
   for batch in 1 64 16 4; do
     for drafter in eagle3 frozen_kv mtp_eagle draft_model; do
+      [ "$drafter-$batch" = eagle3-64 ] && continue
       trees $((batch == 1 ? 100 : 65)) $drafter $batch trees $points
     done
   done
   # A lookup has no draft loop to capture.
-  for batch in 64 16 4 1; do
-    trees $((batch == 1 ? 130 : 60)) ngram $batch lookup chain3,depth3_rows16 "graph=eager repeats=1"
+  for batch in 64 16 4; do
+    trees 60 ngram $batch lookup chain3,depth3_rows16 "graph=eager repeats=1"
   done
 }
 
@@ -93,6 +103,7 @@ while read -r seconds name command; do
   [ -e "$marks/$name" ] || { echo "missing: $name"; failed=1; }
 done < <(list)
 [ -n "$DRY" ] || {
+  "$PYTHON" -m spec_lab.report "$FOLDER/lengths" --anyway
   "$PYTHON" -m spec_lab.report "$FOLDER/trees" --anyway
   "$PYTHON" -m spec_lab.report "$FOLDER/graphs" --anyway
   "$PYTHON" benchmarks/h200_round.py "$FOLDER/table" --show
