@@ -241,10 +241,8 @@ class PaddedGraph(EagerGraph):
 
 
 def make_prune(prefill: str = "all_rows", catchup: str = "none") -> PrunePolicy:
-    return PrunePolicy(
-        registry.load().find(PromptPruningOption, prefill).make(),
-        registry.load().find(CatchupPruningOption, catchup).make(),
-    )
+    option = registry.load().find(CatchupPruningOption, catchup)
+    return PrunePolicy(registry.load().find(PromptPruningOption, prefill).make(), option.make(), option.in_one_call)
 
 
 def make_fake_engine(

@@ -36,6 +36,7 @@ from spec_lab.models.products import PLAIN, LayerStack, Products
 from spec_lab.models.random_weights import random_eagle3
 from spec_lab.pruning.policy import LastPromptRow, NoCatchupPruning, PruneAfterAttention, PruneBeforeAttention
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from tests.fake_target import make_prune
 from tests.native_lane import (
     FULL,
     HIDDEN_SIZE,
@@ -163,7 +164,7 @@ def verified_round(
 def test_a_catch_up_step_up_to_its_first_draft_in_one_call(prune: CatchupPruning, normed: bool) -> None:
     """The state and the KV that its parts leave, bit for bit, and torch's tokens: with all drafts accepted, a request
     that is padding, rows behind the cache's end, and a single request."""
-    policy = PrunePolicy(LastPromptRow(), prune)
+    policy = PrunePolicy(LastPromptRow(), prune, catchup_in_one_call=True)
     lanes = [
         HeadLane(products, norm_before_residual=normed) for products in (NativeProducts(), NativeProducts(), PLAIN)
     ]
@@ -185,11 +186,19 @@ def test_a_catch_up_step_up_to_its_first_draft_in_one_call(prune: CatchupPruning
         assert torch.equal(lanes[0].cache.kv, lanes[1].cache.kv)
 
 
+def test_prunings_say_whether_their_step_may_be_one_call() -> None:
+    """An option from outside says nothing, and has its parts called."""
+    chosen = {
+        name: make_prune(catchup=name).catchup_in_one_call for name in ("none", "post_attention", "pre_attention")
+    }
+    assert chosen == {"none": True, "post_attention": False, "pre_attention": True}
+
+
 def test_a_catch_up_step_that_is_not_one_call_is_run_in_its_parts() -> None:
     """Where rows are dropped behind attention, picks are noted, outputs are normed, or rows are many."""
     lane = HeadLane(NativeProducts())
     places = FeatureSpec(), lane.cache, lane.lane.backend
-    whole = PrunePolicy(LastPromptRow(), NoCatchupPruning())
+    whole = PrunePolicy(LastPromptRow(), NoCatchupPruning(), catchup_in_one_call=True)
     noted = ConfidentGreedyPicker(cast(DraftConfidences, None))
     assert RecurrentDrafter(3, lane.head, *places, whole, noted)._start is None
     dropping = PrunePolicy(LastPromptRow(), PruneAfterAttention())

@@ -38,7 +38,7 @@ def build_prune_policy(config: RunConfig) -> PrunePolicy:
     registered = registry.of(config)
     prompt = registered.find(PromptPruningOption, config.prune.prefill)
     catchup = registered.find(CatchupPruningOption, config.prune.catchup)
-    return PrunePolicy(prompt.make(), catchup.make())
+    return PrunePolicy(prompt.make(), catchup.make(), catchup.in_one_call)
 
 
 def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory, limits: Limits) -> Engine:

@@ -150,9 +150,14 @@ class PromptPruningOption(Option):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatchupPruningOption(Option):
-    """A value of `prune.catchup`; `make` takes nothing."""
+    """A value of `prune.catchup`; `make` takes nothing.
+
+    Attributes:
+        in_one_call: see `PrunePolicy.catchup_in_one_call`.
+    """
 
     make: Callable[[], CatchupPruning]
+    in_one_call: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

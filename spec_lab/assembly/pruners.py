@@ -12,7 +12,7 @@ PROMPT_OPTIONS = (
     PromptPruningOption(name="last_row", make=Deferred(LOADER, "LastPromptRow")),
 )
 CATCHUP_OPTIONS = (
-    CatchupPruningOption(name="none", make=Deferred(LOADER, "NoCatchupPruning")),
+    CatchupPruningOption(name="none", make=Deferred(LOADER, "NoCatchupPruning"), in_one_call=True),
     CatchupPruningOption(name="post_attention", make=Deferred(LOADER, "PruneAfterAttention")),
-    CatchupPruningOption(name="pre_attention", make=Deferred(LOADER, "PruneBeforeAttention")),
+    CatchupPruningOption(name="pre_attention", make=Deferred(LOADER, "PruneBeforeAttention"), in_one_call=True),
 )

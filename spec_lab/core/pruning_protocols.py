@@ -41,11 +41,9 @@ class CatchupPruning(Protocol):
 
     Attributes:
         needs_prewrite: a query attends over a cache that was written before (`AttentionBackend.prewrite`).
-        drops_attended_rows: rows are dropped in the middle of a layer, behind attention.
     """
 
     needs_prewrite: ClassVar[bool]
-    drops_attended_rows: ClassVar[bool]
 
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         """Select rows: `live_rows` [batch] are flat row indices, `live_attention` has one query each, at the trimmed
@@ -59,10 +57,16 @@ class CatchupPruning(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PrunePolicy:
-    """The two knobs together."""
+    """The two knobs together.
+
+    Attributes:
+        catchup_in_one_call: of the catch-up step all rows go through the whole layer, or the live ones alone, in every
+            batch, so that one call may do all of it.
+    """
 
     prompt: PromptPruning
     catchup: CatchupPruning
+    catchup_in_one_call: bool = False
 
     @property
     def needs_prewrite(self) -> bool:

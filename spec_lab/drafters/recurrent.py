@@ -127,8 +127,7 @@ class RecurrentDrafter(RecurrentCatchup):
     ) -> None:
         super().__init__(num_draft_tokens, head, features, cache, backend, prune, plan)
         self.picker = picker
-        is_whole = picker.takes_likeliest and not prune.catchup.drops_attended_rows
-        self._start = head.start if is_whole else None
+        self._start = head.start if picker.takes_likeliest and prune.catchup_in_one_call else None
         if picker.takes_likeliest and head.steps is not None:
             self.requirements = replace(self.requirements, draft_rest=self._draft_rest)
 
