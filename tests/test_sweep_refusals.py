@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from spec_lab.errors import UserError
+from spec_lab.sweep.library import load_library
 
 pytest.importorskip("sweeps", reason="needs the extra `sweep`")
 
@@ -254,3 +258,14 @@ def check_clean_or_refused(text: str, capsys: pytest.CaptureFixture[str]) -> Non
     refused = [line for line in captured.err.splitlines() if line.startswith("refused: ")]
     assert captured.err.splitlines() == refused
     assert bool(refused) == (code == 2)
+
+
+def test_a_folder_of_sweep_files_is_not_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a clone without the extra, whose folder sweeps/ Python takes for a package."""
+    for name in [name for name in sys.modules if name.startswith("sweeps.")]:
+        monkeypatch.delitem(sys.modules, name)
+    folder = ModuleType("sweeps")
+    folder.__path__ = [str(tmp_path)]
+    monkeypatch.setitem(sys.modules, "sweeps", folder)
+    with pytest.raises(UserError, match=r"W&B's search code .*sweeps\.config.*pip install"):
+        load_library()
