@@ -27,7 +27,7 @@ jobs() {
   local batch drafter modes="warmup_requests=1 max_new_tokens=80 graph=round,round_overlap"
   local points=chain3,depth3_rows16,depth3_rows8,depth3_rows4,depth5_rows32,chain1,chain7,chain15,chain5,depth5_rows16
   local lengths=depth3_rows4,depth3_rows8,depth5_rows8,depth5_rows16,depth5_rows32,chain15,chain1,chain3,chain5,chain7,depth3_rows16
-  # Issue 14, what docs/trees.md lacks: lengths on all prompts, and two cells of tokens a second.
+  # Issue 14: lengths on all prompts, and two jobs of tokens a second that the first calls had not taken, or on a slow host.
   for drafter in mtp_eagle draft_model ngram; do
     echo "150 lengths-$drafter $PYTHON -m spec_lab experiment=trees size=full points=$lengths drafter=$drafter device=cuda dtype=float32" \
       "workload.limit=864 workload.ignore_eos=false batch_size=288 max_new_tokens=256 references=[] repeats=1 warmup_requests=0" \
