@@ -281,7 +281,7 @@ def compile_experts() -> None:
         kind = {"IS_SIGMOID": is_sigmoid, "HAS_BIAS": is_sigmoid, "NUM_GROUPS": groups, "NUM_CHOSEN_GROUPS": 4}
         compile_kernel(routing._choose, "fp32", 2, **choice, **kind)
         rows = {"HIDDEN": 2048, "HIDDEN_TILE": 2048, "NORMED": True, "AT_ONCE": 4}
-        assert "ld.global.v4" in compile_kernel(routing._route, "bf16", 1, **rows, **choice, **kind)
+        assert "ld.global.v4" in compile_kernel(routing._route, "bf16", 1, ahead=True, **rows, **choice, **kind)
 
 
 def compile_few_experts() -> None:
@@ -353,11 +353,11 @@ def compile_latent_attention() -> None:
     compile_kernel(latent_rows._write_rows, "bf16", RANK=512, RANK_TILE=512, **halves)
     compile_kernel(latent_rows._turn_queries, "bf16", NUM_HEADS=20, HEAD_TILE=16, **halves)
     tiles_of_heads = {"ROW_TILE": 16, "COLUMN_TILE": 64, "CHANNEL_TILE": 64}
-    ptx = compile_kernel(head_products._multiply_heads, "bf16", IN=192, OUT=512, **tiles_of_heads, **halves)
-    assert "mma" in ptx and "cp.async.cg" in ptx
-    both = {"IN": 192, "OUT": 512, "RANK_TILE": 512}
-    ptx = compile_kernel(head_products._absorb_and_write, "bf16", **both, **tiles_of_heads, **halves)
-    assert "mma" in ptx and "cp.async.cg" in ptx
+    sizes = {"IN": 192, "OUT": 512, **tiles_of_heads, **halves}
+    for kernel, rest in ((head_products._multiply_heads, {}), (head_products._absorb_and_write, {"RANK_TILE": 512})):
+        for ahead in (False, True):
+            ptx = compile_kernel(kernel, "bf16", ahead=ahead, AHEAD=ahead, **sizes, **rest)
+            assert "mma" in ptx and ("cp.async.cg" in ptx) != ahead, "maps come in a pipeline, or all before it waits"
 
 
 def compile_delta_net() -> None:

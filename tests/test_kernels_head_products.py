@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from spec_kernels.early import early_launches
 from spec_kernels.head_products import MAX_HEAD_ROWS, absorb_and_write, multiply_heads, multiply_heads_reference
 from spec_kernels.latent_rows import write_latents
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
@@ -45,6 +46,21 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None
     for first, last in ((0, 1), (15, 16), (3, 7)):
         part = slice(first, last)
         assert torch.equal(run(heads[part], maps, cos[part], sin[part]), together[part])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_maps_that_are_loaded_ahead_change_no_bit(dtype: torch.dtype) -> None:
+    """In the launch of this product alone, and in that which writes the cache too."""
+    cos, sin = turns(5)
+    heads = randn(5, NUM_HEADS, IN + ROTATED, dtype=dtype)
+    maps = randn(NUM_HEADS, IN, OUT, seed=1).div(IN**0.5).to(dtype)
+    rows = (randn(5, OUT + ROTATED, dtype=dtype), 1 + randn(OUT, seed=6), torch.arange(5, device=DEVICE), 1e-5)
+    expected = run(heads, maps, cos, sin)
+    queries, cache = torch.empty_like(expected), torch.zeros(5, OUT + ROTATED, dtype=dtype, device=DEVICE)
+    with early_launches():
+        assert torch.equal(run(heads, maps, cos, sin), expected)
+        absorb_and_write(queries, heads, maps, cos, sin, cache, *rows)
+    assert torch.equal(queries, expected)
 
 
 @pytest.mark.slow

@@ -71,9 +71,9 @@ def placed(early: bool) -> dict[str, bool]:
     return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": True}
 
 
-def placed_if_few(num_programs: int) -> dict[str, bool]:
-    """Return them where few programs are placed early."""
-    return placed(num_programs <= _FEW_PROGRAMS)
+def placed_if_few(num_programs: int, most: int = _FEW_PROGRAMS) -> dict[str, bool]:
+    """Return them where few programs are placed early, `most` or less."""
+    return placed(num_programs <= most)
 
 
 @cache

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.early import placed, wait_for_inputs
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, choose_expert_tiles
 from spec_kernels.experts import routed_experts_reference
 from spec_kernels.few_experts_steps import add_terms_of_tile, down_of_tile, gate_up_of_tile, rows_of_slot
@@ -63,6 +64,7 @@ def _few_experts(
     HAS_RESIDUAL: tl.constexpr,
     HAS_GATE_UP: tl.constexpr,
     HAS_DOWN: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Computes gates and ups in the first programs, and downs in those behind them, which wait for the first of their
     expert; of these the program that ends last adds up the terms of all rows. A launch may have one half alone.
@@ -70,6 +72,7 @@ def _few_experts(
     A GPU begins programs in their order, so that who waits does not stand in the way of whom it waits for. Counters:
     of each tile of the outputs, of tiles that are done, and of each expert's tiles of gates and ups that are done.
     """
+    wait_for_inputs(EARLY)
     INNER_TILES: tl.constexpr = (INNER + INNER_COLUMNS - 1) // INNER_COLUMNS
     NUM_TILES: tl.constexpr = (HIDDEN + COLUMN_TILE - 1) // COLUMN_TILE
     program = tl.program_id(0)
@@ -232,6 +235,8 @@ def few_experts(
                 HAS_RESIDUAL=residual is not None,
                 HAS_GATE_UP=has_gate_up,
                 HAS_DOWN=has_down,
+                # Halves by themselves gain nothing by it.
+                **placed(has_gate_up and has_down),
                 num_warps=tiles.gate_up.num_warps,
             )
 

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.early import loads_ahead, placed, wait_behind_others
 from spec_kernels.latent_rows import turned_reference, write_row
 from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
@@ -47,6 +48,25 @@ def _turn(
 
 
 @triton.jit
+def _load_parts(
+    head_ptrs: tl.tensor, channels: tl.tensor, is_row: tl.tensor, IN: tl.constexpr, CHANNEL_TILE: tl.constexpr
+) -> tl.tensor:
+    """Load some channels of a head of all rows."""
+    is_channel = (channels < IN) | (IN % CHANNEL_TILE == 0)
+    is_there = is_row[:, None] & is_channel[None, :]
+    return tl.load(head_ptrs[:, None] + channels[None, :], mask=is_there, other=0.0)
+
+
+@triton.jit
+def _load_map(
+    map_ptrs: tl.tensor, channels: tl.tensor, is_column: tl.tensor, IN: tl.constexpr, CHANNEL_TILE: tl.constexpr
+) -> tl.tensor:
+    """Load the rows of a head's matrix that these channels meet."""
+    is_channel = (channels < IN) | (IN % CHANNEL_TILE == 0)
+    return tl.load(map_ptrs, mask=is_channel[:, None] & is_column[None, :], other=0.0)
+
+
+@triton.jit
 def _multiply_head(
     out_ptr: tl.tensor,
     heads_ptr: tl.tensor,
@@ -66,6 +86,8 @@ def _multiply_head(
     ROW_TILE: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Multiplies one head of all rows with some columns of its matrix; the first program of a head rotates the rest."""
     head = tl.program_id(1)
@@ -78,12 +100,23 @@ def _multiply_head(
     out_ptrs = out_ptr + rows * out_row_stride + head * out_head_stride
     map_ptrs = maps_ptr + (head.to(tl.int64) * IN + all_channels)[:, None] * OUT + columns[None, :]
     acc = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
-    for channel in range(0, IN, CHANNEL_TILE):
-        is_channel = (channel + all_channels < IN) | (IN % CHANNEL_TILE == 0)
-        parts_ptrs = head_ptrs[:, None] + channel + all_channels[None, :]
-        parts = tl.load(parts_ptrs, mask=is_row[:, None] & is_channel[None, :], other=0.0)
-        tile = tl.load(map_ptrs + channel * OUT, mask=is_channel[:, None] & is_column[None, :], other=0.0)
-        acc = tl.dot(parts, tile, acc, input_precision="ieee")
+    if AHEAD:
+        # Maps are written by no kernel: they are on their way while the kernel in front still runs.
+        STEPS: tl.constexpr = (IN + CHANNEL_TILE - 1) // CHANNEL_TILE
+        tiles = (_load_map(map_ptrs, all_channels, is_column, IN, CHANNEL_TILE),)
+        for step in tl.static_range(1, STEPS):
+            channels = step * CHANNEL_TILE + all_channels
+            tiles += (_load_map(map_ptrs + step * (CHANNEL_TILE * OUT), channels, is_column, IN, CHANNEL_TILE),)  # type: ignore[assignment]
+        wait_behind_others(EARLY)
+        for step in tl.static_range(STEPS):
+            parts = _load_parts(head_ptrs, step * CHANNEL_TILE + all_channels, is_row, IN, CHANNEL_TILE)
+            acc = tl.dot(parts, tiles[step], acc, input_precision="ieee")
+    else:
+        wait_behind_others(EARLY)
+        for channel in range(0, IN, CHANNEL_TILE):
+            parts = _load_parts(head_ptrs, channel + all_channels, is_row, IN, CHANNEL_TILE)
+            tile = _load_map(map_ptrs + channel * OUT, channel + all_channels, is_column, IN, CHANNEL_TILE)
+            acc = tl.dot(parts, tile, acc, input_precision="ieee")
     is_entry = is_row[:, None] & is_column[None, :]
     tl.store(out_ptrs[:, None] + columns[None, :], acc.to(out_ptr.dtype.element_ty), mask=is_entry)
     # The outer branch is taken at compile time.
@@ -113,6 +146,8 @@ def _multiply_heads(
     ROW_TILE: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Multiplies one head of all rows with some columns of its matrix."""
     _multiply_head(
@@ -134,6 +169,8 @@ def _multiply_heads(
         ROW_TILE,
         COLUMN_TILE,
         CHANNEL_TILE,
+        AHEAD,
+        EARLY,
     )
 
 
@@ -164,9 +201,12 @@ def _absorb_and_write(
     COLUMN_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
     RANK_TILE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Multiplies one head of all rows with some columns of its matrix; behind the last head, writes some cache rows."""
     if tl.program_id(1) == tl.num_programs(1) - 1:
+        wait_behind_others(EARLY)
         for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
             write_row(
                 cache_ptr,
@@ -204,6 +244,8 @@ def _absorb_and_write(
             ROW_TILE,
             COLUMN_TILE,
             CHANNEL_TILE,
+            AHEAD,
+            EARLY,
         )
 
 
@@ -246,6 +288,8 @@ def multiply_heads(
             ROW_TILE=MAX_HEAD_ROWS,
             COLUMN_TILE=_COLUMNS,
             CHANNEL_TILE=64 if in_width % 128 else 128,
+            AHEAD=loads_ahead(),
+            **placed(True),
             num_stages=4,
         )
 
@@ -293,6 +337,8 @@ def absorb_and_write(
             COLUMN_TILE=_COLUMNS,
             CHANNEL_TILE=64 if in_width % 128 else 128,
             RANK_TILE=triton.next_power_of_2(rank),
+            AHEAD=loads_ahead(),
+            **placed(True),
             num_stages=4,
         )
 

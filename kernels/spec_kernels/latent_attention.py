@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 from spec_kernels.attention_tiles import choose_latent_tiles
-from spec_kernels.latent_merge import merge_latents
+from spec_kernels.early import placed_if_few, wait_behind_others
+from spec_kernels.latent_merge import MOST_EARLY_PROGRAMS, merge_latents
 from spec_kernels.online_softmax import add_keys_across, add_keys_along, divisor, key_slots
 from spec_kernels.operators import operator
 from spec_kernels.split_merge import empty_partials
@@ -55,9 +56,11 @@ def _attend_latents(
     STAGES: tl.constexpr,
     KEYS_ACROSS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Attends one tile of (query row, head) pairs over the keys of one split: the result when IS_WHOLE, else
     unnormalised sums and their maxima. Few pairs are columns of all products, many are rows."""
+    wait_behind_others(EARLY)
     tiles_per_request = tl.cdiv(num_queries * NUM_HEADS, ROW_TILE)
     request = tl.program_id(0) // tiles_per_request
     first_row = tl.program_id(0) % tiles_per_request * ROW_TILE
@@ -179,8 +182,9 @@ def latent_attention(
     is_whole = num_splits == 1
     partials = empty_partials(0 if is_whole else num_splits, num_rows, num_heads, rank, out.device)
 
+    num_tiles = batch * triton.cdiv(num_queries * num_heads, tiles.rows)
     with launch_on(out):
-        _attend_latents[(batch * triton.cdiv(num_queries * num_heads, tiles.rows), num_splits)](
+        _attend_latents[(num_tiles, num_splits)](
             *(out if is_whole else partials.acc, partials.sums, partials.maxima),
             *(queries, cache, page_table, seq_lens, num_queries, *reach),
             *(scale * _LOG2_E, queries.stride(0), queries.stride(1), page_table.stride(0)),
@@ -196,6 +200,7 @@ def latent_attention(
             STAGES=tiles.num_stages,
             KEYS_ACROSS=tiles.rows < 64,
             IS_WHOLE=is_whole,
+            **placed_if_few(num_tiles * num_splits, MOST_EARLY_PROGRAMS),
             num_warps=tiles.num_warps,
         )
         if not is_whole:

@@ -12,12 +12,17 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.online_softmax import divisor
 from spec_kernels.split_merge import Partials
 from spec_kernels.vocabulary import finite_or_zero
 
 _MAX_SPLITS_AT_ONCE = 32
 _CHANNELS_AT_ONCE = 128
+
+MOST_EARLY_PROGRAMS = 512
+"""So many programs of latent attention, and of its merge, are placed early: they are short, and what comes behind them
+has its matrix to load."""
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_readable", "window", "split_stride", "split_keys"])
@@ -36,8 +41,10 @@ def merge_wide_splits(
     RANK: tl.constexpr,
     SPLIT_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Merges the splits of some channels of one head of a query row."""
+    wait_behind_others(EARLY)
     pair = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * CHANNEL_TILE + tl.arange(0, CHANNEL_TILE)
     is_channel = (channels < RANK) | (RANK % CHANNEL_TILE == 0)
@@ -86,11 +93,13 @@ def merge_latents(
     """
     _, num_rows, num_heads, width = partials.acc.shape
     channel_tile = min(_CHANNELS_AT_ONCE, max(16, triton.next_power_of_2(width)))
-    merge_wide_splits[num_rows * num_heads, triton.cdiv(width, channel_tile)](
+    grid = (num_rows * num_heads, triton.cdiv(width, channel_tile))
+    merge_wide_splits[grid](
         *(out, partials.acc, partials.sums, partials.maxima, seq_lens),
         *(num_rows // seq_lens.shape[0], *reach, num_rows * num_heads, split_keys),
         NUM_HEADS=num_heads,
         RANK=width,
         SPLIT_TILE=min(_MAX_SPLITS_AT_ONCE, triton.next_power_of_2(most_splits)),
         CHANNEL_TILE=channel_tile,
+        **placed_if_few(grid[0] * grid[1], MOST_EARLY_PROGRAMS),
     )

@@ -42,7 +42,8 @@ class SkinnyTiles:
 
 
 TUNED = {
-    (5120, 768): SkinnyTiles(64, 128, turned=True),
+    (5120, 768): SkinnyTiles(64, 128, splits=2, turned=True),
+    (5120, 2048): SkinnyTiles(64, 128, splits=4, turned=True),
     (6144, 8192): SkinnyTiles(64, 128, splits=2, turned=True),
     (6144, 4096): SkinnyTiles(64, 128, splits=2, turned=True),
     (4096, 12288): SkinnyTiles(64, 128, splits=4, stages=3, turned=True),

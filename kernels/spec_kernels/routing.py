@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.norms import normed_channels
+from spec_kernels.early import placed, wait_for_inputs
+from spec_kernels.norms import normed_by
 from spec_kernels.operators import operator
 from spec_kernels.ordering import TAKEN, in_order
 from spec_kernels.utils import assert_rows_of, launch_on
@@ -145,6 +146,7 @@ def _route(
     HIDDEN_TILE: tl.constexpr,
     NORMED: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    EARLY: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     EXPERT_TILE: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
@@ -160,11 +162,14 @@ def _route(
     row = tl.program_id(1).to(tl.int64)
     channels = tl.arange(0, HIDDEN_TILE)
     is_channel = channels < HIDDEN
-    values = tl.load(rows_ptr + row * row_stride + channels, mask=is_channel, other=0.0)
     # Asked for before the norm is known, for which all of the row has to be there.
     gate = tl.load(gate_ptr + first_expert * HIDDEN + channels, mask=is_channel, other=0.0)
     if NORMED:
-        values = normed_channels(values, norm_ptr + channels, is_channel, eps, HIDDEN)
+        norm_weights = tl.load(norm_ptr + channels, mask=is_channel, other=0.0)
+    wait_for_inputs(EARLY)
+    values = tl.load(rows_ptr + row * row_stride + channels, mask=is_channel, other=0.0)
+    if NORMED:
+        values = normed_by(values, norm_weights, eps, HIDDEN)
         if first_expert == 0:
             tl.store(normed_ptr + row * HIDDEN + channels, values, mask=is_channel)
     for offset in tl.static_range(AT_ONCE):
@@ -246,6 +251,7 @@ def route(
             AT_ONCE=at_once,
             HAS_BIAS=bias is not None,
             IS_RENORMALIZED=renormalized,
+            **placed(True),
             num_warps=max(1, min(4, hidden_tile // 2048)),
             **choice,
         )

@@ -15,11 +15,12 @@ from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, Target
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.experts import ExpertMLP
+from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layers import expert_parts
 from spec_lab.models.norms import make_norm
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import LayerStack, Products, Stack
+from spec_lab.models.products import PLAIN, LayerStack, Products, Stack
 from spec_lab.models.rope import rotary_table
 
 
@@ -108,9 +109,11 @@ class DecoderTarget(Decoder):
             for index, plan in enumerate(self.layer_plans)
         ]
         self._stack: Stack = self._plain_stack()
+        self._launching = launching_of(PLAIN, self.layer_plans)
 
     def use(self, products: Products) -> None:
         super().use(products)
+        self._launching = launching_of(products, self.layer_plans)
         self._norm = products.norm(self._norm)
         self.layers = [products.layer(*pair) for pair in zip(self.layers, self.layer_plans, strict=True)]
         self._stack = products.stack(self._plain_stack(), self.layer_plans)
@@ -123,9 +126,10 @@ class DecoderTarget(Decoder):
         selection: RowSelection,
         features: FeatureSpec,
     ) -> TargetOutput:
-        stream = rows_at(self.embedding, token_ids)
-        stream, taps = self._stack(stream, cache, attention, selection, features.layer_inputs)
-        hidden = self._norm(stream)
+        with self._launching(token_ids.shape[0]):
+            stream = rows_at(self.embedding, token_ids)
+            stream, taps = self._stack(stream, cache, attention, selection, features.layer_inputs)
+            hidden = self._norm(stream)
         return TargetOutput(hidden, read_features(features, taps, stream, hidden, token_ids.shape[0]))
 
     def _plain_stack(self) -> LayerStack:

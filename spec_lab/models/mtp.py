@@ -14,6 +14,7 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, NormSide
 from spec_lab.models.experts import ExpertMLP
+from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layers import expert_parts
 from spec_lab.models.linear import Linear, make_linear
@@ -44,6 +45,7 @@ class MtpModule:
         """`tensors` as `load_mtp` gives them; `embedding` [vocab, hidden_size] and `head` are the target's, and
         `products` gives the parts that few rows go through."""
         plan, eps = config.layer.only_layer, config.layer.rms_norm_eps
+        self._launching = launching_of(products, (plan,))
         self.config = config
         self.rotary = rotary
         embedding_norm, hidden_norm, norm = (
@@ -75,10 +77,11 @@ class MtpModule:
         """Turn [rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] into the live rows' output, as it is
         recycled: [live rows, hidden_size].
         """
-        stream = self._projection(self._draft_input(token_ids, hidden)[0])
-        rotary = self.rotary.rows(attention.positions)
-        live = selection.live(self.layer(stream, rotary, cache, attention, selection))
-        return self._norm(live) if self._recycles_normed else live
+        with self._launching(token_ids.shape[0]):
+            stream = self._projection(self._draft_input(token_ids, hidden)[0])
+            rotary = self.rotary.rows(attention.positions)
+            live = selection.live(self.layer(stream, rotary, cache, attention, selection))
+            return self._norm(live) if self._recycles_normed else live
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn what `forward` returned [rows, hidden_size] into logits [rows, vocab]."""
