@@ -1,9 +1,11 @@
-"""Machine code is searched for a fault of the assembler: uniform registers that are read and that nothing has written.
+"""Machine code is searched for a fault of the assembler: what tells the tensor cores where a tile lies is computed from
+a wrong register.
 
 ptxas 12.8, which Triton 3.6 and 3.7 bring along, makes such code of attention whose keys are loaded one tile at a time,
-without a pipeline: what tells the tensor cores where a tile's weights lie is computed from a register that holds what
-earlier kernels left in it. Sums are wrong, and a place outside of shared memory ends in an illegal memory access (H200,
-22 November 2026; ptxas 12.9 does not do it). A test on a GPU need not see it, since what was left there may fit.
+without a pipeline. The place of a tile's weights is computed from a register that nothing has written, so that it holds
+what earlier kernels left in it, or from one that another instruction of the kernel wrote for itself. Sums are wrong,
+and a place outside of shared memory ends in an illegal memory access (H200, 22 and 23 November 2026; ptxas 12.9 does
+do it). A test on a GPU need not see it, since what was left there may fit.
 
     python -m tests.machine_code [FOLDER]     every kernel that Triton has compiled into its cache, or into FOLDER
 """
@@ -24,6 +26,9 @@ _REGISTER = re.compile(r"\bUR(\d+)\b")
 _IS_PREDICATE = re.compile(r"!?U?P(?:\d+|T)")
 _WRITES = re.compile(r"U(?!ISETP|PLOP|TMA|BLK|CGABAR)|R2UR|S2UR|VOTEU|REDUX|LDCU")
 """What gives a uniform register a value; others of its kind compare, or move memory."""
+_UPPER_HALF = re.compile(r"(UR\d+), (-?0x[0-9a-f]{8}), URZ, UP\d, !UPT")
+_SWIZZLE_AND_STRIDE = 0xC000FFFF
+"""The upper half of a tile's descriptor has its swizzling in two bits and a stride in sixteen."""
 
 
 def unwritten_reads(listing: str) -> list[str]:
@@ -44,6 +49,22 @@ def unwritten_reads(listing: str) -> list[str]:
     return found
 
 
+def wrong_descriptors(listing: str) -> list[str]:
+    """Return the instructions that make the upper half of a tile's descriptor from what lies there and a carry, where
+    the register that they add to has not just been set to 0."""
+    written_by: dict[str, str] = {}
+    found = []
+    for address, name, rest in _INSTRUCTION.findall(listing):
+        target, _, operands = rest.partition(", ")
+        half = _UPPER_HALF.fullmatch(operands) if name == "UIADD3.X" else None
+        is_descriptor = half is not None and int(half[2], 16) & 0xFFFFFFFF & ~_SWIZZLE_AND_STRIDE == 0
+        if half is not None and is_descriptor and written_by.get(half[1]) != "UMOV URZ":
+            found.append(f"{address} {name} {rest}")
+        if _WRITES.match(name):
+            written_by[target] = f"{name} {operands}"
+    return found
+
+
 def _sources(name: str, operands: list[str]) -> set[int]:
     """Return the numbers of the registers that are read. A descriptor has two; where both operands of a product of the
     tensor cores lie in shared memory four are named by the first, and where one does by the one two before."""
@@ -59,13 +80,14 @@ def _sources(name: str, operands: list[str]) -> set[int]:
     return sources
 
 
-def unwritten_reads_of(cubin: bytes) -> list[str]:
-    """Return those of a compiled kernel."""
+def faults_of(cubin: bytes) -> list[str]:
+    """Return the faulty instructions of a compiled kernel, of both kinds, each once."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "-sass", file.name]
-        return unwritten_reads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return list(dict.fromkeys(unwritten_reads(listing) + wrong_descriptors(listing)))
 
 
 def main() -> int:
@@ -73,11 +95,11 @@ def main() -> int:
     kernels = sorted(Path(sys.argv[1] if len(sys.argv) > 1 else triton.knobs.cache.dir).rglob("*.cubin"))
     assert kernels, "no kernels were compiled"
     with ThreadPoolExecutor() as pool:
-        reads_of = dict(zip(kernels, pool.map(unwritten_reads_of, map(Path.read_bytes, kernels)), strict=True))
-    found = {path: reads for path, reads in reads_of.items() if reads}
-    for path, reads in found.items():
-        print(path, *reads[:3], sep="\n  ")
-    print(f"{len(kernels)} kernels, {len(found)} of them with registers that nothing has written")
+        all_faults = dict(zip(kernels, pool.map(faults_of, map(Path.read_bytes, kernels)), strict=True))
+    found = {path: faults for path, faults in all_faults.items() if faults}
+    for path, faults in found.items():
+        print(path, *faults[:3], sep="\n  ")
+    print(f"{len(kernels)} kernels, {len(found)} of them with wrong registers")
     return len(found)
 
 

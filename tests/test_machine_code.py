@@ -1,10 +1,10 @@
-"""Listings of machine code are read for registers that nothing has written."""
+"""Listings of machine code are read for registers that nothing has written, and for wrong places of tiles."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.machine_code import unwritten_reads
+from tests.machine_code import unwritten_reads, wrong_descriptors
 
 FAULTY = """
         /*08f0*/                   USHF.R.U32.HI UR36, URZ, 0x4, UR4 ;                     /* 0x0000000400247899 */
@@ -42,3 +42,17 @@ def test_registers_count_as_wide_as_they_are_used(instructions: tuple[str, ...],
     """A descriptor of memory is two registers; two of shared memory are four, of which one alone is the second half. A
     comparison writes none."""
     assert len(unwritten_reads(listing(*instructions))) == num_found
+
+
+@pytest.mark.parametrize(
+    ("instructions", "num_found"),
+    [
+        (("UMOV UR9, URZ", "UIADD3.X UR15, UR9, 0x40000040, URZ, UP3, !UPT"), 0),
+        # Attention that loads its first tile before its loop, of heads of 128: UR4 was a place of the page table.
+        (("R2UR UR4, R4", "UIADD3 UR34, UP2, UR4, 0x20, URZ", "UIADD3.X UR35, UR4, -0x3ffffff0, URZ, UP2, !UPT"), 1),
+        (("UMOV UR9, URZ", "ULEA UR9, UR5, UR4, 0x18", "UIADD3.X UR51, UR9, -0x3ffffff0, URZ, UP0, !UPT"), 1),
+        (("R2UR UR4, R4", "UIADD3.X UR5, UR4, 0x12345678, URZ, UP0, !UPT"), 0),
+    ],
+)
+def test_a_descriptor_starts_from_nothing(instructions: tuple[str, ...], num_found: int) -> None:
+    assert len(wrong_descriptors(listing(*instructions))) == num_found
