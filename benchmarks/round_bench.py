@@ -166,7 +166,8 @@ class Bench(ABC):
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         """Make weights for the longest of `cells`."""
-        largest = max(cells, key=lambda cell: (cell.num_draft_tokens, cell.batch_size))
+        largest = max(cells, key=lambda cell: cell.num_draft_tokens)
+        largest = replace(largest, batch_size=max(cell.batch_size for cell in cells))
         config, _ = compose_run(largest.overrides())
         torch.manual_seed(config.seed)
         longest = largest.model.prompt_tokens + 1 + largest.num_emitted * NUM_ROUNDS

@@ -5,7 +5,7 @@ ptxas 12.8, which Triton 3.6 and 3.7 bring along, makes such code of attention w
 without a pipeline. The place of a tile's weights is computed from a register that nothing has written, so that it holds
 what earlier kernels left in it, or from one that another instruction of the kernel wrote for itself. Sums are wrong,
 and a place outside of shared memory ends in an illegal memory access (H200, 22 and 23 November 2026; ptxas 12.9 does
-do it). A test on a GPU need not see it, since what was left there may fit.
+not do it). A test on a GPU need not see it, since what was left there may fit.
 
     python -m tests.machine_code [FOLDER]     every kernel that Triton has compiled into its cache, or into FOLDER
 """
