@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.early_ptx import faults_before_waiting
 from tests.machine_code import faults_of
 
 POINTERS = (
@@ -53,13 +54,13 @@ def compile_kernel(
     num_warps: int = 4,
     form: str = "ptx",
     pointers: Mapping[str, str] | None = None,
-    ahead: bool = False,
+    ahead: tuple[str, ...] = (),
     **constants: int | bool,
 ) -> str:
     """Compile a kernel to PTX, or another `form`, for compute capability 9.0. Its arguments are aligned as the
     launchers' tensors are, and as the size of most vocabularies is. `pointers` are those of other types than usual.
 
-    One that can be placed early waits before it touches memory; `ahead` means that it loads weights before it waits.
+    One that can be placed early waits before it touches memory, but for what `ahead` names, which no kernel writes.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -93,8 +94,8 @@ def compile_kernel(
         assert not faults_of(result.asm["cubin"]), "registers that nothing has written, or something else"
     compiled: str = result.asm[form]
     if form == "ptx" and constants.get("EARLY"):
-        access = re.search(r"(st|atom)\.global" if ahead else r"(ld|st|atom)\.global|cp\.async\.c", compiled)
-        assert access is not None and 0 < compiled.find("griddepcontrol.wait") < access.start(), "it waits first"
+        arguments = [name for name in names if name not in constants]
+        assert not faults_before_waiting(compiled, arguments, tuple(f"{name}_ptr" for name in ahead)), "it waits first"
     return compiled
 
 
@@ -281,7 +282,8 @@ def compile_experts() -> None:
         kind = {"IS_SIGMOID": is_sigmoid, "HAS_BIAS": is_sigmoid, "NUM_GROUPS": groups, "NUM_CHOSEN_GROUPS": 4}
         compile_kernel(routing._choose, "fp32", 2, **choice, **kind)
         rows = {"HIDDEN": 2048, "HIDDEN_TILE": 2048, "NORMED": True, "AT_ONCE": 4}
-        assert "ld.global.v4" in compile_kernel(routing._route, "bf16", 1, ahead=True, **rows, **choice, **kind)
+        ptx = compile_kernel(routing._route, "bf16", 1, ahead=("gate", "norm"), **rows, **choice, **kind)
+        assert "ld.global.v4" in ptx
 
 
 def compile_few_experts() -> None:
@@ -356,7 +358,8 @@ def compile_latent_attention() -> None:
     sizes = {"IN": 192, "OUT": 512, **tiles_of_heads, **halves}
     for kernel, rest in ((head_products._multiply_heads, {}), (head_products._absorb_and_write, {"RANK_TILE": 512})):
         for ahead in (False, True):
-            ptx = compile_kernel(kernel, "bf16", ahead=ahead, AHEAD=ahead, **sizes, **rest)
+            maps = ("maps",) if ahead else ()
+            ptx = compile_kernel(kernel, "bf16", ahead=maps, AHEAD=ahead, **sizes, **rest)
             assert "mma" in ptx and ("cp.async.cg" in ptx) != ahead, "maps come in a pipeline, or all before it waits"
 
 
@@ -393,7 +396,8 @@ def compile_product(dtype: str, rows: int, columns: int, splits: int, **constant
     sizes = {"IN_FEATURES": 4096, "SPLITS": splits, "ROW_TILE": rows, "COLUMN_TILE": columns, "DEPTH": 128}
     options |= {"SCALE_ROWS": 0, "AHEAD": False, **constants}
     both = {**sizes, **options}
-    return compile_kernel(product._product, dtype, ahead=bool(both["AHEAD"]), STAGES=3, WHOLE_TILES=True, **both)
+    ahead = ("weight", "norm") if both["AHEAD"] else ()
+    return compile_kernel(product._product, dtype, ahead=ahead, STAGES=3, WHOLE_TILES=True, **both)
 
 
 def compile_fp8_products() -> None:
@@ -452,7 +456,7 @@ def compile_products() -> None:
     assert not products_fused_across_threads(found), "all threads that hold a row's probability have the same one"
     compile_kernel(draft_input._draft_input, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
     compile_kernel(norms._rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
-    compile_kernel(norms._add_rms_norm, "bf16", 8, ahead=True, SIZE=4096, SIZE_TILE=4096)
+    compile_kernel(norms._add_rms_norm, "bf16", 8, ahead=("weight",), SIZE=4096, SIZE_TILE=4096)
     compile_kernel(gated_share._add_gated_share, "bf16", 8, SIZE=2048, SIZE_TILE=2048)
     for is_gelu in (False, True):
         compile_kernel(gate._gate, "bf16", TILE=1024, IS_GELU=is_gelu)
@@ -463,8 +467,8 @@ def compile_gemma4() -> None:
     from spec_kernels import clusters, layer_embedding, norms, rope_write, softcap
 
     for is_last in (False, True):
-        ending = {"SCALED": is_last, "HAS_NEXT": not is_last}
-        compile_kernel(norms._add_normed, "bf16", 8, ahead=True, SIZE=2560, SIZE_TILE=4096, **ending)
+        ending = {"SCALED": is_last, "HAS_NEXT": not is_last, "SIZE": 2560, "SIZE_TILE": 4096}
+        compile_kernel(norms._add_normed, "bf16", 8, ahead=("weight", "next_weight", "scale"), **ending)
     tiles = {"NUM_LAYERS": 42, "WIDTH": 256, "WIDTH_TILE": 256}
     compile_kernel(layer_embedding._layer_embeddings, "bf16", 1, **tiles)
     compile_kernel(softcap._softcap, "bf16", TILE=2048)

@@ -48,19 +48,20 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None
         assert torch.equal(run(heads[part], maps, cos[part], sin[part]), together[part])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_maps_that_are_loaded_ahead_change_no_bit(dtype: torch.dtype) -> None:
-    """In the launch of this product alone, and in that which writes the cache too."""
+@pytest.mark.parametrize("in_width", [36, 160, pytest.param(256, marks=pytest.mark.slow)])
+def test_maps_that_are_loaded_ahead_change_no_bit(in_width: int) -> None:
+    """In one step, in three of which the last is not whole, and in two whole ones; in the launch of this product alone,
+    and in that which writes the cache too."""
     cos, sin = turns(5)
-    heads = randn(5, NUM_HEADS, IN + ROTATED, dtype=dtype)
-    maps = randn(NUM_HEADS, IN, OUT, seed=1).div(IN**0.5).to(dtype)
-    rows = (randn(5, OUT + ROTATED, dtype=dtype), 1 + randn(OUT, seed=6), torch.arange(5, device=DEVICE), 1e-5)
-    expected = run(heads, maps, cos, sin)
-    queries, cache = torch.empty_like(expected), torch.zeros(5, OUT + ROTATED, dtype=dtype, device=DEVICE)
+    heads = randn(5, NUM_HEADS, in_width + ROTATED)
+    maps = randn(NUM_HEADS, in_width, OUT, seed=1).div(in_width**0.5)
+    rows = (randn(5, OUT + ROTATED), 1 + randn(OUT, seed=6), torch.arange(5, device=DEVICE), 1e-5)
+    expected, alone, both = (torch.empty(5, NUM_HEADS, OUT + ROTATED, device=DEVICE) for _ in range(3))
+    multiply_heads(expected, heads, maps, cos, sin)
     with early_launches():
-        assert torch.equal(run(heads, maps, cos, sin), expected)
-        absorb_and_write(queries, heads, maps, cos, sin, cache, *rows)
-    assert torch.equal(queries, expected)
+        multiply_heads(alone, heads, maps, cos, sin)
+        absorb_and_write(both, heads, maps, cos, sin, torch.zeros(5, OUT + ROTATED, device=DEVICE), *rows)
+    assert torch.equal(alone, expected) and torch.equal(both, expected)
 
 
 @pytest.mark.slow

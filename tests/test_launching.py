@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
+from spec_kernels import early
 from spec_kernels.early import loads_ahead
 from spec_lab.core.conditional import inside_if_node
 from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.models.families.table import read_model_config
+from spec_lab.models.latent_sizes import LatentSizes
 from spec_lab.models.launching import launching_of
+from spec_lab.models.linear import make_linear
+from spec_lab.models.mtp import MtpModule
 from spec_lab.models.plan import LayerPlan, RopeConfig
-from spec_lab.models.products import PLAIN
+from spec_lab.models.products import PLAIN, PlainProducts
+from spec_lab.models.random_weights import random_mtp
+from spec_lab.models.rope import rotary_table
 from spec_lab.models.triton_products import TritonProducts
+from spec_lab.pruning.selection import AllRows
+from tests.kernel_lab import DEVICE, randn
+from tests.test_triton_products import DTYPE, FEATURES, MAX_POSITIONS, Lane, make_target, prompt
 from tests.tiny_latent import SIZES
 
 DENSE = LayerPlan(4, 2, 16, RopeConfig(1e4, "none"), 64)
 EXPERTS = replace(DENSE, experts=ExpertSizes(8, 2, 32, RouterScores.SOFTMAX))
-LATENT = replace(DENSE, latent=SIZES)
+LATENT = replace(DENSE, latent=LatentSizes(None, 16, 8, 8, 8))
 DELTA = replace(DENSE, delta_net=DeltaNetSizes(2, 4, 16, 16, 4))
 
 
@@ -41,8 +55,55 @@ def test_few_rows_of_layers_whose_launches_weigh_are_early(
     assert not loads_ahead()
 
 
-def test_neither_plain_products_nor_if_nodes_launch_early() -> None:
+def test_neither_plain_products_nor_if_nodes_nor_the_librarys_products_launch_early() -> None:
     with launching_of(PLAIN, (EXPERTS,))(1):
+        assert not loads_ahead()
+    with launching_of(TritonProducts(row_invariant=False), (EXPERTS,))(1):
         assert not loads_ahead()
     with inside_if_node(), launching_of(TritonProducts(), (EXPERTS,))(1):
         assert not loads_ahead()
+
+
+def test_a_kernel_that_is_placed_early_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert early.placed(True) == {"EARLY": False}
+    monkeypatch.setattr(early, "INTERPRETED", False)
+    monkeypatch.setattr(early, "_can_be_early", lambda: True)
+    assert early.placed(True) == {"EARLY": False}
+    with early.early_launches():
+        assert early.placed(True) == {"EARLY": True, "launch_pdl": True}
+        assert early.placed(False) == {"EARLY": True}
+        assert early.placed_if_few(512, most=512) != early.placed_if_few(512) == early.placed(False)
+
+
+class WatchedProducts(PlainProducts):
+    """Counts the forwards that may be early."""
+
+    invariant_rows = 16
+    num_early = 0
+
+    def launching(self) -> AbstractContextManager[None]:
+        self.num_early += 1
+        return nullcontext()
+
+
+@torch.inference_mode()
+def test_targets_and_their_modules_are_launched_so(tmp_path: Path) -> None:
+    sizes = SIZES | {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    config, products = read_model_config(tmp_path), WatchedProducts()
+    lane = Lane.of(config.layers)
+    lane.cache.kv.zero_()
+    target = make_target(config, lane, products)
+    for num_rows, num_early in ((4, 1), (17, 1)):
+        metadata = lane.metadata([0], num_rows)
+        target.forward(prompt(1, num_rows).flatten(), lane.cache, metadata, AllRows(), FEATURES)
+        assert products.num_early == num_early
+    mtp, (tensors,) = random_mtp(config, 1, DTYPE, DEVICE, 1)
+    plan = mtp.layer.only_layer
+    rotary = rotary_table(plan.rope, plan.head_dim, MAX_POSITIONS, DTYPE, DEVICE)
+    lane = Lane.of((plan,))
+    lane.cache.kv.zero_()
+    module = MtpModule(mtp, tensors, target.embedding, make_linear(target.head_weight), rotary, lane.backend, products)
+    hidden = randn(4, target.embedding.shape[1], dtype=DTYPE)
+    module.forward(prompt(1, 4).flatten(), hidden, lane.cache.layers[0], lane.metadata([0], 4), AllRows())
+    assert products.num_early == 2

@@ -8,7 +8,8 @@ either.
 Not every kernel gains by it (docs/families.md). One that is placed while others hold multiprocessors comes to lie two
 deep on some and not at all on others, so that reading much takes longer: few programs are placed early, or those that
 load their part of a weight meanwhile. And the next kernel is let in behind the wait, since else kernels gather that
-take the room of those in front; by the smallest ones at once, so that who comes behind has time to load its weights.
+take the room of those in front. Where what comes behind has weights to load, it is let in before: by norms, rotations
+and merges, and by latent attention and the products around it.
 """
 
 # mypy: allow-untyped-decorators
@@ -58,7 +59,7 @@ def wait_for_inputs(EARLY: tl.constexpr) -> None:
 
 @triton.jit
 def wait_behind_others(EARLY: tl.constexpr) -> None:
-    """Let the next kernel be placed, and wait for the one in front: of kernels that take little room."""
+    """Let the next kernel be placed, and wait for the one in front: what is next has weights to load."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()

@@ -21,8 +21,8 @@ _MAX_SPLITS_AT_ONCE = 32
 _CHANNELS_AT_ONCE = 128
 
 MOST_EARLY_PROGRAMS = 512
-"""So many programs of latent attention, and of its merge, are placed early: they are short, and what comes behind them
-has its matrix to load."""
+"""So many programs of latent attention, and of its merge, are placed early, so that what comes behind them, which has
+its matrix to load, can be."""
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_readable", "window", "split_stride", "split_keys"])

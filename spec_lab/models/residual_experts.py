@@ -26,12 +26,13 @@ class ResidualExperts:
     More than 16 rows go through the norm and the `ExpertMLP` as it is by then: the run's kernels replace its parts.
     """
 
-    __slots__ = ("_experts", "_many_norm", "_mlp", "_norm", "_router", "_share", "_shared")
+    __slots__ = ("_eps", "_experts", "_many_norm", "_mlp", "_norm_weight", "_router", "_share", "_shared")
 
     def __init__(self, mlp: ExpertMLP, norm: WeightedNorm, many_norm: RowsPart) -> None:
         """Take experts whose choice has a kernel (`fits_few_rows`), and the norm before them, for many rows too."""
         self._mlp = mlp
-        self._norm, self._many_norm = norm, many_norm
+        self._norm_weight, self._eps = norm.kernel_weight, norm.eps
+        self._many_norm = many_norm
         self._router = cast(TritonRouter, mlp.router.made_by(triton_router))
         self._experts = cast(TritonExperts, mlp.experts.made_by(TritonExperts))
         self._shared = shared_weights(mlp)
@@ -41,7 +42,7 @@ class ResidualExperts:
         mlp = self._mlp
         if not 0 < len(stream) <= MAX_INVARIANT_ROWS:
             return stream + mlp(self._many_norm(stream))
-        routing, rows = self._router.of_few(stream, self._norm.kernel_weight, self._norm.eps)
+        routing, rows = self._router.of_few(stream, self._norm_weight, self._eps)
         mlp.observe(routing)
         if self._share is not None:
             stream = self._share(stream, rows)

@@ -63,10 +63,8 @@ class TritonProducts:
     between them stays fused.
     """
 
-    invariant_rows = INVARIANT_ROWS
-
     def __init__(self, row_invariant: bool = True) -> None:
-        self._few = INVARIANT_ROWS if row_invariant else 0
+        self.invariant_rows = self._few = INVARIANT_ROWS if row_invariant else 0
         self._max_rows = MAX_ROWS if row_invariant else 0
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:

@@ -1,0 +1,115 @@
+"""PTX of a kernel that may be placed early is read along every path: before it waits for the kernel in front, a program
+loads nothing but what no kernel writes, writes nothing, and does not end.
+
+Where an address comes from is followed through all instructions, whatever their order: more parameters than can be are
+named, and never fewer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+_WAIT = "griddepcontrol.wait"
+_REGISTER = re.compile(r"%[a-z]+\d+")
+_PARAMETER = re.compile(r"_param_(\d+)")
+_ADDRESS = re.compile(r"\[([^\]]*)\]")
+_LABEL = re.compile(r"\$?\w+:")
+_GLOBAL = re.compile(r"(ld|st|atom|red|cp\.async)\b.*\.global|(atom|red)\.")
+
+
+@dataclass
+class _Block:
+    """Instructions that run one after another, and the places they may go on at."""
+
+    instructions: list[str] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
+    falls_through: bool = True
+
+
+def faults_before_waiting(ptx: str, names: list[str], may_be_read: tuple[str, ...]) -> list[str]:
+    """Return the instructions that a program may reach before it has waited, and must not.
+
+    Args:
+        names: of the kernel's parameters, in their order.
+        may_be_read: those of memory that no kernel writes.
+    """
+    body = [" ".join(line.partition("//")[0].split()) for line in ptx[ptx.index("{") :].splitlines()]
+    blocks = _blocks(body)
+    sources = _sources([line for block in blocks.values() for line in block.instructions])
+    faults = []
+    for label in _reached_without_waiting(blocks):
+        for line in blocks[label].instructions:
+            if _WAIT in line:
+                break
+            plain = re.sub(r"^@!?%p\d+ ", "", line)
+            if plain.startswith(("ret", "exit")):
+                faults.append(line)
+            elif _GLOBAL.match(plain):
+                read = {names[place] for place in _parameters_of(plain, sources) if place < len(names)}
+                if not plain.startswith(("ld", "cp.async")) or not read <= set(may_be_read):
+                    faults.append(f"{line} {sorted(read)}")
+    return faults
+
+
+def _blocks(body: list[str]) -> dict[str, _Block]:
+    """Cut a kernel at its labels and behind its branches; the first block has no name."""
+    blocks = {"": (block := _Block())}
+    for line in body:
+        if label := _LABEL.fullmatch(line):
+            block = blocks.setdefault(label[0][:-1], _Block())
+        elif line.endswith(";") and not line.startswith("."):
+            block.instructions.append(line)
+            branch = re.search(r"\bbra(?:\.uni)?\s+(\S+);", line)
+            if branch is not None:
+                block.targets.append(branch[1])
+            if branch is not None or line.startswith("ret"):
+                block.falls_through = line.startswith("@")
+                block = blocks.setdefault(f"{len(blocks)} behind", _Block())
+    return blocks
+
+
+def _reached_without_waiting(blocks: dict[str, _Block]) -> list[str]:
+    """Return the blocks that a path leads to on which nobody has waited."""
+    order = list(blocks)
+    behind = dict(pairwise(order))
+    reached, left = [], [order[0]]
+    while left:
+        label = left.pop()
+        if label in reached or label not in blocks:
+            continue
+        reached.append(label)
+        block = blocks[label]
+        if not any(_WAIT in line for line in block.instructions):
+            left += block.targets
+            if block.falls_through and label in behind:
+                left.append(behind[label])
+    return reached
+
+
+def _sources(instructions: list[str]) -> dict[str, set[int]]:
+    """Return the parameters from which each register is computed."""
+    sources: dict[str, set[int]] = defaultdict(set)
+    is_settled = False
+    while not is_settled:
+        is_settled = True
+        for line in instructions:
+            operands = re.sub(r"^@!?%p\d+ ", "", line).partition(" ")[2]
+            written, _, rest = operands.partition("}" if operands.lstrip().startswith("{") else ",")
+            if "[" in written:
+                continue
+            found = {int(place) for place in _PARAMETER.findall(rest)}
+            found |= {place for name in _REGISTER.findall(rest) for place in sources[name]}
+            for name in _REGISTER.findall(written):
+                if not found <= sources[name]:
+                    sources[name] |= found
+                    is_settled = False
+    return sources
+
+
+def _parameters_of(line: str, sources: dict[str, set[int]]) -> set[int]:
+    """Return those that an access's address is computed from; a copy to shared memory has two."""
+    address = _ADDRESS.findall(line)[-1]
+    return {place for name in _REGISTER.findall(address) for place in sources[name]}
