@@ -15,7 +15,8 @@ from unittest.mock import patch
 
 from verify_rows import load_parts, seconds
 
-from spec_kernels.native import parts as native
+from spec_kernels.native import compiled
+from spec_kernels.native import parts as native_parts
 from spec_lab.report.table import format_table
 
 NUM_TURNS = 60
@@ -28,11 +29,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", help="of the run whose target it is")
     overrides = parser.parse_args().overrides
-    if not native.has_tiles():
+    if not compiled.has_tiles():
         raise SystemExit("cpu_tiles.py: this machine has no tile registers, or its system or compiler gives none")
     targets = []
     for has_tiles in (False, True):
-        with patch.object(native, "has_tiles", lambda has_tiles=has_tiles: has_tiles):
+        with patch.object(native_parts, "has_tiles", lambda has_tiles=has_tiles: has_tiles):
             targets.append(load_parts([*overrides, "kernels=native"]))
     body = []
     for num_rows in ROWS:

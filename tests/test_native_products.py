@@ -18,8 +18,10 @@ import torch.nn.functional as F
 
 import spec_lab
 from spec_kernels.native import build
-from spec_kernels.native import parts as native
+from spec_kernels.native import parts as native_parts
+from spec_kernels.native.compiled import has_tiles
 from spec_kernels.native.packing import Layout, pack
+from spec_kernels.native.part_operators import multiply
 from spec_kernels.native.parts import NativeProduct
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
@@ -41,9 +43,9 @@ pytestmark = pytest.mark.skipif(not build.can_build(), reason="needs a C compile
 @pytest.fixture(params=[False, True], ids=["vectors", "tiles"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Layout:
     """Have 16-bit weights multiplied by vectors, as any processor does, or by tile registers, where there are some."""
-    if request.param and not native.has_tiles():
+    if request.param and not has_tiles():
         pytest.skip("needs AMX, and a system that allows it")
-    monkeypatch.setattr(native, "has_tiles", lambda: request.param)
+    monkeypatch.setattr(native_parts, "has_tiles", lambda: request.param)
     return Layout.TILES if request.param else Layout.HALVES
 
 
@@ -130,7 +132,7 @@ def test_products_and_their_bytes(outputs: int, inputs: int, bits: int, path: La
     for num_rows in (1, 7, 16, 21):
         rows = torch.randn(num_rows, inputs)
         out = torch.full((num_rows, outputs), float("nan"))
-        native.multiply(out, rows, product.address)
+        multiply(out, rows, product.address)
         torch.testing.assert_close(out, F.linear(rows, weight, bias), rtol=1e-4, atol=1e-4)
     ours = NativeProducts().linear(make_linear(weight, bias))
     assert torch.equal(ours(rows), out)
@@ -167,7 +169,7 @@ def multiplied(product: NativeProduct, rows: torch.Tensor) -> torch.Tensor:
     read = torch.full((height, product.num_inputs), float("nan"))
     out = torch.full((height, product.num_outputs), float("inf"))
     read[16:-16] = rows
-    native.multiply(out[16:-16], read[16:-16], product.address)
+    multiply(out[16:-16], read[16:-16], product.address)
     assert out[:16].isinf().all() and out[-16:].isinf().all()
     return out[16:-16]
 
@@ -201,7 +203,7 @@ def test_numbers_that_are_not_finite_or_hardly_numbers() -> None:
 def test_a_system_that_refuses_tile_registers() -> None:
     """Linux does where a thread's stack for signals is too small for them; one with room is asked for again."""
     refused = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, check=True)
-    assert refused.stdout.split() == ["0", str(int(native.has_tiles()))]
+    assert refused.stdout.split() == ["0", str(int(has_tiles()))]
 
 
 REFUSED = """

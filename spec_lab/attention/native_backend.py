@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spec_kernels.native import parts as native
+from spec_kernels.native.rounds import advance_metadata, build_metadata
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.types import AttentionMetadata
 
@@ -18,7 +18,7 @@ class NativeAttention(TorchAttention):
         clamped, slots = (positions.new_empty(positions.numel()) for _ in range(2))
         lengths = torch.empty_like(seq_lens)
         sizes = self.page_size, self.max_positions
-        native.build_metadata(clamped, slots, lengths, positions.contiguous(), seq_lens, page_table, *sizes)
+        build_metadata(clamped, slots, lengths, positions.contiguous(), seq_lens, page_table, *sizes)
         return AttentionMetadata(clamped, slots, lengths, page_table, positions.shape[1], max_seq_len)
 
     def advance(self, metadata: AttentionMetadata) -> None:
@@ -27,4 +27,4 @@ class NativeAttention(TorchAttention):
             return
         assert metadata.num_queries == 1
         moved = metadata.positions, metadata.slot_mapping, metadata.seq_lens
-        native.advance_metadata(*moved, metadata.page_table, self.page_size, self.max_positions)
+        advance_metadata(*moved, metadata.page_table, self.page_size, self.max_positions)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from spec_kernels.native import parts as native
+from spec_kernels.native import part_operators as native
 from spec_kernels.native.forwards import DraftLayerParts, NativeDraftLayer, NativeHead, NativeLayers
 from spec_kernels.native.parts import LayerParts, NativeLayer, NativeNorm, NativeProduct
 from spec_lab.attention.torch_backend import TorchAttention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spec_kernels.native.parts import check_places, float_rows, library, pointer_to
+from spec_kernels.native.compiled import check_places, float_rows, library, pointer_to
 from spec_kernels.operators import cpu_operator
 
 
@@ -88,3 +88,44 @@ def commit_into(
     assert draft_tokens.dtype is torch.int64 and draft_tokens.shape == (num_requests, width - 1)
     pointers = (tensor.data_ptr() for tensor in (kv_lens, input_ids, last, slot_ids, tokens, num_emitted, draft_tokens))
     library().native_commit(*pointers, *draft_tokens.stride(), num_requests, tokens.shape[1], width)
+
+
+@cpu_operator(
+    "native_build(Tensor(a!) positions, Tensor(b!) slots, Tensor(c!) lengths, Tensor wanted, Tensor keys,"
+    " Tensor pages, int page_size, int num_positions) -> ()"
+)
+def build_metadata(
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    lengths: torch.Tensor,
+    wanted: torch.Tensor,
+    keys: torch.Tensor,
+    pages: torch.Tensor,
+    page_size: int,
+    num_positions: int,
+) -> None:
+    """Write the metadata of rows at `wanted` [requests, num_queries] positions, of which the last sees `keys`
+    [requests]: positions clamped into the cache and `slots`, both [requests * num_queries], and `lengths`, 1 or more.
+    `pages` is [requests, num_pages], the last column scratch.
+    """
+    check_places(positions, slots, lengths, wanted, keys, pages)
+    pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, wanted, keys, pages))
+    library().native_build(*pointers, *wanted.shape, pages.shape[1], page_size, num_positions)
+
+
+@cpu_operator(
+    "native_advance(Tensor(a!) positions, Tensor(b!) slots, Tensor(c!) lengths, Tensor pages, int page_size,"
+    " int num_positions) -> ()"
+)
+def advance_metadata(
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    lengths: torch.Tensor,
+    pages: torch.Tensor,
+    page_size: int,
+    num_positions: int,
+) -> None:
+    """Move the metadata of one row a request one position on, in place."""
+    check_places(positions, slots, lengths, pages)
+    pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, pages))
+    library().native_advance(*pointers, *pages.shape, page_size, num_positions)

@@ -1,0 +1,131 @@
+"""The operators of kernels=native that run one part of a model each; `forwards` has those that run several."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from spec_kernels.native.compiled import check, describe_place, float_rows, library, pointer_to
+from spec_kernels.operators import cpu_operator
+
+
+@cpu_operator(
+    "native_layer(Tensor(a!) out, Tensor(b!) kv, Tensor rows, Tensor residual, Tensor cos, Tensor signed_sin,"
+    " Tensor slots, Tensor pages, Tensor lengths, Tensor? live, int num_queries, int layer) -> ()"
+)
+def decoder_layer(
+    out: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    residual: torch.Tensor,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+    slots: torch.Tensor,
+    pages: torch.Tensor,
+    lengths: torch.Tensor,
+    live: torch.Tensor | None,
+    num_queries: int,
+    layer: int,
+) -> None:
+    """Run a whole decoder layer.
+
+    Args:
+        out: [live rows, hidden_size], written.
+        kv: [cache slots, 2, num_kv_heads, head_dim], written at `slots`.
+        rows: [rows, in_features], `num_queries` a request: the stream, or a norm of it where the layer has none.
+        residual: [live rows, hidden_size] the stream.
+        cos: of each row, [rows, ..., rotary_dim]; `signed_sin` likewise.
+        slots: [rows] int64.
+        pages: [requests, num_pages] int64, of the keys; positions past the last column lie in its page.
+        lengths: [requests] int64, keys that the last live row of each request sees.
+        live: [live rows] int64, those that attend and go on, `num_queries` a request; None is all.
+        layer: `NativeLayer.address`.
+    """
+    place = describe_place((cos, signed_sin), slots, (pages, lengths, num_queries))
+    pointers = out.data_ptr(), kv.data_ptr(), float_rows(rows), float_rows(residual), pointer_to(live)
+    check(library().native_layer(layer, ctypes.addressof(place), *pointers, rows.shape[0], out.shape[0]))
+
+
+@cpu_operator(
+    "native_project(Tensor(a!) heads, Tensor(b!) kv, Tensor rows, Tensor cos, Tensor signed_sin, Tensor slots,"
+    " int layer) -> ()"
+)
+def project(
+    heads: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+    slots: torch.Tensor,
+    layer: int,
+) -> None:
+    """Run the first part of a layer: up to its queries, which lie in `heads` [rows, all heads * head_dim]."""
+    place = describe_place((cos, signed_sin), slots, None)
+    pointers = heads.data_ptr(), kv.data_ptr(), float_rows(rows)
+    check(library().native_project(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
+
+
+@cpu_operator(
+    "native_attend(Tensor(a!) out, Tensor kv, Tensor queries, Tensor pages, Tensor lengths, int num_queries,"
+    " int layer) -> ()"
+)
+def attend(
+    out: torch.Tensor,
+    kv: torch.Tensor,
+    queries: torch.Tensor,
+    pages: torch.Tensor,
+    lengths: torch.Tensor,
+    num_queries: int,
+    layer: int,
+) -> None:
+    """Run the second part: out [rows, heads * head_dim] of `queries` [rows, at least as many]."""
+    assert queries.stride(1) == 1
+    place = describe_place(None, None, (pages, lengths, num_queries))
+    pointers = out.data_ptr(), kv.data_ptr(), queries.data_ptr()
+    check(library().native_attend(layer, ctypes.addressof(place), *pointers, queries.stride(0), queries.shape[0]))
+
+
+@cpu_operator("native_finish(Tensor(a!) out, Tensor attended, Tensor residual, int layer) -> ()")
+def finish(out: torch.Tensor, attended: torch.Tensor, residual: torch.Tensor, layer: int) -> None:
+    """Run the last part: out [rows, hidden_size] of what attention gave, and the stream in front of the layer."""
+    pointers = out.data_ptr(), float_rows(attended), float_rows(residual)
+    check(library().native_finish(layer, *pointers, residual.shape[0]))
+
+
+@cpu_operator("native_norm(Tensor(a!) out, Tensor rows, int norm) -> ()")
+def rms_norm(out: torch.Tensor, rows: torch.Tensor, norm: int) -> None:
+    """Norm rows; `norm` is `NativeNorm.address`."""
+    library().native_norm(norm, out.data_ptr(), float_rows(rows), rows.shape[1], rows.shape[0])
+
+
+@cpu_operator("native_product(Tensor(a!) out, Tensor rows, int product) -> ()")
+def multiply(out: torch.Tensor, rows: torch.Tensor, product: int) -> None:
+    """Multiply rows by a weight; `product` is `NativeProduct.address`."""
+    check(library().native_product(product, out.data_ptr(), float_rows(rows), rows.shape[0]))
+
+
+@cpu_operator("native_likeliest(Tensor(a!) tokens, Tensor rows, Tensor? token_map, int norm, int head) -> ()")
+def likeliest(tokens: torch.Tensor, rows: torch.Tensor, token_map: torch.Tensor | None, norm: int, head: int) -> None:
+    """Write the likeliest token of each row, the lowest id of equal ones: of `head`'s product with the normed rows."""
+    pointers = pointer_to(token_map), tokens.data_ptr(), float_rows(rows)
+    check(library().native_likeliest(head, norm, *pointers, rows.shape[0]))
+
+
+@cpu_operator(
+    "native_draft_input(Tensor(a!) out, Tensor tokens, Tensor hidden, Tensor embedding, int embedding_norm,"
+    " int hidden_norm) -> ()"
+)
+def draft_input(
+    out: torch.Tensor,
+    tokens: torch.Tensor,
+    hidden: torch.Tensor,
+    embedding: torch.Tensor,
+    embedding_norm: int,
+    hidden_norm: int,
+) -> None:
+    """Write the normed embeddings of tokens and, beside them, normed hidden states: out [rows, 2 * hidden_size]."""
+    assert tokens.is_contiguous() and embedding.is_contiguous()
+    num_rows, size = hidden.shape
+    pointers = out.data_ptr(), tokens.data_ptr(), float_rows(hidden)
+    library().native_draft_input(embedding_norm, hidden_norm, float_rows(embedding), size, *pointers, num_rows)
