@@ -32,7 +32,8 @@ from spec_lab.models.native_forwards import MAX_ROWS
 from spec_lab.models.native_products import NativeDecoderLayer, NativeProducts
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.plan import LayerPlan
-from spec_lab.models.products import PLAIN, DraftInput, LayerBody, LikeliestToken
+from spec_lab.models.products import PLAIN
+from spec_lab.models.replaceable_parts import DraftInput, LayerBody, LikeliestToken
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.lab import make_config
 from tests.native_lane import FULL, HIDDEN_SIZE, MAX_POSITIONS, PAGE_SIZE, PLANS, Lane, assert_alike, tokens_of

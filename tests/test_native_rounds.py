@@ -32,8 +32,9 @@ from spec_lab.engine.slots import commit_rows
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
 from spec_lab.models.native_products import NativeProducts
-from spec_lab.models.products import PLAIN, LayerStack, Products
+from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.random_weights import random_eagle3
+from spec_lab.models.replaceable_parts import LayerStack
 from spec_lab.pruning.policy import LastPromptRow, NoCatchupPruning, PruneAfterAttention, PruneBeforeAttention
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.fake_target import make_prune

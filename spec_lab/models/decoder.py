@@ -20,7 +20,8 @@ from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layers import expert_parts
 from spec_lab.models.norms import make_norm
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import PLAIN, LayerStack, Products, Stack
+from spec_lab.models.products import PLAIN, Products
+from spec_lab.models.replaceable_parts import LayerStack, Stack
 from spec_lab.models.rope import rotary_table
 
 

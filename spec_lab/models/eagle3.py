@@ -19,7 +19,8 @@ from spec_lab.models.eagle3_config import NUM_TAPS, Eagle3Config
 from spec_lab.models.layer_builder import build_attention, build_mlp
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm
-from spec_lab.models.products import PLAIN, DraftInput, DraftLayer, LayerBody, LikeliestToken, Products
+from spec_lab.models.products import PLAIN, Products
+from spec_lab.models.replaceable_parts import DraftInput, DraftLayer, LayerBody, LikeliestToken
 from spec_lab.models.rope import rotary_table
 from spec_lab.models.scored_tokens import ScoredTokens
 

@@ -21,7 +21,8 @@ from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.mtp_checkpoint import MtpConfig
 from spec_lab.models.mtp_layouts import EMBEDDING_NORM, FINAL_NORM, HIDDEN_NORM, PROJECTION
 from spec_lab.models.norms import make_norm
-from spec_lab.models.products import PLAIN, DraftInput, LikeliestToken, Products
+from spec_lab.models.products import PLAIN, Products
+from spec_lab.models.replaceable_parts import DraftInput, LikeliestToken
 from spec_lab.models.rope import RotaryTable
 from spec_lab.models.scored_tokens import ScoredTokens
 

@@ -11,7 +11,7 @@ from spec_kernels.native.parts import NativeProduct
 from spec_lab.core.kv_cache import LayerCache, PagedKVCache
 from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
-from spec_lab.models.products import DraftLayer, LayerStack
+from spec_lab.models.replaceable_parts import DraftLayer, LayerStack
 
 MAX_ROWS = 128
 """Behind them the library is as quick, in which arithmetic is all that counts: docs/performance.md."""

@@ -33,7 +33,8 @@ from spec_lab.models.native_forwards import (
 )
 from spec_lab.models.norms import RMSNorm, WeightedNorm
 from spec_lab.models.plan import LayerPlan
-from spec_lab.models.products import (
+from spec_lab.models.products import PlainProducts
+from spec_lab.models.replaceable_parts import (
     Body,
     DraftInput,
     DraftInputs,
@@ -44,7 +45,6 @@ from spec_lab.models.products import (
     LayerStack,
     Likeliest,
     LikeliestToken,
-    PlainProducts,
     Stack,
 )
 from spec_lab.models.rope import RotaryRows

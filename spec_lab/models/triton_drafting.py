@@ -12,7 +12,7 @@ from spec_kernels.likeliest import likeliest
 from spec_kernels.product_tiles import MAX_ROWS
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.norms import RMSNorm, WeightedNorm
-from spec_lab.models.products import DraftInput, LikeliestToken
+from spec_lab.models.replaceable_parts import DraftInput, LikeliestToken
 from spec_lab.models.triton_linear import dense
 
 

@@ -18,7 +18,7 @@ from spec_lab.models.layers import DecoderLayer, GatedMLP, RowsPart
 from spec_lab.models.linear import DenseLinear, StreamedLinear
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.plan import LayerPlan
-from spec_lab.models.products import Body, Layer, LayerBody
+from spec_lab.models.replaceable_parts import Body, Layer, LayerBody
 from spec_lab.models.rope import RotaryRows
 from spec_lab.models.triton_layer import ManyRowsBody
 from spec_lab.models.triton_linear import SkinnyLinear, SkinnyMLP, SkinnyProduct, TritonNorm, dense

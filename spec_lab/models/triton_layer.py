@@ -19,7 +19,7 @@ from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layers import AttentionPart, DecoderLayer, GatedMLP, RowsPart
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RMSNorm
-from spec_lab.models.products import Body
+from spec_lab.models.replaceable_parts import Body
 from spec_lab.models.rope import RotaryRows
 from spec_lab.models.triton_heads import FewRowsAttention
 from spec_lab.models.triton_linear import SkinnyProduct, TritonGatedMLP, dense

@@ -25,7 +25,7 @@ from spec_lab.models.layers import Attention, AttentionPart, DecoderLayer, Gated
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RMSNorm, WeightedNorm
 from spec_lab.models.plan import LayerPlan
-from spec_lab.models.products import (
+from spec_lab.models.replaceable_parts import (
     Body,
     DraftInput,
     DraftInputs,
