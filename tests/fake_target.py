@@ -21,8 +21,9 @@ from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, CacheRow, PagedKVCache
+from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.prompts import PromptPack
-from spec_lab.core.protocols import AttentionBackend, Drafter, DrafterRequirements, RowSelection
+from spec_lab.core.protocols import Drafter, DrafterRequirements
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import attend
 from spec_lab.core.types import (

@@ -9,7 +9,7 @@ import torch
 from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.config import ModelConfig

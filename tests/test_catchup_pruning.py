@@ -13,7 +13,7 @@ import torch
 from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache, PagedKVCache
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.checkpoint import load_tensors

@@ -21,7 +21,7 @@ from spec_lab.assembly.models import Models
 from spec_lab.cli.compose import compose_run
 from spec_lab.config import RunConfig
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, FeatureSpec, TargetOutput, Verification
 from spec_lab.doctor.__main__ import main
 from spec_lab.doctor.aspects import aspects_of

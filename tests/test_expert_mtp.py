@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.families.table import read_model_config
 from spec_lab.models.linear import make_linear

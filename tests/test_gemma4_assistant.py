@@ -15,7 +15,7 @@ import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, SCRATCH_PAGE, LayerCache
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.types import DraftStep
 from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter, FrozenState

@@ -11,7 +11,7 @@ import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.latent import LatentAttention, build_latent_attention

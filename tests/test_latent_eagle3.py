@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spec_lab.assembly.trees import DynamicTreeConfig
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import Request
 from spec_lab.doctor.findings import faults
 from spec_lab.models.eagle3 import Eagle3Head

@@ -14,7 +14,7 @@ import torch
 from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.models import mtp_layouts

@@ -15,7 +15,7 @@ import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, SCRATCH_PAGE, CacheRow, LayerCache, PagedKVCache
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.types import (
     AcceptanceInputs,

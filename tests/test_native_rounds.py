@@ -18,7 +18,7 @@ from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.pruning_protocols import CatchupPruning, PrunePolicy
 from spec_lab.core.types import AcceptanceInputs, FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.catchup import plan_catchup

@@ -13,7 +13,7 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.config import AttentionConfig, CacheConfig
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.pages import PageTable
 from tests.kernel_lab import DEVICE, assert_near, randn

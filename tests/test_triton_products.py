@@ -15,7 +15,7 @@ from spec_lab.assembly.caches import cache_row
 from spec_lab.assembly.kernels import KERNELS
 from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.config import ModelConfig

@@ -10,7 +10,7 @@ from spec_lab.assembly.triton import require_triton
 from spec_lab.attention.long_prompts import AttendPiece, attend_by_cudnn
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
-from spec_lab.core.protocols import AttentionBackend, RopeWrite
+from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite
 
 
 @dataclass(frozen=True, slots=True)

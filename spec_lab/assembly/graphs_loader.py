@@ -18,7 +18,7 @@ from spec_lab.assembly.limits import Limits
 from spec_lab.assembly.models import Models
 from spec_lab.attention.stale import StaleMover
 from spec_lab.config import RunConfig
-from spec_lab.core.protocols import MetadataMover
+from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
 from spec_lab.engine.graphs.draft_loops import DraftCarry, FullLoop, SplitSeed, StepReplay, carry_every_tensor
 from spec_lab.engine.graphs.eager import EagerGraph

@@ -22,7 +22,8 @@ from spec_lab.acceptance.synthetic import SyntheticAcceptance
 from spec_lab.assembly.tree_kernels import TORCH_TREES, TreeKernels, triton_trees
 from spec_lab.assembly.triton import require_triton
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.core.protocols import AcceptanceRule, RopeWrite
+from spec_lab.core.layer_protocols import RopeWrite
+from spec_lab.core.protocols import AcceptanceRule
 from spec_lab.drafters.catchup import CatchupPlanner, plan_catchup
 from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor

@@ -15,7 +15,7 @@ from spec_lab.assembly.devices import has_cuda
 from spec_lab.assembly.kernels import KERNELS, Kernels
 from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import RunConfig, WeightDtype, Weights
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig

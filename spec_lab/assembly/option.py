@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from spec_lab.assembly.heads import DrafterFactory
     from spec_lab.assembly.rules_loader import RuleContext, RuleResources
     from spec_lab.assembly.tree_sizes import TreeSizes
-    from spec_lab.core.protocols import AcceptanceRule, AttentionBackend
+    from spec_lab.core.layer_protocols import AttentionBackend
+    from spec_lab.core.protocols import AcceptanceRule
     from spec_lab.core.pruning_protocols import CatchupPruning, PromptPruning
     from spec_lab.core.tree_protocols import TreeRule
     from spec_lab.drafters.growth import TreeShape

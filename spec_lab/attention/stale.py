@@ -7,7 +7,7 @@ and the more so the smaller the window. The output stays right: verify does not 
 
 from __future__ import annotations
 
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 
 

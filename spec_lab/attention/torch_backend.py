@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from spec_lab.attention.torch_latent import TorchLatentAttention
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache, cache_slots
 from spec_lab.core.latent_protocols import LatentAttentionBackend
-from spec_lab.core.protocols import RopeWrite
+from spec_lab.core.layer_protocols import RopeWrite
 from spec_lab.core.types import AttentionMetadata
 
 

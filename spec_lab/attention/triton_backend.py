@@ -17,7 +17,7 @@ from spec_lab.attention.triton_latent import TritonLatentAttention
 from spec_lab.core.draft_tree import TreeRows
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend
-from spec_lab.core.protocols import RopeWrite
+from spec_lab.core.layer_protocols import RopeWrite
 from spec_lab.core.types import AttentionMetadata
 
 

@@ -7,8 +7,8 @@ from typing import ClassVar, Protocol
 
 import torch
 
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.prompts import LiveRows
-from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 
 

@@ -13,8 +13,8 @@ from itertools import groupby
 import torch
 
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import LiveRows, PromptEnds, PromptPack, PromptSpan
-from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 
 

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from spec_lab.core.draft_tree import DraftTree, TreeRows
-from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, Drafter
+from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.protocols import AcceptanceRule, Drafter
 from spec_lab.core.types import AttentionMetadata, Verification
 
 

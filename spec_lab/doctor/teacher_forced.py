@@ -19,7 +19,8 @@ from spec_lab.assembly.caches import build_cache
 from spec_lab.assembly.engine import build_prune_policy, unpruned_config
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
-from spec_lab.core.protocols import AttentionBackend, Drafter
+from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.protocols import Drafter
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.types import FeatureSpec, Request
 from spec_lab.doctor.rounds import LoopRound

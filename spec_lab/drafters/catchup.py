@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, VerifiedRound
 from spec_lab.drafters.picking import DraftedRows
 

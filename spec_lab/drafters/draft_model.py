@@ -14,8 +14,9 @@ from itertools import accumulate
 import torch
 
 from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.prompts import LiveRows, PromptPack, PromptSpan
-from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, RowSelection, Target
+from spec_lab.core.protocols import DrafterRequirements, Target
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound

@@ -14,8 +14,9 @@ from typing import Protocol
 import torch
 
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptPack
-from spec_lab.core.protocols import AttentionBackend, DrafterRequirements
+from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import (
     AttentionMetadata,

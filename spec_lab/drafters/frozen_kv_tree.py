@@ -14,8 +14,8 @@ import torch
 
 from spec_lab.core.draft_tree import DraftTree
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptPack
-from spec_lab.core.protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, VerifiedRound
 from spec_lab.drafters.frozen_kv import Anchor, FirstStepOutput, FrozenFirstStep, FrozenHead
 from spec_lab.drafters.growth import TreeShape

@@ -25,8 +25,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.prompts import LiveRows, PromptPack
-from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, RowSelection
+from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata, even_batches
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound

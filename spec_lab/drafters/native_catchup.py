@@ -6,7 +6,7 @@ from typing import cast
 
 from spec_kernels.native.rounds import catchup_places
 from spec_lab.attention.native_backend import NativeAttention
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, VerifiedRound
 from spec_lab.drafters.catchup import Catchup
 

@@ -10,8 +10,9 @@ from typing import Protocol
 import torch
 
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.prompts import PromptPack
-from spec_lab.core.protocols import AttentionBackend, DrafterRequirements, DraftStart, DraftSteps, RowSelection
+from spec_lab.core.protocols import DrafterRequirements, DraftStart, DraftSteps
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.catchup import CatchupPlanner, CaughtUp, plan_catchup

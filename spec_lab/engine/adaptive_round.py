@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.core.prompts import PromptEnds
-from spec_lab.core.protocols import MetadataMover
 from spec_lab.core.types import AcceptanceInputs, RoundBatch, VerifiedRound
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.draft_loop import DraftLoop, StepScope, make_draft_loop

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from spec_lab.core.protocols import MetadataMover
+from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.core.types import DraftStep
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.offers import DraftOffers

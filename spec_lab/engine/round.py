@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.layer_protocols import AttentionBackend, MetadataMover
 from spec_lab.core.prompts import PromptEnds
-from spec_lab.core.protocols import AcceptanceRule, AttentionBackend, Drafter, MetadataMover, StageTimer, State, Target
+from spec_lab.core.protocols import AcceptanceRule, Drafter, StageTimer, State, Target
 from spec_lab.core.types import (
     AcceptanceInputs,
     AttentionMetadata,

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
+from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.prompts import PromptSpan
-from spec_lab.core.protocols import AttentionBackend, RowSelection, Target
+from spec_lab.core.protocols import Target
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.pages import PageTable

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.models.config import ModelConfig

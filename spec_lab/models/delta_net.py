@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.ragged import in_even_batches
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.delta_caches import DeltaCache

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder, read_features

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING

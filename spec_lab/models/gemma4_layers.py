@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.experts import ExpertMLP

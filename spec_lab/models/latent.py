@@ -16,7 +16,7 @@ import torch
 
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend, LatentKernels
-from spec_lab.core.protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.ragged import in_even_batches
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.errors import UserError

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.delta_net import build_delta_net
 from spec_lab.models.experts import build_experts
 from spec_lab.models.latent import build_latent_attention

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import AttentionBackend, RopeWrite, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite, RowSelection
 from spec_lab.core.ragged import attend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.linear import Linear, make_linear

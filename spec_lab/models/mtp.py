@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import AttentionBackend, RowSelection
+from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, NormSide
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.launching import launching_of

@@ -9,7 +9,7 @@ import torch
 from spec_kernels.native import forwards as native
 from spec_kernels.native.parts import NativeProduct
 from spec_lab.core.kv_cache import LayerCache, PagedKVCache
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.replaceable_parts import DraftLayer, LayerStack
 

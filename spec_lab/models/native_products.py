@@ -18,7 +18,8 @@ from spec_kernels.native.forwards import DraftLayerParts, NativeDraftLayer, Nati
 from spec_kernels.native.parts import LayerParts, NativeLayer, NativeNorm, NativeProduct
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import DraftStart, DraftSteps, RowSelection
+from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.protocols import DraftStart, DraftSteps
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layers import Attention, DecoderLayer, GatedMLP, RopeThenWrite, RowsPart

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.layers import FusedRopeAndWrite, RopeAndWrite
 from spec_lab.models.norms import WeightedNorm

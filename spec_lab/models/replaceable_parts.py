@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import LayerCache, PagedKVCache
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.layers import AttentionPart, RowsPart
 from spec_lab.models.linear import Linear

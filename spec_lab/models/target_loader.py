@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.core.protocols import AttentionBackend
+from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.checkpoint import OwnTensors, load_tensors, without_mtp
 from spec_lab.models.checkpoint_files import StoredTensor
 from spec_lab.models.config import ModelConfig

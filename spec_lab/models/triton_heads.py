@@ -9,7 +9,7 @@ import torch
 
 from spec_kernels.project_heads import fits_scales, project_heads
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.layers import Attention
 from spec_lab.models.norms import RMSNorm

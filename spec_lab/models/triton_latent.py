@@ -10,7 +10,7 @@ import torch
 
 from spec_kernels.product_tiles import MAX_ROWS
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.latent import LatentAttention, NarrowQuery

@@ -13,7 +13,7 @@ import torch
 
 from spec_kernels.norms import add_rms_norm
 from spec_lab.core.kv_cache import LayerCache
-from spec_lab.core.protocols import RowSelection
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layers import AttentionPart, DecoderLayer, GatedMLP, RowsPart

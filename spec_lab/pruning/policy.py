@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
+from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.prompts import LiveRows
-from spec_lab.core.protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 
