@@ -48,7 +48,8 @@ def faults_before_waiting(ptx: str, names: list[str], may_be_read: tuple[str, ..
             if plain.startswith(("ret", "exit")):
                 faults.append(line)
             elif _GLOBAL.match(plain):
-                read = {names[place] for place in _parameters_of(plain, sources) if place < len(names)}
+                read = {name for place, name in enumerate(names) if place in _parameters_of(plain, sources)}
+                read = {name for name in read if name.endswith("_ptr")}
                 if not plain.startswith(("ld", "cp.async")) or not read <= set(may_be_read):
                     faults.append(f"{line} {sorted(read)}")
     return faults
