@@ -1,8 +1,8 @@
 """PTX of a kernel that may be placed early is read along every path: before it waits for the kernel in front, a program
 loads nothing but what no kernel writes, writes nothing, and does not end.
 
-Where an address comes from is followed through all instructions, whatever their order: more parameters than can be are
-named, and never fewer.
+Where an address comes from is followed through all registers, whatever the order of instructions, and not through
+shared memory; an address that comes from no pointer counts as a fault.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def faults_before_waiting(ptx: str, names: list[str], may_be_read: tuple[str, ..
             elif _GLOBAL.match(plain):
                 read = {name for place, name in enumerate(names) if place in _parameters_of(plain, sources)}
                 read = {name for name in read if name.endswith("_ptr")}
-                if not plain.startswith(("ld", "cp.async")) or not read <= set(may_be_read):
+                if not plain.startswith(("ld", "cp.async")) or not read or not read <= set(may_be_read):
                     faults.append(f"{line} {sorted(read)}")
     return faults
 

@@ -20,6 +20,7 @@ def kernel(*lines: str) -> str:
         (("ld.global.b32 { %r1 }, [ %rd4 + 0 ];", "griddepcontrol.wait; // dummy", "st.global.b32 [%rd1], %r1;"), 0),
         (("ld.global.b32 { %r1 }, [ %rd3 + 0 ];", "griddepcontrol.wait;"), 1),
         (("cp.async.cg.shared.global [ %r2 + 0 ], [ %rd3 + 0 ], 0x10, %r3;", "griddepcontrol.wait;"), 1),
+        (("ld.shared.b64 %rd8, [ %r4 ];", "ld.global.b32 { %r1 }, [ %rd8 + 0 ];", "griddepcontrol.wait;"), 1),
         (("st.global.b32 [%rd1], %r1;", "griddepcontrol.wait;"), 1),
         (("@%p1 bra $L2;", "griddepcontrol.wait;", "$L2:", "ld.global.b32 { %r1 }, [ %rd3 + 0 ];"), 2),
         (("@%p1 bra $L2;", "griddepcontrol.wait;", "bra.uni $L3;", "$L2:", "griddepcontrol.wait;", "$L3:"), 0),
