@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 import spec_lab
 from spec_lab.compatibility.run import refusals
+from spec_lab.errors import UserError
 
 
 class Composable(Protocol):
@@ -37,7 +38,11 @@ def refused(cells: Iterable[Composable]) -> int:
     """Compose `cells`, and print of each what `--dry-run` of the lab prints; 2 where any is refused."""
     code = 0
     for cell in cells:
-        composed = spec_lab.compose(cell.overrides())
+        try:
+            composed = spec_lab.compose(cell.overrides())
+        except UserError as error:
+            print(f"{cell.name}: {error}", file=sys.stderr)
+            return 2
         print(f"-- {cell.name}", composed, sep="\n")
         code = 2 if refusals(composed.config) else code
     return code

@@ -2,6 +2,7 @@
 
     python benchmarks/moe_round.py outputs/moe_round                       all cells; those there are not run again
     python benchmarks/moe_round.py outputs/moe_round --only "qwen3" "batch 1,"       cells whose name has all of these
+    python benchmarks/moe_round.py outputs/moe_round --with graph.rounds_per_replay=4      cells of their own, with that
     python benchmarks/moe_round.py outputs/moe_round --seconds 180         begin no cell later than this
     python benchmarks/moe_round.py outputs/moe_round --dry-run             compose and check them, run nothing
     python benchmarks/moe_round.py outputs/moe_round --show                the table of what is there
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -78,12 +80,13 @@ def main(arguments: Sequence[str] | None = None, cells: Sequence[Cell] = CELLS) 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", default=[], help="cells whose name has all of these in it")
+    parser.add_argument("--with", nargs="*", default=(), dest="changes", help="overrides of every cell")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell later than this")
     parser.add_argument("--dry-run", action="store_true", help="compose and check, run nothing")
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
     table = options.folder / "moe_rounds.csv"
-    cells = chosen(cells, options.only)
+    cells = chosen([replace(cell, changes=tuple(options.changes)) for cell in cells], options.only)
     if options.dry_run:
         return refused(cells)
     missing = missing_cells(cells, table)
@@ -115,7 +118,7 @@ class ExpertsBench(Bench):
 
 def shown_rows(rows: Sequence[dict[str, str]]) -> list[list[str]]:
     """Set the figures of each cell beside its floor, and verify beside plain decoding of the same batch."""
-    plain = {row["cell"].removesuffix("no drafter"): row for row in rows if row["cell"].endswith("no drafter")}
+    plain = {row["cell"].partition("no drafter")[0]: row for row in rows if "no drafter" in row["cell"]}
     shown = []
     for row in rows:
         one_row = next((plain[begin] for begin in plain if row["cell"].startswith(begin)), None)

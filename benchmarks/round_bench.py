@@ -72,18 +72,19 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One line of the table; `num_draft_tokens` of 0 is plain decoding."""
+    """One line of the table; `num_draft_tokens` of 0 is plain decoding, `changes` are further overrides."""
 
     model: Model
     batch_size: int
     num_draft_tokens: int
     catchup: str = "pre_attention"
+    changes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         catchup = self.catchup if self.model.catches_up else "no catch-up"
         drafts = f"K={self.num_draft_tokens}, {catchup}" if self.num_draft_tokens else "no drafter"
-        return f"{self.model.name}, batch {self.batch_size}, {drafts}"
+        return ", ".join((self.model.name, f"batch {self.batch_size}", drafts, *self.changes))
 
     @property
     def num_emitted(self) -> int:
@@ -109,6 +110,7 @@ class Cell:
             f"workload.num_requests={self.batch_size}",
             f"workload.prompt_tokens={self.model.prompt_tokens}",
             f"max_new_tokens={1 + self.num_emitted * NUM_ROUNDS}",
+            *self.changes,
         ]
 
 
@@ -128,7 +130,11 @@ def run_cells(
         if perf_counter() > deadline:
             break
         start = perf_counter()
-        bench = make_bench(own)
+        try:
+            bench = make_bench(own)
+        except UserError as error:
+            print(f"{model.name}: {error}", file=sys.stderr, flush=True)
+            return True
         print(f"-- {model.name}: weights in {perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
         for cell in own:
             if perf_counter() > deadline:

@@ -43,6 +43,9 @@ SCALARS = dict.fromkeys(
     "fp32",
 )
 
+ANGLES_AND_SLOTS = ("cos", "signed_sin", "slot_mapping", "norm")
+ENDS = ("seq_lens", "depths")
+"""What is read of a forward before a kernel has waited: only kernels that are launched as ever write it."""
 
 SHARED_BYTES = 227 * 1024
 """Shared memory that a program may have on an H200."""
@@ -350,7 +353,8 @@ def compile_latent_attention() -> None:
             IS_WHOLE=is_whole,
         )
         assert "wgmma" in ptx and "cp.async.cg" in ptx
-    compile_kernel(latent_merge.merge_wide_splits, "bf16", NUM_HEADS=20, RANK=512, SPLIT_TILE=32, CHANNEL_TILE=128)
+    merged = {"NUM_HEADS": 20, "RANK": 512, "SPLIT_TILE": 32, "CHANNEL_TILE": 128}
+    compile_kernel(latent_merge.merge_wide_splits, "bf16", ahead=ENDS, **merged)
     halves = {"HALF": 32, "HALF_TILE": 32}
     compile_kernel(latent_rows._write_rows, "bf16", RANK=512, RANK_TILE=512, **halves)
     compile_kernel(latent_rows._turn_queries, "bf16", NUM_HEADS=20, HEAD_TILE=16, **halves)
@@ -479,7 +483,8 @@ def compile_gemma4() -> None:
     head = {"HALF": 128, "HALF_TILE": 128, "REST": 0, "REST_TILE": 1, "PAIR_TILE": 8, "NORMED": True}
     for num_kv_heads, keys_are_values in ((2, False), (4, True), (0, False)):
         of_values = {"NORMS_VALUES": num_kv_heads > 0, "KEYS_ARE_VALUES": keys_are_values}
-        compile_kernel(rope_write._rope_write, "bf16", NUM_HEADS=8, NUM_KV_HEADS=num_kv_heads, **head, **of_values)
+        sizes = {"NUM_HEADS": 8, "NUM_KV_HEADS": num_kv_heads, **head, **of_values}
+        compile_kernel(rope_write._rope_write, "bf16", ahead=ANGLES_AND_SLOTS, **sizes)
 
 
 def main() -> None:
@@ -505,8 +510,9 @@ def main() -> None:
     compile_kernel(tree_metadata._place_branches, "bf16", 1, PAGE_SIZE=16, ROW_TILE=4, PLACE_TILE=4)
     compile_attention("bf16", 4, 512, 8, is_whole=True)
     merge = {"NUM_HEADS": 32, "HEAD_DIM": 128, "HEAD_TILE": 4, "CHANNEL_TILE": 128}
-    compile_kernel(split_merge.merge_splits, "bf16", STAGES=4, IS_TREE=False, IS_WHOLE=False, **merge)
-    compile_kernel(split_merge.merge_splits, "bf16", STAGES=4, IS_TREE=True, IS_WHOLE=True, **merge)
+    merge |= {"STAGES": split_merge._STAGES}
+    compile_kernel(split_merge.merge_splits, "bf16", ahead=ENDS, IS_TREE=False, IS_WHOLE=False, **merge)
+    compile_kernel(split_merge.merge_splits, "bf16", ahead=ENDS, IS_TREE=True, IS_WHOLE=True, **merge)
     pieces = {"NUM_HEADS": 32, "HEAD_DIM": 128, "ROW_TILE": 16, "CHANNEL_TILE": 128}
     assert "ld.global.v4" in compile_kernel(merge_pieces.merge_rows, "bf16", **pieces), "in loads of 16 bytes"
     chunk = compile_chunk("bf16", 128, is_windowed=False)
@@ -518,7 +524,8 @@ def main() -> None:
         sizes = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "HALF_TILE": 64, "PAIR_TILE": 16}
         of_values = {"NORMS_VALUES": False, "KEYS_ARE_VALUES": False}
         for still in ({"REST": 0, "REST_TILE": 1}, {"REST": 192, "REST_TILE": 256}):
-            compile_kernel(rope_write._rope_write, "bf16", NORMED=normed, **sizes, **still, **of_values)
+            options = {"NORMED": normed, **sizes, **still, **of_values}
+            compile_kernel(rope_write._rope_write, "bf16", ahead=ANGLES_AND_SLOTS, **options)
     compile_kernel(metadata._advance, "i64", PAGE_SIZE=16, REQUEST_TILE=128)
     compile_kernel(metadata._build, "i64", PAGE_SIZE=16, ROW_TILE=128)
     compile_vocabulary()

@@ -80,6 +80,11 @@ def test_cells_of_a_tiny_target_are_timed_once(
     none, pruned, apart_one = (float(row["catchup experts"]) for row in rows[1:])
     assert 3 <= pruned < none and apart_one == 0
     assert rounds.shown_rows(rows)[1][4] != "-"
+    changed = [str(tmp_path / "out"), "--only", "no drafter", "--with"]
+    assert rounds.main([*changed, "cache.page_size=8"], cells) == 0
+    assert rounds.read_rows(tmp_path / "out" / "moe_rounds.csv")[-1]["cell"].endswith("no drafter, cache.page_size=8")
+    assert rounds.main([*changed, "cache.pagesize=8"], cells) == 2
+    assert "did you mean cache.page_size?" in capsys.readouterr().err
 
 
 def test_a_name_that_no_cell_has_is_an_error(rounds: ModuleType, tmp_path: Path) -> None:

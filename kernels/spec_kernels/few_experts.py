@@ -23,7 +23,7 @@ from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _MIN_COLUMNS = 32
-_ONE_LAUNCH_ROWS = 4
+_ONE_LAUNCH_ROWS = 2
 """So many rows are faster in one launch on an H200: downs begin while gates and ups of other experts are still read. No
 bit of a row depends on it."""
 

@@ -44,16 +44,17 @@ def merge_wide_splits(
     EARLY: tl.constexpr,
 ) -> None:
     """Merges the splits of some channels of one head of a query row."""
-    wait_behind_others(EARLY)
     pair = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * CHANNEL_TILE + tl.arange(0, CHANNEL_TILE)
     is_channel = (channels < RANK) | (RANK % CHANNEL_TILE == 0)
     row = tl.program_id(0) // NUM_HEADS
-    seq_len = tl.load(seq_lens_ptr + row // num_queries).to(tl.int32)
+    # No kernel of this forward writes where a row ends.
+    seq_len = tl.load(seq_lens_ptr + row // num_queries, cache_modifier=".cg").to(tl.int32)
     end = seq_len - (num_queries - 1 - row % num_queries)
     first_split = tl.maximum(end - window, 0) // split_keys
     last_split = tl.cdiv(tl.maximum(tl.minimum(end, num_readable), 0), split_keys)
 
+    wait_behind_others(EARLY)
     maximum = tl.full((1,), float("-inf"), tl.float32)
     total = tl.zeros((1,), tl.float32)
     acc = tl.zeros((CHANNEL_TILE,), tl.float32)

@@ -135,17 +135,35 @@ def _rope_write(
 ) -> None:
     """Norms, rotates and writes PAIR_TILE (row, head) pairs. Key heads come before value heads: in `qkv` and in a
     cache slot alike. A head has two rotated halves, and REST channels behind them that stand still."""
-    wait_behind_others(EARLY)
     NUM_QKV_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     HEAD_DIM: tl.constexpr = 2 * HALF + REST
     pairs = tl.program_id(0) * PAIR_TILE + tl.arange(0, PAIR_TILE)
     channels = tl.arange(0, HALF_TILE)[None, :]
+    still = tl.arange(0, REST_TILE)[None, :]
     row = (pairs // NUM_QKV_HEADS).to(tl.int64)
     head = pairs % NUM_QKV_HEADS
     is_pair = row < num_rows
     is_entry = is_pair[:, None] & (channels < HALF)
+    is_still = is_pair[:, None] & (still < REST)
     is_query = (head < NUM_HEADS)[:, None]
     is_value = (head >= NUM_HEADS + NUM_KV_HEADS)[:, None]
+
+    # What no kernel that lets others in writes is there already, or on its way while the kernel in front still runs.
+    cos_ptrs = cos_ptr + (row * cos_row_stride)[:, None] + channels
+    sin_ptrs = signed_sin_ptr + (row * sin_row_stride)[:, None] + channels
+    left_cos = tl.load(cos_ptrs, mask=is_entry, other=0.0, cache_modifier=".cg").to(tl.float32)
+    right_cos = tl.load(cos_ptrs + HALF, mask=is_entry, other=0.0, cache_modifier=".cg").to(tl.float32)
+    left_sin = tl.load(sin_ptrs, mask=is_entry, other=0.0, cache_modifier=".cg").to(tl.float32)
+    right_sin = tl.load(sin_ptrs + HALF, mask=is_entry, other=0.0, cache_modifier=".cg").to(tl.float32)
+    if NUM_KV_HEADS > 0:
+        slot = tl.load(slot_mapping_ptr + row, mask=is_pair, other=0, cache_modifier=".cg")
+    if NORMED:
+        norm_ptrs = norm_ptr + (head * HEAD_DIM)[:, None]
+        left_weight = tl.load(norm_ptrs + channels, mask=is_entry & (~is_value), other=0.0)
+        right_weight = tl.load(norm_ptrs + HALF + channels, mask=is_entry & (~is_value), other=0.0)
+        if REST > 0:
+            rest_weight = tl.load(norm_ptrs + 2 * HALF + still, mask=is_still & (~is_value), other=0.0)
+    wait_behind_others(EARLY)
 
     source_head = head
     if KEYS_ARE_VALUES:
@@ -153,15 +171,7 @@ def _rope_write(
     source = qkv_ptr + (row * qkv_row_stride + source_head * HEAD_DIM)[:, None]
     left_in = tl.load(source + channels, mask=is_entry, other=0.0)
     right_in = tl.load(source + HALF + channels, mask=is_entry, other=0.0)
-    cos_ptrs = cos_ptr + (row * cos_row_stride)[:, None] + channels
-    sin_ptrs = signed_sin_ptr + (row * sin_row_stride)[:, None] + channels
-    left_cos = tl.load(cos_ptrs, mask=is_entry, other=0.0).to(tl.float32)
-    right_cos = tl.load(cos_ptrs + HALF, mask=is_entry, other=0.0).to(tl.float32)
-    left_sin = tl.load(sin_ptrs, mask=is_entry, other=0.0).to(tl.float32)
-    right_sin = tl.load(sin_ptrs + HALF, mask=is_entry, other=0.0).to(tl.float32)
     left, right = left_in.to(tl.float32), right_in.to(tl.float32)
-    still = tl.arange(0, REST_TILE)[None, :]
-    is_still = is_pair[:, None] & (still < REST)
     if REST > 0:
         rest_out = tl.load(source + 2 * HALF + still, mask=is_still, other=0.0)
     if NORMED:
@@ -170,17 +180,14 @@ def _rope_write(
             rest = rest_out.to(tl.float32)
             squares += tl.sum(rest * rest, 1)
         scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        norm_ptrs = norm_ptr + (head * HEAD_DIM)[:, None]
-        is_normed = is_entry & (~is_value)
         if NORMS_VALUES:
             left_in, right_in = (left * scale).to(left_in.dtype), (right * scale).to(right_in.dtype)
-        left = _weighted(left * scale, tl.load(norm_ptrs + channels, mask=is_normed, other=0.0), left_in)
-        right = _weighted(right * scale, tl.load(norm_ptrs + HALF + channels, mask=is_normed, other=0.0), right_in)
+        left = _weighted(left * scale, left_weight, left_in)
+        right = _weighted(right * scale, right_weight, right_in)
         if REST > 0:
             rest_in = rest_out
             if NORMS_VALUES:
                 rest_in = (rest * scale).to(rest_out.dtype)
-            rest_weight = tl.load(norm_ptrs + 2 * HALF + still, mask=is_still & (~is_value), other=0.0)
             rest_out = _weighted(rest * scale, rest_weight, rest_in).to(rest_in.dtype)
             rest_out = tl.where(is_value, rest_in, rest_out)
     left_out, right_out = turned(left, right, left_cos, right_cos, left_sin, right_sin)
@@ -194,7 +201,6 @@ def _rope_write(
     if REST > 0:
         tl.store(query_ptrs + 2 * HALF + still, rest_out, mask=is_still & is_query)
     if NUM_KV_HEADS > 0:
-        slot = tl.load(slot_mapping_ptr + row, mask=is_pair, other=0)
         kv_ptrs = kv_ptr + (slot * slot_stride + (head - NUM_HEADS) * HEAD_DIM)[:, None]
         tl.store(kv_ptrs + channels, left_out, mask=is_entry & (~is_query))
         tl.store(kv_ptrs + HALF + channels, right_out, mask=is_entry & (~is_query))

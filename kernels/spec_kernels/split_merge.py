@@ -13,7 +13,7 @@ import triton.language as tl
 from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.online_softmax import divisor, merge
 
-_STAGES = 4
+_STAGES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,6 @@ def merge_splits(
 
     Of a tree all splits before the root's may be one entry already, the first, when IS_WHOLE.
     """
-    wait_behind_others(EARLY)
     row = tl.program_id(0)
     heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
     is_head = heads < NUM_HEADS
@@ -73,10 +72,11 @@ def merge_splits(
     is_entry = is_head[:, None] & (channels < HEAD_DIM)[None, :]
     offsets = (out_head * HEAD_DIM)[:, None] + channels[None, :]
     stride = split_stride.to(tl.int64)
-    seq_len = tl.load(seq_lens_ptr + row // num_queries).to(tl.int32)
+    # No kernel of this forward writes where a row ends.
+    seq_len = tl.load(seq_lens_ptr + row // num_queries, cache_modifier=".cg").to(tl.int32)
     if IS_TREE:
         prefix_len = seq_len - num_tail
-        end = prefix_len + tl.load(depths_ptr + row).to(tl.int32) + 1
+        end = prefix_len + tl.load(depths_ptr + row, cache_modifier=".cg").to(tl.int32) + 1
     else:
         end = seq_len - (num_queries - 1 - row % num_queries)
     start = end - window
@@ -87,6 +87,7 @@ def merge_splits(
         first_split = tl.maximum(first_split - root_split + 1, 0)
         last_split = tl.maximum(last_split - root_split, 0) + 1
 
+    wait_behind_others(EARLY)
     maxima = tl.full((HEAD_TILE,), float("-inf"), tl.float32)
     sums = tl.zeros((HEAD_TILE,), tl.float32)
     acc = tl.zeros((HEAD_TILE, CHANNEL_TILE), tl.float32)
