@@ -80,7 +80,6 @@ def attend_split(
     All rows of a tree share the splits that lie before its root. Of the others each query row has keys of its own,
     which stand where a chain's would, so that its sums are those of plain decoding: programs of its own read them.
     """
-    wait_for_inputs(EARLY)
     kv_head = tl.program_id(1)
     if IS_TREE:
         is_own, request, first_row, end_row, split = tree_tile(
@@ -99,8 +98,10 @@ def attend_split(
         is_row = query < num_queries
     out_row = (request * num_queries + query).to(tl.int64)
 
-    # The keys that a row sees are up to itself. In a chain these lie one behind the other, and all rows share them.
-    seq_len = tl.load(seq_lens_ptr + request).to(tl.int32)
+    # The keys that a row sees are up to itself. In a chain these lie one behind the other, and all rows share them. How
+    # many there are no kernel of this forward writes.
+    seq_len = tl.load(seq_lens_ptr + request, cache_modifier=".cg").to(tl.int32)
+    wait_for_inputs(EARLY)
     if IS_TREE:
         prefix_len = seq_len - num_tail
         own_row = (request * num_queries + first_row // GROUP).to(tl.int64)

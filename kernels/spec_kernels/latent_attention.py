@@ -60,13 +60,14 @@ def _attend_latents(
 ) -> None:
     """Attends one tile of (query row, head) pairs over the keys of one split: the result when IS_WHOLE, else
     unnormalised sums and their maxima. Few pairs are columns of all products, many are rows."""
-    wait_behind_others(EARLY)
     tiles_per_request = tl.cdiv(num_queries * NUM_HEADS, ROW_TILE)
     request = tl.program_id(0) // tiles_per_request
     first_row = tl.program_id(0) % tiles_per_request * ROW_TILE
     split = tl.program_id(1)
 
-    first_end = tl.load(seq_lens_ptr + request).to(tl.int32) - (num_queries - 1)
+    # No kernel of this forward writes how many keys there are.
+    first_end = tl.load(seq_lens_ptr + request, cache_modifier=".cg").to(tl.int32) - (num_queries - 1)
+    wait_behind_others(EARLY)
     first_query = first_row // NUM_HEADS
     last_query = tl.minimum((first_row + ROW_TILE - 1) // NUM_HEADS, num_queries - 1)
     low = tl.maximum(first_end + first_query - window, split * split_keys)

@@ -42,6 +42,8 @@ class SkinnyTiles:
 
 
 TUNED = {
+    (2048, 4096): SkinnyTiles(64, 128, splits=8, turned=True),
+    (2048, 5120): SkinnyTiles(64, 128, splits=8, turned=True),
     (5120, 768): SkinnyTiles(64, 128, splits=2, turned=True),
     (5120, 2048): SkinnyTiles(64, 128, splits=4, turned=True),
     (6144, 8192): SkinnyTiles(64, 128, splits=2, turned=True),

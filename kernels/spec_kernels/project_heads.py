@@ -102,8 +102,7 @@ def _project_heads(
         projected = sums.to(queries_ptr.dtype.element_ty)
         left_in, right_in = tl.split(tl.reshape(projected, (ROW_TILE, PAIR_TILE, 2)))
         wide_left, wide_right = left_in.to(tl.float32), right_in.to(tl.float32)
-        # Left to itself, the compiler rounds the sine's product in `_rope_write` and, in wide tiles, the cosine's here.
-        # To 16-bit numbers it is all the same: float32 holds their products whole.
+        # The roundings of `rope_write.turned`.
         left = tl.fma(wide_left, cos, wide_right * -sin)
         right = tl.fma(wide_right, cos, wide_left * sin)
         is_value = (head >= NUM_HEADS + NUM_KV_HEADS)[None, :]

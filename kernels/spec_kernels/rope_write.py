@@ -102,8 +102,11 @@ def turned(
     left_sin: tl.tensor,
     right_sin: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return float32 pairs of channels turned, of which each has a cosine and a signed sine of its own."""
-    return left * left_cos + right * left_sin, right * right_cos + left * right_sin
+    """Return float32 pairs of channels turned, of which each has a cosine and a signed sine of its own.
+
+    Left to itself, the compiler rounds one kernel's products of the sine and another's of the cosine.
+    """
+    return tl.fma(left, left_cos, right * left_sin), tl.fma(right, right_cos, left * right_sin)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
