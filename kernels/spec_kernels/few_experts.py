@@ -1,4 +1,4 @@
-"""Routed experts, a shared one beside them, and the residual, for up to 16 rows in one launch, or of few in two.
+"""Routed experts, a shared one beside them, and the residual, for up to 16 rows in one launch, or of one in two.
 
 Nothing is sorted: a program of the grid stands for a pair of a row and an expert, looks at what all rows chose, and
 does the work of its expert if its row is the first that chose it. Tiles have a place for each row, so that an expert's

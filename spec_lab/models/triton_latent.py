@@ -1,5 +1,5 @@
 """kernels=triton in layers with latent attention and in shared experts: a layer of up to 16 rows is nine launches,
-and with experts and up to three rows ten."""
+and with experts and one row ten."""
 
 from __future__ import annotations
 
