@@ -74,7 +74,7 @@ def test_the_split_of_a_key_never_changes() -> None:
 @pytest.mark.parametrize(
     "category",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in ("arithmetic", "lists") else [])
+        pytest.param(name, marks=pytest.mark.slow if name in ("arithmetic", "lists", "trace") else [])
         for name in CHECKABLE_CATEGORIES
     ],
 )

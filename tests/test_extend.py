@@ -102,6 +102,7 @@ def test_what_was_added_is_refused_like_the_rest(
 
 
 @needs_weights
+@pytest.mark.slow
 def test_all_three_run_sweep_and_report(
     lab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

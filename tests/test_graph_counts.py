@@ -194,7 +194,10 @@ def test_nodes_belong_to_the_segments_of_their_mode(counted: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(
     ("mode", "replays"),
-    [("step_replay", {"verify": 1, "catchup": 1, "recur": 2}), ("full_loop", {"verify": 1, "draft": 1})],
+    [
+        ("step_replay", {"verify": 1, "catchup": 1, "recur": 2}),
+        pytest.param("full_loop", {"verify": 1, "draft": 1}, marks=pytest.mark.slow),
+    ],
 )
 def test_replays_are_named_in_the_trace(
     mode: str, replays: dict[str, int], pair: tuple[Path, Path], tmp_path: Path

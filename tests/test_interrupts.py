@@ -32,7 +32,6 @@ from spec_lab.record.sinks import SUMMARY_FILE
 from spec_lab.record.trace import TRACE_FILE
 from tests.fake_runner import FakeRunner, summaries
 from tests.fake_runs import CHOICES
-from tests.tiers import every_other
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
 PROMPTS = [{"id": str(index), "category": "plain", "prompt": "abc", "form": "continue"} for index in range(2)]
@@ -75,7 +74,12 @@ def drop_it_in_a_finaliser() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
-    "strike", every_other([let_it_through, fail_in_its_place, drop_it, fail_from_it, drop_it_in_a_finaliser])
+    "strike",
+    [
+        let_it_through,
+        drop_it_in_a_finaliser,
+        *(pytest.param(strike, marks=pytest.mark.slow) for strike in (fail_in_its_place, drop_it, fail_from_it)),
+    ],
 )
 def test_ctrl_c_ends_the_run_and_the_sweep(
     strike: Callable[[], None],

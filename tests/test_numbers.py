@@ -76,7 +76,7 @@ def first_clean(pair: tuple[Path, Path]) -> str:
     raise AssertionError("the target overflows everywhere")
 
 
-@pytest.mark.parametrize("references", [["plain"], []])
+@pytest.mark.parametrize("references", [["plain"], pytest.param([], marks=pytest.mark.slow)])
 def test_a_run_that_overflows_later_fails_in_a_line(
     pair: tuple[Path, Path], references: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -185,7 +185,7 @@ def test_a_sampled_run_has_nothing_to_diverge_from(configure: Callable[..., RunC
     assert summary["speedup"] is not None
 
 
-@pytest.mark.parametrize("num_rounds", [1, 3])
+@pytest.mark.parametrize("num_rounds", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_profiled_stretch_has_kernels_and_keeps_its_trace(num_rounds: int, execute: Execute, tmp_path: Path) -> None:
     summary = execute(profile_rounds=num_rounds)
     stages = num_stages(tmp_path / "run")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -13,6 +14,12 @@ import pytest
 from spec_lab.record.definitions import DEFINITIONS
 
 ROOT = Path(__file__).parents[1]
+
+
+@cache
+def parsed(source: str) -> ast.Module:
+    """Most sources are looked at by several tests."""
+    return ast.parse(source)
 
 
 def sources() -> list[Path]:
@@ -28,7 +35,7 @@ def classes_that_stand_twice(files: dict[str, str]) -> dict[str, list[str]]:
     """Class names of several files, with the files, of sources by file name."""
     places: dict[str, list[str]] = defaultdict(list)
     for name, source in files.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(name)
     return {name: found for name, found in places.items() if len(found) > 1}
@@ -52,7 +59,7 @@ def test_twins_are_seen_wherever_they_stand() -> None:
 
 def imported_names(source: str) -> set[str]:
     """Every module that a source imports, and every name that it takes from one, as module.name."""
-    return names_in(ast.parse(source))
+    return names_in(parsed(source))
 
 
 def names_in(tree: ast.Module) -> set[str]:
@@ -100,7 +107,7 @@ def circle(graph: dict[str, set[str]]) -> tuple[str, ...]:
 
 def runtime_imports(source: str) -> set[str]:
     """Modules of spec_lab that a file imports when it runs, at its top or late; not those of TYPE_CHECKING."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             node.body = [ast.Pass()]
@@ -147,7 +154,7 @@ def test_nothing_is_taken_from_the_package_itself_but_modules() -> None:
     taken = {
         alias.name
         for path in package.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module == "spec_lab"
         for alias in node.names
     }
@@ -210,7 +217,7 @@ def docstrings(source: str) -> list[str]:
     """Every docstring of a module, a class or a function, and every string that explains the line above it."""
     return [
         node.value.value
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     ]
 

@@ -114,7 +114,7 @@ def test_a_multirun_of_no_training_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["-m", "drafter=eagle3,mtp_eagle"]])
+@pytest.mark.parametrize("arguments", [[], pytest.param(["-m", "drafter=eagle3,mtp_eagle"], marks=pytest.mark.slow)])
 def test_the_default_output_dir_may_be_out_of_reach(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

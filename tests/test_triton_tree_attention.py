@@ -43,7 +43,7 @@ def random_parents(num_rows: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype"), checkerboard([(4, 7, 30), (16, 2, None), (4, 4, None), (32, 1, 66)], DTYPES)
+    ("shape", "dtype"), checkerboard([(4, 7, 30), (16, 2, None), (4, 4, None), (32, 1, 66)], DTYPES, colours=3)
 )
 def test_a_tree_that_is_a_chain_gives_the_bits_of_the_chain(
     shape: tuple[int, int, int | None], dtype: torch.dtype
