@@ -42,7 +42,8 @@ def refused(cells: Iterable[Composable]) -> int:
             composed = spec_lab.compose(cell.overrides())
         except UserError as error:
             print(f"{cell.name}: {error}", file=sys.stderr)
-            return 2
+            code = 2
+            continue
         print(f"-- {cell.name}", composed, sep="\n")
         code = 2 if refusals(composed.config) else code
     return code

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None, cells: Sequence[Cell] = CELLS) 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", default=[], help="cells whose name has all of these in it")
-    parser.add_argument("--with", nargs="*", default=(), dest="changes", help="overrides of every cell")
+    parser.add_argument("--with", nargs="+", default=(), dest="changes", help="overrides of every cell")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell later than this")
     parser.add_argument("--dry-run", action="store_true", help="compose and check, run nothing")
     parser.add_argument("--show", action="store_true", help="run nothing")
@@ -118,10 +118,10 @@ class ExpertsBench(Bench):
 
 def shown_rows(rows: Sequence[dict[str, str]]) -> list[list[str]]:
     """Set the figures of each cell beside its floor, and verify beside plain decoding of the same batch."""
-    plain = {row["cell"].partition("no drafter")[0]: row for row in rows if "no drafter" in row["cell"]}
+    plain = [row for row in rows if "no drafter" in row["cell"]]
     shown = []
     for row in rows:
-        one_row = next((plain[begin] for begin in plain if row["cell"].startswith(begin)), None)
+        one_row = next((one for one in plain if is_one_row_of(one["cell"], row["cell"])), None)
         shown.append(
             [
                 *(row["cell"], row["round ms"], ratio(row, row, "round ms", "floor ms")),
@@ -131,6 +131,14 @@ def shown_rows(rows: Sequence[dict[str, str]]) -> list[list[str]]:
             ]
         )
     return shown
+
+
+def is_one_row_of(plain: str, cell: str) -> bool:
+    """Tell whether a cell without drafter has the target, the batch and the further overrides of another."""
+    begin, _, changes = plain.partition("no drafter")
+    rest = cell.removeprefix(begin).removesuffix(changes)
+    has_changes = any("=" in part and not part.startswith("K=") for part in rest.split(", "))
+    return cell.startswith(begin) and cell.endswith(changes) and not has_changes
 
 
 def ratio(row: dict[str, str], other: dict[str, str] | None, name: str, of: str) -> str:

@@ -134,7 +134,8 @@ def run_cells(
             bench = make_bench(own)
         except UserError as error:
             print(f"{model.name}: {error}", file=sys.stderr, flush=True)
-            return True
+            failed = True
+            continue
         print(f"-- {model.name}: weights in {perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
         for cell in own:
             if perf_counter() > deadline:

@@ -1,5 +1,5 @@
 """PTX of a kernel that may be placed early is read along every path: before it waits for the kernel in front, a program
-loads nothing but what no kernel writes, writes nothing, and does not end.
+loads nothing but what no kernel that is placed early writes, writes nothing, and does not end.
 
 Where an address comes from is followed through all registers, whatever the order of instructions, and not through
 shared memory; an address that comes from no pointer counts as a fault.
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 _WAIT = "griddepcontrol.wait"
 _REGISTER = re.compile(r"%[a-z]+\d+")
@@ -34,25 +35,33 @@ def faults_before_waiting(ptx: str, names: list[str], may_be_read: tuple[str, ..
 
     Args:
         names: of the kernel's parameters, in their order.
-        may_be_read: those of memory that no kernel writes.
+        may_be_read: those of memory that no kernel that is placed early writes.
     """
+    faults = []
+    for line, read in _before_waiting(ptx, names):
+        if line.startswith(("ret", "exit")):
+            faults.append(line)
+        elif _GLOBAL.match(line) and not (line.startswith(("ld", "cp.async")) and read and read <= set(may_be_read)):
+            faults.append(f"{line} {sorted(read)}")
+    return faults
+
+
+def loads_before_waiting(ptx: str, names: list[str], of: str) -> list[str]:
+    """Return the loads of a parameter's memory that a program may reach before it has waited."""
+    return [line for line, read in _before_waiting(ptx, names) if _GLOBAL.match(line) and of in read]
+
+
+def _before_waiting(ptx: str, names: list[str]) -> Iterator[tuple[str, set[str]]]:
+    """Give each instruction, without its predicate, that a program may reach before it has waited, with the pointers
+    that an access's address comes from."""
     body = [" ".join(line.partition("//")[0].split()) for line in ptx[ptx.index("{") :].splitlines()]
     blocks = _blocks(body)
     sources = _sources([line for block in blocks.values() for line in block.instructions])
-    faults = []
     for label in _reached_without_waiting(blocks):
-        for line in blocks[label].instructions:
-            if _WAIT in line:
-                break
+        for line in takewhile(lambda line: _WAIT not in line, blocks[label].instructions):
             plain = re.sub(r"^@!?%p\d+ ", "", line)
-            if plain.startswith(("ret", "exit")):
-                faults.append(line)
-            elif _GLOBAL.match(plain):
-                read = {name for place, name in enumerate(names) if place in _parameters_of(plain, sources)}
-                read = {name for name in read if name.endswith("_ptr")}
-                if not plain.startswith(("ld", "cp.async")) or not read or not read <= set(may_be_read):
-                    faults.append(f"{line} {sorted(read)}")
-    return faults
+            places = _parameters_of(plain, sources) if _GLOBAL.match(plain) else set()
+            yield plain, {name for place, name in enumerate(names) if place in places and name.endswith("_ptr")}
 
 
 def _blocks(body: list[str]) -> dict[str, _Block]:

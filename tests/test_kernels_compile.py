@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.early_ptx import faults_before_waiting
+from tests.early_ptx import faults_before_waiting, loads_before_waiting
 from tests.machine_code import faults_of
 
 POINTERS = (
@@ -43,9 +43,10 @@ SCALARS = dict.fromkeys(
     "fp32",
 )
 
-ANGLES_AND_SLOTS = ("cos", "signed_sin", "slot_mapping", "norm")
-ENDS = ("seq_lens", "depths")
-"""What is read of a forward before a kernel has waited: only kernels that are launched as ever write it."""
+ANGLES = ("cos", "signed_sin", "slot_mapping")
+ENDS = ("seq_lens",)
+ENDS_OF_TREES = ("seq_lens", "depths")
+"""What a forward is given, and is read before a kernel has waited: only kernels that are launched as ever write it."""
 
 SHARED_BYTES = 227 * 1024
 """Shared memory that a program may have on an H200."""
@@ -58,12 +59,14 @@ def compile_kernel(
     form: str = "ptx",
     pointers: Mapping[str, str] | None = None,
     ahead: tuple[str, ...] = (),
+    given: tuple[str, ...] = (),
     **constants: int | bool,
 ) -> str:
     """Compile a kernel to PTX, or another `form`, for compute capability 9.0. Its arguments are aligned as the
     launchers' tensors are, and as the size of most vocabularies is. `pointers` are those of other types than usual.
 
-    One that can be placed early waits before it touches memory, but for what `ahead` names, which no kernel writes.
+    One that can be placed early waits before it touches memory, but for what `ahead` names, weights, and for what a
+    forward is `given`: that it does load before, and past L1.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -98,7 +101,11 @@ def compile_kernel(
     compiled: str = result.asm[form]
     if form == "ptx" and constants.get("EARLY"):
         arguments = [name for name in names if name not in constants]
-        assert not faults_before_waiting(compiled, arguments, tuple(f"{name}_ptr" for name in ahead)), "it waits first"
+        early = tuple(f"{name}_ptr" for name in (*ahead, *given))
+        assert not faults_before_waiting(compiled, arguments, early), "it waits first"
+        for name in given:
+            loads = loads_before_waiting(compiled, arguments, f"{name}_ptr")
+            assert loads and all(load.startswith("ld.global.cg") for load in loads), f"{name} does not wait"
     return compiled
 
 
@@ -121,7 +128,7 @@ def compile_attention(
         dtype,
         tiles.num_warps,
         form,
-        ahead=ENDS,
+        given=ENDS,
         GROUP=group,
         NUM_KV_HEADS=8,
         HEAD_DIM=head_dim,
@@ -341,7 +348,7 @@ def compile_latent_attention() -> None:
             latent_attention._attend_latents,
             dtype,
             tiles.num_warps,
-            ahead=ENDS,
+            given=ENDS,
             NUM_HEADS=num_heads,
             RANK=512,
             ROW_WIDTH=576,
@@ -356,7 +363,7 @@ def compile_latent_attention() -> None:
         )
         assert "wgmma" in ptx and "cp.async.cg" in ptx
     merged = {"NUM_HEADS": 20, "RANK": 512, "SPLIT_TILE": 32, "CHANNEL_TILE": 128}
-    compile_kernel(latent_merge.merge_wide_splits, "bf16", ahead=ENDS, **merged)
+    compile_kernel(latent_merge.merge_wide_splits, "bf16", given=ENDS, **merged)
     halves = {"HALF": 32, "HALF_TILE": 32}
     compile_kernel(latent_rows._write_rows, "bf16", RANK=512, RANK_TILE=512, **halves)
     compile_kernel(latent_rows._turn_queries, "bf16", NUM_HEADS=20, HEAD_TILE=16, **halves)
@@ -486,7 +493,9 @@ def compile_gemma4() -> None:
     for num_kv_heads, keys_are_values in ((2, False), (4, True), (0, False)):
         of_values = {"NORMS_VALUES": num_kv_heads > 0, "KEYS_ARE_VALUES": keys_are_values}
         sizes = {"NUM_HEADS": 8, "NUM_KV_HEADS": num_kv_heads, **head, **of_values}
-        compile_kernel(rope_write._rope_write, "bf16", ahead=ANGLES_AND_SLOTS, **sizes)
+        compile_kernel(
+            rope_write._rope_write, "bf16", ahead=("norm",), given=ANGLES if num_kv_heads else ANGLES[:2], **sizes
+        )
 
 
 def main() -> None:
@@ -513,8 +522,10 @@ def main() -> None:
     compile_attention("bf16", 4, 512, 8, is_whole=True)
     merge = {"NUM_HEADS": 32, "HEAD_DIM": 128, "HEAD_TILE": 4, "CHANNEL_TILE": 128}
     merge |= {"STAGES": split_merge._STAGES}
-    compile_kernel(split_merge.merge_splits, "bf16", ahead=ENDS, IS_TREE=False, IS_WHOLE=False, **merge)
-    compile_kernel(split_merge.merge_splits, "bf16", ahead=ENDS, IS_TREE=True, IS_WHOLE=True, **merge)
+    wide = merge | {"NUM_HEADS": 16, "HEAD_DIM": 512, "CHANNEL_TILE": 512}
+    compile_kernel(split_merge.merge_splits, "bf16", given=ENDS, IS_TREE=False, IS_WHOLE=False, **merge)
+    compile_kernel(split_merge.merge_splits, "bf16", 8, given=ENDS, IS_TREE=False, IS_WHOLE=False, **wide)
+    compile_kernel(split_merge.merge_splits, "bf16", given=ENDS_OF_TREES, IS_TREE=True, IS_WHOLE=True, **merge)
     pieces = {"NUM_HEADS": 32, "HEAD_DIM": 128, "ROW_TILE": 16, "CHANNEL_TILE": 128}
     assert "ld.global.v4" in compile_kernel(merge_pieces.merge_rows, "bf16", **pieces), "in loads of 16 bytes"
     chunk = compile_chunk("bf16", 128, is_windowed=False)
@@ -527,7 +538,9 @@ def main() -> None:
         of_values = {"NORMS_VALUES": False, "KEYS_ARE_VALUES": False}
         for still in ({"REST": 0, "REST_TILE": 1}, {"REST": 192, "REST_TILE": 256}):
             options = {"NORMED": normed, **sizes, **still, **of_values}
-            compile_kernel(rope_write._rope_write, "bf16", ahead=ANGLES_AND_SLOTS, **options)
+            compile_kernel(rope_write._rope_write, "bf16", ahead=("norm",), given=ANGLES, **options)
+    turned = compile_kernel(rope_write._rope_write, "fp32", form="ttgir", **options)
+    assert turned.count("math.fma") == 2, "which product is fused is written down, as in project_heads"
     compile_kernel(metadata._advance, "i64", PAGE_SIZE=16, REQUEST_TILE=128)
     compile_kernel(metadata._build, "i64", PAGE_SIZE=16, ROW_TILE=128)
     compile_vocabulary()

@@ -83,8 +83,14 @@ def test_cells_of_a_tiny_target_are_timed_once(
     changed = [str(tmp_path / "out"), "--only", "no drafter", "--with"]
     assert rounds.main([*changed, "cache.page_size=8"], cells) == 0
     assert rounds.read_rows(tmp_path / "out" / "moe_rounds.csv")[-1]["cell"].endswith("no drafter, cache.page_size=8")
-    assert rounds.main([*changed, "cache.pagesize=8"], cells) == 2
-    assert "did you mean cache.page_size?" in capsys.readouterr().err
+    rows = rounds.read_rows(tmp_path / "out" / "moe_rounds.csv")
+    changed_row = {**rows[1], "cell": rows[1]["cell"] + ", cache.page_size=8", "verify ms": "1"}
+    shown = {row[0]: row[4] for row in rounds.shown_rows([*rows, changed_row])}
+    assert shown[rows[1]["cell"]] == f"{float(rows[1]['verify ms']) / float(rows[0]['verify ms']):.2f}"
+    assert shown[changed_row["cell"]] == f"{1 / float(rows[-1]['verify ms']):.2f}"
+    for options in ([], ["--dry-run"]):
+        assert rounds.main([*changed, "cache.pagesize=8", *options], cells) == 2
+        assert "did you mean cache.page_size?" in capsys.readouterr().err
 
 
 def test_a_name_that_no_cell_has_is_an_error(rounds: ModuleType, tmp_path: Path) -> None:

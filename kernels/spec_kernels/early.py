@@ -1,13 +1,13 @@
 """Launching a kernel before the one in front of it has ended (programmatic dependent launch, NVIDIA sm_90 and later).
 
 The programs of such a kernel are placed while the kernel in front of it still runs, so that what a launch costs is over
-by the time its inputs are there. Before one reads or writes anything that kernels write, it waits until the kernel in
-front has ended and its results can be read; that one did the same, so that nothing of any earlier kernel is under way
-either.
+by the time its inputs are there. Before one reads or writes anything that such kernels write, it waits until the kernel
+in front has ended and its results can be read; that one did the same, so that nothing of any earlier kernel is under
+way either.
 
 What may be read before are weights, and what a forward is given: lengths, slots and angles. Kernels that are launched
-as ever have written these before its first layer, and every layer begins with a product that waits before it lets
-others in, so that behind it they can be read. They are read past L1 (`.cg`), where an earlier forward's may still lie.
+as ever write these, and in every layer a product that waits before it lets others in, or a launch as ever, stands in
+front of what reads them. They are read past L1 (`.cg`), where an earlier forward's may still lie.
 
 Not every kernel gains by it (docs/families.md). One that is placed while others hold multiprocessors comes to lie two
 deep on some and not at all on others, so that reading much takes longer: few programs are placed early, or those that

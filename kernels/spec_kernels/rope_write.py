@@ -151,7 +151,7 @@ def _rope_write(
     is_query = (head < NUM_HEADS)[:, None]
     is_value = (head >= NUM_HEADS + NUM_KV_HEADS)[:, None]
 
-    # What no kernel that lets others in writes is there already, or on its way while the kernel in front still runs.
+    # Weights, and what kernels that are launched as ever wrote, can be read while the kernel in front still runs.
     cos_ptrs = cos_ptr + (row * cos_row_stride)[:, None] + channels
     sin_ptrs = signed_sin_ptr + (row * sin_row_stride)[:, None] + channels
     left_cos = tl.load(cos_ptrs, mask=is_entry, other=0.0, cache_modifier=".cg").to(tl.float32)

@@ -1,8 +1,8 @@
 """Says which forwards of pre-norm layers are launched with each kernel placed before the one in front of it has ended.
 
 What a launch costs beside its bytes weighs most where a layer is many launches that read little: with experts, of which
-few rows read a part, and with latent attention. Layers of Llama's kind gain 1 % or less on an H200 (docs/moe.md), and
-launch as ever.
+few rows read a part, and with latent attention. Layers of Llama's kind gain less than 1 % on an H200 or lose by it
+(docs/moe.md), and launch as ever.
 """
 
 from __future__ import annotations

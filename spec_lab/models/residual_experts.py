@@ -1,5 +1,5 @@
 """The second half of a layer with experts, for up to 16 rows in two launches: norm and router; experts with their sum,
-the shared one and the residual, which are two of one row; kernels=triton."""
+the shared one and the residual, which of one row are two; kernels=triton."""
 
 from __future__ import annotations
 
