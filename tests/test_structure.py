@@ -107,7 +107,7 @@ def circle(graph: dict[str, set[str]]) -> tuple[str, ...]:
 
 def runtime_imports(source: str) -> set[str]:
     """Modules of spec_lab that a file imports when it runs, at its top or late; not those of TYPE_CHECKING."""
-    tree = parsed(source)
+    tree = ast.parse(source)  # its own, since it is changed
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             node.body = [ast.Pass()]
