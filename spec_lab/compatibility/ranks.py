@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.option import TargetOption
+from spec_lab.checkpoints.can_split import problem_of_split
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
-from spec_lab.models.divided import problem_of_split
-from spec_lab.models.families.table import read_model_config
 from spec_lab.ranks import ranks
 
 
