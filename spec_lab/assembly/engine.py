@@ -13,7 +13,7 @@ from spec_lab.assembly.heads import DrafterFactory, DrafterResources
 from spec_lab.assembly.limits import Limits, overlaps
 from spec_lab.assembly.models import Models
 from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
-from spec_lab.assembly.rounds_loader import build_confidences, round_maker
+from spec_lab.assembly.rounds_loader import build_confidences, build_rounds
 from spec_lab.assembly.rules import RejectionConfig, RejectionMethodChoice, StrictAcceptanceConfig
 from spec_lab.assembly.rules_loader import RuleResources, build_rule, build_tree_rule
 from spec_lab.assembly.run_tree import tree_sizes
@@ -21,7 +21,7 @@ from spec_lab.config import PruneConfig, RecurrentConfig, RunConfig, TreeConfig,
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageAllocator, PageTable
-from spec_lab.engine.round import Parts
+from spec_lab.engine.parts import Parts
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.states import slot_states
@@ -75,16 +75,14 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
     allocator = PageAllocator(limits.num_pages)
     scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
     graph = build_graph_mode(config, models, limits)
-    make_round = round_maker(config, limits, confidences, graph.recorder, models)
     return Engine(
-        parts,
+        build_rounds(config, parts, limits, confidences, graph.recorder, models),
         prune,
         graph,
         scheduler,
         config.cache.chunk_size,
         config.cache.prefill_tokens,
         overlaps(config),
-        make_round,
         prompt_pass_maker(config, models),
     )
 

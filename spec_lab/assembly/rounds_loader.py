@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.assembly.limits import Limits
 from spec_lab.assembly.models import Models
 from spec_lab.assembly.run_offers import k_schedule, may_offer_fewer, reads_confidences, stop_threshold
 from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import RunConfig
-from spec_lab.engine.adaptive_round import adaptive_round
 from spec_lab.engine.capture import GraphRecorder
-from spec_lab.engine.offers import DraftOffers
-from spec_lab.engine.round import DecodeRound
-from spec_lab.engine.tree_round import tree_round
+from spec_lab.engine.drafts import Chain, Tree, TreeParts
+from spec_lab.engine.offered import DraftOffers
+from spec_lab.engine.offers import AllOffered, Counted
+from spec_lab.engine.parts import Parts
+from spec_lab.engine.round import DecodeRound, Rounds
 
 
 def build_confidences(config: RunConfig, limits: Limits, models: Models) -> DraftConfidences | None:
@@ -27,19 +24,26 @@ def build_confidences(config: RunConfig, limits: Limits, models: Models) -> Draf
     return DraftConfidences(*sizes, models.device, stop_threshold(config), models.kernels.note_confidence)
 
 
-def round_maker(
+def build_rounds(
     config: RunConfig,
+    parts: Parts,
     limits: Limits,
     confidences: DraftConfidences | None,
     recorder: GraphRecorder | None,
     models: Models,
-) -> Callable[[Any], DecodeRound]:
-    """Return the function that makes the round of an engine's `Parts`, of which `recorder` captures stretches."""
-    sizes = tree_sizes(config)
+) -> Rounds:
+    """Make the rounds of an engine, of which `recorder` captures stretches: one, or one for each K of a schedule."""
+    sizes, most = tree_sizes(config), parts.drafter.num_draft_tokens
     if sizes is not None:
-        return partial(tree_round, sizes.num_rows, limits.page_size, move_path=models.kernels.trees.move_path)
+        tree = Tree(parts, TreeParts.of(parts, models.kernels.trees.move_path), sizes.num_rows, limits.page_size)
+        return Rounds(DecodeRound(parts, tree, AllOffered(most)))
+    chain = Chain(parts)
     if not may_offer_fewer(config):
-        return DecodeRound
+        return Rounds(DecodeRound(parts, chain, AllOffered(most)))
     budget, count = config.verify.budget, models.kernels.count_offered
-    offers = DraftOffers(limits.num_slots, models.device, confidences, budget, count)
-    return partial(adaptive_round, offers, k_schedule(config), recorder)
+    offered = DraftOffers(limits.num_slots, models.device, confidences, budget, count)
+    schedule = k_schedule(config)
+    choices = (most,) if schedule is None else schedule.choices
+    assert choices[0] == most, "the largest K is what slots have room for"
+    rounds = {k: DecodeRound(parts, chain, Counted(parts, offered, k, recorder)) for k in choices}
+    return Rounds(rounds[most], schedule, rounds)

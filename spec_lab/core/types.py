@@ -166,6 +166,7 @@ class RoundBatch:
         page_table: [batch, num_pages + 1].
         max_kv_len: upper bound of `kv_lens` known to the host.
         num_drafts: [batch] how many of its drafts each request offers; None where each offers all.
+        parents: [batch, N] the row of each row's parent, where drafts are a tree; else None.
         recurrent: where verify finds the states of a target with recurrent layers; None for any other.
     """
 
@@ -176,6 +177,7 @@ class RoundBatch:
     page_table: torch.Tensor
     max_kv_len: int
     num_drafts: torch.Tensor | None = None
+    parents: torch.Tensor | None = None
     recurrent: RecurrentRows | None = None
 
     @property

@@ -18,8 +18,8 @@ from spec_lab.core.pruning_protocols import CatchupPruning
 from spec_lab.core.results import RequestRecord, RoundRecord, RowCounts
 from spec_lab.core.types import FinishReason, Sequence
 from spec_lab.engine.graphs.mode import GraphMode
+from spec_lab.engine.parts import Parts
 from spec_lab.engine.readback import PendingResult, RoundResult
-from spec_lab.engine.round import Parts
 from spec_lab.engine.scheduler import emit_round
 
 
