@@ -13,7 +13,7 @@ from spec_lab.cli.compose import compose_run
 from spec_lab.config import RunConfig
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
-from spec_lab.doctor.subject import Subject, load_subject
+from spec_lab.doctor.subject import Subject, load_subject, refuse_no_spine
 from spec_lab.engine.drafts import Tree, spine
 from spec_lab.errors import UserError
 from tests.test_doctor_faults import QUICK, change_tensors, copy_of, examined, skipped, with_broken_writes
