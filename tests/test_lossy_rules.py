@@ -26,6 +26,8 @@ from spec_lab.acceptance.token_laws import (
     reverse_kl,
     total_variation,
 )
+from spec_lab.core.types import Verification
+from spec_lab.engine.readback import read_later
 from tests.acceptance_cases import CPU, make_inputs, request
 
 Row = list[float]
@@ -284,6 +286,17 @@ def test_padded_rows_and_rounds_without_drafts() -> None:
     padded = make_inputs(p.log().unsqueeze(1).expand(2, 3, -1), [[0, 1], [1, 2]], active=torch.tensor([True, False]))
     verification = rule.accept(padded)
     assert verification.num_emitted[1] == 0 and not verification.distance[1].any()
+
+
+def test_the_host_reads_the_distances_of_each_round_and_request() -> None:
+    """Those of rounds that were launched together stand one after another; KL may be infinite."""
+    distance = torch.tensor([[0.25, 1e-9], [0.0, math.inf], [0.5, 2.0], [1 / 3, 0.1]])
+    relaxed, tokens = torch.tensor([[1], [0], [0], [1]]), torch.arange(8).view(4, 2)
+    verification = Verification(tokens, torch.ones(4, dtype=torch.int64), relaxed, distance=distance)
+    rounds = read_later(verification).read().split(2)
+    assert [result.distance for result in rounds] == [distance[:2].double().tolist(), distance[2:].double().tolist()]
+    assert [result.relaxed for result in rounds] == [[[1], [0]], [[0], [1]]]
+    assert [result.tokens for result in rounds] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
 
 
 def test_at_temperature_0_the_ensemble_still_passes_a_miss_now_and_then() -> None:
