@@ -235,6 +235,8 @@ class Verification:
         num_thinking: [batch] emitted tokens inside thinking, markers left out; None likewise.
         num_offered: [batch] drafts that were offered, as the round notes it; None where all were.
         num_drafted: [batch] drafts that were made for the next round, where only the device knows it; else None.
+        distance: [batch, 2] total variation and KL in nats between the emitted law and the target's, summed over the
+            rows that the round reached; None for rules that do not say.
     """
 
     tokens: torch.Tensor
@@ -243,6 +245,7 @@ class Verification:
     num_thinking: torch.Tensor | None = None
     num_offered: torch.Tensor | None = None
     num_drafted: torch.Tensor | None = None
+    distance: torch.Tensor | None = None
 
     @property
     def num_live(self) -> torch.Tensor:

@@ -185,6 +185,7 @@ class RoundAccounts:
             stage_seconds=times.stage_seconds,
             rows=self._rows(settled, result, emitted),
             relaxed=None if result.relaxed is None else [sum(result.relaxed[part.index]) for part in emitted],
+            distance=None if result.distance is None else [result.distance[part.index] for part in emitted],
             launch_seconds=times.launch_seconds,
             num_surplus=len(settled.sequences) - len(emitted),
         )

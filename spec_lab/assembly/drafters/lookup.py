@@ -88,7 +88,7 @@ OPTIONS = (
         schema=NgramDrafterConfig,
         load=Deferred(LOADER, "load_ngram"),
         refusals=(ngram_lengths, continuations_have_no_ranks),
-        no_loop="looks its drafts up",
+        no_moves="looks its drafts up",
         load_tree=Deferred(LOADER, "load_ngram_tree"),
     ),
     DrafterOption(
@@ -96,12 +96,12 @@ OPTIONS = (
         schema=OracleDrafterConfig,
         load=Deferred(LOADER, "load_oracle"),
         follows_greedy_text="replays a greedy continuation",
-        no_loop="replays a continuation",
+        no_moves="replays a continuation",
     ),
     DrafterOption(
         name="random",
         schema=RandomDrafterConfig,
         load=Deferred(LOADER, "load_random"),
-        no_loop="draws its drafts",
+        no_moves="draws its drafts",
     ),
 )
