@@ -170,5 +170,5 @@ def round_row(repeat: int, record: RoundRecord) -> RoundRow:
 
 
 def _finite(numbers: list[float]) -> list[float | None]:
-    """Put None where a number is infinite, as KL is where a token is emitted that the target excludes: JSON has none."""
+    """Put None for infinity, which JSON has not: KL is infinite where a token is emitted that the target excludes."""
     return [number if math.isfinite(number) else None for number in numbers]
