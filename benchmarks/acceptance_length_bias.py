@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from spec_lab.assembly.chosen import choose
 from spec_lab.cli.compose import compose_run
 from spec_lab.core.results import RequestRecord
 from spec_lab.measure.lab import MAIN, load_lab
@@ -55,7 +56,7 @@ def decode(drafter: str, num_draft_tokens: int, num_prompts: int, max_new_tokens
             "references=[]",
         ]
     )
-    lab = load_lab(config)
+    lab = load_lab(choose(config))
     return lab.engines[MAIN].generate(lab.requests).requests
 
 

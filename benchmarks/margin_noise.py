@@ -13,6 +13,7 @@ import argparse
 
 import torch
 
+from spec_lab.assembly.chosen import choose
 from spec_lab.cli.compose import compose_run
 from spec_lab.core.results import RequestRecord
 from spec_lab.engine.teacher import TeacherForcing
@@ -41,7 +42,7 @@ def main() -> None:
 
 def lab_of(overrides: list[str]) -> Lab:
     """Load a run of these overrides."""
-    return load_lab(compose_run([*FIXED, *overrides])[0])
+    return load_lab(choose(compose_run([*FIXED, *overrides])[0]))
 
 
 @torch.inference_mode()

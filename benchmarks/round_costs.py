@@ -27,6 +27,7 @@ import torch
 from measured_rows import append_row, read_rows
 from prompt_passes import whole_numbers
 
+from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.heads import load_drafter
 from spec_lab.assembly.limits import engine_limits
@@ -133,7 +134,8 @@ def measure_prompt(cells: Sequence[Cell], options: argparse.Namespace, table: Pa
     most_drafts = max(max(options.drafts), 1)
     config = composed(options.overrides, most_drafts)
     longest = [make_request(0, cells[0].tokens, num_new)]
-    models = load_models(config, engine_limits(config, longest, most_drafts).max_seq_len)
+    chosen = choose(config)
+    models = load_models(chosen, engine_limits(chosen, longest, most_drafts).max_seq_len)
     for cell in cells:
         try:
             row = measured(cell, options, models)
@@ -172,8 +174,9 @@ def measured(cell: Cell, options: argparse.Namespace, models: Models) -> Row:
     prune = PruneConfig(prefill="last_row", catchup=cell.catchup)
     num_new = 1 + cell.emitted * (options.rounds + NUM_SETTLING)
     requests = [make_request(number, cell.tokens, num_new) for number in range(cell.batch)]
-    limits = engine_limits(config, requests, cell.num_drafts)
-    engine = build_engine(replace(config, prune=prune), models, load_drafter(config, models), limits)
+    chosen = choose(config)
+    limits = engine_limits(chosen, requests, cell.num_drafts)
+    engine = build_engine(choose(replace(config, prune=prune)), models, load_drafter(chosen, models), limits)
     fill(engine)
     engine.prompt_pass = FilledPrompts(engine.round, engine.prune, cell.tokens, cell.tokens * cell.batch)
     engine.generate(requests)  # captures

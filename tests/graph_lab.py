@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from spec_lab.acceptance.phase import ThinkingMarkers
+from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
 from spec_lab.assembly.heads import load_drafter
@@ -131,9 +132,10 @@ class Lab:
         )
         if graph is not None:
             config = dataclasses.replace(config, graph=graph)
-        limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
-        models = load_models(config, limits.max_seq_len, MARKERS)
-        engine = build_engine(config, models, load_drafter(config, models), limits)
+        chosen = choose(config)
+        limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
+        models = load_models(chosen, limits.max_seq_len, MARKERS)
+        engine = build_engine(chosen, models, load_drafter(chosen, models), limits)
         mode: Any = engine.graph
         if graph is not None and self.device == "cpu":
             assert isinstance(mode.recorder, TapeRecorder)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from spec_lab.assembly import registry
+from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.drafters.trained import TrainedDrafterConfig
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.graphs import EagerGraphConfig
@@ -83,9 +84,10 @@ def make_config(
 
 def make_engine(config: RunConfig, requests: list[Request]) -> Engine:
     """Build the engine of a configuration, with caches that hold `requests`."""
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = load_models(config, limits.max_seq_len)
-    return build_engine(config, models, load_drafter(config, models), limits)
+    chosen = choose(config)
+    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
+    models = load_models(chosen, limits.max_seq_len)
+    return build_engine(chosen, models, load_drafter(chosen, models), limits)
 
 
 def random_requests(

@@ -131,7 +131,7 @@ def test_what_cannot_go_on_in_the_middle_of_a_run_is_a_failure_in_a_line(
 def test_check_that_breaks_is_a_failure(
     runner: FakeRunner, empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(config: RunConfig) -> str | None:
+    def broken(chosen: object) -> str | None:
         raise ValueError("too many values to unpack")
 
     monkeypatch.setattr("spec_lab.compatibility.run.CHECKS", (broken,))

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from spec_lab.assembly import registry
+from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.deferred import Deferred
 from spec_lab.assembly.drafters.mtp import EAGLE_WEIGHTS, MtpEagleDrafterConfig
 from spec_lab.assembly.registry import KNOBS
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
 from spec_lab.compatibility import run as compatibility
-from spec_lab.compatibility.run import refusals, refuse
+from spec_lab.compatibility.run import admit, refusals
 from spec_lab.config import RunConfig, SamplingConfig
 from spec_lab.errors import UserError
 from tests.tiers import every_other
@@ -414,7 +415,7 @@ def test_forbidden_is_refused_in_one_line_with_knob_and_remedy(
     overrides: list[str], knob: str, remedy: str, folders: Path
 ) -> None:
     with pytest.raises(UserError, match=r"^[^\n]+$") as refused:
-        refuse(compose(*overrides))
+        admit(compose(*overrides))
     assert knob in str(refused.value)
     assert remedy in str(refused.value)
 
@@ -483,14 +484,16 @@ def test_a_file_of_prompts_is_accepted(empty_folder: Path) -> None:
 
 @pytest.mark.slow
 def test_every_check_has_a_forbidden_example(folders: Path) -> None:
-    found = set()
+    found: set[object] = set()
     for overrides, _, _ in FORBIDDEN:
         try:
             config = compose(*overrides)
         except UserError:  # a value outside a closed set is refused before anything is composed
             continue
-        own = [check for option in registry.of(config).chosen(config) for check in option.refusals]
-        found |= {check for check in [*compatibility.CHECKS, *own] if check(config) is not None}
+        chosen = choose(config)
+        found |= {check for check in compatibility.CHECKS if check(chosen) is not None}
+        own = [refusal for row in chosen.rows for refusal in row.refusals]
+        found |= {refusal for refusal in own if refusal(config) is not None}
     rows = [option for kind in KNOBS for option in registry.load().options(kind).values()]
     checks = {*compatibility.CHECKS, *(check for option in rows for check in option.refusals)}
     assert found <= checks
@@ -501,7 +504,7 @@ def test_all_refusals_are_listed_and_the_first_is_raised() -> None:
     config = compose("batch_size=0", "name=a/b", "device=gpu")
     assert len(refusals(config)) == 3
     with pytest.raises(ValueError, match=r"batch_size=0.*and 2 more.*--dry-run"):
-        refuse(config)
+        admit(config)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from spec_lab.__main__ import main
+from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.rules import RelaxedThinkingConfig
 from spec_lab.config import Unusable, WorkloadConfig
 from spec_lab.core.types import Request
@@ -92,7 +93,7 @@ def test_a_run_asks_all_turns_and_their_context_is_plain_decodings(tmp_path: Pat
     rows = {}
     for name, config in (("lossy", lossy), ("plain", plain)):
         config.workload = WorkloadConfig(name="spec_bench", path=str(path))
-        record_run(config, CHOICES, tmp_path / name)
+        record_run(choose(config), CHOICES, tmp_path / name)
         rows[name] = read_request_rows(tmp_path / name)
     assert [row["id"] for row in rows["lossy"]] == ["bench-1", "bench-1-turn2"]
     assert rows["lossy"][0]["output_ids"] != rows["plain"][0]["output_ids"]

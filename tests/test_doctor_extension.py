@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from spec_lab.assembly import registry
+from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.heads import DrafterFactory
 from spec_lab.assembly.option import DrafterOption
 from spec_lab.cli.compose import compose_run
@@ -57,7 +58,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     monkeypatch.syspath_prepend(str(tmp_path))
     config, _ = compose_run(["drafter=eagle3"])
     config.extensions = ["mine_lab"]
-    config.drafter.name = registry.of(config).find(DrafterOption, "mine").name
+    config.drafter.name = registry.load(config.extensions).find(DrafterOption, "mine").name
     return config
 
 
@@ -65,7 +66,7 @@ def test_every_aspect_of_the_row_is_reported(config: RunConfig) -> None:
     configured = Drafted(torch.zeros(NUM_ROUNDS, 3), torch.arange(NUM_ROUNDS) % 2)
     subject = SimpleNamespace(config=config, num_draft_tokens=3)
     evidence = SimpleNamespace(subject=subject, forced=EveryDraftIsRight(), as_configured=configured)
-    found = check_readings(cast("Evidence", evidence), aspects_of(config, cast("Any", None)))
+    found = check_readings(cast("Evidence", evidence), aspects_of(choose(config), cast("Any", None)))
     assert [finding.check for finding in found] == [*ALL_ASPECTS, "my aspect", "my fixed aspect"]
     verdicts = {finding.check: finding.verdict for finding in found if finding.verdict != Verdict.DOES_NOT_APPLY}
     assert verdicts == {"concat order": Verdict.FAULT, "my aspect": Verdict.FAULT}
@@ -85,7 +86,8 @@ def test_what_is_skipped_names_the_aspects_of_the_row_too(
     monkeypatch.setattr(examine, "run_loop", lambda subject: SimpleNamespace(records=[]))
     monkeypatch.setattr(examine, "check_output", lambda subject, records: does_not_apply("output", ""))
     monkeypatch.setattr(examine, "gather", lambda subject, loop: None)
-    subject = SimpleNamespace(config=config, of_spine=config, reference_models=None)
+    chosen = choose(config)
+    subject = SimpleNamespace(config=config, chosen=chosen, of_spine=chosen, reference_models=None)
     checks = [finding.check for finding in examine.examine(cast("Subject", subject))]
     wanted = [*ALL_ASPECTS, "my aspect", "my fixed aspect", "loop against teacher forcing", "teacher forcing"]
     assert checks[-len(wanted) :] == wanted

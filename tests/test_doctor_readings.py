@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.heads import DrafterFactory, load_drafter
 from spec_lab.assembly.limits import engine_limits
 from spec_lab.assembly.models import load_models
@@ -56,10 +57,11 @@ def make_head(drafter: str, folder: Path, target: Path) -> None:
 def subject_of(config: RunConfig) -> Subject:
     """A subject of the doctor whose texts are the prompts alone."""
     requests = random_requests(NUM_TEXTS, ROUNDS_A_TEXT * (NUM_DRAFT_TOKENS + 1) + 1, lengths=(4, 20))
-    limits = engine_limits(config, requests, NUM_DRAFT_TOKENS)
-    models = load_models(config, limits.max_seq_len)
-    make_drafter = load_drafter(config, models)
-    return Subject(config, models, requests, limits, make_drafter, [record(r.prompt_ids, []) for r in requests])
+    chosen = choose(config)
+    limits = engine_limits(chosen, requests, NUM_DRAFT_TOKENS)
+    models = load_models(chosen, limits.max_seq_len)
+    make_drafter = load_drafter(chosen, models)
+    return Subject(chosen, models, requests, limits, make_drafter, [record(r.prompt_ids, []) for r in requests])
 
 
 def record(prompt_ids: tuple[int, ...], output_ids: list[int]) -> RequestRecord:
@@ -111,16 +113,16 @@ def findings_of(right: RunConfig, wrong: RunConfig) -> list[Finding]:
     """What the readings say of `wrong`, over texts that the drafter of `right` drafted."""
     writer = subject_of(right)
     subject, rounds = with_drafted_texts(writer, _reference_drafter(writer))
-    subject = replace(subject, config=wrong)
+    subject = replace(subject, chosen=choose(wrong))
     forced = TeacherForcedDrafts(subject, rounds)
     as_configured = forced.draft(_reference_drafter(subject))
-    features = subject.engine(wrong, load_drafter(wrong, subject.models)).parts.drafter.requirements
+    features = subject.engine(subject.chosen, load_drafter(subject.chosen, subject.models)).parts.drafter.requirements
     evidence = Evidence(subject, features.features, forced, as_configured, as_configured)
-    return check_readings(evidence, aspects_of(wrong, subject.reference_models))
+    return check_readings(evidence, aspects_of(subject.chosen, subject.reference_models))
 
 
 def _reference_drafter(subject: Subject) -> DrafterFactory:
-    return load_drafter(subject.config, subject.reference_models)
+    return load_drafter(subject.chosen, subject.reference_models)
 
 
 SLOW = (

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.assembly.chosen import choose
 from spec_lab.cli.compose import compose_run
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
 from spec_lab.doctor.findings import Verdict
@@ -33,7 +34,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     folder = tmp_path_factory.mktemp("hybrid")
     make_target(folder, "qwen3_5")
     base = ["target=hf", f"target.path={folder}", "drafter=ngram", "drafter.num_draft_tokens=3", *SHORT]
-    healthy = load_subject(compose_run([*base, "recurrent.rollback=checkpoints"])[0])
+    healthy = load_subject(choose(compose_run([*base, "recurrent.rollback=checkpoints"])[0]))
     replaying = replace(healthy.config, recurrent=compose_run([*base, "recurrent.rollback=replay"])[0].recurrent)
     return {"checkpoints": healthy, "replay": replace(healthy, config=replaying)}
 

@@ -197,7 +197,7 @@ def test_traits_of_an_added_row_are_asked_as_those_of_any(
     monkeypatch.syspath_prepend(str(tmp_path))
     config, _ = compose_run([f"acceptance={rule}" if rule != "exact" else "acceptance=strict", *overrides])
     config.extensions = ["traits_lab"]
-    rows = registry.of(config)
+    rows = registry.load(config.extensions)
     config.drafter = rows.find(DrafterOption, drafter).schema(num_draft_tokens=num_draft_tokens)
     config.acceptance = rows.find(RuleOption, rule).schema()
     found = refusals(config)

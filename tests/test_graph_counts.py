@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
 from spec_lab.config import GraphConfig, RunConfig
 from spec_lab.core.results import RoundRecord
@@ -363,7 +364,7 @@ def configure(pair: tuple[Path, Path], tmp_path: Path) -> RunConfig:
 
 def test_a_captured_run_records_its_counts(configure: RunConfig, tmp_path: Path) -> None:
     configure.profile_rounds = 1
-    summary = runner.run(configure, CHOICES, tmp_path / "run")
+    summary = runner.run(choose(configure), CHOICES, tmp_path / "run")
     assert summary["graph"]["mode"] == "full_loop" and summary["graph"]["captures"] == 2
     assert set(summary["graph"]["nodes"]) == {"verify", "draft"}
     assert set(summary["references"]["plain"]["graph"]["nodes"]) == {"verify"}
@@ -380,7 +381,7 @@ def test_a_run_of_several_rounds_a_replay_records_them(configure: RunConfig, tmp
     """Those that were wasted have no line; with the lines they are what was replayed."""
     configure.graph = RoundGraphConfig(rounds_per_replay=4)
     configure.profile_rounds = 3
-    summary = runner.run(configure, CHOICES, tmp_path / "run")
+    summary = runner.run(choose(configure), CHOICES, tmp_path / "run")
     assert summary["graph"]["rounds_per_replay"] == 4 and set(summary["graph"]["nodes"]) == {"rounds"}
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     first = [line for line in lines if line["repeat"] == 0]
@@ -402,7 +403,7 @@ def test_a_fallback_fails_the_run(
 
     monkeypatch.setattr(CapturedMode, "run", run)
     with pytest.raises(RuntimeError, match=reason):
-        runner.run(configure, CHOICES, tmp_path / "run")
+        runner.run(choose(configure), CHOICES, tmp_path / "run")
     summary = read_summary(tmp_path / "run")
     assert summary["status"] == "failed"
     assert summary["reason"] is not None and f"graph=full_loop {reason}" in summary["reason"]

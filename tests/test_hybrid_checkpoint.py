@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from spec_lab.assembly.caches import build_cache
+from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.kernels import TORCH
 from spec_lab.assembly.models import load_models
 from spec_lab.assembly.targets import SHAPES
@@ -163,7 +164,7 @@ def test_a_state_is_in_the_way_of_trees_draft_models_and_ranks(tmp_path: Path) -
         make_engine(config, requests)
     tree = replace(make_config((tmp_path, tmp_path), "none"), tree=StaticTreeConfig(paths=[[0], [1]]))
     with refused("tree=static", "branches cannot share", "tree=none"):
-        load_models(tree, 40)
+        load_models(choose(tree), 40)
     plan = read_model_config(tmp_path).layers[0]
     with refused("target.tensor_parallel=2", "keep a state", "target.tensor_parallel=1"):
         TensorParallel(0, 2, None).share(plan)  # type: ignore[arg-type]

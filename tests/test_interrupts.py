@@ -18,6 +18,7 @@ from typing import Any, cast
 import pytest
 
 from spec_lab.__main__ import main
+from spec_lab.assembly.chosen import choose
 from spec_lab.cli.ending import leave
 from spec_lab.cli.interrupts import Interrupts
 from spec_lab.core.types import Request
@@ -170,7 +171,7 @@ def test_ctrl_c_at_any_moment_of_profiling_leaves_an_interrupted_record(
     config = make_run_config(pair, prompts, references=[], profile_rounds=2)
     monkeypatch.setattr(owner, method, raise_interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run(config, CHOICES, tmp_path / "run")
+        run(choose(config), CHOICES, tmp_path / "run")
     summary = json.loads((tmp_path / "run" / SUMMARY_FILE).read_text())
     assert (summary["status"], summary["reason"]) == ("interrupted", "KeyboardInterrupt")
 
@@ -201,10 +202,10 @@ def test_ctrl_c_in_the_first_repeat_leaves_the_requests_that_had_finished(
         if num_left[0] == 0:
             raise KeyboardInterrupt
 
-    run(config, CHOICES, tmp_path / "whole")
+    run(choose(config), CHOICES, tmp_path / "whole")
     monkeypatch.setattr(Progress, "advance", press_after_two)
     with pytest.raises(KeyboardInterrupt):
-        run(config, CHOICES, tmp_path / "run")
+        run(choose(config), CHOICES, tmp_path / "run")
     assert read_summary(tmp_path / "run")["status"] == "interrupted"
     untimed = [
         [{key: value for key, value in row.items() if not key.endswith("_at")} for row in read_request_rows(folder)]

@@ -18,6 +18,7 @@ from spec_kernels.rope_write import rope_write
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.assembly import registry
 from spec_lab.assembly.attention_loader import BackendContext, triton_attention
+from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.heads import load_drafter
 from spec_lab.assembly.kernels import KERNELS
@@ -156,9 +157,10 @@ def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "t
 
 
 def make_engine(config: RunConfig, requests: Sequence[Request]) -> Engine:
-    limits = engine_limits(config, list(requests), config.drafter.num_draft_tokens)
-    models = load_models(config, limits.max_seq_len, MARKERS)
-    return build_engine(config, models, load_drafter(config, models), limits)
+    chosen = choose(config)
+    limits = engine_limits(chosen, list(requests), config.drafter.num_draft_tokens)
+    models = load_models(chosen, limits.max_seq_len, MARKERS)
+    return build_engine(chosen, models, load_drafter(chosen, models), limits)
 
 
 def thinking_requests(count: int, max_new_tokens: int) -> list[Request]:
@@ -234,7 +236,7 @@ def test_what_this_machine_cannot_run_is_refused_by_both_knobs(
 def test_heads_that_are_rotated_whole_have_one_kernel(tmp_path: Path, family: Family) -> None:
     target, _ = make_pair(tmp_path, family)
     config = make_config((target, target), "none", device=DEVICE.type, dtype="float32", kernels="triton")
-    model = load_models(config, 32).target
+    model = load_models(choose(config), 32).target
     strategies = {type(layer.attention.rope_and_write) for layer in model.layers}
     assert strategies == {FusedRopeAndWrite}
 

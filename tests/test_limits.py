@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.graphs import EagerGraphConfig, RoundGraphConfig
 from spec_lab.assembly.limits import Limits, engine_limits
 from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
@@ -25,7 +26,7 @@ def limits(folder: Path, **changes: Any) -> Limits:
     """The sizes for `REQUESTS` of a tiny target, of which config.json is all that is read."""
     (folder / "config.json").write_text(json.dumps(TINY_SIZES | {"architectures": ["Qwen2ForCausalLM"]}))
     config = make_config((folder, folder), num_draft_tokens=K, cache={"page_size": 4}, **changes)
-    return engine_limits(config, REQUESTS, K)
+    return engine_limits(choose(config), REQUESTS, K)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from spec_kernels.native.compiled import has_tiles
 from spec_kernels.native.packing import Layout, pack
 from spec_kernels.native.part_operators import multiply
 from spec_kernels.native.parts import NativeProduct
+from spec_lab.assembly.chosen import choose
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.config import KernelSet
@@ -423,7 +424,7 @@ def test_what_was_built_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_a_draft_model_has_these_layers_too() -> None:
     composed = spec_lab.compose(["device=cpu", "drafter=draft_model", "workload.limit=1", "max_new_tokens=2"])
-    drafter = load_lab(composed.config).engines[MAIN].parts.drafter
+    drafter = load_lab(choose(composed.config)).engines[MAIN].parts.drafter
     assert isinstance(drafter.model.layers[0], NativeDecoderLayer)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from spec_lab.assembly.chosen import choose
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
 from spec_lab.compatibility.run import refusals
@@ -24,7 +25,7 @@ def run_all_references(drafter: str, pruning: str, folder: Path) -> None:
         config, choices = compose_run(overrides)
         if refusals(config):
             continue
-        summary = runner.run(config, choices, folder / references)
+        summary = runner.run(choose(config), choices, folder / references)
         expected = set(references.strip("[]").split(",")) - {""}
         assert summary["status"] == "finished" and set(summary["references"]) <= expected
         assert (summary["divergence"] or {}).get("bugs") == 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig
 from spec_lab.assembly.rules import RelaxedThinkingConfig, StrictAcceptanceConfig, SyntheticConfig
 from spec_lab.config import AcceptanceConfig, GraphConfig, RecordConfig, RunConfig
@@ -52,7 +53,7 @@ def execute(pair: tuple[Path, Path], tmp_path: Path) -> Execute:
         config = make_run_config(pair, prompts, references=["plain"], batch_size=2, **changes)
         config.acceptance, config.record = acceptance, RecordConfig(topk=topk)
         folder = tmp_path / acceptance.name
-        summary = run(config, CHOICES | {"acceptance": acceptance.name}, folder)
+        summary = run(choose(config), CHOICES | {"acceptance": acceptance.name}, folder)
         return summary, folder
 
     return execute
@@ -211,6 +212,6 @@ def test_what_an_earlier_job_left_is_gone_before_the_next_loads(
         left = weakref.ref(Left())
         monkeypatch.setattr("spec_lab.measure.lab.open_workload", opened)
         with pytest.raises(Loads):
-            load_lab(config)
+            load_lab(choose(config))
     finally:
         gc.enable()

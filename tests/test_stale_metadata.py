@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
@@ -27,7 +28,7 @@ CHEAP = ["workload.limit=6", "max_new_tokens=48", "drafter.num_draft_tokens=4", 
 
 def generate(*overrides: str) -> GenerationResult:
     config, _ = compose_run([*CHEAP, "device=cpu", *overrides])
-    lab = load_lab(config)
+    lab = load_lab(choose(config))
     return lab.engines[MAIN].generate(lab.requests)
 
 
@@ -58,19 +59,21 @@ class Fixed:
 def test_a_backend_that_cannot_move_inside_a_graph_is_refused_by_name(graph: GraphConfig, tmp_path: Path) -> None:
     requests = random_requests(1, 4)
     config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=graph)
-    limits = engine_limits(config, requests, 3)
-    models = load_models(config, limits.max_seq_len)
+    chosen = choose(config)
+    limits = engine_limits(chosen, requests, 3)
+    models = load_models(chosen, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
     with refused("attention=torch", f"graph={graph.name}", "graph=step_replay"):
-        build_engine(config, models, load_drafter(config, models), limits)
+        build_engine(chosen, models, load_drafter(chosen, models), limits)
 
 
 def test_graph_step_replay_takes_any_backend(tmp_path: Path) -> None:
     requests = random_requests(1, 4)
     config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=StepReplayGraphConfig())
-    limits = engine_limits(config, requests, 3)
-    models = load_models(config, limits.max_seq_len)
+    chosen = choose(config)
+    limits = engine_limits(chosen, requests, 3)
+    models = load_models(chosen, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
-    engine = build_engine(config, models, load_drafter(config, models), limits)
+    engine = build_engine(chosen, models, load_drafter(chosen, models), limits)
     expected = make_engine(config, requests).generate(requests)
     assert engine.generate(requests).requests[0].output_ids == expected.requests[0].output_ids

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.heads import load_drafter
 from spec_lab.assembly.limits import engine_limits
@@ -44,9 +45,10 @@ def load(folder: Path, partition: Partition) -> tuple[ModelConfig, dict[str, tor
 
 
 def split_engine(config: RunConfig, requests: list[Request], partition: Partition) -> Engine:
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = load_models(config, limits.max_seq_len, partition=partition)
-    return build_engine(config, models, load_drafter(config, models), limits)
+    chosen = choose(config)
+    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
+    models = load_models(chosen, limits.max_seq_len, partition=partition)
+    return build_engine(chosen, models, load_drafter(chosen, models), limits)
 
 
 def texts(result: GenerationResult) -> dict[str, list[int]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from spec_lab.assembly.chosen import choose
 from spec_lab.measure.audit import audit
 from spec_lab.measure.lab import load_lab
 from spec_lab.record.reading import read_request_rows, read_summary
@@ -96,7 +97,9 @@ def test_two_processes_write_what_one_does(place: Path, drafting: tuple[str, ...
     assert summary["config"]["target"]["tensor_parallel"] == 2
     divergence = summary["divergence"]
     assert divergence is not None and divergence["bugs"] == 0
-    alone = load_lab(make_run_config((place / "target", place / "head"), place / "prompts.jsonl", "none", batch_size=2))
+    alone = load_lab(
+        choose(make_run_config((place / "target", place / "head"), place / "prompts.jsonl", "none", batch_size=2))
+    )
     (engine,) = alone.engines.values()
     plain = {record.request_id: record.output_ids for record in engine.generate(alone.requests).requests}
     together: list[Any] = [SimpleNamespace(request_id=row["id"], **row) for row in read_request_rows(folder)]

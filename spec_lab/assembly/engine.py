@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 from spec_lab.acceptance.noise import SlotSeeds
-from spec_lab.assembly import registry
 from spec_lab.assembly.caches import build_cache
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.drafters.lookup import NoDrafterConfig
 from spec_lab.assembly.graphs_loader import build_graph_mode, build_mover, prompt_pass_maker
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources
 from spec_lab.assembly.limits import Limits, overlaps
 from spec_lab.assembly.models import Models
-from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.assembly.rounds_loader import build_confidences, round_maker
 from spec_lab.assembly.rules import RejectionConfig, RejectionMethodChoice, StrictAcceptanceConfig
 from spec_lab.assembly.rules_loader import RuleResources, build_rule, build_tree_rule
-from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.config import PruneConfig, RecurrentConfig, RunConfig, TreeConfig, VerifyConfig
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.engine.engine import Engine
@@ -33,17 +31,15 @@ UNPRUNED = PruneConfig(prefill="all_rows", catchup="none")
 PLAIN_PRUNE = PruneConfig(prefill="last_row", catchup="none")
 
 
-def build_prune_policy(config: RunConfig) -> PrunePolicy:
+def build_prune_policy(chosen: Chosen) -> PrunePolicy:
     """Makes the policy that `prune.prefill` and `prune.catchup` name."""
-    registered = registry.of(config)
-    prompt = registered.find(PromptPruningOption, config.prune.prefill)
-    catchup = registered.find(CatchupPruningOption, config.prune.catchup)
-    return PrunePolicy(prompt.make(), catchup.make(), catchup.in_one_call)
+    return PrunePolicy(chosen.prefill.make(), chosen.catchup.make(), chosen.catchup.in_one_call)
 
 
-def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory, limits: Limits) -> Engine:
+def build_engine(chosen: Chosen, models: Models, make_drafter: DrafterFactory, limits: Limits) -> Engine:
     """Make an engine with caches of its own."""
-    prune = build_prune_policy(config)
+    config, sizes = chosen.config, chosen.sizes
+    prune = build_prune_policy(chosen)
     if prune.needs_prewrite and not models.backend.prewrite:
         raise UserError(
             f"attention={config.attention.name} cannot write KV before attention, which prune.prefill=last_row and "
@@ -51,12 +47,11 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
         )
     seeds = SlotSeeds(limits.num_slots, config.seed, models.device)
     rule_resources = RuleResources(models, limits, seeds)
-    sizes = tree_sizes(config)
-    rule = build_rule(config, rule_resources) if sizes is None else build_tree_rule(config, rule_resources)
+    rule = build_rule(chosen, rule_resources) if sizes is None else build_tree_rule(chosen, rule_resources)
     num_verified = config.drafter.num_draft_tokens + 1
     limits = dataclasses.replace(limits, num_rows=num_verified, rollback=config.recurrent.rollback)
     cache = build_cache(models.target.layer_plans, limits, models)
-    confidences = build_confidences(config, limits, models)
+    confidences = build_confidences(chosen, limits, models)
     drafter = make_drafter(DrafterResources(limits, prune, seeds, cache, confidences))
     assert limits.margin >= 2 * drafter.num_draft_tokens
     num_rows = drafter.num_draft_tokens + 1 if sizes is None else sizes.num_rows
@@ -66,7 +61,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
         drafter=drafter,
         rule=rule,
         backend=models.backend,
-        mover=build_mover(config, models),
+        mover=build_mover(chosen, models),
         cache=cache,
         slots=SlotState(limits.num_slots, num_rows - 1, table, slot_states(cache), models.kernels.commit_rows),
         timer=make_timer(models.device),
@@ -74,8 +69,8 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
     )
     allocator = PageAllocator(limits.num_pages)
     scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
-    graph = build_graph_mode(config, models, limits)
-    make_round = round_maker(config, limits, confidences, graph.recorder, models)
+    graph = build_graph_mode(chosen, models, limits)
+    make_round = round_maker(chosen, limits, confidences, graph.recorder, models)
     return Engine(
         parts,
         prune,
@@ -85,7 +80,7 @@ def build_engine(config: RunConfig, models: Models, make_drafter: DrafterFactory
         config.cache.prefill_tokens,
         overlaps(config),
         make_round,
-        prompt_pass_maker(config, models),
+        prompt_pass_maker(chosen, models),
     )
 
 

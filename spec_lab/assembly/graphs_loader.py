@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from spec_lab.assembly import registry
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.graphs import (
     DraftMetadata,
     EagerGraphConfig,
@@ -17,7 +17,6 @@ from spec_lab.assembly.graphs import (
 from spec_lab.assembly.limits import Limits
 from spec_lab.assembly.models import Models
 from spec_lab.attention.stale import StaleMover
-from spec_lab.config import RunConfig
 from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
 from spec_lab.engine.graphs.draft_loops import DraftCarry, FullLoop, SplitSeed, StepReplay, carry_every_tensor
@@ -33,73 +32,73 @@ from spec_lab.engine.tape import TapeRecorder
 from spec_lab.errors import UserError
 
 
-def build_graph_mode(config: RunConfig, models: Models, limits: Limits) -> GraphMode:
+def build_graph_mode(chosen: Chosen, models: Models, limits: Limits) -> GraphMode:
     """Make the mode, with a recorder of the device.
 
     Raises:
         UserError: the mode moves attention metadata inside a graph, and the attention backend cannot.
     """
+    config = chosen.config
     moves_in_graph = hasattr(config.graph, "metadata")
     if moves_in_graph and not models.backend.supports_in_place_update:
         raise UserError(
             f"attention={config.attention.name} cannot move its metadata inside a graph, which "
             f"graph={config.graph.name} does; use graph=step_replay, which builds it anew, or attention=torch"
         )
-    return registry.of(config).graph(config).build(config, config.graph, models, limits)
+    return chosen.graph.build(chosen, config.graph, models, limits)
 
 
-def build_mover(config: RunConfig, models: Models) -> MetadataMover:
+def build_mover(chosen: Chosen, models: Models) -> MetadataMover:
     """Return what moves metadata between draft steps: the backend, or with graph.metadata=stale a wrong one."""
-    if getattr(config.graph, "metadata", DraftMetadata.in_place) == DraftMetadata.stale:
+    if getattr(chosen.config.graph, "metadata", DraftMetadata.in_place) == DraftMetadata.stale:
         return StaleMover(models.backend)
     return models.backend
 
 
-def prompt_pass_maker(config: RunConfig, models: Models) -> Callable[..., PromptPass]:
+def prompt_pass_maker(chosen: Chosen, models: Models) -> Callable[..., PromptPass]:
     """Return what makes the prompt pass of a round, a pruning policy and sizes.
 
     Raises:
         UserError: prompts are to be captured, and layers of the target keep a state.
     """
-    if not getattr(config.graph, "prompts", False):
+    if not getattr(chosen.config.graph, "prompts", False):
         return PromptPass
     if models.target.config.keeps_states:
         raise UserError("graph.prompts=true captures no prompt of a target that keeps states; use graph.prompts=false")
     return partial(CapturedPromptPass, _recorder(models))
 
 
-def _carry(config: RunConfig, models: Models) -> DraftCarry:
+def _carry(chosen: Chosen, models: Models) -> DraftCarry:
     """The kernel takes tokens and a hidden state; a drafter that hands on anything else keeps the general way."""
-    hands_hidden_on = registry.of(config).drafter(config).hands_hidden_on
-    return models.kernels.carry_hidden if hands_hidden_on else carry_every_tensor
+    return models.kernels.carry_hidden if chosen.drafter.hands_hidden_on else carry_every_tensor
 
 
 def _recorder(models: Models) -> GraphRecorder:
     return CudaGraphRecorder(models.device) if models.device.type == "cuda" else TapeRecorder()
 
 
-def eager(config: RunConfig, options: EagerGraphConfig, models: Models, limits: Limits) -> GraphMode:
+def eager(chosen: Chosen, options: EagerGraphConfig, models: Models, limits: Limits) -> GraphMode:
     """Make graph=eager."""
     return EagerGraph()
 
 
-def split_seed(config: RunConfig, options: SplitSeedGraphConfig, models: Models, limits: Limits) -> GraphMode:
+def split_seed(chosen: Chosen, options: SplitSeedGraphConfig, models: Models, limits: Limits) -> GraphMode:
     """Make graph=split_seed."""
     return SplitSeed(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify)
 
 
-def step_replay(config: RunConfig, options: StepReplayGraphConfig, models: Models, limits: Limits) -> GraphMode:
+def step_replay(chosen: Chosen, options: StepReplayGraphConfig, models: Models, limits: Limits) -> GraphMode:
     """Make graph=step_replay."""
-    carry = _carry(config, models)
+    carry = _carry(chosen, models)
     return StepReplay(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify, carry)
 
 
-def full_loop(config: RunConfig, options: FullLoopGraphConfig, models: Models, limits: Limits) -> GraphMode:
+def full_loop(chosen: Chosen, options: FullLoopGraphConfig, models: Models, limits: Limits) -> GraphMode:
     """Make graph=full_loop."""
     return FullLoop(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify)
 
 
-def whole_round(config: RunConfig, options: RoundGraphConfig, models: Models, limits: Limits) -> GraphMode:
+def whole_round(chosen: Chosen, options: RoundGraphConfig, models: Models, limits: Limits) -> GraphMode:
     """Make graph=round."""
     places = options.name, _recorder(models), limits.num_slots, limits.max_kv_len
     if options.rounds_per_replay == 1:

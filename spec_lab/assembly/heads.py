@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.acceptance.noise import SlotSeeds
-from spec_lab.assembly import registry
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.drafters.trained import DraftSampling, TrainedDrafterConfig
 from spec_lab.assembly.limits import Limits
 from spec_lab.assembly.models import Models
-from spec_lab.assembly.run_tree import tree_sizes
-from spec_lab.config import DrafterConfig, RunConfig
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.pruning_protocols import PrunePolicy
@@ -42,39 +39,31 @@ class DrafterResources:
 DrafterFactory = Callable[[DrafterResources], Drafter[Any]]
 
 
-def load_drafter(config: RunConfig, models: Models) -> DrafterFactory:
+def load_drafter(chosen: Chosen, models: Models) -> DrafterFactory:
     """Load the drafter's weights; the factory then makes one drafter an engine around them."""
-    option = registry.of(config).drafter(config)
-    load = option.load if tree_sizes(config) is None else option.load_tree
+    load = chosen.drafter.load if chosen.sizes is None else chosen.drafter.load_tree
     assert load is not None, "a drafter without branches is refused a tree"
-    return load(config, config.drafter, models)
-
-
-def weights_folder(config: RunConfig, options: DrafterConfig) -> Path:
-    """Return the folder of the drafter's weights, which it has."""
-    folder = registry.of(config).drafter(config).folder
-    assert folder is not None, "only drafters with weights are asked"
-    return folder(config, options)
+    return load(chosen, chosen.config.drafter, models)
 
 
 def make_picker(
-    config: RunConfig, options: TrainedDrafterConfig, models: Models, resources: DrafterResources
+    chosen: Chosen, options: TrainedDrafterConfig, models: Models, resources: DrafterResources
 ) -> DraftPicker:
     """Decide how the drafter picks its tokens, and whether it notes how sure it is of them."""
-    biased = getattr(config.acceptance, "allow_lossy", False)
+    biased = getattr(chosen.config.acceptance, "allow_lossy", False)
     is_greedy = options.draft_sampling == DraftSampling.greedy
     confidences = resources.confidences
     if is_greedy and not biased:
         return GreedyPicker() if confidences is None else ConfidentGreedyPicker(confidences)
-    picker = _sampling_picker(config, options, models, resources, is_greedy)
+    picker = _sampling_picker(chosen, options, models, resources, is_greedy)
     return picker if confidences is None else ConfidentPicker(picker, confidences)
 
 
 def _sampling_picker(
-    config: RunConfig, options: TrainedDrafterConfig, models: Models, resources: DrafterResources, is_greedy: bool
+    chosen: Chosen, options: TrainedDrafterConfig, models: Models, resources: DrafterResources, is_greedy: bool
 ) -> DraftPicker:
     """Make the picker that samples, or takes the likeliest token as if it had been sampled."""
     num_slots, num_draft_tokens = resources.limits.num_slots, options.num_draft_tokens
     kept = DraftLogits(num_slots, num_draft_tokens, models.target.vocab_size, models.device)
     picker = BiasedGreedyPicker if is_greedy else SamplingPicker
-    return picker(config.sampling.temperature, resources.seeds, kept, models.kernels.sample_draft)
+    return picker(chosen.config.sampling.temperature, resources.seeds, kept, models.kernels.sample_draft)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from spec_lab.assembly.models import target_folder
-from spec_lab.assembly.run_tree import tree_sizes
+from spec_lab.assembly.chosen import Chosen
+from spec_lab.assembly.tree_sizes import TreeSizes
 from spec_lab.config import Rollback, RunConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
@@ -43,15 +43,15 @@ class Limits:
         return dataclasses.replace(self, num_slots=1, num_pages=num_pages)
 
 
-def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: int) -> Limits:
+def engine_limits(chosen: Chosen, requests: list[Request], num_draft_tokens: int) -> Limits:
     """Return sizes that hold `batch_size` of the longest requests, unless the cache group says otherwise.
 
     Raises:
         UserError: the longest request does not fit into the target's positions, or is longer than what the target
             attends without choosing keys.
     """
-    longest = max(requests, key=_num_tokens)
-    target = read_model_config(target_folder(config))
+    config, longest = chosen.config, max(requests, key=_num_tokens)
+    target = read_model_config(chosen.target_folder)
     num_positions = target.max_position_embeddings
     if _num_tokens(longest) > num_positions:
         raise UserError(
@@ -59,10 +59,10 @@ def engine_limits(config: RunConfig, requests: list[Request], num_draft_tokens: 
             f"tokens: {_num_tokens(longest)} tokens are longer than the target's {num_positions} positions; "
             "lower max_new_tokens, use shorter prompts, or leave such prompts out with workload.unusable=skip"
         )
-    _refuse_sparse_attention(target, longest, _reach(config, num_draft_tokens))
+    _refuse_sparse_attention(target, longest, _reach(chosen.sizes, num_draft_tokens))
     max_seq_len = config.cache.max_seq_len or _num_tokens(longest)
     num_late_rows = num_draft_tokens + 1 if overlaps(config) and not sees_ends(config) else 0
-    margin = _reach(config, num_draft_tokens) + num_late_rows
+    margin = _reach(chosen.sizes, num_draft_tokens) + num_late_rows
     page_size = config.cache.page_size
     num_slots = min(config.batch_size, len(requests))
     pages_each = _num_pages(max_seq_len + margin, page_size)
@@ -80,12 +80,11 @@ def _refuse_sparse_attention(target: ModelConfig, longest: Request, reach: int) 
         )
 
 
-def _reach(config: RunConfig, num_draft_tokens: int) -> int:
+def _reach(sizes: TreeSizes | None, num_draft_tokens: int) -> int:
     """Count the positions past its last token that a round may write: 2K of a chain, K + 1 of them by verify.
 
     The branches of a tree lie side by side: verify writes a slot a row, and a drafter one a branch and level.
     """
-    sizes = tree_sizes(config)
     if sizes is None:
         return 2 * num_draft_tokens
     return max(sizes.num_rows, sizes.depth + (sizes.depth - 1) * sizes.width, 2 * sizes.depth)

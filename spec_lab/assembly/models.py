@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from spec_lab.acceptance.phase import ThinkingMarkers
-from spec_lab.assembly import registry
 from spec_lab.assembly.attention_loader import BackendContext
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.devices import has_cuda
 from spec_lab.assembly.kernels import KERNELS, Kernels
-from spec_lab.assembly.run_tree import tree_sizes
-from spec_lab.config import RunConfig, WeightDtype, Weights
+from spec_lab.config import WeightDtype, Weights
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.errors import UserError
@@ -75,11 +73,6 @@ class Models:
         self.experts_read.watch(adopted)
 
 
-def target_folder(config: RunConfig) -> Path:
-    """Find the folder of the target's checkpoint."""
-    return registry.of(config).target(config).folder(config.target)
-
-
 def resolve_device(name: str) -> torch.device:
     """Return the device that `device=` names, which `auto` makes CUDA where torch has it.
 
@@ -119,28 +112,28 @@ def thinking_markers(tokenizer: Tokenizer) -> ThinkingMarkers | None:
 
 
 def load_models(
-    config: RunConfig, max_seq_len: int, markers: ThinkingMarkers | None = None, partition: Partition = WHOLE
+    chosen: Chosen, max_seq_len: int, markers: ThinkingMarkers | None = None, partition: Partition = WHOLE
 ) -> Models:
     """Load what `partition` keeps of the target.
 
     Raises:
         UserError: the checkpoint is not what it should be, too short for `max_seq_len`, or cannot be split.
     """
+    config, folder = chosen.config, chosen.target_folder
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     if device.type == "cuda":
         # cuDNN plans its attention anew for every shape, and a growing cache has a new one in every round.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    folder = target_folder(config)
     model_config = read_model_config(folder)
-    _refuse_target(config, model_config, max_seq_len, folder)
+    _refuse_target(chosen, model_config, max_seq_len)
     # Draft positions may pass the end; they are clamped onto the last row of the table.
     max_positions = min(model_config.max_position_embeddings, max_seq_len + 2 * 16)
     kernels = KERNELS[config.kernels](device, dtype, config.row_invariant)
     context = BackendContext(
         config.cache.page_size, max_positions, device, dtype, kernels.rope_write, kernels.torch_attention
     )
-    backend = _make_backend(config, model_config, context)
+    backend = _make_backend(chosen, model_config, context)
     checkpoint = None if config.target.weights == Weights.random else folder
     is_fp8 = config.target.weight_dtype == WeightDtype.fp8
     source = WeightSource(checkpoint, dtype, device, partition, config.seed, is_fp8)
@@ -154,31 +147,30 @@ def load_models(
     return models
 
 
-def _refuse_target(config: RunConfig, target: ModelConfig, max_seq_len: int, folder: Path) -> None:
+def _refuse_target(chosen: Chosen, target: ModelConfig, max_seq_len: int) -> None:
     """Refuse a target with too few positions for the cache, or with states where a tree would have to share them."""
     if max_seq_len > target.max_position_embeddings:
         raise UserError(
             f"cache.max_seq_len={max_seq_len} is longer than the target's {target.max_position_embeddings} "
             "positions; use cache.max_seq_len=null"
         )
-    if target.keeps_states and tree_sizes(config) is not None:
+    if target.keeps_states and chosen.sizes is not None:
         raise UserError(
-            f"tree={config.tree.name}: layers of the target keep a state, which branches cannot share ({folder}); "
-            "use tree=none"
+            f"tree={chosen.tree.name}: layers of the target keep a state, which branches cannot share "
+            f"({chosen.target_folder}); use tree=none"
         )
 
 
-def _make_backend(config: RunConfig, target: ModelConfig, context: BackendContext) -> AttentionBackend:
+def _make_backend(chosen: Chosen, target: ModelConfig, context: BackendContext) -> AttentionBackend:
     """Make the attention backend before any weight is read; UserError where it lacks the target's latent attention."""
-    attention = registry.of(config).attention(config)
-    make = attention.make if tree_sizes(config) is None else attention.make_for_trees
+    attention = chosen.attention
+    make = attention.make if chosen.sizes is None else attention.make_for_trees
     assert make is not None, "a backend that masks no trees is refused one"
     backend = make(context)
     if any(plan.latent is not None for plan in target.layers) and backend.latent is None:
         raise UserError(
-            f"attention={config.attention.name} has no latent attention (MLA), which the target needs; use "
-            "attention=torch"
+            f"attention={attention.name} has no latent attention (MLA), which the target needs; use attention=torch"
         )
     if backend.latent is not None:
-        backend.latent.expect(config.batch_size)
+        backend.latent.expect(chosen.config.batch_size)
     return backend

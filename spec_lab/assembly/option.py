@@ -24,6 +24,7 @@ from spec_lab.config import (
 
 if TYPE_CHECKING:
     from spec_lab.acceptance.deterministic import DeterministicRule
+    from spec_lab.assembly.chosen import Chosen
     from spec_lab.assembly.heads import DrafterFactory
     from spec_lab.assembly.rules_loader import RuleContext, RuleResources
     from spec_lab.assembly.tree_sizes import TreeSizes
@@ -71,10 +72,10 @@ class DrafterOption(Option):
     """`drafter=`.
 
     Attributes:
-        load: takes (config, its `drafter` part, models), reads the weights, and returns a `DrafterFactory`.
+        load: takes (the `Chosen` run, its `drafter` part, models), reads the weights, and returns a `DrafterFactory`.
         folder: takes (config, its `drafter` part) and returns the folder of the weights; None where there are none.
-        aspects: takes (config, its `drafter` part, models) and returns what the doctor reads in other ways, a list of
-            `doctor.readings.Aspect`; None where weights have one reading.
+        aspects: takes (the `Chosen` run, its `drafter` part, models) and returns what the doctor reads in other ways, a
+            list of `doctor.readings.Aspect`; None where weights have one reading.
         drafts: it proposes tokens; False is plain decoding, with no draft tokens to count.
         follows_greedy_text: why its drafts fit only an output that is plain greedy decoding's, as in "replays a greedy
             continuation"; None where they fit any.
@@ -121,21 +122,21 @@ class RuleOption(Option):
     Attributes:
         judge: takes (the `acceptance` part, `RuleContext`) and makes a rule that decides without drawing; such
             a rule can also judge a recorded run again.
-        build: takes (config, its `acceptance` part, `RuleResources`) and makes a rule that draws.
+        build: takes (the `Chosen` run, its `acceptance` part, `RuleResources`) and makes a rule that draws.
         greedy_only: why it needs sampling.temperature=0, as in "compares with the argmax"; None where it does not.
         keeps_greedy_text: its output is plain greedy decoding's, token for token, whatever is drafted.
-        walk: makes the rule's form for a tree of drafts, from (config, its `acceptance` part, `RuleResources`); None
-            where it judges chains only.
+        walk: makes the rule's form for a tree of drafts, from (the `Chosen` run, its `acceptance` part,
+            `RuleResources`); None where it judges chains only.
         takes_fewer_drafts: it accepts no draft that `AcceptanceInputs.num_drafts` says is not offered, and puts the
             target's own token in its place.
     """
 
     schema: type[AcceptanceConfig]
     judge: Callable[[Any, RuleContext], DeterministicRule] | None = None
-    build: Callable[[RunConfig, Any, RuleResources], AcceptanceRule] | None = None
+    build: Callable[[Chosen, Any, RuleResources], AcceptanceRule] | None = None
     greedy_only: str | None = None
     keeps_greedy_text: bool = False
-    walk: Callable[[RunConfig, Any, RuleResources], TreeRule] | None = None
+    walk: Callable[[Chosen, Any, RuleResources], TreeRule] | None = None
     takes_fewer_drafts: bool = False
 
     def __post_init__(self) -> None:
@@ -163,7 +164,7 @@ class CatchupPruningOption(Option):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphOption(Option):
-    """`graph=`; `build` takes (config, its `graph` part, models, limits).
+    """`graph=`; `build` takes (the `Chosen` run, its `graph` part, models, limits).
 
     Attributes:
         num_launched: draft steps a round that are launched from Python; None where none is captured.

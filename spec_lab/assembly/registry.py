@@ -1,13 +1,12 @@
 """Lists the options that there are: those of this package, and those of the extensions a run names.
 
-A registry is a function of the names of the extensions alone, so nothing has to carry it: `of(config)` is that of a
-run wherever its configuration is.
+A registry is a function of the names of the extensions alone. A run's rows are looked up once (`assembly.chosen`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -111,19 +110,6 @@ class Registry:
             )
         return found
 
-    def chosen(self, config: RunConfig) -> list[Option]:
-        """Return the rows of all that a run chose; UserError where nothing registered one."""
-        return [self.find(kind, chosen_name(config, kind)) for kind in KNOBS]
-
-    def target(self, config: RunConfig) -> TargetOption:
-        return self.find(TargetOption, config.target.name)
-
-    def drafter(self, config: RunConfig) -> DrafterOption:
-        return self.find(DrafterOption, config.drafter.name)
-
-    def rule(self, config: RunConfig) -> RuleOption:
-        return self.find(RuleOption, config.acceptance.name)
-
     def judge_of(self, rule: str) -> Callable[[Any, RuleContext], DeterministicRule]:
         """Return what makes a rule that decides without drawing.
 
@@ -135,18 +121,6 @@ class Registry:
             others = [name for name, other in self.options(RuleOption).items() if other.judge is not None]
             raise UserError(f"acceptance={rule} draws, so it cannot be re-scored; use one of {', '.join(others)}")
         return judge
-
-    def tree(self, config: RunConfig) -> TreeOption:
-        return self.find(TreeOption, config.tree.name)
-
-    def graph(self, config: RunConfig) -> GraphOption:
-        return self.find(GraphOption, config.graph.name)
-
-    def attention(self, config: RunConfig) -> AttentionOption:
-        return self.find(AttentionOption, config.attention.name)
-
-    def workload(self, config: RunConfig) -> WorkloadOption:
-        return self.find(WorkloadOption, config.workload.name)
 
     def origins(self) -> dict[str, ExtensionOrigin]:
         """Return version and revision of every extension, for the record."""
@@ -171,18 +145,17 @@ def chosen_name(config: RunConfig, kind: type[Option]) -> str:
     return name
 
 
-def of(config: RunConfig) -> Registry:
-    """Return the registry of a run."""
-    return load(tuple(config.extensions))
-
-
-@cache
-def load(extensions: tuple[str, ...] = ()) -> Registry:
+def load(extensions: Sequence[str] = ()) -> Registry:
     """Register the options of this package, then those of installed extensions, then those of the modules named.
 
     Raises:
         UserError: a module cannot be imported, registers nothing, or registers what is there.
     """
+    return _load(tuple(extensions))
+
+
+@cache
+def _load(extensions: tuple[str, ...]) -> Registry:
     registry = Registry()
     _add_own(registry)
     for extension in find_extensions(extensions):

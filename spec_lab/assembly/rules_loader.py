@@ -17,6 +17,7 @@ from spec_lab.acceptance.relaxed import DeltaForm, RatioForm, RelaxedForm, Relax
 from spec_lab.acceptance.relaxed_tree import RelaxedThinkingTreeAcceptance
 from spec_lab.acceptance.traversal import TraversalAcceptance
 from spec_lab.assembly import registry
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.kernels import TORCH, Kernels
 from spec_lab.assembly.limits import Limits
 from spec_lab.assembly.models import Models
@@ -29,7 +30,7 @@ from spec_lab.assembly.rules import (
     StrictAcceptanceConfig,
     SyntheticConfig,
 )
-from spec_lab.config import AcceptanceConfig, RunConfig
+from spec_lab.config import AcceptanceConfig
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.protocols import AcceptanceRule
 from spec_lab.core.tree_protocols import TreeRule
@@ -64,51 +65,51 @@ class RuleResources:
     seeds: SlotSeeds
 
 
-def build_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRule:
+def build_rule(chosen: Chosen, resources: RuleResources) -> AcceptanceRule:
     """Make the rule of an engine."""
-    option = registry.of(config).rule(config)
+    option, options = chosen.rule, chosen.config.acceptance
     if option.build is not None:
-        return option.build(config, config.acceptance, resources)
-    return build_deterministic_rule(config.acceptance, _rule_context(config, resources), config.extensions)
+        return option.build(chosen, options, resources)
+    assert option.judge is not None, "one of judge and build makes the rule"
+    return option.judge(options, _rule_context(chosen, resources))
 
 
-def _rule_context(config: RunConfig, resources: RuleResources) -> RuleContext:
+def _rule_context(chosen: Chosen, resources: RuleResources) -> RuleContext:
     models = resources.models
     return RuleContext(
         resources.limits.num_slots,
         models.markers,
         models.target.eos_token_ids,
-        config.cache.chunk_size,
+        chosen.config.cache.chunk_size,
         models.device,
         models.kernels,
     )
 
 
-def build_tree_rule(config: RunConfig, resources: RuleResources) -> AcceptanceRule:
+def build_tree_rule(chosen: Chosen, resources: RuleResources) -> AcceptanceRule:
     """Make the form for trees of the rule that `acceptance=` names."""
-    walk = registry.of(config).rule(config).walk
-    assert walk is not None, "a rule that judges no trees is refused one"
-    return walk(config, config.acceptance, resources)
+    assert chosen.rule.walk is not None, "a rule that judges no trees is refused one"
+    return chosen.rule.walk(chosen, chosen.config.acceptance, resources)
 
 
-def strict_tree_rule(config: RunConfig, options: StrictAcceptanceConfig, resources: RuleResources) -> TreeRule:
+def strict_tree_rule(chosen: Chosen, options: StrictAcceptanceConfig, resources: RuleResources) -> TreeRule:
     """Make acceptance=strict for trees."""
     return resources.models.kernels.trees.strict()
 
 
-def rejection_tree_rule(config: RunConfig, options: RejectionConfig, resources: RuleResources) -> TreeRule:
+def rejection_tree_rule(chosen: Chosen, options: RejectionConfig, resources: RuleResources) -> TreeRule:
     """Make acceptance=rejection for trees: acceptance.method=one_hot or traversal."""
     if options.method == RejectionMethodChoice.one_hot:
-        return resources.models.kernels.trees.one_hot(_sampling(config), resources.seeds)
-    tree: Any = config.tree
+        return resources.models.kernels.trees.one_hot(_sampling(chosen), resources.seeds)
+    tree: Any = chosen.config.tree
     paths, device = DraftPaths(tree.paths), resources.models.device
-    return TraversalAcceptance(paths, _sampling(config), resources.seeds, device, tree.replacement)
+    return TraversalAcceptance(paths, _sampling(chosen), resources.seeds, device, tree.replacement)
 
 
-def synthetic_tree_rule(config: RunConfig, options: SyntheticConfig, resources: RuleResources) -> TreeRule:
+def synthetic_tree_rule(chosen: Chosen, options: SyntheticConfig, resources: RuleResources) -> TreeRule:
     """Make acceptance=synthetic for trees."""
     models = resources.models
-    return models.kernels.trees.synthetic(_rates(config, options), resources.seeds, models.device)
+    return models.kernels.trees.synthetic(_rates(chosen, options), resources.seeds, models.device)
 
 
 def build_deterministic_rule(
@@ -129,9 +130,9 @@ def relaxed_thinking_rule(options: RelaxedThinkingConfig, context: RuleContext) 
     return RelaxedThinkingAcceptance(form, options.topk, phase, context.kernels.standing)
 
 
-def relaxed_thinking_tree_rule(config: RunConfig, options: RelaxedThinkingConfig, resources: RuleResources) -> TreeRule:
+def relaxed_thinking_tree_rule(chosen: Chosen, options: RelaxedThinkingConfig, resources: RuleResources) -> TreeRule:
     """Make acceptance=relaxed_thinking for trees."""
-    form, phase = _relaxation(options, _rule_context(config, resources))
+    form, phase = _relaxation(options, _rule_context(chosen, resources))
     return RelaxedThinkingTreeAcceptance(form, options.topk, phase)
 
 
@@ -158,25 +159,26 @@ def _either_pair() -> str:
     return " or ".join(f"{begin} and {end}" for begin, end in THINKING_MARKERS)
 
 
-def rejection_rule(config: RunConfig, options: RejectionConfig, resources: RuleResources) -> AcceptanceRule:
+def rejection_rule(chosen: Chosen, options: RejectionConfig, resources: RuleResources) -> AcceptanceRule:
     """Make acceptance=rejection."""
     kernels = resources.models.kernels
-    return kernels.rejection(options.method, _sampling(config), resources.seeds, not options.allow_lossy)
+    return kernels.rejection(options.method, _sampling(chosen), resources.seeds, not options.allow_lossy)
 
 
-def synthetic_rule(config: RunConfig, options: SyntheticConfig, resources: RuleResources) -> AcceptanceRule:
+def synthetic_rule(chosen: Chosen, options: SyntheticConfig, resources: RuleResources) -> AcceptanceRule:
     """Make acceptance=synthetic."""
     models = resources.models
-    return models.kernels.synthetic(_rates(config, options), resources.seeds, models.device)
+    return models.kernels.synthetic(_rates(chosen, options), resources.seeds, models.device)
 
 
-def _sampling(config: RunConfig) -> SamplingParams:
-    return SamplingParams(config.sampling.temperature, config.sampling.top_k, config.sampling.top_p)
+def _sampling(chosen: Chosen) -> SamplingParams:
+    sampling = chosen.config.sampling
+    return SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p)
 
 
-def _rates(config: RunConfig, options: SyntheticConfig) -> Sequence[float]:
+def _rates(chosen: Chosen, options: SyntheticConfig) -> Sequence[float]:
     """Return the rate of each draft position, given or made of the mean length."""
     if options.rates is not None:
         return options.rates
     assert options.mean_length is not None
-    return expand_mean_length(options.mean_length, config.drafter.num_draft_tokens)
+    return expand_mean_length(options.mean_length, chosen.config.drafter.num_draft_tokens)

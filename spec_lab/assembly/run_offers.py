@@ -5,6 +5,7 @@ imports no torch.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 from spec_lab.assembly.drafters.trained import DraftStop
@@ -14,45 +15,59 @@ from spec_lab.engine.k_schedule import KSchedule, problem_of
 MAX_DRAFT_TOKENS = 16
 
 
-def k_schedule(config: RunConfig) -> KSchedule | None:
-    """Return the K of each batch size; None where there is one K for all."""
-    ranges = config.drafter.k_schedule
-    return None if ranges is None else KSchedule.of(ranges)
+@dataclass(frozen=True, slots=True)
+class RunOffers:
+    """The drafts that requests may offer: all K of them, or fewer.
+
+    Attributes:
+        num_draft_tokens: K.
+        ranges: of `drafter.k_schedule`, which may be some that cannot be read; None is one K for all.
+        threshold: the confidence under which a request's drafting ends; None where it does not.
+        budget: of rows a round; None is all of them.
+    """
+
+    num_draft_tokens: int
+    ranges: list[list[int]] | None
+    threshold: float | None
+    budget: int | None
+
+    @property
+    def schedule(self) -> KSchedule | None:
+        """Returns the K of each batch size, where its ranges can be read; None where there is one K for all."""
+        return None if self.ranges is None else KSchedule.of(self.ranges)
+
+    @property
+    def smallest_k(self) -> int:
+        """Returns the fewest drafts that a round of any batch has room for; K where no schedule can be read."""
+        if self.ranges is None or problem_of(self.ranges, MAX_DRAFT_TOKENS) is not None:
+            return self.num_draft_tokens
+        return KSchedule.of(self.ranges).choices[-1]
+
+    @property
+    def read_confidences(self) -> bool:
+        """Tells whether anything asks how sure the drafter is of its drafts."""
+        return self.threshold is not None or self.budget is not None
+
+    @property
+    def may_be_fewer(self) -> bool:
+        """Tells whether a request may offer fewer than K drafts."""
+        return self.read_confidences or self.ranges is not None
+
+    @property
+    def named(self) -> str:
+        """Returns the knob by which a request may offer fewer than K drafts, as it was typed."""
+        if self.ranges is not None:
+            ranges = ",".join(f"[{','.join(map(str, entry))}]" for entry in self.ranges)
+            return f"drafter.k_schedule=[{ranges}]"
+        return "drafter.stop=confidence" if self.budget is None else f"verify.budget={self.budget}"
 
 
-def smallest_k(config: RunConfig) -> int:
-    """Return the fewest drafts that a round of any batch has room for; K where there is no schedule that can be
-    read."""
-    ranges = config.drafter.k_schedule
-    if ranges is None or problem_of(ranges, MAX_DRAFT_TOKENS) is not None:
-        return config.drafter.num_draft_tokens
-    return KSchedule.of(ranges).choices[-1]
-
-
-def stop_threshold(config: RunConfig) -> float | None:
-    """Return the confidence under which a request's drafting ends; None where it does not."""
+def run_offers(config: RunConfig) -> RunOffers:
+    """Read of a run what its requests may offer."""
     drafter: Any = config.drafter
-    return drafter.stop_threshold if getattr(drafter, "stop", DraftStop.none) == DraftStop.confidence else None
-
-
-def reads_confidences(config: RunConfig) -> bool:
-    """Tell whether anything asks how sure the drafter is of its drafts."""
-    return stop_threshold(config) is not None or config.verify.budget is not None
-
-
-def may_offer_fewer(config: RunConfig) -> bool:
-    """Tell whether a request may offer fewer than K drafts."""
-    return reads_confidences(config) or config.drafter.k_schedule is not None
-
-
-def named_offers(config: RunConfig) -> str:
-    """Return the knob by which a request may offer fewer than K drafts, as it was typed."""
-    if config.drafter.k_schedule is not None:
-        ranges = ",".join(f"[{','.join(map(str, entry))}]" for entry in config.drafter.k_schedule)
-        return f"drafter.k_schedule=[{ranges}]"
-    if config.verify.budget is not None:
-        return f"verify.budget={config.verify.budget}"
-    return "drafter.stop=confidence"
+    stops = getattr(drafter, "stop", DraftStop.none) == DraftStop.confidence
+    threshold = drafter.stop_threshold if stops else None
+    return RunOffers(drafter.num_draft_tokens, drafter.k_schedule, threshold, config.verify.budget)
 
 
 def without_offers() -> str:

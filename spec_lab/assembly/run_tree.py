@@ -1,4 +1,4 @@
-"""This module says what a run's tree comes to: its sizes, and its depth, which stands for K. It imports no torch."""
+"""Says of a run with a tree that its depth stands for K. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ import dataclasses
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.option import TreeOption
-from spec_lab.assembly.tree_sizes import TreeSizes
 from spec_lab.config import RunConfig
-
-
-def tree_sizes(config: RunConfig) -> TreeSizes | None:
-    """Return the sizes of a run's tree; None where its drafts are a chain."""
-    sizes = registry.of(config).tree(config).sizes
-    return None if sizes is None else sizes(config.tree)
 
 
 def with_depth_as_k(config: RunConfig) -> RunConfig:
     """Return the same run with K as deep as its tree, unless somebody set K: what then differs is refused."""
     name = config.tree.name
-    options = registry.of(config).options(TreeOption)
+    options = registry.load(config.extensions).options(TreeOption)
     if name not in options or (sizes := options[name].sizes) is None:
         return config
     drafter = config.drafter

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 from spec_lab.acceptance.draft_sampling import DraftLogits
-from spec_lab.assembly import registry
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.drafters.trained import DraftSampling
 from spec_lab.assembly.heads import DrafterResources
 from spec_lab.assembly.models import Models
 from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig, TreeBranches
-from spec_lab.config import RunConfig
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.drafters.growth import DynamicTree, StaticTree, TreeShape
@@ -29,24 +28,21 @@ def static_tree(options: StaticTreeConfig, models: Models) -> StaticTree:
     return StaticTree(DraftPaths(options.paths), models.device)
 
 
-def build_tree_shape(config: RunConfig, models: Models) -> TreeShape[Any]:
+def build_tree_shape(chosen: Chosen, models: Models) -> TreeShape[Any]:
     """Make the tree of a run that has one."""
-    make = registry.of(config).tree(config).make
-    assert make is not None, "only runs with a tree are asked"
-    return make(config.tree, models)
+    assert chosen.tree.make is not None, "only runs with a tree are asked"
+    return chosen.tree.make(chosen.config.tree, models)
 
 
-def build_siblings(
-    config: RunConfig, models: Models, resources: DrafterResources, shape: TreeShape[Any]
-) -> SiblingPicker:
+def build_siblings(chosen: Chosen, models: Models, resources: DrafterResources, shape: TreeShape[Any]) -> SiblingPicker:
     """Decide how the drafter picks what hangs below a branch."""
-    drafter: Any = config.drafter
+    drafter: Any = chosen.config.drafter
     if drafter.draft_sampling == DraftSampling.greedy:
         return models.kernels.trees.likeliest_siblings(shape.topk)
-    options: Any = config.tree
-    paths = DraftPaths(options.paths)
+    options: Any = chosen.config.tree
+    paths, temperature = DraftPaths(options.paths), chosen.config.sampling.temperature
     kept = DraftLogits(resources.limits.num_slots, len(paths.branches), models.target.vocab_size, models.device)
-    return DrawnSiblings(paths, shape.topk, options.replacement, config.sampling.temperature, resources.seeds, kept)
+    return DrawnSiblings(paths, shape.topk, options.replacement, temperature, resources.seeds, kept)
 
 
 def tree_backend(models: Models) -> TreeAttentionBackend:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.models import target_folder
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.config import RunConfig, Unusable, Weights
 from spec_lab.core.types import Request
 from spec_lab.errors import UserError
@@ -16,46 +15,46 @@ from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer, Tokenizer
 from spec_lab.workloads.unusable import keep_usable
 
 
-def open_workload(config: RunConfig, folder: Path) -> tuple[Tokenizer, list[Request]]:
-    """Return the tokenizer of the target in `folder`, and the requests of `config.workload`, which its embedding has
-    rows for.
+def open_workload(chosen: Chosen) -> tuple[Tokenizer, list[Request]]:
+    """Return the tokenizer of the target, and the requests of the workload, which its embedding has rows for.
 
     config.json is read first: of a checkpoint that is none of ours, no other file is.
 
     Raises:
         UserError: the checkpoint, its tokenizer or the workload is not what it should be.
     """
+    config, folder = chosen.config, chosen.target_folder
     target = read_model_config(folder)
     _refuse_too_long(config, target)
-    tokenizer = _tokenizer(config, folder, target.vocab_size)
-    requests = load_requests(config, tokenizer)
+    tokenizer = _tokenizer(chosen, folder, target.vocab_size)
+    requests = load_requests(chosen, tokenizer)
     if config.workload.unusable == Unusable.skip:
-        requests = _fitting(requests, longest_sequence(config), config)
+        requests = _fitting(requests, longest_sequence(chosen), config)
     check_requests(requests, target, folder)
     return tokenizer, requests
 
 
-def longest_sequence(config: RunConfig) -> int:
+def longest_sequence(chosen: Chosen) -> int:
     """Count the tokens of prompt and output that the target and the cache take at most."""
-    num_positions = read_model_config(target_folder(config)).max_position_embeddings
-    return min(config.cache.max_seq_len or num_positions, num_positions)
+    num_positions = read_model_config(chosen.target_folder).max_position_embeddings
+    return min(chosen.config.cache.max_seq_len or num_positions, num_positions)
 
 
-def _tokenizer(config: RunConfig, folder: Path, vocab_size: int) -> Tokenizer:
+def _tokenizer(chosen: Chosen, folder: Path, vocab_size: int) -> Tokenizer:
     """Return the target's tokenizer; without one, ids stand for themselves where no prompt is text, or no weight means
     anything."""
-    needs_none = config.target.weights == Weights.random or not registry.of(config).workload(config).reads_text
+    needs_none = chosen.config.target.weights == Weights.random or not chosen.workload.reads_text
     if needs_none and not (folder / "tokenizer.json").is_file():
         return IdsAlone(vocab_size)
     return TargetTokenizer(folder)
 
 
-def load_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Return the requests of `config.workload`; UserError when none is left or a file is not what it should be."""
-    requests = registry.of(config).workload(config).load(config, tokenizer)
+def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
+    """Return the requests of the workload; UserError when none is left or a file is not what it should be."""
+    requests = chosen.workload.load(chosen.config, tokenizer)
     if not requests:
         raise UserError(
-            f"workload={config.workload.name} is empty; check workload.limit, workload.categories and workload.path"
+            f"workload={chosen.workload.name} is empty; check workload.limit, workload.categories and workload.path"
         )
     return requests
 

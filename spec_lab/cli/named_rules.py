@@ -90,7 +90,7 @@ def _expand(argument: str) -> list[str]:
 
 def _read_rule(overrides: Sequence[str], extensions: Sequence[str]) -> NamedRule:
     config, _ = compose_run([*extensions, *overrides])
-    registry.of(config).judge_of(config.acceptance.name)
+    registry.load(config.extensions).judge_of(config.acceptance.name)
     for refusal in refusals(config):
         raise UserError(refusal)
     return NamedRule(" ".join(_bare(override) for override in overrides), config)

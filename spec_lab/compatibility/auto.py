@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from spec_lab.assembly import registry
+from spec_lab.assembly.chosen import Chosen, choose
 from spec_lab.assembly.devices import runs_on_cuda
 from spec_lab.assembly.option import GraphOption
 from spec_lab.assembly.rules import RelaxedPhase
-from spec_lab.assembly.run_tree import tree_sizes
 from spec_lab.auto_knobs import RUNS_ANYWHERE
-from spec_lab.compatibility.run import refusals
+from spec_lab.compatibility.run import problems
 from spec_lab.compatibility.weights import model_of
 from spec_lab.config import AttentionConfig, CacheConfig, Dtype, KernelSet, RunConfig
 from spec_lab.errors import KERNELS, NO_KERNELS, UserError
@@ -65,7 +65,7 @@ def _take_kernels(config: RunConfig, name: str) -> RunConfig:
 
 
 def _take_graph(config: RunConfig, name: str) -> RunConfig:
-    return dataclasses.replace(config, graph=registry.of(config).find(GraphOption, name).schema())
+    return dataclasses.replace(config, graph=registry.load(config.extensions).find(GraphOption, name).schema())
 
 
 KNOBS: Mapping[str, AutoKnob] = {
@@ -87,13 +87,28 @@ def with_auto_chosen(config: RunConfig) -> RunConfig:
     open_knobs = {name: knob for name, knob in KNOBS.items() if knob.name_of(config) == AUTO}
     for name, knob in open_knobs.items():
         config = knob.take(config, RUNS_ANYWHERE[name])
-    for knob in open_knobs.values():
-        config = _faster(config, knob) if on_cuda else _faster_on_cpu(config, knob)
-    return dataclasses.replace(config, auto=sorted(open_knobs), cache=_with_prompt_sizes(config, on_cuda))
+    chosen, apart = _chosen(config), False
+    if chosen is not None:
+        for knob in open_knobs.values():
+            chosen = _faster(chosen, knob) if on_cuda else _faster_on_cpu(chosen, knob)
+        config, apart = chosen.config, on_cuda and _rounds_are_row_invariant(chosen)
+    return dataclasses.replace(config, auto=sorted(open_knobs), cache=_with_prompt_sizes(config, on_cuda, apart))
 
 
-def _with_prompt_sizes(config: RunConfig, on_cuda: bool) -> CacheConfig:
-    """Return the cache with the rows of a prompt's forwards as they are, where nothing was said of them."""
+def _chosen(config: RunConfig) -> Chosen | None:
+    """Resolve a run; None where it names what nothing registered, which is refused when it is to start."""
+    try:
+        return choose(config)
+    except UserError:
+        return None
+
+
+def _with_prompt_sizes(config: RunConfig, on_cuda: bool, apart: bool) -> CacheConfig:
+    """Return the cache with the rows of a prompt's forwards as they are, where nothing was said of them.
+
+    Args:
+        apart: whether each prompt has forwards of its own.
+    """
     cache = config.cache
     if cache.prefill_chunk is None:
         # With this phase a prompt's last chunk decides what is relaxed, and no device may decide that.
@@ -102,24 +117,24 @@ def _with_prompt_sizes(config: RunConfig, on_cuda: bool) -> CacheConfig:
         cache = dataclasses.replace(cache, prefill_chunk=LONG_CHUNK if is_long else SHORT_CHUNK)
     if cache.prefill_tokens is None:
         budget = CUDA_PREFILL_TOKENS if on_cuda else CPU_PREFILL_TOKENS
-        apart = on_cuda and _rounds_are_row_invariant(config)
         cache = dataclasses.replace(cache, prefill_tokens=ONE_PROMPT if apart else budget)
     return cache
 
 
-def _rounds_are_row_invariant(config: RunConfig) -> bool:
+def _rounds_are_row_invariant(chosen: Chosen) -> bool:
     """Tell whether a full round has so few rows that none depends on the others, where the target's layers are such.
 
     A prompt's forward is of many rows, whose rounding follows from how many they are. Where decoding is to be the same
     bit for bit, each prompt therefore has a forward of its own: which others come with it is decided by when requests
     end, and drafts change that.
     """
+    config = chosen.config
     has_kernels = (config.attention.name, str(config.kernels)) == (KNOBS["attention"].fast, KNOBS["kernels"].fast)
-    tree, has_16_bits = tree_sizes(config), config.dtype != Dtype.float32
+    tree, has_16_bits = chosen.sizes, config.dtype != Dtype.float32
     num_rows = config.drafter.num_draft_tokens + 1 if tree is None else tree.num_rows
     if not (config.row_invariant and has_kernels and has_16_bits and config.batch_size * num_rows <= INVARIANT_ROWS):
         return False
-    model = model_of(config)
+    model = model_of(chosen)
     return model is not None and config.target.tensor_parallel == 1 and not _promises_nothing(model)
 
 
@@ -128,27 +143,27 @@ def _promises_nothing(model: ModelConfig) -> bool:
     return model.keeps_states or any(plan.experts is not None or plan.latent is not None for plan in model.layers)
 
 
-def _faster(config: RunConfig, knob: AutoKnob) -> RunConfig:
+def _faster(chosen: Chosen, knob: AutoKnob) -> Chosen:
     """Return the run with the knob's fast option, or as it is where that would be refused."""
     if knob.needs_triton and (find_spec("triton") is None or os.environ.get("TRITON_INTERPRET")):
-        return config
-    faster = knob.take(config, knob.fast)
-    return faster if set(refusals(faster)) <= set(refusals(config)) else config
+        return chosen
+    faster = chosen.again(knob.take(chosen.config, knob.fast))
+    return faster if set(problems(faster)) <= set(problems(chosen)) else chosen
 
 
-def _faster_on_cpu(config: RunConfig, knob: AutoKnob) -> RunConfig:
+def _faster_on_cpu(chosen: Chosen, knob: AutoKnob) -> Chosen:
     """Return the run with what is fast on a CPU, where the target's layers have it and this machine can compile it."""
     if knob.fast_on_cpu is None:
-        return config
-    faster = knob.take(config, knob.fast_on_cpu)
-    return faster if _fits_native(faster, config) and problem_of_native() is None else config
+        return chosen
+    faster = chosen.again(knob.take(chosen.config, knob.fast_on_cpu))
+    return faster if _fits_native(faster, chosen) and problem_of_native() is None else chosen
 
 
-def _fits_native(native: RunConfig, config: RunConfig) -> bool:
+def _fits_native(native: Chosen, chosen: Chosen) -> bool:
     """Tell whether nothing more speaks against a run with kernels in C than without, and the target has such layers."""
-    if not set(refusals(native)) <= set(refusals(config)):
+    if not set(problems(native)) <= set(problems(chosen)):
         return False
-    model = model_of(config)
+    model = model_of(chosen)
     return model is not None and model.gemma4 is None and all(plan.fits_native for plan in model.layers)
 
 
@@ -167,5 +182,7 @@ def describe_auto(config: RunConfig) -> str:
     chosen = " ".join(f"{name}={KNOBS[name].name_of(config)}" for name in config.auto)
     if "kernels" not in config.auto or runs_on_cuda(config.device):
         return chosen
-    problem = problem_of_native() if _fits_native(_take_kernels(config, KernelSet.native), config) else None
+    here = _chosen(config)
+    fits = here is not None and _fits_native(here.again(_take_kernels(config, KernelSet.native)), here)
+    problem = problem_of_native() if fits else None
     return chosen if problem is None else f"{chosen}, not kernels=native: {problem}"

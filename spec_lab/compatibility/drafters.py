@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.drafters.trained import sampled_drafts_need_a_temperature
+from spec_lab.assembly.chosen import Chosen
+from spec_lab.assembly.drafters.trained import DraftSampling
 from spec_lab.assembly.run_offers import MAX_DRAFT_TOKENS
-from spec_lab.assembly.run_tree import tree_sizes
-from spec_lab.config import RunConfig
 
 
-def drafting_needs_tokens(config: RunConfig) -> str | None:
+def drafting_needs_tokens(chosen: Chosen) -> str | None:
     """A drafter that drafts a chain drafts between one token and the most there can be; a tree bounds its own depth."""
-    drafter = config.drafter
-    if not registry.of(config).drafter(config).drafts or tree_sizes(config) is not None:
+    drafter = chosen.config.drafter
+    if not chosen.drafter.drafts or chosen.sizes is not None:
         return None
     if 1 <= drafter.num_draft_tokens <= MAX_DRAFT_TOKENS:
         return None
@@ -29,9 +27,10 @@ def drafting_needs_tokens(config: RunConfig) -> str | None:
     )
 
 
-def rule_is_greedy(config: RunConfig) -> str | None:
+def rule_is_greedy(chosen: Chosen) -> str | None:
     """Some rules have no meaning at a temperature above 0; their rows say why."""
-    why = registry.of(config).rule(config).greedy_only
+    config = chosen.config
+    why = chosen.rule.greedy_only
     if why is None or config.sampling.temperature <= 0:
         return None
     return (
@@ -40,10 +39,10 @@ def rule_is_greedy(config: RunConfig) -> str | None:
     )
 
 
-def greedy_text_is_followed(config: RunConfig) -> str | None:
+def greedy_text_is_followed(chosen: Chosen) -> str | None:
     """Some drafters need an output that is plain greedy decoding's; their rows say why."""
-    options = registry.of(config)
-    why = options.drafter(config).follows_greedy_text
+    config = chosen.config
+    why = chosen.drafter.follows_greedy_text
     if why is None:
         return None
     if config.sampling.temperature > 0:
@@ -51,7 +50,7 @@ def greedy_text_is_followed(config: RunConfig) -> str | None:
             f"drafter={config.drafter.name} {why}, which sampling.temperature={config.sampling.temperature} does not "
             "follow; use sampling.temperature=0"
         )
-    if options.rule(config).keeps_greedy_text:
+    if chosen.rule.keeps_greedy_text:
         return None
     return (
         f"drafter={config.drafter.name} {why}, which acceptance={config.acceptance.name} does not follow; "
@@ -59,7 +58,18 @@ def greedy_text_is_followed(config: RunConfig) -> str | None:
     )
 
 
-DRAFTER_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (
+def sampled_drafts_need_a_temperature(chosen: Chosen) -> str | None:
+    """Sampled drafts are drawn at the run's temperature, which must be one. Greedy rules with them end here too."""
+    sampling = getattr(chosen.config.drafter, "draft_sampling", DraftSampling.greedy)
+    if sampling == DraftSampling.greedy or chosen.config.sampling.temperature > 0:
+        return None
+    return (
+        f"drafter.draft_sampling={sampling} draws at sampling.temperature, which is 0; use "
+        "drafter.draft_sampling=greedy or sampling.temperature=1 acceptance=rejection"
+    )
+
+
+DRAFTER_CHECKS: tuple[Callable[[Chosen], str | None], ...] = (
     drafting_needs_tokens,
     rule_is_greedy,
     greedy_text_is_followed,

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spec_lab.assembly import registry
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.graphs import DraftMetadata
-from spec_lab.assembly.run_offers import may_offer_fewer, named_offers, smallest_k
-from spec_lab.assembly.run_tree import tree_sizes
-from spec_lab.config import RunConfig
 
 
-def captured_drafter(config: RunConfig) -> str | None:
+def captured_drafter(chosen: Chosen) -> str | None:
     """A captured mode wants a draft loop to capture."""
-    drafter, graph = registry.of(config).drafter(config), registry.of(config).graph(config)
+    drafter, graph = chosen.drafter, chosen.graph
     if not graph.captures or drafter.no_loop is None:
         return None
     return (
@@ -22,11 +19,12 @@ def captured_drafter(config: RunConfig) -> str | None:
     )
 
 
-def stale_metadata_shows(config: RunConfig) -> str | None:
+def stale_metadata_shows(chosen: Chosen) -> str | None:
     """Nothing can be left behind where nothing moves between draft steps."""
+    config = chosen.config
     if getattr(config.graph, "metadata", None) != DraftMetadata.stale:
         return None
-    reason = registry.of(config).drafter(config).no_moves
+    reason = chosen.drafter.no_moves
     if reason is None and config.drafter.num_draft_tokens == 1:
         reason = "has one draft step"
     if reason is None:
@@ -37,10 +35,11 @@ def stale_metadata_shows(config: RunConfig) -> str | None:
     )
 
 
-def something_is_captured(config: RunConfig) -> str | None:
+def something_is_captured(chosen: Chosen) -> str | None:
     """There must be draft steps in a graph without verify, more than the mode launches from Python."""
-    graph, fewest = config.graph, smallest_k(config)
-    num_launched = registry.of(config).graph(config).num_launched
+    config = chosen.config
+    graph, fewest = config.graph, chosen.offers.smallest_k
+    num_launched = chosen.graph.num_launched
     if num_launched is None or getattr(graph, "verify", True) or fewest > num_launched:
         return None
     knob = f"drafter.num_draft_tokens={fewest}"
@@ -52,9 +51,9 @@ def something_is_captured(config: RunConfig) -> str | None:
     )
 
 
-def recorded_rows_need_eager(config: RunConfig) -> str | None:
+def recorded_rows_need_eager(chosen: Chosen) -> str | None:
     """Verify rows are kept between the stages of a round."""
-    topk, graph = config.record.topk, registry.of(config).graph(config)
+    topk, graph = chosen.config.record.topk, chosen.graph
     if topk < 1 or not graph.captures:
         return None
     return (
@@ -63,8 +62,9 @@ def recorded_rows_need_eager(config: RunConfig) -> str | None:
     )
 
 
-def rounds_follow_each_other(config: RunConfig) -> str | None:
+def rounds_follow_each_other(chosen: Chosen) -> str | None:
     """Rounds that one graph holds follow each other without the host, which so has nothing to say in between."""
+    config = chosen.config
     num_rounds = getattr(config.graph, "rounds_per_replay", 1)
     if num_rounds == 1:
         if getattr(config.graph, "skip_ended", False):
@@ -78,20 +78,21 @@ def rounds_follow_each_other(config: RunConfig) -> str | None:
     return None
 
 
-def captured_prompts(config: RunConfig) -> str | None:
+def captured_prompts(chosen: Chosen) -> str | None:
     """A captured prompt pass has rows of a fixed number, and ends as a chain of K drafts does."""
-    drafter = registry.of(config).drafter(config)
+    config = chosen.config
+    drafter = chosen.drafter
     if not getattr(config.graph, "prompts", False):
         return None
     captures, remedy = "graph.prompts=true captures no prompts of", "use graph.prompts=false"
     if not drafter.ingests_in_graphs:
         return f"{captures} drafter={drafter.name}; {remedy} or drafter=eagle3"
-    if tree_sizes(config) is not None:
+    if chosen.sizes is not None:
         return f"{captures} tree={config.tree.name}; {remedy} or tree=none"
-    return f"{captures} a run with {named_offers(config)}; {remedy}" if may_offer_fewer(config) else None
+    return f"{captures} a run with {chosen.offers.named}; {remedy}" if chosen.offers.may_be_fewer else None
 
 
-GRAPH_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (
+GRAPH_CHECKS: tuple[Callable[[Chosen], str | None], ...] = (
     captured_drafter,
     stale_metadata_shows,
     something_is_captured,

@@ -9,34 +9,28 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from spec_lab.assembly import registry
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.run_offers import (
     MAX_DRAFT_TOKENS,
-    k_schedule,
-    may_offer_fewer,
-    named_offers,
-    reads_confidences,
-    stop_threshold,
     without_offers,
 )
-from spec_lab.assembly.run_tree import tree_sizes
-from spec_lab.config import RunConfig
 from spec_lab.engine.k_schedule import problem_of
 
-Check = Callable[[RunConfig], str | None]
+Check = Callable[[Chosen], str | None]
 
 
-def schedule_can_be_read(config: RunConfig) -> str | None:
+def schedule_can_be_read(chosen: Chosen) -> str | None:
     """The ranges of `drafter.k_schedule` ascend, and its largest K is K."""
+    config = chosen.config
     ranges = config.drafter.k_schedule
     if ranges is None:
         return None
     if (problem := problem_of(ranges, MAX_DRAFT_TOKENS)) is not None:
         return f"drafter.k_schedule: {problem}; use drafter.k_schedule=[[1,4,5],[5,16,3],[17,64,0]]"
-    schedule = k_schedule(config)
+    schedule = chosen.offers.schedule
     assert schedule is not None
     largest, num_draft_tokens = schedule.choices[0], config.drafter.num_draft_tokens
-    if largest == num_draft_tokens or not registry.of(config).drafter(config).drafts:
+    if largest == num_draft_tokens or not chosen.drafter.drafts:
         return None
     return (
         f"drafter.num_draft_tokens={num_draft_tokens} is not the largest K of drafter.k_schedule, {largest}, which "
@@ -44,10 +38,10 @@ def schedule_can_be_read(config: RunConfig) -> str | None:
     )
 
 
-def threshold_is_read(config: RunConfig) -> str | None:
+def threshold_is_read(chosen: Chosen) -> str | None:
     """`drafter.stop_threshold` has a meaning with a stop only."""
-    drafter: Any = config.drafter
-    if not hasattr(drafter, "stop") or stop_threshold(config) is not None:
+    drafter: Any = chosen.config.drafter
+    if not hasattr(drafter, "stop") or chosen.offers.threshold is not None:
         return None
     usual = next(field.default for field in dataclasses.fields(drafter) if field.name == "stop_threshold")
     if drafter.stop_threshold == usual:
@@ -58,26 +52,27 @@ def threshold_is_read(config: RunConfig) -> str | None:
     )
 
 
-def there_are_drafts(config: RunConfig) -> str | None:
+def there_are_drafts(chosen: Chosen) -> str | None:
     """Plain decoding offers nothing."""
-    if registry.of(config).drafter(config).drafts:
+    if chosen.drafter.drafts:
         return None
-    return f"{named_offers(config)} has nothing to offer with drafter={config.drafter.name}; leave it out"
+    return f"{chosen.offers.named} has nothing to offer with drafter={chosen.config.drafter.name}; leave it out"
 
 
-def confidence_is_noted(config: RunConfig) -> str | None:
+def confidence_is_noted(chosen: Chosen) -> str | None:
     """The drafter must say how sure it is."""
-    option = registry.of(config).drafter(config)
-    if not option.drafts or option.notes_confidence or not reads_confidences(config):
+    option = chosen.drafter
+    if not option.drafts or option.notes_confidence or not chosen.offers.read_confidences:
         return None
     return (
-        f"{named_offers(config)} goes by the drafter's confidence, and drafter={option.name} notes none; "
+        f"{chosen.offers.named} goes by the drafter's confidence, and drafter={option.name} notes none; "
         f"use {without_offers()}, or drafter=eagle3"
     )
 
 
-def a_row_is_left_for_drafts(config: RunConfig) -> str | None:
+def a_row_is_left_for_drafts(chosen: Chosen) -> str | None:
     """Verification runs a row for the pending token of each request, whatever the budget; the rest is for drafts."""
+    config = chosen.config
     budget = config.verify.budget
     if budget is None or budget > config.batch_size:
         return None
@@ -87,26 +82,27 @@ def a_row_is_left_for_drafts(config: RunConfig) -> str | None:
     )
 
 
-def drafts_are_a_chain(config: RunConfig) -> str | None:
+def drafts_are_a_chain(chosen: Chosen) -> str | None:
     """A tree says itself which of its drafts are verified."""
-    if tree_sizes(config) is None:
+    if chosen.sizes is None:
         return None
-    return f"{named_offers(config)} leaves out drafts of a chain; use tree=none or {without_offers()}"
+    return f"{chosen.offers.named} leaves out drafts of a chain; use tree=none or {without_offers()}"
 
 
-def rule_takes_fewer(config: RunConfig) -> str | None:
+def rule_takes_fewer(chosen: Chosen) -> str | None:
     """The rule must know which drafts it may accept."""
-    rule = registry.of(config).rule(config)
+    rule = chosen.rule
     if rule.takes_fewer_drafts:
         return None
     return (
-        f"{named_offers(config)} leaves out drafts, which acceptance={rule.name} would not see; use acceptance=strict "
+        f"{chosen.offers.named} leaves out drafts, which acceptance={rule.name} would not see; use acceptance=strict "
         f"or {without_offers()}"
     )
 
 
-def recorded_rows_are_all_offered(config: RunConfig) -> str | None:
+def recorded_rows_are_all_offered(chosen: Chosen) -> str | None:
     """Kept verify rows are judged again by other rules, which would have been offered the same drafts."""
+    config = chosen.config
     if config.record.topk < 1:
         return None
     return (
@@ -119,8 +115,8 @@ def _where_fewer_are_offered(check: Check) -> Check:
     """Make of a check the same one, asked only of runs in which a request may offer fewer than K drafts."""
 
     @wraps(check)
-    def asked(config: RunConfig) -> str | None:
-        return check(config) if may_offer_fewer(config) else None
+    def asked(chosen: Chosen) -> str | None:
+        return check(chosen) if chosen.offers.may_be_fewer else None
 
     return asked
 

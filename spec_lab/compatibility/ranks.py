@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.option import TargetOption
+from spec_lab.assembly.chosen import Chosen
+from spec_lab.compatibility.weights import model_of
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 from spec_lab.models.divided import problem_of_split
-from spec_lab.models.families.table import read_model_config
 from spec_lab.ranks import ranks
 
 
-def as_many_ranks(config: RunConfig) -> str | None:
+def as_many_ranks(chosen: Chosen) -> str | None:
     """There must be a process for each part of the target, and none besides."""
-    wanted, started = config.target.tensor_parallel, ranks().size
+    wanted, started = chosen.config.target.tensor_parallel, ranks().size
     if wanted == started or wanted < 1:
         return None
     if started == 1:
@@ -29,8 +28,9 @@ def as_many_ranks(config: RunConfig) -> str | None:
     )
 
 
-def ranks_choose_their_device(config: RunConfig) -> str | None:
+def ranks_choose_their_device(chosen: Chosen) -> str | None:
     """Two parts on one GPU have no more room than the whole."""
+    config = chosen.config
     if config.target.tensor_parallel == 1 or ":" not in config.device:
         return None
     return (
@@ -39,17 +39,12 @@ def ranks_choose_their_device(config: RunConfig) -> str | None:
     )
 
 
-def target_can_be_split(config: RunConfig) -> str | None:
+def target_can_be_split(chosen: Chosen) -> str | None:
     """Every layer must have parts, as its config.json says; one that cannot be read is refused where it is needed."""
-    size = config.target.tensor_parallel
-    option = registry.of(config).find(TargetOption, config.target.name)
-    if size < 2 or any(refusal(config) for refusal in option.refusals):
-        return None
-    try:
-        model = read_model_config(option.folder(config.target))
-    except UserError:
-        return None
-    return next((problem for plan in model.layers if (problem := problem_of_split(plan, size))), None)
+    size = chosen.config.target.tensor_parallel
+    model = None if size < 2 else model_of(chosen)
+    plans = () if model is None else model.layers
+    return next((problem for plan in plans if (problem := problem_of_split(plan, size))), None)
 
 
 def refuse_split(config: RunConfig, program: str) -> None:
@@ -61,7 +56,7 @@ def refuse_split(config: RunConfig, program: str) -> None:
         )
 
 
-RANK_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (
+RANK_CHECKS: tuple[Callable[[Chosen], str | None], ...] = (
     ranks_choose_their_device,
     target_can_be_split,
     as_many_ranks,

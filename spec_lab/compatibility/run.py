@@ -1,6 +1,6 @@
 """This module says what cannot work, found before anything is loaded.
 
-Each check looks at a composed `RunConfig` and returns None, or one line that names the knob and the remedy. A pair that
+Each check looks at a `Chosen` run and returns None, or one line that names the knob and the remedy. A pair that
 is pointless but harmless passes: `prune=catchup` with a drafter that has no catch-up step is a logged no-op, so that
 sweeps compose. What only a loaded model can tell (shapes, tokenizers, prompt lengths) is refused by its loader.
 """
@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 
-from spec_lab.assembly import registry
+from spec_lab.assembly.chosen import Chosen, choose
 from spec_lab.assembly.option import WorkloadOption
 from spec_lab.bounds import out_of_bounds
 from spec_lab.compatibility.drafters import DRAFTER_CHECKS
@@ -34,41 +34,48 @@ LEAST_TEMPERATURE = 1e-6
 LEAST_TOP_P = 1e-6
 DEVICES = ("auto", "cpu", "cuda")
 
-Check = Callable[[RunConfig], str | None]
+Check = Callable[[Chosen], str | None]
 
 
-def refuse(config: RunConfig) -> None:
-    """Raise UserError with the first refusal, if there is one."""
-    found = refusals(config)
+def admit(config: RunConfig) -> Chosen:
+    """Return what a run chose that may start; UserError with the first refusal where it may not."""
+    chosen = choose(config)
+    found = problems(chosen)
     if found:
         more = f" (and {len(found) - 1} more: see --dry-run)" if len(found) > 1 else ""
         raise UserError(found[0] + more)
+    return chosen
 
 
 def refusals(config: RunConfig) -> list[str]:
     """Return everything that speaks against the run, a line each; empty when it may start."""
     try:
-        chosen = registry.of(config).chosen(config)
+        return problems(choose(config))
     except UserError as error:
         return [str(error)]
-    checks = [*CHECKS, *(check for option in chosen for check in option.refusals)]
-    found = [message for check in checks if (message := check(config)) is not None]
-    return [*out_of_bounds(config), *found]
 
 
-def run_name(config: RunConfig) -> str | None:
+def problems(chosen: Chosen) -> list[str]:
+    """Return what the lab's checks, and the chosen rows themselves, say against a run, a line each."""
+    config = chosen.config
+    own = (refusal(config) for row in chosen.rows for refusal in row.refusals)
+    found = [*(check(chosen) for check in CHECKS), *own]
+    return [*out_of_bounds(config), *(message for message in found if message is not None)]
+
+
+def run_name(chosen: Chosen) -> str | None:
     """The name of a run can begin that of a folder."""
-    return refuse_name(config.name)
+    return refuse_name(chosen.config.name)
 
 
-def output_folder(config: RunConfig) -> str | None:
+def output_folder(chosen: Chosen) -> str | None:
     """The folder for records can be written."""
-    return refuse_output_dir(config.output_dir)
+    return refuse_output_dir(chosen.config.output_dir)
 
 
-def sampling_range(config: RunConfig) -> str | None:
+def sampling_range(chosen: Chosen) -> str | None:
     """Temperature, top_k and top_p leave more than one token to draw from, or none of them is set."""
-    sampling = config.sampling
+    sampling = chosen.config.sampling
     if sampling.temperature < 0:
         return f"sampling.temperature={sampling.temperature} is negative; use sampling.temperature=0 (greedy)"
     if 0 < sampling.temperature < LEAST_TEMPERATURE:
@@ -88,8 +95,9 @@ def sampling_range(config: RunConfig) -> str | None:
     return None
 
 
-def truncation_needs_sampling(config: RunConfig) -> str | None:
+def truncation_needs_sampling(chosen: Chosen) -> str | None:
     """Greedy decoding reads neither top_k nor top_p."""
+    config = chosen.config
     if config.sampling.temperature > 0:
         return None
     for knob, value in (("top_k", config.sampling.top_k), ("top_p", config.sampling.top_p)):
@@ -101,16 +109,18 @@ def truncation_needs_sampling(config: RunConfig) -> str | None:
     return None
 
 
-def threads_have_cores(config: RunConfig) -> str | None:
+def threads_have_cores(chosen: Chosen) -> str | None:
     """A library that is asked for a hundred thousand threads dies without a word."""
+    config = chosen.config
     most = MOST_THREADS_A_CORE * (os.cpu_count() or 1)
     if config.num_threads is None or config.num_threads <= most:
         return None
     return f"num_threads={config.num_threads} is more than the {most} that make sense here; use num_threads=null"
 
 
-def cache_holds_a_request(config: RunConfig) -> str | None:
+def cache_holds_a_request(chosen: Chosen) -> str | None:
     """The cache holds the shortest request there can be: the workload's prompt, or one token, and the output."""
+    config = chosen.config
     cache = config.cache
     prompt_tokens = config.workload.prompt_tokens or 1
     needed = prompt_tokens + config.max_new_tokens
@@ -129,8 +139,9 @@ def cache_holds_a_request(config: RunConfig) -> str | None:
     return None
 
 
-def device_and_dtype(config: RunConfig) -> str | None:
+def device_and_dtype(chosen: Chosen) -> str | None:
     """The device is one that is known, and float16 is asked for on a GPU alone."""
+    config = chosen.config
     base, _, index = config.device.partition(":")
     if base not in DEVICES or (index and not (base == "cuda" and index.isdecimal())):
         return f"device={config.device} is unknown; use auto, cpu, cuda or cuda:1"
@@ -139,15 +150,15 @@ def device_and_dtype(config: RunConfig) -> str | None:
     return None
 
 
-def workload_knobs(config: RunConfig) -> str | None:
+def workload_knobs(chosen: Chosen) -> str | None:
     """The keys that the workload cannot do without are set, and those that only another one reads are not."""
-    workload, registered = config.workload, registry.of(config)
-    chosen, others = registered.workload(config), registered.options(WorkloadOption)
-    for knob, value in chosen.reads.items():
+    workload, reads = chosen.config.workload, chosen.workload.reads
+    others = chosen.registry.options(WorkloadOption)
+    for knob, value in reads.items():
         if getattr(workload, knob) is None:
             return f"workload={workload.name} needs workload.{knob}; add workload.{knob}={value}"
     for knob in dict.fromkeys(knob for option in others.values() for knob in option.reads):
-        if knob not in chosen.reads and getattr(workload, knob) is not None:
+        if knob not in reads and getattr(workload, knob) is not None:
             reader = next(name for name, option in others.items() if knob in option.reads)
             return (
                 f"workload.{knob}={getattr(workload, knob)} is not read by workload={workload.name}; "
@@ -156,17 +167,17 @@ def workload_knobs(config: RunConfig) -> str | None:
     return None
 
 
-def recorded_rows(config: RunConfig) -> str | None:
+def recorded_rows(chosen: Chosen) -> str | None:
     """No more tokens of a verify row are kept than a rule looks at."""
-    topk = config.record.topk
+    topk = chosen.config.record.topk
     if topk <= MAX_RECORDED_TOPK:
         return None
     return f"record.topk={topk} is above {MAX_RECORDED_TOPK}, more than a rule looks at; use record.topk=16"
 
 
-def workload_categories(config: RunConfig) -> str | None:
+def workload_categories(chosen: Chosen) -> str | None:
     """Categories are named once each, and only of a workload that has some."""
-    workload = config.workload
+    workload = chosen.config.workload
     if workload.categories is None:
         return None
     if not workload.categories:
@@ -174,7 +185,7 @@ def workload_categories(config: RunConfig) -> str | None:
     repeated = [name for name, count in Counter(workload.categories).items() if count > 1]
     if repeated:
         return f"workload.categories names {', '.join(repeated)} more than once; name each category once"
-    if not registry.of(config).workload(config).has_categories:
+    if not chosen.workload.has_categories:
         return f"workload.categories is not read by workload={workload.name}; leave it out"
     return None
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 
-from spec_lab.assembly import registry
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.graphs import DraftMetadata
-from spec_lab.assembly.run_tree import tree_sizes
-from spec_lab.config import RunConfig
 
-Check = Callable[[RunConfig], str | None]
+Check = Callable[[Chosen], str | None]
 
 
-def depth_is_k(config: RunConfig) -> str | None:
+def depth_is_k(chosen: Chosen) -> str | None:
     """The drafts of a tree's longest path are the K of everything that counts drafts by their position."""
-    sizes = tree_sizes(config)
+    config = chosen.config
+    sizes = chosen.sizes
     if sizes is None or config.drafter.num_draft_tokens in (0, sizes.depth):
         return None
     return (
@@ -24,47 +23,49 @@ def depth_is_k(config: RunConfig) -> str | None:
     )
 
 
-def branches_are_drafted(config: RunConfig) -> str | None:
+def branches_are_drafted(chosen: Chosen) -> str | None:
     """The drafter drafts the branches of a tree."""
-    drafter = registry.of(config).drafter(config)
+    drafter = chosen.drafter
     if drafter.load_tree is not None:
         return None
-    return f"drafter={drafter.name} drafts no branches of tree={config.tree.name}; use tree=none or drafter=frozen_kv"
+    return f"drafter={drafter.name} drafts no branches of tree={chosen.tree.name}; use tree=none or drafter=frozen_kv"
 
 
-def branches_are_judged(config: RunConfig) -> str | None:
+def branches_are_judged(chosen: Chosen) -> str | None:
     """The acceptance rule judges trees."""
-    rule = registry.of(config).rule(config)
+    rule = chosen.rule
     if rule.walk is not None:
         return None
-    return f"acceptance={rule.name} judges no tree={config.tree.name}; use tree=none or acceptance=strict"
+    return f"acceptance={rule.name} judges no tree={chosen.tree.name}; use tree=none or acceptance=strict"
 
 
-def branches_are_masked(config: RunConfig) -> str | None:
+def branches_are_masked(chosen: Chosen) -> str | None:
     """The attention backend masks the rows of a tree."""
-    attention = registry.of(config).attention(config)
+    attention = chosen.attention
     if attention.make_for_trees is not None:
         return None
-    return f"attention={attention.name} masks no rows of tree={config.tree.name}; use tree=none or attention=torch"
+    return f"attention={attention.name} masks no rows of tree={chosen.tree.name}; use tree=none or attention=torch"
 
 
-def graph_runs_trees(config: RunConfig) -> str | None:
+def graph_runs_trees(chosen: Chosen) -> str | None:
     """The graph mode runs draft steps of several rows a request."""
-    graph = registry.of(config).graph(config)
+    graph = chosen.graph
     if graph.runs_trees:
         return None
-    return f"graph={graph.name} runs no draft steps of tree={config.tree.name}; use tree=none or graph=full_loop"
+    return f"graph={graph.name} runs no draft steps of tree={chosen.tree.name}; use tree=none or graph=full_loop"
 
 
-def recorded_rows_are_a_chain(config: RunConfig) -> str | None:
+def recorded_rows_are_a_chain(chosen: Chosen) -> str | None:
     """Verify rows are kept by position, of which a tree has several rows."""
+    config = chosen.config
     if config.record.topk < 1:
         return None
     return f"record.topk={config.record.topk} keeps the rows of a chain; use tree=none or record.topk=0"
 
 
-def metadata_is_not_moved(config: RunConfig) -> str | None:
+def metadata_is_not_moved(chosen: Chosen) -> str | None:
     """Every level of a tree has metadata of its own, which nothing can leave stale."""
+    config = chosen.config
     if getattr(config.graph, "metadata", None) != DraftMetadata.stale:
         return None
     return (
@@ -76,8 +77,8 @@ def _with_a_tree(check: Check) -> Check:
     """Make of a check the same one, asked only of runs that have a tree."""
 
     @wraps(check)
-    def asked(config: RunConfig) -> str | None:
-        return None if tree_sizes(config) is None else check(config)
+    def asked(chosen: Chosen) -> str | None:
+        return None if chosen.sizes is None else check(chosen)
 
     return asked
 

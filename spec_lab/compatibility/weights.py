@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spec_lab.assembly import registry
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.devices import runs_on_cuda
-from spec_lab.assembly.option import TargetOption
-from spec_lab.config import Dtype, KernelSet, RunConfig, WeightDtype
+from spec_lab.config import Dtype, KernelSet, WeightDtype
 from spec_lab.errors import UserError
 from spec_lab.models.config import ModelConfig
 from spec_lab.models.families.table import read_model_config
@@ -17,20 +16,19 @@ from spec_lab.models.quantization import problem_of_fp8
 REMEDY = "use target.weight_dtype=auto"
 
 
-def model_of(config: RunConfig) -> ModelConfig | None:
+def model_of(chosen: Chosen) -> ModelConfig | None:
     """Read the target's config.json; None where that cannot be read, which is refused where it is needed."""
-    option = registry.of(config).find(TargetOption, config.target.name)
-    if any(refusal(config) for refusal in option.refusals):
+    if any(refusal(chosen.config) for refusal in chosen.target.refusals):
         return None
     try:
-        return read_model_config(option.folder(config.target))
+        return read_model_config(chosen.target_folder)
     except UserError:
         return None
 
 
-def fp8_layers(config: RunConfig) -> str | None:
+def fp8_layers(chosen: Chosen) -> str | None:
     """Every layer must have products in e4m3, as its config.json says."""
-    model = model_of(config) if config.target.weight_dtype == WeightDtype.fp8 else None
+    model = model_of(chosen) if chosen.config.target.weight_dtype == WeightDtype.fp8 else None
     if model is None:
         return None
     problem = problem_of_fp8(model)
@@ -41,16 +39,18 @@ def fp8_layers(config: RunConfig) -> str | None:
     )
 
 
-def fp8_in_one_process(config: RunConfig) -> str | None:
+def fp8_in_one_process(chosen: Chosen) -> str | None:
     """Blocks of a split weight would not be those of the whole."""
+    config = chosen.config
     size = config.target.tensor_parallel
     if config.target.weight_dtype != WeightDtype.fp8 or size == 1:
         return None
     return f"target.tensor_parallel={size} splits no weights in fp8; {REMEDY}, or target.tensor_parallel=1"
 
 
-def fp8_by_our_products(config: RunConfig) -> str | None:
+def fp8_by_our_products(chosen: Chosen) -> str | None:
     """The library multiplies no 16-bit rows by e4m3: on a GPU a weight would be widened in memory for every round."""
+    config = chosen.config
     if config.target.weight_dtype != WeightDtype.fp8 or not runs_on_cuda(config.device):
         return None
     wrong = {
@@ -67,4 +67,4 @@ def fp8_by_our_products(config: RunConfig) -> str | None:
     )
 
 
-WEIGHT_CHECKS: tuple[Callable[[RunConfig], str | None], ...] = (fp8_layers, fp8_in_one_process, fp8_by_our_products)
+WEIGHT_CHECKS: tuple[Callable[[Chosen], str | None], ...] = (fp8_layers, fp8_in_one_process, fp8_by_our_products)

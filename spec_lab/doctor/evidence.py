@@ -51,7 +51,7 @@ class Evidence:
 
 def run_loop(subject: Subject) -> LoopRun:
     """Run the requests through the run's own engine."""
-    engine = subject.engine(subject.config, subject.make_drafter)
+    engine = subject.engine(subject.chosen, subject.make_drafter)
     recorder = DraftRecorder(engine)
     engine.graph = recorder
     records = engine.generate(subject.requests).requests

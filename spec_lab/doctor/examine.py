@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from spec_lab.assembly import registry
 from spec_lab.doctor.aspects import aspects_of
 from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
 from spec_lab.doctor.evidence import MIN_ROUNDS, Evidence, gather, run_loop
@@ -24,7 +23,7 @@ def examine(subject: Subject) -> list[Finding]:
     """
     loop = run_loop(subject)
     findings = [check_states(subject), *check_bounds(subject), check_output(subject, loop.records)]
-    if registry.of(subject.config).drafter(subject.config).folder is None:
+    if subject.chosen.drafter.folder is None:
         reason = f"drafter={subject.config.drafter.name} has no weights"
         skipped = ("tokenizer", "vocabulary map (d2t)", "dtype of the weights", *_forced_checks(subject))
         return findings + [does_not_apply(check, reason) for check in skipped]

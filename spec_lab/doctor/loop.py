@@ -140,8 +140,9 @@ def _check_random(subject: Subject) -> Finding:
 
 
 def _generate(subject: Subject, drafter: DrafterConfig, requests: list[Request]) -> list[RequestRecord]:
-    config = dataclasses.replace(subject.of_spine, drafter=drafter)
-    return subject.engine(config, load_drafter(config, subject.models)).generate(requests).requests
+    spine = subject.of_spine
+    chosen = spine.again(dataclasses.replace(spine.config, drafter=drafter))
+    return subject.engine(chosen, load_drafter(chosen, subject.models)).generate(requests).requests
 
 
 def _divergences(subject: Subject, records: list[RequestRecord]) -> tuple[int, int]:

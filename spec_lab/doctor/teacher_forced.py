@@ -144,7 +144,8 @@ class TeacherForcedDrafts:
         """Make a drafter with a cache of its own, for all rounds of a text."""
         of_text = self._texts[text]
         seeds = SlotSeeds(1, self._subject.config.seed, self._device)
-        prune = build_prune_policy(unpruned_config(self._subject.config))
+        chosen = self._subject.chosen
+        prune = build_prune_policy(chosen.again(unpruned_config(chosen.config)))
         return make_drafter(DrafterResources(self._limits, prune, seeds, of_text.cache))
 
     def _drafts(self, drafter: Drafter[Any], loop_round: LoopRound, features: torch.Tensor | None) -> torch.Tensor:

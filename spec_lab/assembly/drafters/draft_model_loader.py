@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.assembly.caches import build_cache
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.drafters.draft_model import DraftModelDrafterConfig
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
 from spec_lab.assembly.models import Models
 from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape, tree_backend
-from spec_lab.config import RunConfig
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import Drafter
 from spec_lab.drafters.draft_model import DraftModelDrafter
@@ -23,26 +23,26 @@ from spec_lab.models.families.table import read_model_config
 from spec_lab.models.target_loader import WeightSource, load_target
 
 
-def load_draft_model(config: RunConfig, options: DraftModelDrafterConfig, models: Models) -> DrafterFactory:
+def load_draft_model(chosen: Chosen, options: DraftModelDrafterConfig, models: Models) -> DrafterFactory:
     """Read any checkpoint that could be a target; UserError when its vocabulary is not the target's."""
-    model, make_cache = _load(config, options, models)
+    model, make_cache = _load(chosen, options, models)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = make_cache(resources)
-        picker = make_picker(config, options, models, resources)
+        picker = make_picker(chosen, options, models, resources)
         parts = models.backend, resources.prune, picker, models.kernels.plan_catchup
         return DraftModelDrafter(options.num_draft_tokens, model, cache, *parts)
 
     return make
 
 
-def load_draft_model_of_trees(config: RunConfig, options: DraftModelDrafterConfig, models: Models) -> DrafterFactory:
+def load_draft_model_of_trees(chosen: Chosen, options: DraftModelDrafterConfig, models: Models) -> DrafterFactory:
     """Load the same model, which drafts the branches of a tree."""
-    model, make_cache = _load(config, options, models)
-    shape = build_tree_shape(config, models)
+    model, make_cache = _load(chosen, options, models)
+    shape = build_tree_shape(chosen, models)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
-        siblings = build_siblings(config, models, resources, shape)
+        siblings = build_siblings(chosen, models, resources, shape)
         return DraftModelTreeDrafter(
             shape, siblings, model, make_cache(resources), tree_backend(models), resources.prune
         )
@@ -51,10 +51,10 @@ def load_draft_model_of_trees(config: RunConfig, options: DraftModelDrafterConfi
 
 
 def _load(
-    config: RunConfig, options: DraftModelDrafterConfig, models: Models
+    chosen: Chosen, options: DraftModelDrafterConfig, models: Models
 ) -> tuple[Decoder, Callable[[DrafterResources], PagedKVCache]]:
     """Read the model, and what makes its cache in an engine."""
-    folder = weights_folder(config, options)
+    folder = chosen.drafter_folder
     model_config = read_model_config(folder, "drafter.path")
     if model_config.keeps_states:
         raise UserError(

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from spec_lab.assembly.caches import build_cache
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.drafters.eagle3 import Eagle3DrafterConfig
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
 from spec_lab.assembly.models import Models
 from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape, refuse_few_tokens, tree_backend
-from spec_lab.config import RunConfig, Weights
+from spec_lab.config import Weights
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec
 from spec_lab.drafters.recurrent import RecurrentDrafter
@@ -24,29 +25,29 @@ from spec_lab.models.eagle3_config import Eagle3Config, default_tap_layer_inputs
 from spec_lab.models.random_weights import random_eagle3
 
 
-def load_eagle3_drafter(config: RunConfig, options: Eagle3DrafterConfig, models: Models) -> DrafterFactory:
+def load_eagle3_drafter(chosen: Chosen, options: Eagle3DrafterConfig, models: Models) -> DrafterFactory:
     """Read the head, or make one of random weights; the factory then makes one drafter an engine around it."""
-    head_config, tensors = read_eagle3(config, options, models)
-    return eagle3_factory(config, options, models, head_config, tensors)
+    head_config, tensors = read_eagle3(chosen, options, models)
+    return eagle3_factory(chosen, options, models, head_config, tensors)
 
 
-def load_eagle3_tree_drafter(config: RunConfig, options: Eagle3DrafterConfig, models: Models) -> DrafterFactory:
+def load_eagle3_tree_drafter(chosen: Chosen, options: Eagle3DrafterConfig, models: Models) -> DrafterFactory:
     """Load the same head, which drafts the branches of a tree."""
-    head_config, tensors = read_eagle3(config, options, models)
+    head_config, tensors = read_eagle3(chosen, options, models)
     head, features = _head(options, models, head_config, tensors)
-    shape = build_tree_shape(config, models)
+    shape = build_tree_shape(chosen, models)
     refuse_few_tokens(shape.topk, head_config.draft_vocab_size)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(head_config.layer.layers, resources.limits, models).layers[0]
-        siblings = build_siblings(config, models, resources, shape)
+        siblings = build_siblings(chosen, models, resources, shape)
         return RecurrentTreeDrafter(shape, siblings, head, features, cache, tree_backend(models), resources.prune)
 
     return make
 
 
 def read_eagle3(
-    config: RunConfig, options: Eagle3DrafterConfig, models: Models
+    chosen: Chosen, options: Eagle3DrafterConfig, models: Models
 ) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
     """Read the head's config and tensors; UserError where it does not belong to the target."""
     target = models.target.config
@@ -57,12 +58,12 @@ def read_eagle3(
                 f"drafter.draft_vocab_size={size} is more than the {target.vocab_size} tokens of the target; "
                 "use drafter.draft_vocab_size=null for all of them"
             )
-        return random_eagle3(target, size, models.dtype, models.device, config.seed + 1)
-    return load_eagle3(weights_folder(config, options), target, models.dtype, models.device)
+        return random_eagle3(target, size, models.dtype, models.device, chosen.config.seed + 1)
+    return load_eagle3(chosen.drafter_folder, target, models.dtype, models.device)
 
 
 def eagle3_factory(
-    config: RunConfig,
+    chosen: Chosen,
     options: Eagle3DrafterConfig,
     models: Models,
     head_config: Eagle3Config,
@@ -73,7 +74,7 @@ def eagle3_factory(
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(head_config.layer.layers, resources.limits, models).layers[0]
-        picker = make_picker(config, options, models, resources)
+        picker = make_picker(chosen, options, models, resources)
         parts = models.backend, resources.prune, picker, models.kernels.plan_catchup
         return RecurrentDrafter(options.num_draft_tokens, head, features, cache, *parts)
 

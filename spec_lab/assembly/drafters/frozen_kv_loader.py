@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.drafters.frozen_kv import FrozenKvDrafterConfig
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
 from spec_lab.assembly.models import Models
 from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape
-from spec_lab.config import RunConfig, Weights
+from spec_lab.config import Weights
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import Drafter
 from spec_lab.drafters.frozen_kv import ANCHORS, Anchor, FrozenKVDrafter
@@ -24,39 +25,39 @@ from spec_lab.models.products import PLAIN
 from spec_lab.models.random_weights import random_assistant
 
 
-def load_frozen_kv_drafter(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:
+def load_frozen_kv_drafter(chosen: Chosen, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:
     """Load a head that reads its target's KV, and writes none (Gemma 4's assistants)."""
-    assistant, tensors = read_assistant(config, options, models)
-    return frozen_kv_factory(config, options, models, assistant, tensors)
+    assistant, tensors = read_assistant(chosen, options, models)
+    return frozen_kv_factory(chosen, options, models, assistant, tensors)
 
 
-def load_frozen_kv_tree_drafter(config: RunConfig, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:
+def load_frozen_kv_tree_drafter(chosen: Chosen, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:
     """Load the same head, which drafts the branches of a tree."""
-    assistant, tensors = read_assistant(config, options, models)
+    assistant, tensors = read_assistant(chosen, options, models)
     anchor = ANCHORS[options.position]
     head = _head(models, assistant, tensors, anchor)
-    shape = build_tree_shape(config, models)
+    shape = build_tree_shape(chosen, models)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
-        siblings = build_siblings(config, models, resources, shape)
+        siblings = build_siblings(chosen, models, resources, shape)
         return FrozenKVTreeDrafter(shape, siblings, head, _caches(assistant, resources), models.backend, anchor)
 
     return make
 
 
 def read_assistant(
-    config: RunConfig, options: FrozenKvDrafterConfig, models: Models
+    chosen: Chosen, options: FrozenKvDrafterConfig, models: Models
 ) -> tuple[AssistantConfig, dict[str, torch.Tensor]]:
     """Read the assistant of the drafter's folder, or make one of random weights with its sizes."""
-    folder, target = weights_folder(config, options), AssistantTarget.from_model_config(models.target.config)
+    folder, target = chosen.drafter_folder, AssistantTarget.from_model_config(models.target.config)
     if options.weights == Weights.random:
         assistant = read_assistant_config(folder, target)
-        return assistant, random_assistant(assistant, models.dtype, models.device, config.seed + 1)
+        return assistant, random_assistant(assistant, models.dtype, models.device, chosen.config.seed + 1)
     return load_assistant(folder, target, models.dtype, models.device)
 
 
 def frozen_kv_factory(
-    config: RunConfig,
+    chosen: Chosen,
     options: FrozenKvDrafterConfig,
     models: Models,
     assistant: AssistantConfig,
@@ -68,7 +69,7 @@ def frozen_kv_factory(
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         caches = _caches(assistant, resources)
-        picker = make_picker(config, options, models, resources)
+        picker = make_picker(chosen, options, models, resources)
         return FrozenKVDrafter(options.num_draft_tokens, head, caches, models.backend, picker, anchor)
 
     return make

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from spec_lab.assembly.caches import build_cache
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.drafters.mtp import MtpDrafterConfig, MtpEagleDrafterConfig, NormChoice
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker, weights_folder
+from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
 from spec_lab.assembly.models import Models
 from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape, tree_backend
-from spec_lab.config import RunConfig, Weights
+from spec_lab.config import Weights
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.drafters.recurrent import RecurrentDrafter
@@ -25,29 +26,29 @@ from spec_lab.models.random_weights import random_mtp
 from spec_lab.models.rope import rotary_table
 
 
-def load_mtp_eagle_drafter(config: RunConfig, options: MtpEagleDrafterConfig, models: Models) -> DrafterFactory:
+def load_mtp_eagle_drafter(chosen: Chosen, options: MtpEagleDrafterConfig, models: Models) -> DrafterFactory:
     """Load one module, reused for every draft (TensorRT-LLM's MTP-Eagle, SGLang's NextN)."""
-    mtp, tensors = read_mtp_modules(config, options, models, 1)
-    return mtp_eagle_factory(config, options, models, mtp, tensors)
+    mtp, tensors = read_mtp_modules(chosen, options, models, 1)
+    return mtp_eagle_factory(chosen, options, models, mtp, tensors)
 
 
-def load_mtp_eagle_tree_drafter(config: RunConfig, options: MtpEagleDrafterConfig, models: Models) -> DrafterFactory:
+def load_mtp_eagle_tree_drafter(chosen: Chosen, options: MtpEagleDrafterConfig, models: Models) -> DrafterFactory:
     """Load the same module, which drafts the branches of a tree."""
-    mtp, tensors = read_mtp_modules(config, options, models, 1)
+    mtp, tensors = read_mtp_modules(chosen, options, models, 1)
     (module,) = build_mtp_modules(mtp, tensors, models)
-    shape = build_tree_shape(config, models)
+    shape = build_tree_shape(chosen, models)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(mtp.layer.layers, resources.limits, models).layers[0]
         features = FeatureSpec(final_hidden=mtp.target_hidden)
-        siblings = build_siblings(config, models, resources, shape)
+        siblings = build_siblings(chosen, models, resources, shape)
         return RecurrentTreeDrafter(shape, siblings, module, features, cache, tree_backend(models), resources.prune)
 
     return make
 
 
 def mtp_eagle_factory(
-    config: RunConfig,
+    chosen: Chosen,
     options: MtpEagleDrafterConfig,
     models: Models,
     mtp: MtpConfig,
@@ -58,7 +59,7 @@ def mtp_eagle_factory(
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(mtp.layer.layers, resources.limits, models).layers[0]
-        picker = make_picker(config, options, models, resources)
+        picker = make_picker(chosen, options, models, resources)
         features = FeatureSpec(final_hidden=mtp.target_hidden)
         parts = models.backend, resources.prune, picker, models.kernels.plan_catchup
         return RecurrentDrafter(options.num_draft_tokens, module, features, cache, *parts)
@@ -67,15 +68,15 @@ def mtp_eagle_factory(
 
 
 def read_mtp_modules(
-    config: RunConfig, options: MtpDrafterConfig, models: Models, num_modules: int
+    chosen: Chosen, options: MtpDrafterConfig, models: Models, num_modules: int
 ) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
     """Read the first modules of the drafter's folder, or as many of random weights; their config has the sides of the
     norms that the knobs settled."""
     target = models.target.config
     if options.weights == Weights.random:
-        mtp, tensors = random_mtp(target, num_modules, models.dtype, models.device, config.seed + 1)
+        mtp, tensors = random_mtp(target, num_modules, models.dtype, models.device, chosen.config.seed + 1)
     else:
-        mtp, tensors = load_mtp(weights_folder(config, options), target, num_modules, models.dtype, models.device)
+        mtp, tensors = load_mtp(chosen.drafter_folder, target, num_modules, models.dtype, models.device)
     mtp = replace(
         mtp,
         target_hidden=_norm_side(options.target_hidden, mtp.target_hidden),

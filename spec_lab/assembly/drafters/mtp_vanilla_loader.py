@@ -8,25 +8,25 @@ from typing import Any
 import torch
 
 from spec_lab.assembly.caches import build_cache
+from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.drafters.mtp import MtpVanillaDrafterConfig
 from spec_lab.assembly.drafters.mtp_loader import build_mtp_modules, read_mtp_modules
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
 from spec_lab.assembly.models import Models
-from spec_lab.config import RunConfig
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec
 from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
 from spec_lab.models.mtp_checkpoint import MtpConfig
 
 
-def load_mtp_vanilla_drafter(config: RunConfig, options: MtpVanillaDrafterConfig, models: Models) -> DrafterFactory:
+def load_mtp_vanilla_drafter(chosen: Chosen, options: MtpVanillaDrafterConfig, models: Models) -> DrafterFactory:
     """Load a module for each draft (TensorRT-LLM's MTP vanilla); UserError when the checkpoint has fewer modules."""
-    mtp, tensors = read_mtp_modules(config, options, models, options.num_draft_tokens)
-    return mtp_vanilla_factory(config, options, models, mtp, tensors)
+    mtp, tensors = read_mtp_modules(chosen, options, models, options.num_draft_tokens)
+    return mtp_vanilla_factory(chosen, options, models, mtp, tensors)
 
 
 def mtp_vanilla_factory(
-    config: RunConfig,
+    chosen: Chosen,
     options: MtpVanillaDrafterConfig,
     models: Models,
     mtp: MtpConfig,
@@ -42,7 +42,7 @@ def mtp_vanilla_factory(
         window = models.kernels.mtp_window(
             limits.num_slots, num_modules, mtp.layer.hidden_size, models.dtype, models.device
         )
-        picker = make_picker(config, options, models, resources)
+        picker = make_picker(chosen, options, models, resources)
         features = FeatureSpec(final_hidden=mtp.target_hidden)
         return MtpVanillaDrafter(modules, caches, window, features, models.backend, resources.prune, picker)
 

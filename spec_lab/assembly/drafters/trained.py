@@ -106,14 +106,3 @@ def path_beside_random_weights(options: TrainedDrafterConfig) -> str | None:
 def missing_folder(knob: str, path: str) -> str | None:
     """Return the refusal of a path that is no folder."""
     return None if Path(path).is_dir() else f"{knob}={path} is no folder; give the folder of a checkpoint"
-
-
-def sampled_drafts_need_a_temperature(config: RunConfig) -> str | None:
-    """Sampled drafts are drawn at the run's temperature, which must be one. Greedy rules with them end here too."""
-    sampling = getattr(config.drafter, "draft_sampling", DraftSampling.greedy)
-    if sampling == DraftSampling.greedy or config.sampling.temperature > 0:
-        return None
-    return (
-        f"drafter.draft_sampling={sampling} draws at sampling.temperature, which is 0; use "
-        "drafter.draft_sampling=greedy or sampling.temperature=1 acceptance=rejection"
-    )
