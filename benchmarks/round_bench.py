@@ -29,15 +29,15 @@ from spec_lab.assembly.heads import DrafterFactory, load_drafter
 from spec_lab.assembly.limits import engine_limits
 from spec_lab.assembly.models import Models, load_models
 from spec_lab.assembly.workloads_loader import open_workload
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes
+from spec_lab.checkpoints.eagle3_config import Eagle3Config
 from spec_lab.cli.compose import compose_run
 from spec_lab.config import RunConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.eagle3_checkpoint import eagle3_tensor_shapes
-from spec_lab.models.eagle3_config import Eagle3Config
 
 NUM_ROUNDS, LEFT_OUT = 24, 4
 STAGES = ("verify", "catchup", "recur")

@@ -24,6 +24,7 @@ from spec_lab.assembly.heads import load_drafter
 from spec_lab.assembly.limits import engine_limits
 from spec_lab.assembly.models import load_models
 from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig, SyntheticConfig
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.config import AcceptanceConfig, AttentionConfig, GraphConfig, SamplingConfig
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.results import GenerationResult
@@ -32,7 +33,6 @@ from spec_lab.engine.capture import CapturedGraph
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.tape import TapeRecorder, poison
 from spec_lab.engine.torch_internals import storage_id
-from spec_lab.models.families.table import read_model_config
 from tests.captures import flat
 from tests.engine_state import find_tensors, is_cache
 from tests.lab import make_config, make_pair, random_requests

@@ -18,6 +18,8 @@ from spec_lab.assembly.graphs import EagerGraphConfig
 from spec_lab.assembly.heads import load_drafter
 from spec_lab.assembly.limits import engine_limits
 from spec_lab.assembly.models import load_models
+from spec_lab.checkpoints.families.plain import Family
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.config import (
     AcceptanceConfig,
     AttentionConfig,
@@ -33,8 +35,6 @@ from spec_lab.config import (
 from spec_lab.core.kv_cache import SCRATCH_PAGE, LayerCache
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.models.families.plain import Family
-from spec_lab.models.families.table import read_model_config
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 
 PRUNING = {

@@ -17,14 +17,14 @@ from spec_lab.assembly import devices
 from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.assembly.models import resolve_device
 from spec_lab.auto_knobs import RUNS_ANYWHERE
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.plan import VECTOR
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.folder import folder_name
 from spec_lab.compatibility import auto
 from spec_lab.compatibility.auto import describe_auto, problem_of_native
 from spec_lab.compatibility.run import refusals
-from spec_lab.models.families.table import read_model_config
-from spec_lab.models.plan import VECTOR
 from tests.tiny_checkpoints import refused
 
 TREE = ["device=cuda", "drafter=frozen_kv", "tree=dynamic"]

@@ -17,6 +17,7 @@ from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.heads import DrafterFactory, load_drafter
 from spec_lab.assembly.limits import engine_limits
 from spec_lab.assembly.models import load_models
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.config import RunConfig
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason
@@ -27,7 +28,6 @@ from spec_lab.doctor.readings import ALL_ASPECTS, check_readings
 from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import TeacherForcedDrafts
-from spec_lab.models.families.table import read_model_config
 from tests.lab import make_config, random_requests
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.checkpoints.families.deepseek import refuse_deepseek_v2
+from spec_lab.checkpoints.families.table import READERS
+from spec_lab.checkpoints.latent_sizes import LatentSizes
+from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.quantization import problem_of_fp8
 from spec_lab.errors import UserError
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.delta_sizes import DeltaNetSizes
-from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.models.families.deepseek import refuse_deepseek_v2
-from spec_lab.models.families.table import READERS
-from spec_lab.models.latent_sizes import LatentSizes
-from spec_lab.models.plan import LayerPlan, RopeConfig
-from spec_lab.models.quantization import problem_of_fp8
 from spec_lab.models.tensor_parallel import TensorParallel
 
 PAGE = (Path(__file__).parents[1] / "docs" / "families.md").read_text()

@@ -13,13 +13,13 @@ import torch
 from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.assembly.workloads_loader import load_requests
+from spec_lab.checkpoints.families.plain import Family
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import NULL_PAGE, cache_slots
 from spec_lab.core.types import AttentionMetadata, Request, VerifiedRound
 from spec_lab.drafters.frozen_kv import FrozenKVDrafter, FrozenState
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.round import collect_drafts
-from spec_lab.models.families.plain import Family
-from spec_lab.models.families.table import read_model_config
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.fake_target import PaddedGraph
 from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests

@@ -21,17 +21,17 @@ from spec_lab.assembly.models import load_models
 from spec_lab.assembly.targets import SHAPES
 from spec_lab.assembly.trees import StaticTreeConfig
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.delta_net_checkpoint import rows_of_heads
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.families.table import read_decoder, read_model_config
+from spec_lab.checkpoints.gemma4_assistant_config import TargetLayerKV
+from spec_lab.checkpoints.hybrid_checkpoint import counts_from_one
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config import RecurrentConfig, Rollback, TargetConfig, Weights
 from spec_lab.measure.lab import note_rollback
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.delta_net_checkpoint import rows_of_heads
-from spec_lab.models.delta_sizes import DeltaNetSizes
-from spec_lab.models.families.table import read_decoder, read_model_config
-from spec_lab.models.gemma4_assistant_config import TargetLayerKV
-from spec_lab.models.hybrid_checkpoint import counts_from_one
 from spec_lab.models.target_loader import WeightSource, load_target, read_hybrid
 from spec_lab.models.tensor_parallel import TensorParallel
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from tests.kept_states import KEPT, tensors_of
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_checkpoints import refused, rewrite_tensors

@@ -26,19 +26,19 @@ from spec_lab.assembly.limits import engine_limits
 from spec_lab.assembly.models import load_models
 from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.checkpoints.families.plain import Family
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.plan import RopeConfig
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
-from spec_lab.models.families.plain import Family
-from spec_lab.models.families.table import read_model_config
 from spec_lab.models.layer_builder import build_attention
 from spec_lab.models.layers import FusedRopeAndWrite, RopeThenWrite
-from spec_lab.models.plan import RopeConfig
 from spec_lab.models.rope import rotary_table
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from tests.graph_lab import live_kv
 from tests.kernel_lab import DEVICE, assert_near, randn
 from tests.lab import make_config, make_pair, random_requests

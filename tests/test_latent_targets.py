@@ -17,15 +17,15 @@ from spec_lab.assembly.limits import engine_limits
 from spec_lab.assembly.models import load_models
 from spec_lab.attention import torch_backend
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.checkpoints.checkpoint import load_tensors
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
-from spec_lab.models.checkpoint import load_tensors
 from spec_lab.models.decoder import DecoderTarget
-from spec_lab.models.families.table import read_model_config
-from spec_lab.models.gemma4_assistant_config import AssistantTarget
 from spec_lab.models.tensor_parallel import TensorParallel
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.pruning.selection import AllRows
 from tests.lab import Reference, generate, make_config, random_requests
 from tests.tiny_checkpoints import refused, rewrite_config, use_hub_spelling

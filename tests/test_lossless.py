@@ -19,12 +19,12 @@ from spec_lab.assembly.option import DrafterOption
 from spec_lab.assembly.rules import RejectionConfig
 from spec_lab.assembly.run_tree import with_depth_as_k
 from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.config import SamplingConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.engine.engine import Engine
-from spec_lab.models.families.table import read_model_config
 from tests.engine_state import find_tensors, is_cache, poison
 from tests.fake_target import PaddedGraph
 from tests.graph_lab import MODES

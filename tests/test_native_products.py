@@ -26,13 +26,13 @@ from spec_kernels.native.parts import NativeProduct
 from spec_lab.assembly.chosen import choose
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.config import KernelSet
 from spec_lab.measure.lab import MAIN, load_lab, note_kernels
 from spec_lab.models.linear import make_linear
 from spec_lab.models.native_forwards import MAX_ROWS
 from spec_lab.models.native_products import NativeDecoderLayer, NativeProducts
 from spec_lab.models.norms import RMSNorm
-from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import PLAIN
 from spec_lab.models.replaceable_parts import DraftInput, LayerBody, LikeliestToken
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows

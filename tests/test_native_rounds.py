@@ -17,6 +17,7 @@ from spec_lab.acceptance.native_rules import NativeStrictAcceptance
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.native_backend import NativeAttention
+from spec_lab.checkpoints.random_weights import random_eagle3
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.pruning_protocols import CatchupPruning, PrunePolicy
@@ -33,7 +34,6 @@ from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
 from spec_lab.models.native_products import NativeProducts
 from spec_lab.models.products import PLAIN, Products
-from spec_lab.models.random_weights import random_eagle3
 from spec_lab.models.replaceable_parts import LayerStack
 from spec_lab.pruning.policy import LastPromptRow, NoCatchupPruning, PruneAfterAttention, PruneBeforeAttention
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from spec_lab.assembly.chosen import choose
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.cli.job import Job, run_job
 from spec_lab.config import RunConfig, SamplingConfig
 from spec_lab.doctor.subject import load_subject
 from spec_lab.errors import UserError
 from spec_lab.measure.lab import load_lab
-from spec_lab.models.families.table import read_model_config
 from tests.lab import make_config
 from tests.tiny_checkpoints import make_tiny_eagle3, rewrite_tensors
 from tests.tiny_runs import CHEAP, make_run_config, make_runnable_pair, write_prompts

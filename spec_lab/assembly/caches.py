@@ -9,11 +9,11 @@ from typing import Any
 from spec_lab.assembly.limits import Limits
 from spec_lab.assembly.memory import room_for
 from spec_lab.assembly.models import Models
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.config import Rollback
 from spec_lab.core.kv_cache import CacheRow, PagedKVCache
 from spec_lab.models.delta_caches import DeltaCache
-from spec_lab.models.delta_sizes import DeltaNetSizes
-from spec_lab.models.plan import LayerPlan
 
 
 def cache_row(plan: LayerPlan) -> CacheRow | None:

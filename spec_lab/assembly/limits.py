@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.tree_sizes import TreeSizes
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.config import Rollback, RunConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
 from spec_lab.errors import UserError
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.families.table import read_model_config
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ from spec_lab.assembly.attention_loader import BackendContext
 from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.devices import has_cuda
 from spec_lab.assembly.kernels import KERNELS, Kernels
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.config import WeightDtype, Weights
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.errors import UserError
-from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder
 from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.families.table import read_model_config
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.workloads.thinking import THINKING_MARKERS

@@ -8,7 +8,7 @@ from spec_lab.assembly.drafters.trained import SHIPPED, ZOO, missing_folder
 from spec_lab.assembly.option import TargetOption
 from spec_lab.config import RunConfig, TargetConfig, Weights
 
-SHAPES = Path(__file__).parents[1] / "models" / "shapes"
+SHAPES = Path(__file__).parents[1] / "checkpoints" / "shapes"
 
 
 def reads_no_path(config: RunConfig) -> str | None:

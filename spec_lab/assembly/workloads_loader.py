@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from spec_lab.assembly.chosen import Chosen
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.config import RunConfig, Unusable, Weights
 from spec_lab.core.types import Request
 from spec_lab.errors import UserError
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.families.table import read_model_config
 from spec_lab.workloads.conversations import require_room
 from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer, Tokenizer
 from spec_lab.workloads.unusable import keep_usable

@@ -20,11 +20,11 @@ from spec_lab.assembly.devices import runs_on_cuda
 from spec_lab.assembly.option import GraphOption
 from spec_lab.assembly.rules import RelaxedPhase
 from spec_lab.auto_knobs import RUNS_ANYWHERE
+from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.compatibility.run import problems
 from spec_lab.compatibility.weights import model_of
 from spec_lab.config import AttentionConfig, CacheConfig, Dtype, KernelSet, RunConfig
 from spec_lab.errors import KERNELS, NO_KERNELS, UserError
-from spec_lab.models.config import ModelConfig
 
 AUTO = "auto"
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192

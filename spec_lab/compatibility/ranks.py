@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spec_lab.assembly.chosen import Chosen
+from spec_lab.checkpoints.can_split import problem_of_split
 from spec_lab.compatibility.weights import model_of
 from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
-from spec_lab.models.divided import problem_of_split
 from spec_lab.ranks import ranks
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.devices import runs_on_cuda
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.quantization import problem_of_fp8
 from spec_lab.config import Dtype, KernelSet, WeightDtype
 from spec_lab.errors import UserError
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.families.table import read_model_config
-from spec_lab.models.quantization import problem_of_fp8
 
 REMEDY = "use target.weight_dtype=auto"
 

@@ -19,13 +19,13 @@ from spec_lab.assembly.drafters.mtp_loader import mtp_eagle_factory, read_mtp_mo
 from spec_lab.assembly.drafters.mtp_vanilla_loader import mtp_vanilla_factory
 from spec_lab.assembly.heads import DrafterFactory
 from spec_lab.assembly.models import Models
+from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, TargetLayerKV
+from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
+from spec_lab.checkpoints.mtp_layouts import PROJECTION
 from spec_lab.core.types import NormSide
 from spec_lab.doctor.readings import Aspect, Reading
 from spec_lab.errors import UserError
-from spec_lab.models.eagle3_config import Eagle3Config, default_tap_layer_inputs
-from spec_lab.models.gemma4_assistant_config import AssistantConfig, TargetLayerKV
-from spec_lab.models.mtp_checkpoint import MtpConfig
-from spec_lab.models.mtp_layouts import PROJECTION
 
 Tensors = Mapping[str, torch.Tensor]
 Eagle3Factory = Callable[[Eagle3Config, Tensors], DrafterFactory]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
+from spec_lab.checkpoints.checkpoint import FLOAT_DTYPES, read_tensors, stored_tensors, without_mtp
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.subject import Subject
 from spec_lab.errors import UserError
-from spec_lab.models.checkpoint import FLOAT_DTYPES, read_tensors, stored_tensors, without_mtp
-from spec_lab.models.checkpoint_files import StoredTensor
 
 # Rounding float32 weights to bfloat16 moves a tensor by some 0.2 % of its norm; more is no rounding.
 MAX_CAST_ERROR = 0.01

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from spec_lab.models.plan import LayerPlan
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.models.products import Products
 
 Launching = Callable[[int], AbstractContextManager[None]]

@@ -12,14 +12,14 @@ from spec_lab.assembly.drafters.draft_model import DraftModelDrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
 from spec_lab.assembly.models import Models
 from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape, tree_backend
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import Drafter
 from spec_lab.drafters.draft_model import DraftModelDrafter
 from spec_lab.drafters.draft_model_tree import DraftModelTreeDrafter
 from spec_lab.errors import UserError
-from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder
-from spec_lab.models.families.table import read_model_config
 from spec_lab.models.target_loader import WeightSource, load_target
 
 

@@ -13,6 +13,9 @@ from spec_lab.assembly.drafters.eagle3 import Eagle3DrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
 from spec_lab.assembly.models import Models
 from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape, refuse_few_tokens, tree_backend
+from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
+from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
+from spec_lab.checkpoints.random_weights import random_eagle3
 from spec_lab.config import Weights
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec
@@ -20,9 +23,6 @@ from spec_lab.drafters.recurrent import RecurrentDrafter
 from spec_lab.drafters.recurrent_tree import RecurrentTreeDrafter
 from spec_lab.errors import UserError
 from spec_lab.models.eagle3 import Eagle3Head
-from spec_lab.models.eagle3_checkpoint import load_eagle3
-from spec_lab.models.eagle3_config import Eagle3Config, default_tap_layer_inputs
-from spec_lab.models.random_weights import random_eagle3
 
 
 def load_eagle3_drafter(chosen: Chosen, options: Eagle3DrafterConfig, models: Models) -> DrafterFactory:

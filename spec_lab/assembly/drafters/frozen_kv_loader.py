@@ -12,17 +12,17 @@ from spec_lab.assembly.drafters.frozen_kv import FrozenKvDrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
 from spec_lab.assembly.models import Models
 from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, AssistantTarget, read_assistant_config
+from spec_lab.checkpoints.random_weights import random_assistant
 from spec_lab.config import Weights
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import Drafter
 from spec_lab.drafters.frozen_kv import ANCHORS, Anchor, FrozenKVDrafter
 from spec_lab.drafters.frozen_kv_tree import FrozenKVTreeDrafter
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
-from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
-from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantTarget, read_assistant_config
 from spec_lab.models.partition import WHOLE
 from spec_lab.models.products import PLAIN
-from spec_lab.models.random_weights import random_assistant
 
 
 def load_frozen_kv_drafter(chosen: Chosen, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:

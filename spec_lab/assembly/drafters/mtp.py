@@ -16,9 +16,9 @@ from spec_lab.assembly.drafters.trained import (
     zoo_folders,
 )
 from spec_lab.assembly.option import DrafterOption
+from spec_lab.checkpoints.config import MTP_COUNT_KEYS, read_num_mtp_modules
 from spec_lab.config import Choice, DrafterConfig, RunConfig, Weights, knob
 from spec_lab.errors import UserError
-from spec_lab.models.config import MTP_COUNT_KEYS, read_num_mtp_modules
 
 
 class NormChoice(Choice):

@@ -14,6 +14,8 @@ from spec_lab.assembly.drafters.mtp import MtpDrafterConfig, MtpEagleDrafterConf
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
 from spec_lab.assembly.models import Models
 from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape, tree_backend
+from spec_lab.checkpoints.mtp_checkpoint import MtpConfig, load_mtp
+from spec_lab.checkpoints.random_weights import random_mtp
 from spec_lab.config import Weights
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec, NormSide
@@ -21,8 +23,6 @@ from spec_lab.drafters.recurrent import RecurrentDrafter
 from spec_lab.drafters.recurrent_tree import RecurrentTreeDrafter
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
-from spec_lab.models.mtp_checkpoint import MtpConfig, load_mtp
-from spec_lab.models.random_weights import random_mtp
 from spec_lab.models.rope import rotary_table
 
 

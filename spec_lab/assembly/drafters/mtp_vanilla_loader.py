@@ -13,10 +13,10 @@ from spec_lab.assembly.drafters.mtp import MtpVanillaDrafterConfig
 from spec_lab.assembly.drafters.mtp_loader import build_mtp_modules, read_mtp_modules
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
 from spec_lab.assembly.models import Models
+from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import FeatureSpec
 from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
-from spec_lab.models.mtp_checkpoint import MtpConfig
 
 
 def load_mtp_vanilla_drafter(chosen: Chosen, options: MtpVanillaDrafterConfig, models: Models) -> DrafterFactory:

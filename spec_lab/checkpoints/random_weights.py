@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import torch
 
+from spec_lab.checkpoints.checkpoint import run_dtype
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes
+from spec_lab.checkpoints.eagle3_config import Eagle3Config
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig
+from spec_lab.checkpoints.mtp_checkpoint import MtpConfig, mtp_tensor_shapes
+from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.core.types import NormSide
 from spec_lab.errors import UserError
-from spec_lab.models.checkpoint import run_dtype
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.eagle3_checkpoint import eagle3_tensor_shapes
-from spec_lab.models.eagle3_config import Eagle3Config
-from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
-from spec_lab.models.gemma4_assistant_config import AssistantConfig
-from spec_lab.models.mtp_checkpoint import MtpConfig, mtp_tensor_shapes
-from spec_lab.models.partition import WHOLE, Partition, kept_part
 
 SCALE = 0.02
 # Weights of norms, and what Gemma 4 multiplies streams and experts by.
@@ -28,7 +28,7 @@ def random_tensors(
     dtype: torch.dtype,
     device: torch.device,
     seed: int,
-    partition: Partition = WHOLE,
+    slices: Slices = WHOLE_TENSORS,
     in_float32: Callable[[str], bool] = lambda name: False,
 ) -> dict[str, torch.Tensor]:
     """Make a tensor for each name: ones for the weights of norms, zeros for biases, else normal with deviation `SCALE`.
@@ -46,7 +46,7 @@ def random_tensors(
             tensor = torch.zeros(shape, dtype=own_dtype, device=device)
         else:
             tensor = torch.empty(shape, dtype=own_dtype, device=device).normal_(0, SCALE, generator=generator)
-        tensors[name] = kept_part(partition, name, tensor)
+        tensors[name] = kept_part(slices, name, tensor)
     return tensors
 
 

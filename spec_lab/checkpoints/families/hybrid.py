@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig, text_part
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.expert_sizes import ExpertSizes
+from spec_lab.checkpoints.families.experts import read_softmax_experts, with_defaults
+from spec_lab.checkpoints.families.plain import declared_dtype, read_rope, refuse_unsupported
+from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.errors import UserError
-from spec_lab.models.config import MAX_LAYERS, ModelConfig, text_part
-from spec_lab.models.delta_sizes import DeltaNetSizes
-from spec_lab.models.expert_sizes import ExpertSizes
-from spec_lab.models.families.experts import read_softmax_experts, with_defaults
-from spec_lab.models.families.plain import declared_dtype, read_rope, refuse_unsupported
-from spec_lab.models.json_input import ConfigFields, shown
-from spec_lab.models.plan import LayerPlan
 
 FULL, LINEAR = "full_attention", "linear_attention"
 SILU_GATES = ("swish", "silu")

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from spec_lab.checkpoints.block_fp8 import dequantised, with_products_as_stored, with_scales
+from spec_lab.checkpoints.checkpoint_files import INDEX_FILE, StoredTensor, checkpoint_files, few, opened, tensors_of
+from spec_lab.checkpoints.expert_checkpoint import with_stacked_experts
+from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices
 from spec_lab.errors import UserError
-from spec_lab.models.block_fp8 import dequantised, with_products_as_stored, with_scales
-from spec_lab.models.checkpoint_files import INDEX_FILE, StoredTensor, checkpoint_files, few, opened, tensors_of
-from spec_lab.models.expert_checkpoint import with_stacked_experts
-from spec_lab.models.partition import WHOLE, Partition
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 # Whatever the run's dtype: what the first is added to lies closer together than bfloat16 can tell apart, and a state's
@@ -40,11 +40,11 @@ def load_tensors(
     dtype: torch.dtype,
     device: torch.device | str,
     optional: Collection[str] = (),
-    partition: Partition = WHOLE,
+    slices: Slices = WHOLE_TENSORS,
     own: OwnTensors = without_mtp,
     narrow: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Read the wanted tensors of a checkpoint, of each what `partition` keeps, cast to `dtype`, in the order of
+    """Read the wanted tensors of a checkpoint, of each what `slices` keep, cast to `dtype`, in the order of
     `wanted`.
 
     Ignored without a word: rotary buffers of old exports, an `lm_head.weight` equal to the embedding it is tied to, and
@@ -64,9 +64,7 @@ def load_tensors(
     check_tensors(stored, wanted, optional, str(folder))
     check_floating(stored, str(folder))
     kept = {
-        name: replace(stored[name], part=partition.part(name, shape))
-        for name, shape in wanted.items()
-        if name in stored
+        name: replace(stored[name], part=slices.part(name, shape)) for name, shape in wanted.items() if name in stored
     }
     tensors = read_tensors(with_products_as_stored(kept) if narrow else kept, dtype, device)
     if tied_head is not None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
+from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig
+from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.quantization import read_block
 from spec_lab.errors import UserError
-from spec_lab.models.config import MAX_LAYERS, ModelConfig
-from spec_lab.models.json_input import ConfigFields, shown
-from spec_lab.models.plan import LayerPlan, RopeConfig
-from spec_lab.models.quantization import read_block
 
 Family = Literal["llama", "qwen2", "qwen3"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.delta_net_checkpoint import delta_net_tensor_shapes
-from spec_lab.models.expert_sizes import expert_tensor_shapes
-from spec_lab.models.latent_sizes import latent_tensor_shapes
-from spec_lab.models.plan import LayerPlan
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
+from spec_lab.checkpoints.expert_sizes import expert_tensor_shapes
+from spec_lab.checkpoints.latent_sizes import latent_tensor_shapes
+from spec_lab.checkpoints.plan import LayerPlan
 
 
 def decoder_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

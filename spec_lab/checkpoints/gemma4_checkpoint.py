@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spec_lab.models.checkpoint_files import StoredTensor
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.expert_sizes import ExpertSizes, routed_tensor_shapes
-from spec_lab.models.gemma4_sizes import Gemma4Sizes
-from spec_lab.models.plan import LayerPlan
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.expert_sizes import ExpertSizes, routed_tensor_shapes
+from spec_lab.checkpoints.gemma4_sizes import Gemma4Sizes
+from spec_lab.checkpoints.plan import LayerPlan
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from spec_lab.models.delta_sizes import DeltaNetSizes
-from spec_lab.models.expert_sizes import ExpertSizes
-from spec_lab.models.latent_sizes import LatentSizes
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.expert_sizes import ExpertSizes
+from spec_lab.checkpoints.latent_sizes import LatentSizes
 
 VECTOR = 16
 """So many numbers the kernels in C take at once: `spec_kernels.native.packing.LANES`, said again without torch."""

@@ -1,6 +1,6 @@
 """Sizes and options of a decoder as the forward code needs them, and what else stands in a config.json.
 
-The readers of `spec_lab.models.families` make a `ModelConfig` of a file, one reader a family, without transformers.
+The readers in `families` make a `ModelConfig` of a file, one reader a family, without transformers.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spec_lab.checkpoints.gemma4_sizes import Gemma4Sizes
+from spec_lab.checkpoints.json_input import ConfigFields, read_json
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.errors import UserError
-from spec_lab.models.gemma4_sizes import Gemma4Sizes
-from spec_lab.models.json_input import ConfigFields, read_json
-from spec_lab.models.plan import LayerPlan
 
 MTP_COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 # Its files say nothing of the module they hold, which vLLM takes for one too.

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig
+from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.checkpoints.families.plain import declared_dtype, read_rope, refuse_unsupported
+from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.errors import UserError
-from spec_lab.models.config import MAX_LAYERS, ModelConfig
-from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.models.families.plain import declared_dtype, read_rope, refuse_unsupported
-from spec_lab.models.json_input import ConfigFields, shown
-from spec_lab.models.plan import LayerPlan
 
 QWEN3_MOE: Mapping[str, Any] = {
     "num_key_value_heads": 4,

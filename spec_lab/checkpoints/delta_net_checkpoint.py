@@ -8,8 +8,8 @@ from functools import partial
 
 import torch
 
-from spec_lab.models.checkpoint_files import StoredTensor
-from spec_lab.models.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 
 
 def delta_net_tensor_shapes(sizes: DeltaNetSizes, hidden_size: int) -> dict[str, tuple[int, ...]]:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from spec_lab.checkpoints.json_input import ConfigFields, read_json, shown
+from spec_lab.checkpoints.quantization import Block
+from spec_lab.checkpoints.slices import Part
 from spec_lab.errors import UserError
-from spec_lab.models.json_input import ConfigFields, read_json, shown
-from spec_lab.models.partition import Part
-
-if TYPE_CHECKING:
-    from spec_lab.models.block_fp8 import BlockScales
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -47,6 +44,14 @@ class StoredTensor:
     form: Callable[[torch.Tensor], torch.Tensor] | None = None
     in_float32: bool = False
     as_stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlockScales:
+    """The place of the scales of an fp8 matrix, one a block of `block` rows and columns."""
+
+    tensor: StoredTensor
+    block: Block
 
 
 def checkpoint_files(folder: Path) -> dict[Path, list[str]]:

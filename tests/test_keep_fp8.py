@@ -11,13 +11,20 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from spec_lab.__main__ import main
-from spec_lab.models.checkpoint import load_tensors
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.families.table import read_model_config
+from spec_lab.checkpoints.checkpoint import load_tensors
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.keep_fp8 import (
+    SCALES,
+    is_product,
+    narrowed,
+    widened,
+    with_narrow_products,
+    with_wide_products,
+)
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.models.linear import Fp8Linear, make_linear
-from spec_lab.models.narrow import SCALES, is_product, narrowed, widened, with_narrow_products, with_wide_products
 from spec_lab.models.target_loader import WeightSource
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from tests.lab import make_pair
 from tests.tiny_checkpoints import refused, rewrite_config, rewrite_tensors
 

@@ -14,17 +14,15 @@ from typing import Any
 
 import torch
 
-from spec_lab.core.types import NormSide
-from spec_lab.errors import UserError
-from spec_lab.models.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
-from spec_lab.models.checkpoint_files import StoredTensor
-from spec_lab.models.config import ModelConfig, num_mtp_modules, read_config_json, text_part
-from spec_lab.models.expert_sizes import ExpertSizes
-from spec_lab.models.families.deepseek import LATENT_ARCHITECTURES
-from spec_lab.models.families.table import READERS, read_decoder
-from spec_lab.models.hybrid_checkpoint import zero_centred
-from spec_lab.models.json_input import ConfigFields
-from spec_lab.models.mtp_layouts import (
+from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.config import ModelConfig, num_mtp_modules, read_config_json, text_part
+from spec_lab.checkpoints.expert_sizes import ExpertSizes
+from spec_lab.checkpoints.families.deepseek import LATENT_ARCHITECTURES
+from spec_lab.checkpoints.families.table import READERS, read_decoder
+from spec_lab.checkpoints.hybrid_checkpoint import zero_centred
+from spec_lab.checkpoints.json_input import ConfigFields
+from spec_lab.checkpoints.mtp_layouts import (
     EMBEDDING_NORM,
     FINAL_NORM,
     HIDDEN_NORM,
@@ -34,8 +32,10 @@ from spec_lab.models.mtp_layouts import (
     MtpLayout,
     find_layout,
 )
-from spec_lab.models.plan import LayerPlan
-from spec_lab.models.tensor_shapes import layer_tensor_shapes
+from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
+from spec_lab.core.types import NormSide
+from spec_lab.errors import UserError
 
 KNOB = "drafter.path"
 # The engines' loaders skip these copies too, and let the target's embedding and head serve.

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from spec_lab.checkpoints.families.plain import read_rope
+from spec_lab.checkpoints.json_input import ConfigFields
+from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.errors import UserError
-from spec_lab.models.families.plain import read_rope
-from spec_lab.models.json_input import ConfigFields
-from spec_lab.models.plan import RopeConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from spec_lab.checkpoints.config import ModelConfig, read_config_json
+from spec_lab.checkpoints.families.table import read_decoder
+from spec_lab.checkpoints.json_input import ConfigFields, shown, shown_ids
 from spec_lab.errors import UserError
-from spec_lab.models.config import ModelConfig, read_config_json
-from spec_lab.models.families.table import read_decoder
-from spec_lab.models.json_input import ConfigFields, shown, shown_ids
 
 logger = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig
+from spec_lab.checkpoints.families.experts import read_sigmoid_experts
+from spec_lab.checkpoints.families.plain import declared_dtype, refuse_unsupported
+from spec_lab.checkpoints.families.yarn import read_rope_or_yarn
+from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.latent_sizes import LatentSizes
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.errors import UserError
-from spec_lab.models.config import MAX_LAYERS, ModelConfig
-from spec_lab.models.families.experts import read_sigmoid_experts
-from spec_lab.models.families.plain import declared_dtype, refuse_unsupported
-from spec_lab.models.families.yarn import read_rope_or_yarn
-from spec_lab.models.json_input import ConfigFields, shown
-from spec_lab.models.latent_sizes import LatentSizes
-from spec_lab.models.plan import LayerPlan
 
 DEEPSEEK_V3: Mapping[str, Any] = {
     "max_position_embeddings": 4096,

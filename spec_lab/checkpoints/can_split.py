@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spec_lab.models.plan import LayerPlan
+from spec_lab.checkpoints.plan import LayerPlan
 
 
 def problem_of_split(plan: LayerPlan, size: int) -> str | None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from spec_lab.models.checkpoint import without_mtp
-from spec_lab.models.checkpoint_files import StoredTensor
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.delta_net_checkpoint import ungrouped
+from spec_lab.checkpoints.checkpoint import without_mtp
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.delta_net_checkpoint import ungrouped
 
 TEXT_PREFIX = "model.language_model."
 BESIDE_THE_TEXT = ("model.visual.",)

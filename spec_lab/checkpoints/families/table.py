@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from spec_lab.checkpoints.config import ModelConfig, read_config_json
+from spec_lab.checkpoints.families.deepseek import read_deepseek_v3, read_glm4_moe_lite, refuse_deepseek_v2
+from spec_lab.checkpoints.families.experts import read_glm4_moe, read_qwen3_moe
+from spec_lab.checkpoints.families.gemma4 import read_gemma4
+from spec_lab.checkpoints.families.hybrid import read_qwen3_5, read_qwen3_5_moe, read_qwen3_next
+from spec_lab.checkpoints.families.plain import read_llama, read_qwen2, read_qwen3
+from spec_lab.checkpoints.json_input import ConfigFields, read_json, shown
 from spec_lab.errors import UserError
-from spec_lab.models.config import ModelConfig, read_config_json
-from spec_lab.models.families.deepseek import read_deepseek_v3, read_glm4_moe_lite, refuse_deepseek_v2
-from spec_lab.models.families.experts import read_glm4_moe, read_qwen3_moe
-from spec_lab.models.families.gemma4 import read_gemma4
-from spec_lab.models.families.hybrid import read_qwen3_5, read_qwen3_5_moe, read_qwen3_next
-from spec_lab.models.families.plain import read_llama, read_qwen2, read_qwen3
-from spec_lab.models.json_input import ConfigFields, read_json, shown
 
 Reader = Callable[[dict[str, Any], str], ModelConfig]
 """Reads the keys of a config.json; the text names the file in errors. It raises UserError for what cannot run."""

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
+from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.eagle3_config import KNOB, NUM_TAPS, Eagle3Config, read_eagle3_config
+from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
 from spec_lab.errors import UserError
-from spec_lab.models.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
-from spec_lab.models.checkpoint_files import StoredTensor
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.eagle3_config import KNOB, NUM_TAPS, Eagle3Config, read_eagle3_config
-from spec_lab.models.tensor_shapes import layer_tensor_shapes
 
 
 def load_eagle3(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from spec_lab.models.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
 
 _OF_ONE_EXPERT = re.compile(
     r"(?P<layer>(?:.*\.)?experts\.)(?P<expert>\d+)\.(?P<part>gate_proj|up_proj|down_proj)\.weight"

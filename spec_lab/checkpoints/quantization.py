@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.errors import UserError
-from spec_lab.models.json_input import ConfigFields, shown
 
 if TYPE_CHECKING:
-    from spec_lab.models.config import ModelConfig
+    from spec_lab.checkpoints.config import ModelConfig
 
 SCALES_SUFFIX = "_scale_inv"
 REMEDY = "use the float16, bfloat16 or float32 checkpoint"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, AssistantTarget, read_assistant_config
 from spec_lab.errors import UserError
-from spec_lab.models.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
-from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantTarget, read_assistant_config
 
 TOKEN_ORDERING = "masked_embedding.token_ordering"
 

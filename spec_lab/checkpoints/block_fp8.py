@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE
+from spec_lab.checkpoints.checkpoint_files import BlockScales, StoredTensor
+from spec_lab.checkpoints.json_input import read_json
+from spec_lab.checkpoints.keep_fp8 import is_product, of_each_row
+from spec_lab.checkpoints.quantization import SCALES_SUFFIX, Block, read_block, scales_shape
 from spec_lab.errors import UserError
-from spec_lab.models.json_input import read_json
-from spec_lab.models.narrow import is_product, of_each_row
-from spec_lab.models.quantization import SCALES_SUFFIX, Block, read_block, scales_shape
-
-if TYPE_CHECKING:
-    from spec_lab.models.checkpoint_files import StoredTensor
-
-
-@dataclass(frozen=True, slots=True)
-class BlockScales:
-    """The place of the scales of an fp8 matrix, one a block of `block` rows and columns."""
-
-    tensor: StoredTensor
-    block: Block
 
 
 def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, StoredTensor]:
@@ -59,7 +48,7 @@ def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, S
 
 
 def with_products_as_stored(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Leave the fp8 products of layers as they are in the file, and their scales beside them, as `narrow` has both.
+    """Leave the fp8 products of layers as they are in the file, and their scales beside them, as `keep_fp8` has both.
 
     Raises:
         UserError: blocks of a width that no kernel here has.

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE, num_blocks
-from spec_lab.models.quantization import SCALES_SUFFIX
+from spec_lab.checkpoints.quantization import SCALES_SUFFIX
 
 SCALES = f"weight{SCALES_SUFFIX}"
 PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.errors import UserError
-from spec_lab.models.json_input import ConfigFields, shown
-from spec_lab.models.plan import RopeConfig
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 DEFAULT_ROPE: Mapping[str, Mapping[str, Any]] = {
