@@ -115,7 +115,7 @@ def measure_drafter(cells: Sequence[Cell], overrides: Sequence[str], table: Path
     chosen = choose(config)
     limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
     models = load_models(chosen, limits.max_seq_len)
-    make_drafter = load_drafter(chosen, models)
+    make_drafter = load_drafter(chosen, models.of_drafters)
     for prefill in ("last_row", "all_rows"):
         config = replace(config, prune=PruneConfig(prefill=prefill, catchup="none"))
         engine = build_engine(choose(config), models, make_drafter, limits)

@@ -31,7 +31,7 @@ from spec_lab.assembly.chosen import choose
 from spec_lab.assembly.engine import build_engine
 from spec_lab.assembly.heads import load_drafter
 from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import Models, load_models
+from spec_lab.assembly.models import TargetBuild, load_models
 from spec_lab.cli.compose import compose_run
 from spec_lab.config import PruneConfig, RunConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
@@ -168,7 +168,7 @@ def make_request(number: int, num_tokens: int, num_new: int) -> Request:
     return Request(f"request {number}", "noise", (1,) * num_tokens, num_new, ignore_eos=True)
 
 
-def measured(cell: Cell, options: argparse.Namespace, models: Models) -> Row:
+def measured(cell: Cell, options: argparse.Namespace, models: TargetBuild) -> Row:
     """Build the cell's engine, run it, and return its line."""
     config = replace(composed(options.overrides, cell.num_drafts), batch_size=cell.batch)
     prune = PruneConfig(prefill="last_row", catchup=cell.catchup)
@@ -176,7 +176,8 @@ def measured(cell: Cell, options: argparse.Namespace, models: Models) -> Row:
     requests = [make_request(number, cell.tokens, num_new) for number in range(cell.batch)]
     chosen = choose(config)
     limits = engine_limits(chosen, requests, cell.num_drafts)
-    engine = build_engine(choose(replace(config, prune=prune)), models, load_drafter(chosen, models), limits)
+    make_drafter = load_drafter(chosen, models.of_drafters)
+    engine = build_engine(chosen.again(replace(config, prune=prune)), models, make_drafter, limits)
     fill(engine)
     engine.prompt_pass = FilledPrompts(engine.round, engine.prune, cell.tokens, cell.tokens * cell.batch)
     engine.generate(requests)  # captures

@@ -135,7 +135,7 @@ class Lab:
         chosen = choose(config)
         limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
         models = load_models(chosen, limits.max_seq_len, MARKERS)
-        engine = build_engine(chosen, models, load_drafter(chosen, models), limits)
+        engine = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
         mode: Any = engine.graph
         if graph is not None and self.device == "cpu":
             assert isinstance(mode.recorder, TapeRecorder)

@@ -87,7 +87,7 @@ def make_engine(config: RunConfig, requests: list[Request]) -> Engine:
     chosen = choose(config)
     limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
     models = load_models(chosen, limits.max_seq_len)
-    return build_engine(chosen, models, load_drafter(chosen, models), limits)
+    return build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
 
 
 def random_requests(

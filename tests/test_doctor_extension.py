@@ -87,7 +87,7 @@ def test_what_is_skipped_names_the_aspects_of_the_row_too(
     monkeypatch.setattr(examine, "check_output", lambda subject, records: does_not_apply("output", ""))
     monkeypatch.setattr(examine, "gather", lambda subject, loop: None)
     chosen = choose(config)
-    subject = SimpleNamespace(config=config, chosen=chosen, of_spine=chosen, reference_models=None)
+    subject = SimpleNamespace(config=config, chosen=chosen, of_spine=chosen, reference_build=None)
     checks = [finding.check for finding in examine.examine(cast("Subject", subject))]
     wanted = [*ALL_ASPECTS, "my aspect", "my fixed aspect", "loop against teacher forcing", "teacher forcing"]
     assert checks[-len(wanted) :] == wanted

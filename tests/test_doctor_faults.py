@@ -18,7 +18,7 @@ from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.assembly.chosen import Chosen, choose
 from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.assembly.heads import DrafterFactory, load_drafter
-from spec_lab.assembly.models import Models
+from spec_lab.assembly.models import DrafterBuild
 from spec_lab.cli.compose import compose_run
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
@@ -51,8 +51,8 @@ def keep_readings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """The readings take most of an examination's time, and most of them are not what tells a fault."""
 
     def keep(*names: str) -> None:
-        def kept(chosen: Chosen, models: Models) -> list[Aspect]:
-            return [aspect for aspect in aspects_of(chosen, models) if aspect.name in names]
+        def kept(chosen: Chosen, build: DrafterBuild) -> list[Aspect]:
+            return [aspect for aspect in aspects_of(chosen, build) if aspect.name in names]
 
         if request.param == "some_readings":
             monkeypatch.setattr("spec_lab.doctor.examine.aspects_of", kept)
@@ -69,7 +69,7 @@ def healthy() -> Subject:
 def examined(healthy: Subject, *overrides: str, max_rounds: int = FEW_ROUNDS) -> Subject:
     """Another drafter of the same target, whose texts are written already; a few rounds tell most faults."""
     chosen = choose(strict_greedy(compose_run([*QUICK, *overrides])[0]))
-    make_drafter = load_drafter(chosen, healthy.models)
+    make_drafter = load_drafter(chosen, healthy.models.of_drafters)
     return replace(healthy, chosen=chosen, make_drafter=make_drafter, max_rounds=max_rounds)
 
 
@@ -294,7 +294,7 @@ def next_slots(slot_mapping: torch.Tensor) -> torch.Tensor:
 def with_broken_writes(subject: Subject, place: Callable[[torch.Tensor], torch.Tensor | None]) -> Subject:
     """The loop's drafter writes wrongly; its weights and the target are as they were."""
     backend: Any = BrokenWrites(subject.models.backend, place)
-    make: DrafterFactory = load_drafter(subject.chosen, replace(subject.models, backend=backend))
+    make: DrafterFactory = load_drafter(subject.chosen, replace(subject.models.of_drafters, backend=backend))
     return replace(subject, make_drafter=make)
 
 

@@ -60,7 +60,7 @@ def subject_of(config: RunConfig) -> Subject:
     chosen = choose(config)
     limits = engine_limits(chosen, requests, NUM_DRAFT_TOKENS)
     models = load_models(chosen, limits.max_seq_len)
-    make_drafter = load_drafter(chosen, models)
+    make_drafter = load_drafter(chosen, models.of_drafters)
     return Subject(chosen, models, requests, limits, make_drafter, [record(r.prompt_ids, []) for r in requests])
 
 
@@ -116,13 +116,14 @@ def findings_of(right: RunConfig, wrong: RunConfig) -> list[Finding]:
     subject = replace(subject, chosen=choose(wrong))
     forced = TeacherForcedDrafts(subject, rounds)
     as_configured = forced.draft(_reference_drafter(subject))
-    features = subject.engine(subject.chosen, load_drafter(subject.chosen, subject.models)).parts.drafter.requirements
+    engine = subject.engine(subject.chosen, load_drafter(subject.chosen, subject.models.of_drafters))
+    features = engine.parts.drafter.requirements
     evidence = Evidence(subject, features.features, forced, as_configured, as_configured)
-    return check_readings(evidence, aspects_of(subject.chosen, subject.reference_models))
+    return check_readings(evidence, aspects_of(subject.chosen, subject.reference_build))
 
 
 def _reference_drafter(subject: Subject) -> DrafterFactory:
-    return load_drafter(subject.chosen, subject.reference_models)
+    return load_drafter(subject.chosen, subject.reference_build)
 
 
 SLOW = (

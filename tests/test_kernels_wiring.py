@@ -160,7 +160,7 @@ def make_engine(config: RunConfig, requests: Sequence[Request]) -> Engine:
     chosen = choose(config)
     limits = engine_limits(chosen, list(requests), config.drafter.num_draft_tokens)
     models = load_models(chosen, limits.max_seq_len, MARKERS)
-    return build_engine(chosen, models, load_drafter(chosen, models), limits)
+    return build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
 
 
 def thinking_requests(count: int, max_new_tokens: int) -> list[Request]:

@@ -54,7 +54,7 @@ def decode(config: RunConfig) -> dict[str, list[int]]:
     requests = load_requests(chosen, tokenizer)
     limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
     models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer))
-    engine = build_engine(chosen, models, load_drafter(chosen, models), limits)
+    engine = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
     return {record.request_id: record.output_ids for record in engine.generate(requests).requests}
 
 
@@ -121,7 +121,7 @@ def test_drafts_are_those_of_the_module_as_it_was_trained(target: str) -> None:
     requests = load_requests(chosen, TargetTokenizer(chosen.target_folder))
     limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
     models = load_models(chosen, limits.max_seq_len)
-    engine = build_engine(chosen, models, load_drafter(chosen, models), limits)
+    engine = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
     records = engine.generate(requests).requests
 
     trained = composed_pipeline(f"target={target}", f"drafter={TRAINED_AS[drafter]}")

@@ -64,7 +64,7 @@ def test_a_backend_that_cannot_move_inside_a_graph_is_refused_by_name(graph: Gra
     models = load_models(chosen, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
     with refused("attention=torch", f"graph={graph.name}", "graph=step_replay"):
-        build_engine(chosen, models, load_drafter(chosen, models), limits)
+        build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
 
 
 def test_graph_step_replay_takes_any_backend(tmp_path: Path) -> None:
@@ -74,6 +74,6 @@ def test_graph_step_replay_takes_any_backend(tmp_path: Path) -> None:
     limits = engine_limits(chosen, requests, 3)
     models = load_models(chosen, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
-    engine = build_engine(chosen, models, load_drafter(chosen, models), limits)
+    engine = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
     expected = make_engine(config, requests).generate(requests)
     assert engine.generate(requests).requests[0].output_ids == expected.requests[0].output_ids

@@ -49,7 +49,7 @@ def split_engine(config: RunConfig, requests: list[Request], partition: Partitio
     chosen = choose(config)
     limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
     models = load_models(chosen, limits.max_seq_len, partition=partition)
-    return build_engine(chosen, models, load_drafter(chosen, models), limits)
+    return build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
 
 
 def texts(result: GenerationResult) -> dict[str, list[int]]:

@@ -11,10 +11,10 @@ from spec_lab.assembly.drafters.lookup import NoDrafterConfig
 from spec_lab.assembly.graphs_loader import build_graph_mode, build_mover, prompt_pass_maker
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources
 from spec_lab.assembly.limits import Limits, overlaps
-from spec_lab.assembly.models import Models
+from spec_lab.assembly.models import TargetBuild
 from spec_lab.assembly.rounds_loader import build_confidences, round_maker
 from spec_lab.assembly.rules import RejectionConfig, RejectionMethodChoice, StrictAcceptanceConfig
-from spec_lab.assembly.rules_loader import RuleResources, build_rule, build_tree_rule
+from spec_lab.assembly.rules_loader import RuleBuild, build_rule
 from spec_lab.config import PruneConfig, RecurrentConfig, RunConfig, TreeConfig, VerifyConfig
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.engine.engine import Engine
@@ -36,41 +36,40 @@ def build_prune_policy(chosen: Chosen) -> PrunePolicy:
     return PrunePolicy(chosen.prefill.make(), chosen.catchup.make(), chosen.catchup.in_one_call)
 
 
-def build_engine(chosen: Chosen, models: Models, make_drafter: DrafterFactory, limits: Limits) -> Engine:
+def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactory, limits: Limits) -> Engine:
     """Make an engine with caches of its own."""
     config, sizes = chosen.config, chosen.sizes
     prune = build_prune_policy(chosen)
-    if prune.needs_prewrite and not models.backend.prewrite:
+    if prune.needs_prewrite and not built.backend.prewrite:
         raise UserError(
             f"attention={config.attention.name} cannot write KV before attention, which prune.prefill=last_row and "
             "prune.catchup=pre_attention need; use prune=none or attention=torch"
         )
-    seeds = SlotSeeds(limits.num_slots, config.seed, models.device)
-    rule_resources = RuleResources(models, limits, seeds)
-    rule = build_rule(chosen, rule_resources) if sizes is None else build_tree_rule(chosen, rule_resources)
+    seeds = SlotSeeds(limits.num_slots, config.seed, built.device)
+    rule = build_rule(chosen, _rule_build(chosen, built, limits, seeds))
     num_verified = config.drafter.num_draft_tokens + 1
     limits = dataclasses.replace(limits, num_rows=num_verified, rollback=config.recurrent.rollback)
-    cache = build_cache(models.target.layer_plans, limits, models)
-    confidences = build_confidences(chosen, limits, models)
+    cache = build_cache(built.target.layer_plans, limits, built)
+    confidences = build_confidences(chosen, limits, built)
     drafter = make_drafter(DrafterResources(limits, prune, seeds, cache, confidences))
     assert limits.margin >= 2 * drafter.num_draft_tokens
     num_rows = drafter.num_draft_tokens + 1 if sizes is None else sizes.num_rows
-    table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, models.device)
+    table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, built.device)
     parts = Parts(
-        target=models.target,
+        target=built.target,
         drafter=drafter,
         rule=rule,
-        backend=models.backend,
-        mover=build_mover(chosen, models),
+        backend=built.backend,
+        mover=build_mover(chosen, built),
         cache=cache,
-        slots=SlotState(limits.num_slots, num_rows - 1, table, slot_states(cache), models.kernels.commit_rows),
-        timer=make_timer(models.device),
-        experts_read=models.experts_read,
+        slots=SlotState(limits.num_slots, num_rows - 1, table, slot_states(cache), built.kernels.commit_rows),
+        timer=make_timer(built.device),
+        experts_read=built.experts_read,
     )
     allocator = PageAllocator(limits.num_pages)
     scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
-    graph = build_graph_mode(chosen, models, limits)
-    make_round = round_maker(chosen, limits, confidences, graph.recorder, models)
+    graph = build_graph_mode(chosen, built, limits)
+    make_round = round_maker(chosen, limits, confidences, graph.recorder, built)
     return Engine(
         parts,
         prune,
@@ -80,16 +79,28 @@ def build_engine(chosen: Chosen, models: Models, make_drafter: DrafterFactory, l
         config.cache.prefill_tokens,
         overlaps(config),
         make_round,
-        prompt_pass_maker(chosen, models),
+        prompt_pass_maker(chosen, built),
     )
 
 
-def build_teacher(config: RunConfig, models: Models, limits: Limits) -> TeacherForcing:
+def _rule_build(chosen: Chosen, built: TargetBuild, limits: Limits, seeds: SlotSeeds) -> RuleBuild:
+    return RuleBuild(
+        limits.num_slots,
+        built.markers,
+        built.target.eos_token_ids,
+        chosen.config.cache.chunk_size,
+        built.device,
+        built.kernels,
+        seeds=seeds,
+    )
+
+
+def build_teacher(config: RunConfig, built: TargetBuild, limits: Limits) -> TeacherForcing:
     """Make the judge of texts, over a cache that holds one of them at a time."""
     one_sequence = limits.one_sequence()
-    cache = build_cache(models.target.layer_plans, one_sequence, models)
-    sizes = limits.page_size, config.cache.chunk_size, models.invariant_rows
-    return TeacherForcing(models.target, models.backend, cache, *sizes)
+    cache = build_cache(built.target.layer_plans, one_sequence, built)
+    sizes = limits.page_size, config.cache.chunk_size, built.invariant_rows
+    return TeacherForcing(built.target, built.backend, cache, *sizes)
 
 
 def plain_config(config: RunConfig) -> RunConfig:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+
+import torch
 
 from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.graphs import (
@@ -14,8 +17,9 @@ from spec_lab.assembly.graphs import (
     SplitSeedGraphConfig,
     StepReplayGraphConfig,
 )
+from spec_lab.assembly.kernels import Kernels
 from spec_lab.assembly.limits import Limits
-from spec_lab.assembly.models import Models
+from spec_lab.assembly.models import TargetBuild
 from spec_lab.attention.stale import StaleMover
 from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
@@ -32,7 +36,32 @@ from spec_lab.engine.tape import TapeRecorder
 from spec_lab.errors import UserError
 
 
-def build_graph_mode(chosen: Chosen, models: Models, limits: Limits) -> GraphMode:
+@dataclass(frozen=True, slots=True)
+class GraphBuild:
+    """The parts of one engine that a graph mode is made of.
+
+    Attributes:
+        carry: what a draft step hands on to the next one.
+    """
+
+    num_slots: int
+    max_kv_len: int
+    eos_token_ids: frozenset[int]
+    device: torch.device
+    kernels: Kernels
+    carry: DraftCarry
+
+    def recorder(self) -> GraphRecorder:
+        """Make what captures and replays on the device."""
+        return graph_recorder(self.device)
+
+
+def graph_recorder(device: torch.device) -> GraphRecorder:
+    """Make what captures and replays on a device."""
+    return CudaGraphRecorder(device) if device.type == "cuda" else TapeRecorder()
+
+
+def build_graph_mode(chosen: Chosen, built: TargetBuild, limits: Limits) -> GraphMode:
     """Make the mode, with a recorder of the device.
 
     Raises:
@@ -40,22 +69,31 @@ def build_graph_mode(chosen: Chosen, models: Models, limits: Limits) -> GraphMod
     """
     config = chosen.config
     moves_in_graph = hasattr(config.graph, "metadata")
-    if moves_in_graph and not models.backend.supports_in_place_update:
+    if moves_in_graph and not built.backend.supports_in_place_update:
         raise UserError(
             f"attention={config.attention.name} cannot move its metadata inside a graph, which "
             f"graph={config.graph.name} does; use graph=step_replay, which builds it anew, or attention=torch"
         )
-    return chosen.graph.build(chosen, config.graph, models, limits)
+    build = GraphBuild(
+        limits.num_slots,
+        limits.max_kv_len,
+        built.target.eos_token_ids,
+        built.device,
+        built.kernels,
+        # The kernel takes tokens and a hidden state; a drafter that hands on anything else keeps the general way.
+        carry=built.kernels.carry_hidden if chosen.drafter.hands_hidden_on else carry_every_tensor,
+    )
+    return chosen.graph.build(chosen, config.graph, build)
 
 
-def build_mover(chosen: Chosen, models: Models) -> MetadataMover:
+def build_mover(chosen: Chosen, built: TargetBuild) -> MetadataMover:
     """Return what moves metadata between draft steps: the backend, or with graph.metadata=stale a wrong one."""
     if getattr(chosen.config.graph, "metadata", DraftMetadata.in_place) == DraftMetadata.stale:
-        return StaleMover(models.backend)
-    return models.backend
+        return StaleMover(built.backend)
+    return built.backend
 
 
-def prompt_pass_maker(chosen: Chosen, models: Models) -> Callable[..., PromptPass]:
+def prompt_pass_maker(chosen: Chosen, built: TargetBuild) -> Callable[..., PromptPass]:
     """Return what makes the prompt pass of a round, a pruning policy and sizes.
 
     Raises:
@@ -63,46 +101,36 @@ def prompt_pass_maker(chosen: Chosen, models: Models) -> Callable[..., PromptPas
     """
     if not getattr(chosen.config.graph, "prompts", False):
         return PromptPass
-    if models.target.config.keeps_states:
+    if built.target.config.keeps_states:
         raise UserError("graph.prompts=true captures no prompt of a target that keeps states; use graph.prompts=false")
-    return partial(CapturedPromptPass, _recorder(models))
+    return partial(CapturedPromptPass, graph_recorder(built.device))
 
 
-def _carry(chosen: Chosen, models: Models) -> DraftCarry:
-    """The kernel takes tokens and a hidden state; a drafter that hands on anything else keeps the general way."""
-    return models.kernels.carry_hidden if chosen.drafter.hands_hidden_on else carry_every_tensor
-
-
-def _recorder(models: Models) -> GraphRecorder:
-    return CudaGraphRecorder(models.device) if models.device.type == "cuda" else TapeRecorder()
-
-
-def eager(chosen: Chosen, options: EagerGraphConfig, models: Models, limits: Limits) -> GraphMode:
+def eager(chosen: Chosen, options: EagerGraphConfig, build: GraphBuild) -> GraphMode:
     """Make graph=eager."""
     return EagerGraph()
 
 
-def split_seed(chosen: Chosen, options: SplitSeedGraphConfig, models: Models, limits: Limits) -> GraphMode:
+def split_seed(chosen: Chosen, options: SplitSeedGraphConfig, build: GraphBuild) -> GraphMode:
     """Make graph=split_seed."""
-    return SplitSeed(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify)
+    return SplitSeed(options.name, build.recorder(), build.num_slots, build.max_kv_len, options.verify)
 
 
-def step_replay(chosen: Chosen, options: StepReplayGraphConfig, models: Models, limits: Limits) -> GraphMode:
+def step_replay(chosen: Chosen, options: StepReplayGraphConfig, build: GraphBuild) -> GraphMode:
     """Make graph=step_replay."""
-    carry = _carry(chosen, models)
-    return StepReplay(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify, carry)
+    return StepReplay(options.name, build.recorder(), build.num_slots, build.max_kv_len, options.verify, build.carry)
 
 
-def full_loop(chosen: Chosen, options: FullLoopGraphConfig, models: Models, limits: Limits) -> GraphMode:
+def full_loop(chosen: Chosen, options: FullLoopGraphConfig, build: GraphBuild) -> GraphMode:
     """Make graph=full_loop."""
-    return FullLoop(options.name, _recorder(models), limits.num_slots, limits.max_kv_len, options.verify)
+    return FullLoop(options.name, build.recorder(), build.num_slots, build.max_kv_len, options.verify)
 
 
-def whole_round(chosen: Chosen, options: RoundGraphConfig, models: Models, limits: Limits) -> GraphMode:
+def whole_round(chosen: Chosen, options: RoundGraphConfig, build: GraphBuild) -> GraphMode:
     """Make graph=round."""
-    places = options.name, _recorder(models), limits.num_slots, limits.max_kv_len
+    places = options.name, build.recorder(), build.num_slots, build.max_kv_len
     if options.rounds_per_replay == 1:
         return WholeRound(*places)
-    stops = StopConditions(limits.num_slots, models.target.eos_token_ids, models.device, models.kernels.going_on)
+    stops = StopConditions(build.num_slots, build.eos_token_ids, build.device, build.kernels.going_on)
     make = SkippedRounds if options.skip_ended else SeveralRounds
     return make(*places, options.rounds_per_replay, stops, options.overlap)

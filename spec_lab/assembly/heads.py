@@ -12,7 +12,7 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.drafters.trained import DraftSampling, TrainedDrafterConfig
 from spec_lab.assembly.limits import Limits
-from spec_lab.assembly.models import Models
+from spec_lab.assembly.models import DrafterBuild
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.pruning_protocols import PrunePolicy
@@ -39,15 +39,15 @@ class DrafterResources:
 DrafterFactory = Callable[[DrafterResources], Drafter[Any]]
 
 
-def load_drafter(chosen: Chosen, models: Models) -> DrafterFactory:
+def load_drafter(chosen: Chosen, build: DrafterBuild) -> DrafterFactory:
     """Load the drafter's weights; the factory then makes one drafter an engine around them."""
     load = chosen.drafter.load if chosen.sizes is None else chosen.drafter.load_tree
     assert load is not None, "a drafter without branches is refused a tree"
-    return load(chosen, chosen.config.drafter, models)
+    return load(chosen, chosen.config.drafter, build)
 
 
 def make_picker(
-    chosen: Chosen, options: TrainedDrafterConfig, models: Models, resources: DrafterResources
+    chosen: Chosen, options: TrainedDrafterConfig, build: DrafterBuild, resources: DrafterResources
 ) -> DraftPicker:
     """Decide how the drafter picks its tokens, and whether it notes how sure it is of them."""
     biased = getattr(chosen.config.acceptance, "allow_lossy", False)
@@ -55,15 +55,15 @@ def make_picker(
     confidences = resources.confidences
     if is_greedy and not biased:
         return GreedyPicker() if confidences is None else ConfidentGreedyPicker(confidences)
-    picker = _sampling_picker(chosen, options, models, resources, is_greedy)
+    picker = _sampling_picker(chosen, options, build, resources, is_greedy)
     return picker if confidences is None else ConfidentPicker(picker, confidences)
 
 
 def _sampling_picker(
-    chosen: Chosen, options: TrainedDrafterConfig, models: Models, resources: DrafterResources, is_greedy: bool
+    chosen: Chosen, options: TrainedDrafterConfig, build: DrafterBuild, resources: DrafterResources, is_greedy: bool
 ) -> DraftPicker:
     """Make the picker that samples, or takes the likeliest token as if it had been sampled."""
     num_slots, num_draft_tokens = resources.limits.num_slots, options.num_draft_tokens
-    kept = DraftLogits(num_slots, num_draft_tokens, models.target.vocab_size, models.device)
+    kept = DraftLogits(num_slots, num_draft_tokens, build.target.vocab_size, build.device)
     picker = BiasedGreedyPicker if is_greedy else SamplingPicker
-    return picker(chosen.config.sampling.temperature, resources.seeds, kept, models.kernels.sample_draft)
+    return picker(chosen.config.sampling.temperature, resources.seeds, kept, build.kernels.sample_draft)

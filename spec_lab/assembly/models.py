@@ -27,8 +27,33 @@ from spec_lab.workloads.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
-    """The models and the backend, which are loaded once and shared by every engine of a run.
+class DrafterBuild:
+    """The parts that a drafter is made of, besides its own weights.
+
+    Attributes:
+        kernels: what computes the small steps of a round.
+        experts_read: counts for the layers of experts.
+    """
+
+    target: Decoder
+    backend: AttentionBackend
+    kernels: Kernels
+    device: torch.device
+    dtype: torch.dtype
+    experts_read: ExpertsRead
+
+    def adopt(self, parts: Iterable[ExpertMLP]) -> None:
+        """Let the run's kernels compute these routers and experts, and count what they read."""
+        adopted = tuple(parts)
+        for part in adopted:
+            part.router = part.router.made_by(self.kernels.router)
+            part.experts = part.experts.made_by(self.kernels.experts)
+        self.experts_read.watch(adopted)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetBuild:
+    """A target and the parts that it was loaded for, which every engine of a run shares.
 
     Attributes:
         kernels: what computes the small steps of a round.
@@ -64,13 +89,10 @@ class Models:
         by_layers = all(getattr(layer, "row_invariant", False) for layer in self.target.layers)
         return products.invariant_rows if by_products or by_layers else 1
 
-    def adopt(self, parts: Iterable[ExpertMLP]) -> None:
-        """Let the run's kernels compute these routers and experts, and count what they read."""
-        adopted = tuple(parts)
-        for part in adopted:
-            part.router = part.router.made_by(self.kernels.router)
-            part.experts = part.experts.made_by(self.kernels.experts)
-        self.experts_read.watch(adopted)
+    @property
+    def of_drafters(self) -> DrafterBuild:
+        """Returns the parts that a drafter is made of."""
+        return DrafterBuild(self.target, self.backend, self.kernels, self.device, self.dtype, self.experts_read)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -113,7 +135,7 @@ def thinking_markers(tokenizer: Tokenizer) -> ThinkingMarkers | None:
 
 def load_models(
     chosen: Chosen, max_seq_len: int, markers: ThinkingMarkers | None = None, partition: Partition = WHOLE
-) -> Models:
+) -> TargetBuild:
     """Load what `partition` keeps of the target.
 
     Raises:
@@ -140,11 +162,11 @@ def load_models(
     target = load_target(model_config, source, backend, max_positions)
     if partition is WHOLE:
         target.use(kernels.products)
-    models = Models(target, backend, kernels, device, dtype, ExpertsRead(device, config.batch_size), markers)
-    models.adopt(target.expert_parts)
+    build = TargetBuild(target, backend, kernels, device, dtype, ExpertsRead(device, config.batch_size), markers)
+    build.of_drafters.adopt(target.expert_parts)
     for net in target.delta_nets:
         net.use(kernels.delta.steps)
-    return models
+    return build
 
 
 def _refuse_target(chosen: Chosen, target: ModelConfig, max_seq_len: int) -> None:

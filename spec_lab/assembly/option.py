@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from spec_lab.acceptance.deterministic import DeterministicRule
     from spec_lab.assembly.chosen import Chosen
     from spec_lab.assembly.heads import DrafterFactory
-    from spec_lab.assembly.rules_loader import RuleContext, RuleResources
+    from spec_lab.assembly.rules_loader import RuleBuild, RuleContext
     from spec_lab.assembly.tree_sizes import TreeSizes
     from spec_lab.core.layer_protocols import AttentionBackend
     from spec_lab.core.protocols import AcceptanceRule
@@ -72,10 +72,11 @@ class DrafterOption(Option):
     """`drafter=`.
 
     Attributes:
-        load: takes (the `Chosen` run, its `drafter` part, models), reads the weights, and returns a `DrafterFactory`.
+        load: takes (the `Chosen` run, its `drafter` part, `DrafterBuild`), reads the weights, and returns a
+            `DrafterFactory`.
         folder: takes (config, its `drafter` part) and returns the folder of the weights; None where there are none.
-        aspects: takes (the `Chosen` run, its `drafter` part, models) and returns what the doctor reads in other ways, a
-            list of `doctor.readings.Aspect`; None where weights have one reading.
+        aspects: takes (the `Chosen` run, its `drafter` part, `DrafterBuild`) and returns what the doctor reads in other
+            ways, a list of `doctor.readings.Aspect`; None where weights have one reading.
         drafts: it proposes tokens; False is plain decoding, with no draft tokens to count.
         follows_greedy_text: why its drafts fit only an output that is plain greedy decoding's, as in "replays a greedy
             continuation"; None where they fit any.
@@ -107,7 +108,7 @@ class TreeOption(Option):
 
     Attributes:
         sizes: takes the `tree` part, and says how large the tree is; None for a chain.
-        make: takes the `tree` part and the models, and makes what decides which drafts are in the tree.
+        make: takes the `tree` part and `DrafterBuild`, and makes what decides which drafts are in the tree.
     """
 
     schema: type[TreeConfig] = TreeConfig
@@ -122,21 +123,21 @@ class RuleOption(Option):
     Attributes:
         judge: takes (the `acceptance` part, `RuleContext`) and makes a rule that decides without drawing; such
             a rule can also judge a recorded run again.
-        build: takes (the `Chosen` run, its `acceptance` part, `RuleResources`) and makes a rule that draws.
+        build: takes (the `Chosen` run, its `acceptance` part, `RuleBuild`) and makes a rule that draws.
         greedy_only: why it needs sampling.temperature=0, as in "compares with the argmax"; None where it does not.
         keeps_greedy_text: its output is plain greedy decoding's, token for token, whatever is drafted.
         walk: makes the rule's form for a tree of drafts, from (the `Chosen` run, its `acceptance` part,
-            `RuleResources`); None where it judges chains only.
+            `RuleBuild`); None where it judges chains only.
         takes_fewer_drafts: it accepts no draft that `AcceptanceInputs.num_drafts` says is not offered, and puts the
             target's own token in its place.
     """
 
     schema: type[AcceptanceConfig]
     judge: Callable[[Any, RuleContext], DeterministicRule] | None = None
-    build: Callable[[Chosen, Any, RuleResources], AcceptanceRule] | None = None
+    build: Callable[[Chosen, Any, RuleBuild], AcceptanceRule] | None = None
     greedy_only: str | None = None
     keeps_greedy_text: bool = False
-    walk: Callable[[Chosen, Any, RuleResources], TreeRule] | None = None
+    walk: Callable[[Chosen, Any, RuleBuild], TreeRule] | None = None
     takes_fewer_drafts: bool = False
 
     def __post_init__(self) -> None:
@@ -164,7 +165,7 @@ class CatchupPruningOption(Option):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphOption(Option):
-    """`graph=`; `build` takes (the `Chosen` run, its `graph` part, models, limits).
+    """`graph=`; `build` takes (the `Chosen` run, its `graph` part, `GraphBuild`).
 
     Attributes:
         num_launched: draft steps a round that are launched from Python; None where none is captured.

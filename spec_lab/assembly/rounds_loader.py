@@ -9,7 +9,7 @@ from typing import Any
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.limits import Limits
-from spec_lab.assembly.models import Models
+from spec_lab.assembly.models import TargetBuild
 from spec_lab.engine.adaptive_round import adaptive_round
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.offers import DraftOffers
@@ -17,12 +17,12 @@ from spec_lab.engine.round import DecodeRound
 from spec_lab.engine.tree_round import tree_round
 
 
-def build_confidences(chosen: Chosen, limits: Limits, models: Models) -> DraftConfidences | None:
+def build_confidences(chosen: Chosen, limits: Limits, built: TargetBuild) -> DraftConfidences | None:
     """Make the place where the drafter notes how sure it is of its drafts; None where nothing asks."""
     if not chosen.offers.read_confidences:
         return None
     sizes = limits.num_slots, chosen.config.drafter.num_draft_tokens
-    return DraftConfidences(*sizes, models.device, chosen.offers.threshold, models.kernels.note_confidence)
+    return DraftConfidences(*sizes, built.device, chosen.offers.threshold, built.kernels.note_confidence)
 
 
 def round_maker(
@@ -30,14 +30,14 @@ def round_maker(
     limits: Limits,
     confidences: DraftConfidences | None,
     recorder: GraphRecorder | None,
-    models: Models,
+    built: TargetBuild,
 ) -> Callable[[Any], DecodeRound]:
     """Return the function that makes the round of an engine's `Parts`, of which `recorder` captures stretches."""
     sizes = chosen.sizes
     if sizes is not None:
-        return partial(tree_round, sizes.num_rows, limits.page_size, move_path=models.kernels.trees.move_path)
+        return partial(tree_round, sizes.num_rows, limits.page_size, move_path=built.kernels.trees.move_path)
     if not chosen.offers.may_be_fewer:
         return DecodeRound
-    budget, count = chosen.offers.budget, models.kernels.count_offered
-    offers = DraftOffers(limits.num_slots, models.device, confidences, budget, count)
+    budget, count = chosen.offers.budget, built.kernels.count_offered
+    offers = DraftOffers(limits.num_slots, built.device, confidences, budget, count)
     return partial(adaptive_round, offers, chosen.offers.schedule, recorder)

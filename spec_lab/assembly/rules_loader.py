@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,8 +19,6 @@ from spec_lab.acceptance.traversal import TraversalAcceptance
 from spec_lab.assembly import registry
 from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.kernels import TORCH, Kernels
-from spec_lab.assembly.limits import Limits
-from spec_lab.assembly.models import Models
 from spec_lab.assembly.rules import (
     RejectionConfig,
     RejectionMethodChoice,
@@ -57,59 +55,45 @@ class RuleContext:
 
 
 @dataclass(frozen=True, slots=True)
-class RuleResources:
-    """The parts of one engine that a rule that draws may use."""
+class RuleBuild(RuleContext):
+    """The parts of one engine that a rule is made of: one that draws also has seeds."""
 
-    models: Models
-    limits: Limits
-    seeds: SlotSeeds
+    seeds: SlotSeeds = field(kw_only=True)
 
 
-def build_rule(chosen: Chosen, resources: RuleResources) -> AcceptanceRule:
-    """Make the rule of an engine."""
+def build_rule(chosen: Chosen, build: RuleBuild) -> AcceptanceRule:
+    """Make the rule of an engine, in its form for trees where the run has one."""
+    if chosen.sizes is not None:
+        return _build_tree_rule(chosen, build)
     option, options = chosen.rule, chosen.config.acceptance
     if option.build is not None:
-        return option.build(chosen, options, resources)
+        return option.build(chosen, options, build)
     assert option.judge is not None, "one of judge and build makes the rule"
-    return option.judge(options, _rule_context(chosen, resources))
+    return option.judge(options, build)
 
 
-def _rule_context(chosen: Chosen, resources: RuleResources) -> RuleContext:
-    models = resources.models
-    return RuleContext(
-        resources.limits.num_slots,
-        models.markers,
-        models.target.eos_token_ids,
-        chosen.config.cache.chunk_size,
-        models.device,
-        models.kernels,
-    )
-
-
-def build_tree_rule(chosen: Chosen, resources: RuleResources) -> AcceptanceRule:
-    """Make the form for trees of the rule that `acceptance=` names."""
+def _build_tree_rule(chosen: Chosen, build: RuleBuild) -> AcceptanceRule:
     assert chosen.rule.walk is not None, "a rule that judges no trees is refused one"
-    return chosen.rule.walk(chosen, chosen.config.acceptance, resources)
+    return chosen.rule.walk(chosen, chosen.config.acceptance, build)
 
 
-def strict_tree_rule(chosen: Chosen, options: StrictAcceptanceConfig, resources: RuleResources) -> TreeRule:
+def strict_tree_rule(chosen: Chosen, options: StrictAcceptanceConfig, build: RuleBuild) -> TreeRule:
     """Make acceptance=strict for trees."""
-    return resources.models.kernels.trees.strict()
+    return build.kernels.trees.strict()
 
 
-def rejection_tree_rule(chosen: Chosen, options: RejectionConfig, resources: RuleResources) -> TreeRule:
+def rejection_tree_rule(chosen: Chosen, options: RejectionConfig, build: RuleBuild) -> TreeRule:
     """Make acceptance=rejection for trees: acceptance.method=one_hot or traversal."""
     if options.method == RejectionMethodChoice.one_hot:
-        return resources.models.kernels.trees.one_hot(_sampling(chosen), resources.seeds)
+        return build.kernels.trees.one_hot(_sampling(chosen), build.seeds)
     tree: Any = chosen.config.tree
-    paths, device = DraftPaths(tree.paths), resources.models.device
-    return TraversalAcceptance(paths, _sampling(chosen), resources.seeds, device, tree.replacement)
+    paths, device = DraftPaths(tree.paths), build.device
+    return TraversalAcceptance(paths, _sampling(chosen), build.seeds, device, tree.replacement)
 
 
-def synthetic_tree_rule(chosen: Chosen, options: SyntheticConfig, resources: RuleResources) -> TreeRule:
+def synthetic_tree_rule(chosen: Chosen, options: SyntheticConfig, build: RuleBuild) -> TreeRule:
     """Make acceptance=synthetic for trees."""
-    models = resources.models
-    return models.kernels.trees.synthetic(_rates(chosen, options), resources.seeds, models.device)
+    return build.kernels.trees.synthetic(_rates(chosen, options), build.seeds, build.device)
 
 
 def build_deterministic_rule(
@@ -130,9 +114,9 @@ def relaxed_thinking_rule(options: RelaxedThinkingConfig, context: RuleContext) 
     return RelaxedThinkingAcceptance(form, options.topk, phase, context.kernels.standing)
 
 
-def relaxed_thinking_tree_rule(chosen: Chosen, options: RelaxedThinkingConfig, resources: RuleResources) -> TreeRule:
+def relaxed_thinking_tree_rule(chosen: Chosen, options: RelaxedThinkingConfig, build: RuleBuild) -> TreeRule:
     """Make acceptance=relaxed_thinking for trees."""
-    form, phase = _relaxation(options, _rule_context(chosen, resources))
+    form, phase = _relaxation(options, build)
     return RelaxedThinkingTreeAcceptance(form, options.topk, phase)
 
 
@@ -159,16 +143,15 @@ def _either_pair() -> str:
     return " or ".join(f"{begin} and {end}" for begin, end in THINKING_MARKERS)
 
 
-def rejection_rule(chosen: Chosen, options: RejectionConfig, resources: RuleResources) -> AcceptanceRule:
+def rejection_rule(chosen: Chosen, options: RejectionConfig, build: RuleBuild) -> AcceptanceRule:
     """Make acceptance=rejection."""
-    kernels = resources.models.kernels
-    return kernels.rejection(options.method, _sampling(chosen), resources.seeds, not options.allow_lossy)
+    kernels = build.kernels
+    return kernels.rejection(options.method, _sampling(chosen), build.seeds, not options.allow_lossy)
 
 
-def synthetic_rule(chosen: Chosen, options: SyntheticConfig, resources: RuleResources) -> AcceptanceRule:
+def synthetic_rule(chosen: Chosen, options: SyntheticConfig, build: RuleBuild) -> AcceptanceRule:
     """Make acceptance=synthetic."""
-    models = resources.models
-    return models.kernels.synthetic(_rates(chosen, options), resources.seeds, models.device)
+    return build.kernels.synthetic(_rates(chosen, options), build.seeds, build.device)
 
 
 def _sampling(chosen: Chosen) -> SamplingParams:

@@ -18,7 +18,7 @@ from spec_lab.assembly.drafters.mtp import MtpDrafterConfig, MtpEagleDrafterConf
 from spec_lab.assembly.drafters.mtp_loader import mtp_eagle_factory, read_mtp_modules
 from spec_lab.assembly.drafters.mtp_vanilla_loader import mtp_vanilla_factory
 from spec_lab.assembly.heads import DrafterFactory
-from spec_lab.assembly.models import Models
+from spec_lab.assembly.models import DrafterBuild
 from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, TargetLayerKV
 from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
@@ -36,27 +36,27 @@ ATTENTION_INPUTS = tuple(
 )
 
 
-def aspects_of(chosen: Chosen, models: Models) -> list[Aspect]:
-    """List what can be read in other ways; the drafters are built for `models`."""
+def aspects_of(chosen: Chosen, build: DrafterBuild) -> list[Aspect]:
+    """List what can be read in other ways; the drafters are made of `build`."""
     aspects = chosen.drafter.aspects
-    return [] if aspects is None else aspects(chosen, chosen.config.drafter, models)
+    return [] if aspects is None else aspects(chosen, chosen.config.drafter, build)
 
 
-def eagle3_aspects(chosen: Chosen, options: Eagle3DrafterConfig, models: Models) -> list[Aspect]:
+def eagle3_aspects(chosen: Chosen, options: Eagle3DrafterConfig, build: DrafterBuild) -> list[Aspect]:
     """List what an EAGLE-3 head can be read in other ways by: its taps, orders, norms, window, token map and rope."""
-    head, tensors = read_eagle3(chosen, options, models)
-    factory = partial(eagle3_factory, chosen, options, models)
+    head, tensors = read_eagle3(chosen, options, build)
+    factory = partial(eagle3_factory, chosen, options, build)
     swapped = _swap_halves(tensors, [name for name in ATTENTION_INPUTS if name in tensors])
     order = Reading("hidden before embedding", partial(factory, head, swapped))
     aspects = [
-        _tap_aspect(head, tensors, models.target.config.num_layers, factory),
+        _tap_aspect(head, tensors, build.target.config.num_layers, factory),
         Aspect("concat order", "embedding before hidden", [order]),
         _eagle3_norm_aspect(head, tensors, factory),
     ]
     if options.window is None:
         aspects.append(Aspect("attention window", "all keys", []))
     else:
-        every_key = partial(eagle3_factory, chosen, replace(options, window=None), models, head, tensors)
+        every_key = partial(eagle3_factory, chosen, replace(options, window=None), build, head, tensors)
         aspects.append(Aspect("attention window", f"{options.window} keys", [Reading("all keys", every_key)]))
     if "d2t" in tensors:
         maps = _other_maps(tensors["d2t"], head.target_vocab_size)
@@ -98,16 +98,16 @@ def _eagle3_norm_aspect(head: Eagle3Config, tensors: Tensors, factory: Eagle3Fac
     return Aspect("norm order", stored, readings)
 
 
-def mtp_eagle_aspects(chosen: Chosen, options: MtpEagleDrafterConfig, models: Models) -> list[Aspect]:
+def mtp_eagle_aspects(chosen: Chosen, options: MtpEagleDrafterConfig, build: DrafterBuild) -> list[Aspect]:
     """List what the one module that is used for every draft can be read in other ways by."""
-    return _mtp_aspects(chosen, options, models, 1, partial(mtp_eagle_factory, chosen, options, models))
+    return _mtp_aspects(chosen, options, build, 1, partial(mtp_eagle_factory, chosen, options, build))
 
 
-def mtp_vanilla_aspects(chosen: Chosen, options: MtpVanillaDrafterConfig, models: Models) -> list[Aspect]:
+def mtp_vanilla_aspects(chosen: Chosen, options: MtpVanillaDrafterConfig, build: DrafterBuild) -> list[Aspect]:
     """List what modules can be read in other ways by: each by itself, and the order in which they stand."""
     num_modules = options.num_draft_tokens
-    factory = partial(mtp_vanilla_factory, chosen, options, models)
-    mtp, modules = read_mtp_modules(chosen, options, models, num_modules)
+    factory = partial(mtp_vanilla_factory, chosen, options, build)
+    mtp, modules = read_mtp_modules(chosen, options, build, num_modules)
     order = Aspect(
         "module order",
         f"modules {_listed(range(1, num_modules + 1))}",
@@ -119,18 +119,18 @@ def mtp_vanilla_aspects(chosen: Chosen, options: MtpVanillaDrafterConfig, models
             for other in _other_orders(num_modules)
         ],
     )
-    return [*_mtp_aspects(chosen, options, models, num_modules, factory), order]
+    return [*_mtp_aspects(chosen, options, build, num_modules, factory), order]
 
 
-def frozen_kv_aspects(chosen: Chosen, options: FrozenKvDrafterConfig, models: Models) -> list[Aspect]:
+def frozen_kv_aspects(chosen: Chosen, options: FrozenKvDrafterConfig, build: DrafterBuild) -> list[Aspect]:
     """List what an assistant can be read in other ways by: its inputs, the position of its queries, and its sources."""
-    assistant, tensors = read_assistant(chosen, options, models)
+    assistant, tensors = read_assistant(chosen, options, build)
     positions = [position for position in FrozenKvPosition if position != options.position]
     sources = tuple(layer.kv_source for layer in assistant.layers)
     swapped = _swap_halves(tensors, ("pre_projection.weight",))
 
     def reading(name: str, with_options: FrozenKvDrafterConfig, changed: AssistantConfig, like: Tensors) -> Reading:
-        return Reading(name, partial(frozen_kv_factory, chosen, with_options, models, changed, like))
+        return Reading(name, partial(frozen_kv_factory, chosen, with_options, build, changed, like))
 
     return [
         Aspect(
@@ -157,11 +157,11 @@ def frozen_kv_aspects(chosen: Chosen, options: FrozenKvDrafterConfig, models: Mo
 def _mtp_aspects(
     chosen: Chosen,
     options: MtpDrafterConfig,
-    models: Models,
+    build: DrafterBuild,
     num_modules: int,
     factory: Callable[[MtpConfig, Sequence[Tensors]], DrafterFactory],
 ) -> list[Aspect]:
-    mtp, modules = read_mtp_modules(chosen, options, models, num_modules)
+    mtp, modules = read_mtp_modules(chosen, options, build, num_modules)
     swapped = [_swap_halves(tensors, (PROJECTION,)) for tensors in modules]
     target_hidden = replace(mtp, target_hidden=_other_side(mtp.target_hidden))
     recycled_hidden = replace(mtp, recycled_hidden=_other_side(mtp.recycled_hidden))

@@ -65,5 +65,5 @@ def gather(subject: Subject, loop: LoopRun) -> Evidence | None:
         return None
     forced = TeacherForcedDrafts(subject, rounds)
     in_loop = forced.judged(torch.tensor([loop_round.drafts for loop_round in rounds]))
-    make_drafter = load_drafter(subject.of_spine, subject.reference_models)
+    make_drafter = load_drafter(subject.of_spine, subject.reference_build)
     return Evidence(subject, loop.features, forced, in_loop, forced.draft(make_drafter))

@@ -37,7 +37,7 @@ def examine(subject: Subject) -> list[Finding]:
 
 def _forced_checks(subject: Subject) -> list[str]:
     """Return the names of what `_forced` finds, where it cannot be asked."""
-    readings = aspect_names(aspects_of(subject.of_spine, subject.reference_models))
+    readings = aspect_names(aspects_of(subject.of_spine, subject.reference_build))
     return [HIDDEN_CHECK, RECYCLED_CHECK, *readings, "loop against teacher forcing", "teacher forcing"]
 
 
@@ -45,7 +45,7 @@ def _forced(subject: Subject, evidence: Evidence) -> list[Finding]:
     return [
         check_hidden(evidence),
         check_recycled(evidence),
-        *check_readings(evidence, aspects_of(subject.of_spine, subject.reference_models)),
+        *check_readings(evidence, aspects_of(subject.of_spine, subject.reference_build)),
         check_loop(evidence),
         check_teacher_forcing(evidence),
     ]

@@ -22,7 +22,7 @@ def check_hidden(evidence: Evidence) -> Finding:
     """Drafts with the target's hidden states zeroed against drafts as they are."""
     if evidence.features == FeatureSpec():
         return does_not_apply(CHECK, "the drafter reads no hidden state of the target")
-    make_drafter = load_drafter(evidence.subject.of_spine, evidence.subject.reference_models)
+    make_drafter = load_drafter(evidence.subject.of_spine, evidence.subject.reference_build)
     zeroed = evidence.forced.draft(make_drafter, torch.zeros_like)
     as_it_is = evidence.as_configured
     changed = float((zeroed.tokens[:, 0] != as_it_is.tokens[:, 0]).double().mean())

@@ -142,7 +142,7 @@ def _check_random(subject: Subject) -> Finding:
 def _generate(subject: Subject, drafter: DrafterConfig, requests: list[Request]) -> list[RequestRecord]:
     spine = subject.of_spine
     chosen = spine.again(dataclasses.replace(spine.config, drafter=drafter))
-    return subject.engine(chosen, load_drafter(chosen, subject.models)).generate(requests).requests
+    return subject.engine(chosen, load_drafter(chosen, subject.models.of_drafters)).generate(requests).requests
 
 
 def _divergences(subject: Subject, records: list[RequestRecord]) -> tuple[int, int]:

@@ -71,7 +71,7 @@ def check_recycled(evidence: Evidence) -> Finding:
 
 
 def _zeroed(evidence: Evidence) -> DrafterFactory:
-    make_drafter = load_drafter(evidence.subject.of_spine, evidence.subject.reference_models)
+    make_drafter = load_drafter(evidence.subject.of_spine, evidence.subject.reference_build)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         return ZeroedRecycling(make_drafter(resources))

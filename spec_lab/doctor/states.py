@@ -172,7 +172,7 @@ def _worst_difference(subject: Subject, teacher: TeacherForcing, mistake: Mistak
     """Decode one request, with what would hide a mistake; the largest difference, and the number of rounds."""
     drafter = RandomDrafterConfig(num_draft_tokens=subject.num_draft_tokens)
     chosen = subject.chosen.again(dataclasses.replace(subject.config, drafter=drafter, graph=EagerGraphConfig()))
-    engine = subject.engine(chosen, load_drafter(chosen, subject.models))
+    engine = subject.engine(chosen, load_drafter(chosen, subject.models.of_drafters))
     most = subject.num_draft_tokens
     # With a mistake, no round has all drafts accepted: behind it, what lies one row later is outside of the cache.
     script = (most, 0, 1, most, most - 1) if mistake is None else (most - 1, 0, 1, most - 1)

@@ -14,7 +14,7 @@ from spec_lab.assembly.engine import build_engine, build_teacher, plain_config
 from spec_lab.assembly.graphs import EagerGraphConfig
 from spec_lab.assembly.heads import DrafterFactory, load_drafter
 from spec_lab.assembly.limits import Limits, engine_limits
-from spec_lab.assembly.models import Models, load_models, thinking_markers
+from spec_lab.assembly.models import DrafterBuild, TargetBuild, load_models, thinking_markers
 from spec_lab.assembly.rules import StrictAcceptanceConfig
 from spec_lab.assembly.run_offers import without_offers
 from spec_lab.assembly.trees import TreeBranches
@@ -46,7 +46,7 @@ class Subject:
     """
 
     chosen: Chosen
-    models: Models
+    models: TargetBuild
     requests: list[Request]
     limits: Limits
     make_drafter: DrafterFactory
@@ -71,11 +71,11 @@ class Subject:
         return self.chosen.again(dataclasses.replace(self.config, drafter=drafter, tree=TreeConfig()))
 
     @property
-    def reference_models(self) -> Models:
-        """The same models, for drafters that attend with the reference backend whatever the run's is."""
+    def reference_build(self) -> DrafterBuild:
+        """The parts of its drafters, for some that attend with the reference backend whatever the run's is."""
         target = self.models.target
         reference = TorchAttention(self.config.cache.page_size, target.num_positions)
-        return dataclasses.replace(self.models, backend=reference)
+        return dataclasses.replace(self.models.of_drafters, backend=reference)
 
     def engine(self, chosen: Chosen, make_drafter: DrafterFactory) -> Engine:
         """Make an engine of the run's sizes that knows the plain outputs, where its drafter replays them."""
@@ -120,10 +120,10 @@ def load_subject(chosen: Chosen) -> Subject:
     requests = [shortened(request) for request in workload[:MAX_REQUESTS]]
     limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
     models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer))
-    make_drafter = load_drafter(chosen, models)
+    make_drafter = load_drafter(chosen, models.of_drafters)
     # Eager, so that whatever a graph mode does wrong is not in the text it is judged by.
     alone = chosen.again(dataclasses.replace(plain_config(config), graph=EagerGraphConfig()))
-    plain_engine = build_engine(alone, models, load_drafter(alone, models), limits)
+    plain_engine = build_engine(alone, models, load_drafter(alone, models.of_drafters), limits)
     plain = plain_engine.generate(requests).requests
     subject = Subject(chosen, models, requests, limits, make_drafter, plain)
     teacher = subject.greedy_teacher()

@@ -131,7 +131,7 @@ class TeacherForcedDrafts:
 
     @property
     def _reference(self) -> AttentionBackend:
-        return self._subject.reference_models.backend
+        return self._subject.reference_build.backend
 
     def _text(self, index: int) -> TargetText:
         request, plain = self._subject.requests[index], self._subject.plain[index]

@@ -13,7 +13,7 @@ from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.engine import UNPRUNED, build_engine, build_teacher, plain_config, unpruned_config
 from spec_lab.assembly.heads import load_drafter
 from spec_lab.assembly.limits import Limits, engine_limits
-from spec_lab.assembly.models import Models, load_models, thinking_markers
+from spec_lab.assembly.models import TargetBuild, load_models, thinking_markers
 from spec_lab.assembly.workloads_loader import check_requests, longest_sequence, open_workload
 from spec_lab.config import KernelSet, PruneConfig, Rollback, RunConfig
 from spec_lab.core.types import Request
@@ -38,7 +38,7 @@ class Lab:
 
     chosen: Chosen
     world: World
-    models: Models
+    models: TargetBuild
     tokenizer: Tokenizer
     requests: list[Request]
     engines: dict[str, Engine]
@@ -61,7 +61,7 @@ def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
     models = load_models(chosen, max(limits.max_seq_len, longest), thinking_markers(tokenizer), world.partition)
     requests = _with_later_turns(chosen, models, tokenizer, first_turns)
     limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
-    make_drafter = load_drafter(chosen, models)
+    make_drafter = load_drafter(chosen, models.of_drafters)
     engines = {MAIN: build_engine(chosen, models, make_drafter, limits)}
     if "plain" in config.references and config.drafter.num_draft_tokens > 0:
         engines["plain"] = plain_engine(chosen, models, limits)
@@ -83,7 +83,7 @@ def default_num_threads(chosen: Chosen) -> int:
 
 
 def _with_later_turns(
-    chosen: Chosen, models: Models, tokenizer: Tokenizer, first_turns: list[Request]
+    chosen: Chosen, models: TargetBuild, tokenizer: Tokenizer, first_turns: list[Request]
 ) -> list[Request]:
     """Return the requests of all turns, once plain decoding has answered those that others follow."""
 
@@ -100,20 +100,20 @@ def _with_later_turns(
     return requests
 
 
-def plain_engine(chosen: Chosen, models: Models, limits: Limits) -> Engine:
+def plain_engine(chosen: Chosen, models: TargetBuild, limits: Limits) -> Engine:
     """Make the engine that decodes without drafts, and prunes nothing."""
     plain = chosen.again(plain_config(chosen.config))
-    return build_engine(plain, models, load_drafter(plain, models), limits)
+    return build_engine(plain, models, load_drafter(plain, models.of_drafters), limits)
 
 
-def note_rollback(config: RunConfig, models: Models) -> None:
+def note_rollback(config: RunConfig, models: TargetBuild) -> None:
     """Say where `recurrent.rollback` is a no-op, so that sweeps compose."""
     rollback = config.recurrent.rollback
     if rollback != Rollback.checkpoints and not models.target.config.keeps_states:
         print(f"recurrent.rollback={rollback} changes nothing: no layer of this target keeps a state", file=sys.stderr)
 
 
-def note_kernels(config: RunConfig, models: Models) -> None:
+def note_kernels(config: RunConfig, models: TargetBuild) -> None:
     """Say where `row_invariant=false` is a no-op, and which layers `kernels=native` leaves as they are."""
     name, dtype = config.kernels, str(models.dtype).removeprefix("torch.")
     if not config.row_invariant and (name != KernelSet.triton or models.dtype is torch.float32):

@@ -10,7 +10,7 @@ from spec_lab.assembly.caches import build_cache
 from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.drafters.draft_model import DraftModelDrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
-from spec_lab.assembly.models import Models
+from spec_lab.assembly.models import DrafterBuild
 from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape, tree_backend
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
@@ -23,35 +23,35 @@ from spec_lab.models.decoder import Decoder
 from spec_lab.models.target_loader import WeightSource, load_target
 
 
-def load_draft_model(chosen: Chosen, options: DraftModelDrafterConfig, models: Models) -> DrafterFactory:
+def load_draft_model(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Read any checkpoint that could be a target; UserError when its vocabulary is not the target's."""
-    model, make_cache = _load(chosen, options, models)
+    model, make_cache = _load(chosen, options, build)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = make_cache(resources)
-        picker = make_picker(chosen, options, models, resources)
-        parts = models.backend, resources.prune, picker, models.kernels.plan_catchup
+        picker = make_picker(chosen, options, build, resources)
+        parts = build.backend, resources.prune, picker, build.kernels.plan_catchup
         return DraftModelDrafter(options.num_draft_tokens, model, cache, *parts)
 
     return make
 
 
-def load_draft_model_of_trees(chosen: Chosen, options: DraftModelDrafterConfig, models: Models) -> DrafterFactory:
+def load_draft_model_of_trees(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Load the same model, which drafts the branches of a tree."""
-    model, make_cache = _load(chosen, options, models)
-    shape = build_tree_shape(chosen, models)
+    model, make_cache = _load(chosen, options, build)
+    shape = build_tree_shape(chosen, build)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
-        siblings = build_siblings(chosen, models, resources, shape)
+        siblings = build_siblings(chosen, build, resources, shape)
         return DraftModelTreeDrafter(
-            shape, siblings, model, make_cache(resources), tree_backend(models), resources.prune
+            shape, siblings, model, make_cache(resources), tree_backend(build), resources.prune
         )
 
     return make
 
 
 def _load(
-    chosen: Chosen, options: DraftModelDrafterConfig, models: Models
+    chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild
 ) -> tuple[Decoder, Callable[[DrafterResources], PagedKVCache]]:
     """Read the model, and what makes its cache in an engine."""
     folder = chosen.drafter_folder
@@ -61,19 +61,19 @@ def _load(
             f"{folder}: a draft model whose layers keep a state is not supported, since rejected drafts stay in it; "
             "set drafter.path to a model whose layers all have attention"
         )
-    if model_config.vocab_size != models.target.vocab_size:
+    if model_config.vocab_size != build.target.vocab_size:
         raise UserError(
             f"{folder}: a draft model with a vocabulary of {model_config.vocab_size}, the target's has "
-            f"{models.target.vocab_size}; set drafter.path to a model of the target's family"
+            f"{build.target.vocab_size}; set drafter.path to a model of the target's family"
         )
-    source = WeightSource(folder, models.dtype, models.device)
-    model = load_target(model_config, source, models.backend, models.target.num_positions)
-    model.use(models.kernels.draft_model_products)
-    models.adopt(model.expert_parts)
+    source = WeightSource(folder, build.dtype, build.device)
+    model = load_target(model_config, source, build.backend, build.target.num_positions)
+    model.use(build.kernels.draft_model_products)
+    build.adopt(model.expert_parts)
 
     def make_cache(resources: DrafterResources) -> PagedKVCache:
         _refuse_few_positions(model_config, folder, resources.limits.max_seq_len)
-        return build_cache(model_config.layers, resources.limits, models)
+        return build_cache(model_config.layers, resources.limits, build)
 
     return model, make_cache
 

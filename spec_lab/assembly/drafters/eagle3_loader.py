@@ -11,7 +11,7 @@ from spec_lab.assembly.caches import build_cache
 from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.drafters.eagle3 import Eagle3DrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
-from spec_lab.assembly.models import Models
+from spec_lab.assembly.models import DrafterBuild
 from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape, refuse_few_tokens, tree_backend
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
 from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
@@ -25,32 +25,32 @@ from spec_lab.errors import UserError
 from spec_lab.models.eagle3 import Eagle3Head
 
 
-def load_eagle3_drafter(chosen: Chosen, options: Eagle3DrafterConfig, models: Models) -> DrafterFactory:
+def load_eagle3_drafter(chosen: Chosen, options: Eagle3DrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Read the head, or make one of random weights; the factory then makes one drafter an engine around it."""
-    head_config, tensors = read_eagle3(chosen, options, models)
-    return eagle3_factory(chosen, options, models, head_config, tensors)
+    head_config, tensors = read_eagle3(chosen, options, build)
+    return eagle3_factory(chosen, options, build, head_config, tensors)
 
 
-def load_eagle3_tree_drafter(chosen: Chosen, options: Eagle3DrafterConfig, models: Models) -> DrafterFactory:
+def load_eagle3_tree_drafter(chosen: Chosen, options: Eagle3DrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Load the same head, which drafts the branches of a tree."""
-    head_config, tensors = read_eagle3(chosen, options, models)
-    head, features = _head(options, models, head_config, tensors)
-    shape = build_tree_shape(chosen, models)
+    head_config, tensors = read_eagle3(chosen, options, build)
+    head, features = _head(options, build, head_config, tensors)
+    shape = build_tree_shape(chosen, build)
     refuse_few_tokens(shape.topk, head_config.draft_vocab_size)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
-        cache = build_cache(head_config.layer.layers, resources.limits, models).layers[0]
-        siblings = build_siblings(chosen, models, resources, shape)
-        return RecurrentTreeDrafter(shape, siblings, head, features, cache, tree_backend(models), resources.prune)
+        cache = build_cache(head_config.layer.layers, resources.limits, build).layers[0]
+        siblings = build_siblings(chosen, build, resources, shape)
+        return RecurrentTreeDrafter(shape, siblings, head, features, cache, tree_backend(build), resources.prune)
 
     return make
 
 
 def read_eagle3(
-    chosen: Chosen, options: Eagle3DrafterConfig, models: Models
+    chosen: Chosen, options: Eagle3DrafterConfig, build: DrafterBuild
 ) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
     """Read the head's config and tensors; UserError where it does not belong to the target."""
-    target = models.target.config
+    target = build.target.config
     if options.weights == Weights.random:
         size = options.draft_vocab_size
         if size is not None and size > target.vocab_size:
@@ -58,43 +58,43 @@ def read_eagle3(
                 f"drafter.draft_vocab_size={size} is more than the {target.vocab_size} tokens of the target; "
                 "use drafter.draft_vocab_size=null for all of them"
             )
-        return random_eagle3(target, size, models.dtype, models.device, chosen.config.seed + 1)
-    return load_eagle3(chosen.drafter_folder, target, models.dtype, models.device)
+        return random_eagle3(target, size, build.dtype, build.device, chosen.config.seed + 1)
+    return load_eagle3(chosen.drafter_folder, target, build.dtype, build.device)
 
 
 def eagle3_factory(
     chosen: Chosen,
     options: Eagle3DrafterConfig,
-    models: Models,
+    build: DrafterBuild,
     head_config: Eagle3Config,
     tensors: Mapping[str, torch.Tensor],
 ) -> DrafterFactory:
     """Make drafters around a head that was read already."""
-    head, features = _head(options, models, head_config, tensors)
+    head, features = _head(options, build, head_config, tensors)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
-        cache = build_cache(head_config.layer.layers, resources.limits, models).layers[0]
-        picker = make_picker(chosen, options, models, resources)
-        parts = models.backend, resources.prune, picker, models.kernels.plan_catchup
+        cache = build_cache(head_config.layer.layers, resources.limits, build).layers[0]
+        picker = make_picker(chosen, options, build, resources)
+        parts = build.backend, resources.prune, picker, build.kernels.plan_catchup
         return RecurrentDrafter(options.num_draft_tokens, head, features, cache, *parts)
 
     return make
 
 
 def _head(
-    options: Eagle3DrafterConfig, models: Models, head_config: Eagle3Config, tensors: Mapping[str, torch.Tensor]
+    options: Eagle3DrafterConfig, build: DrafterBuild, head_config: Eagle3Config, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[Eagle3Head, FeatureSpec]:
     """Makes the head, and says what it reads of the target."""
-    target = models.target
+    target = build.target
     taps = head_config.tap_layer_inputs or default_tap_layer_inputs(target.config.num_layers)
     head = Eagle3Head(
         head_config,
         tensors,
         target.embedding,
         target.head_weight,
-        models.backend,
+        build.backend,
         target.num_positions,
         options.window,
-        models.kernels.products,
+        build.kernels.products,
     )
     return head, FeatureSpec(layer_inputs=taps)

@@ -10,7 +10,7 @@ import torch
 from spec_lab.assembly.chosen import Chosen
 from spec_lab.assembly.drafters.frozen_kv import FrozenKvDrafterConfig
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources, make_picker
-from spec_lab.assembly.models import Models
+from spec_lab.assembly.models import DrafterBuild
 from spec_lab.assembly.trees_loader import build_siblings, build_tree_shape
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, AssistantTarget, read_assistant_config
@@ -25,69 +25,69 @@ from spec_lab.models.partition import WHOLE
 from spec_lab.models.products import PLAIN
 
 
-def load_frozen_kv_drafter(chosen: Chosen, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:
+def load_frozen_kv_drafter(chosen: Chosen, options: FrozenKvDrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Load a head that reads its target's KV, and writes none (Gemma 4's assistants)."""
-    assistant, tensors = read_assistant(chosen, options, models)
-    return frozen_kv_factory(chosen, options, models, assistant, tensors)
+    assistant, tensors = read_assistant(chosen, options, build)
+    return frozen_kv_factory(chosen, options, build, assistant, tensors)
 
 
-def load_frozen_kv_tree_drafter(chosen: Chosen, options: FrozenKvDrafterConfig, models: Models) -> DrafterFactory:
+def load_frozen_kv_tree_drafter(chosen: Chosen, options: FrozenKvDrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Load the same head, which drafts the branches of a tree."""
-    assistant, tensors = read_assistant(chosen, options, models)
+    assistant, tensors = read_assistant(chosen, options, build)
     anchor = ANCHORS[options.position]
-    head = _head(models, assistant, tensors, anchor)
-    shape = build_tree_shape(chosen, models)
+    head = _head(build, assistant, tensors, anchor)
+    shape = build_tree_shape(chosen, build)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
-        siblings = build_siblings(chosen, models, resources, shape)
-        return FrozenKVTreeDrafter(shape, siblings, head, _caches(assistant, resources), models.backend, anchor)
+        siblings = build_siblings(chosen, build, resources, shape)
+        return FrozenKVTreeDrafter(shape, siblings, head, _caches(assistant, resources), build.backend, anchor)
 
     return make
 
 
 def read_assistant(
-    chosen: Chosen, options: FrozenKvDrafterConfig, models: Models
+    chosen: Chosen, options: FrozenKvDrafterConfig, build: DrafterBuild
 ) -> tuple[AssistantConfig, dict[str, torch.Tensor]]:
     """Read the assistant of the drafter's folder, or make one of random weights with its sizes."""
-    folder, target = chosen.drafter_folder, AssistantTarget.from_model_config(models.target.config)
+    folder, target = chosen.drafter_folder, AssistantTarget.from_model_config(build.target.config)
     if options.weights == Weights.random:
         assistant = read_assistant_config(folder, target)
-        return assistant, random_assistant(assistant, models.dtype, models.device, chosen.config.seed + 1)
-    return load_assistant(folder, target, models.dtype, models.device)
+        return assistant, random_assistant(assistant, build.dtype, build.device, chosen.config.seed + 1)
+    return load_assistant(folder, target, build.dtype, build.device)
 
 
 def frozen_kv_factory(
     chosen: Chosen,
     options: FrozenKvDrafterConfig,
-    models: Models,
+    build: DrafterBuild,
     assistant: AssistantConfig,
     tensors: Mapping[str, torch.Tensor],
 ) -> DrafterFactory:
     """Make drafters around an assistant that was read already."""
     anchor = ANCHORS[options.position]
-    head = _head(models, assistant, tensors, anchor)
+    head = _head(build, assistant, tensors, anchor)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         caches = _caches(assistant, resources)
-        picker = make_picker(chosen, options, models, resources)
-        return FrozenKVDrafter(options.num_draft_tokens, head, caches, models.backend, picker, anchor)
+        picker = make_picker(chosen, options, build, resources)
+        return FrozenKVDrafter(options.num_draft_tokens, head, caches, build.backend, picker, anchor)
 
     return make
 
 
 def _head(
-    models: Models, assistant: AssistantConfig, tensors: Mapping[str, torch.Tensor], anchor: Anchor
+    build: DrafterBuild, assistant: AssistantConfig, tensors: Mapping[str, torch.Tensor], anchor: Anchor
 ) -> Gemma4Assistant:
-    target = models.target
+    target = build.target
     return Gemma4Assistant(
         assistant,
         tensors,
         target.embedding,
-        models.backend,
+        build.backend,
         target.num_positions,
         anchor.extra_window_keys,
         target.partition,
-        models.kernels.products if target.partition is WHOLE else PLAIN,
+        build.kernels.products if target.partition is WHOLE else PLAIN,
     )
 
 
