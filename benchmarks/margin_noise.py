@@ -13,12 +13,12 @@ import argparse
 
 import torch
 
-from spec_lab.assembly.chosen import choose
 from spec_lab.cli.compose import compose_run
 from spec_lab.core.results import RequestRecord
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.audit import near_tie_tolerance, noise_tolerance
 from spec_lab.measure.lab import MAIN, Lab, load_lab
+from spec_lab.menu.chosen import choose
 
 FIXED = ["drafter=none", "references=[]", "workload.ignore_eos=true"]
 EXACT = ["dtype=float32", "batch_size=1", "graph=eager", "attention=torch", "kernels=torch", "row_invariant=false"]

@@ -27,16 +27,16 @@ import torch
 from measured_rows import append_row, read_rows
 from prompt_passes import whole_numbers
 
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.engine import build_engine
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import load_models
 from spec_lab.cli.compose import compose_run
-from spec_lab.config import PruneConfig
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import PruneConfig
 from spec_lab.report.table import format_table
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import load_models
 
 DRAFTERS = ("none", "eagle3", "mtp_eagle")
 MEBI, GIBI = 2**20, 2**30

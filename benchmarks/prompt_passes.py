@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 
-from spec_lab.assembly.chosen import choose
 from spec_lab.cli.compose import compose_run
 from spec_lab.core.results import GenerationResult
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.lab import MAIN, load_lab
+from spec_lab.menu.chosen import choose
 
 
 def milliseconds(result: GenerationResult) -> float:

@@ -20,15 +20,6 @@ import floor
 import torch
 from measured_rows import append_row, read_rows
 
-from spec_lab.assembly.chosen import Chosen, choose
-from spec_lab.assembly.drafters.eagle3_loader import eagle3_factory, read_eagle3
-from spec_lab.assembly.drafters.frozen_kv_loader import frozen_kv_factory, read_assistant
-from spec_lab.assembly.drafters.mtp_loader import mtp_eagle_factory, read_mtp_modules
-from spec_lab.assembly.engine import build_engine
-from spec_lab.assembly.heads import DrafterFactory, load_drafter
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import DrafterBuild, load_models
-from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes
 from spec_lab.checkpoints.eagle3_config import Eagle3Config
@@ -37,6 +28,16 @@ from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
+from spec_lab.menu.chosen import Chosen, choose
+from spec_lab.options.drafters.eagle3 import eagle3_factory, read_eagle3
+from spec_lab.options.drafters.frozen_kv import frozen_kv_factory, read_assistant
+from spec_lab.options.drafters.mtp import read_mtp_modules
+from spec_lab.options.drafters.mtp_eagle import mtp_eagle_factory
+from spec_lab.wiring.drafting import DrafterFactory, load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import DrafterBuild, load_models
+from spec_lab.wiring.workloads import open_workload
 
 NUM_ROUNDS, LEFT_OUT = 24, 4
 STAGES = ("verify", "catchup", "recur")

@@ -27,13 +27,7 @@ import torch
 from measured_rows import append_row, read_rows
 from prompt_passes import whole_numbers
 
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.engine import build_engine
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import TargetBuild, load_models
 from spec_lab.cli.compose import compose_run
-from spec_lab.config import PruneConfig, RunConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.prompts import LiveRows, PromptEnds
 from spec_lab.core.results import RoundRecord, RowCounts
@@ -43,7 +37,13 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.prefill import PromptPass
 from spec_lab.errors import UserError
 from spec_lab.measure.profiling import profile_rounds
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import PruneConfig, RunConfig
 from spec_lab.report.table import format_table
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import TargetBuild, load_models
 
 KEYS = ("tokens", "batch", "K", "pruned")
 NOT_PRUNED = "none"

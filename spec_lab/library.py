@@ -19,11 +19,11 @@ from spec_lab.cli.compose import compose_with_hydra, name_options, to_config_and
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.interrupts import Interrupts
 from spec_lab.cli.job import Job, begin, close_record, end
-from spec_lab.compatibility.ranks import refuse_split
-from spec_lab.compatibility.run import admit, refusals
-from spec_lab.config import RunConfig
 from spec_lab.doctor.findings import Finding
 from spec_lab.errors import UserError, is_interruption
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.refusals.ranks import refuse_split
+from spec_lab.menu.refusals.run import admit, refusals
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.schema import Summary

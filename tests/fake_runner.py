@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spec_lab.assembly.chosen import Chosen
-from spec_lab.config import RunConfig
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import RunConfig
 from spec_lab.record.amend import amend_status
 from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
 

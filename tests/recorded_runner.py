@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from spec_lab.assembly.chosen import Chosen
+from spec_lab.menu.chosen import Chosen
 from spec_lab.record.measured import RunInfo
 from spec_lab.record.recorder import Recorder, utc_now
 from spec_lab.record.schema import Summary

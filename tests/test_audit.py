@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spec_lab.assembly.chosen import choose
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason
 from spec_lab.engine.teacher import GreedyChoice
 from spec_lab.measure.audit import audit, near_tie_tolerance, noise_tolerance
 from spec_lab.measure.lab import MAIN, Lab, load_lab
+from spec_lab.menu.chosen import choose
 from spec_lab.record.measured import Divergence
 from tests.tiny_checkpoints import rewrite_tensors
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts

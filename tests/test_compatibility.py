@@ -13,17 +13,16 @@ from typing import Any
 
 import pytest
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.deferred import Deferred
-from spec_lab.assembly.drafters.mtp import EAGLE_WEIGHTS, MtpEagleDrafterConfig
-from spec_lab.assembly.registry import KNOBS
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
-from spec_lab.compatibility import run as compatibility
-from spec_lab.compatibility.run import admit, refusals
-from spec_lab.config import RunConfig, SamplingConfig
 from spec_lab.errors import UserError
+from spec_lab.menu import registry
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import RunConfig, SamplingConfig
+from spec_lab.menu.refusals import run as compatibility
+from spec_lab.menu.refusals.run import admit, refusals
+from spec_lab.menu.registry import KNOBS
+from spec_lab.options.drafters.mtp_eagle import EAGLE_WEIGHTS, MtpEagleDrafterConfig
 from tests.tiers import every_other
 
 HF_TARGET = ["target=hf", "target.path=."]
@@ -516,15 +515,6 @@ def test_what_can_be_chosen_can_be_built() -> None:
             assert set(registry.load().options(kind)) == {part.name for part in parts}, group
 
 
-def test_every_row_names_functions_that_exist() -> None:
-    for kind in KNOBS:
-        for option in registry.load().options(kind).values():
-            for field in dataclasses.fields(option):
-                value = getattr(option, field.name)
-                if isinstance(value, Deferred):
-                    assert callable(value.resolve()), (option.name, field.name)
-
-
 def test_kernels_on_a_cpu_are_allowed_in_the_interpreter(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert refusals(compose("kernels=triton", "attention=triton", "device=cpu")) == []
@@ -540,7 +530,7 @@ def test_one_missing_head_is_refused_in_the_same_words_by_its_loader(folders: Pa
 
 
 def test_refusals_need_no_torch() -> None:
-    code = "import sys, spec_lab.compatibility.run; sys.exit('torch' in sys.modules)"
+    code = "import sys, spec_lab.menu.refusals.run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from spec_lab.__main__ import main
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.rules import RelaxedThinkingConfig
-from spec_lab.config import Unusable, WorkloadConfig
 from spec_lab.core.types import Request
 from spec_lab.measure.runner import record_run
+from spec_lab.menu.choices import Unusable
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import WorkloadConfig
+from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.runs import newest_run
 from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns

@@ -12,8 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main
 from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
@@ -25,6 +23,8 @@ from spec_lab.doctor.report import format_findings, summarize
 from spec_lab.doctor.rounds import LoopRound, common_length, spread
 from spec_lab.doctor.subject import MAX_NEW_TOKENS, load_subject, shortened, strict_greedy
 from spec_lab.doctor.teacher_forced import Drafted
+from spec_lab.menu.chosen import choose
+from spec_lab.options.shipped import ZOO
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
 TEXTS = [{"prompt": "abcdefgh"[index:] + "xyz" * index} for index in range(4)]

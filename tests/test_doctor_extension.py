@@ -10,27 +10,26 @@ from typing import Any, cast
 import pytest
 import torch
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.heads import DrafterFactory
-from spec_lab.assembly.option import DrafterOption
 from spec_lab.cli.compose import compose_run
-from spec_lab.config import RunConfig
 from spec_lab.doctor import examine
-from spec_lab.doctor.aspects import aspects_of
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Verdict, does_not_apply
-from spec_lab.doctor.readings import ALL_ASPECTS, check_readings
+from spec_lab.doctor.readings import ALL_ASPECTS, aspects_of, check_readings
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import Drafted
+from spec_lab.menu import registry
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.option import DrafterOption
+from spec_lab.wiring.drafting import DrafterFactory
 
 NUM_ROUNDS = 40
 MINE_LAB = """
 from dataclasses import replace
-from spec_lab.assembly.drafters import eagle3, lookup
+from spec_lab.options.drafters import eagle3, none
 
-def aspects(config, options, models):
-    from spec_lab.doctor.readings import Aspect, Reading
+def aspects(chosen, options, build):
+    from spec_lab.extend import Aspect, Reading
     return [
         Aspect("my aspect", "as it is", [Reading("the other way", lambda: None)]),
         Aspect("concat order", "as it is", [Reading("swapped", lambda: None)]),
@@ -38,8 +37,8 @@ def aspects(config, options, models):
     ]
 
 def register(registry):
-    registry.add(replace(eagle3.OPTION, name="mine", aspects=aspects))
-    registry.add(replace(lookup.OPTIONS[0], name="weightless", folder=None, aspects=aspects))
+    registry.add(replace(eagle3.ROW, name="mine", aspects=aspects))
+    registry.add(replace(none.ROW, name="weightless", folder=None, aspects=aspects))
 """
 
 

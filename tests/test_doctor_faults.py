@@ -15,22 +15,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.assembly.chosen import Chosen, choose
-from spec_lab.assembly.drafters.trained import ZOO
-from spec_lab.assembly.heads import DrafterFactory, load_drafter
-from spec_lab.assembly.models import DrafterBuild
 from spec_lab.cli.compose import compose_run
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, FeatureSpec, TargetOutput, Verification
 from spec_lab.doctor.__main__ import main
-from spec_lab.doctor.aspects import aspects_of
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.loop import check_bounds
-from spec_lab.doctor.readings import Aspect
+from spec_lab.doctor.readings import aspects_of
 from spec_lab.doctor.report import summarize
 from spec_lab.doctor.subject import Subject, load_subject, strict_greedy
+from spec_lab.menu.chosen import Chosen, choose
+from spec_lab.menu.readings import Aspect
+from spec_lab.options.shipped import ZOO
+from spec_lab.wiring.drafting import DrafterFactory, load_drafter
+from spec_lab.wiring.models import DrafterBuild
 
 QUICK = ("max_new_tokens=36", "device=cpu", "batch_size=4", "kernels=torch")
 """With kernels=native the write that some faults break is inside a layer."""

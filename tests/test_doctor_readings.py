@@ -13,21 +13,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.heads import DrafterFactory, load_drafter
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import load_models
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.config import RunConfig
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason
-from spec_lab.doctor.aspects import aspects_of
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Finding, Verdict, faults
-from spec_lab.doctor.readings import ALL_ASPECTS, check_readings
+from spec_lab.doctor.readings import ALL_ASPECTS, aspects_of, check_readings
 from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import TeacherForcedDrafts
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import RunConfig
+from spec_lab.wiring.drafting import DrafterFactory, load_drafter
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import load_models
 from tests.lab import make_config, random_requests
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly.chosen import Chosen, choose
 from spec_lab.cli.compose import compose_run
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.subject import Subject, load_subject, refuse_no_spine
 from spec_lab.engine.tree_round import TreeRound, _spine
 from spec_lab.errors import UserError
+from spec_lab.menu.chosen import Chosen, choose
 from tests.test_doctor_faults import QUICK, change_tensors, copy_of, examined, skipped, with_broken_writes
 
 TREE = ("drafter=eagle3", "tree=dynamic", "tree.num_rows=8")
@@ -31,7 +31,7 @@ def healthy() -> Subject:
 def few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the bounds, which are of chains, nor other readings, but for the order of the halves."""
     monkeypatch.setattr("spec_lab.doctor.examine.check_bounds", lambda subject: [])
-    from spec_lab.doctor.aspects import aspects_of
+    from spec_lab.doctor.readings import aspects_of
 
     def kept(*arguments: Any) -> list[Any]:
         return [aspect for aspect in aspects_of(*arguments) if aspect.name == "concat order"]

@@ -11,9 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
-from spec_lab.config import GraphConfig, RunConfig
 from spec_lab.core.results import RoundRecord
 from spec_lab.core.types import Verification
 from spec_lab.engine import timing
@@ -26,6 +23,12 @@ from spec_lab.measure import runner
 from spec_lab.measure.launch_counts import CountedRounds, count_trace
 from spec_lab.measure.profiling import profile_rounds
 from spec_lab.measure.watched_rounds import watch_rounds
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import GraphConfig, RunConfig
+from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
+from spec_lab.options.graphs.step_replay import StepReplayGraphConfig
 from spec_lab.record.reading import read_summary
 from spec_lab.record.trace import STAGE_PREFIX, TraceEvent
 from tests.fake_runs import CHOICES

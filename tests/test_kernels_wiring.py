@@ -16,29 +16,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_kernels.rope_write import rope_write
 from spec_lab.acceptance.phase import ThinkingMarkers
-from spec_lab.assembly import registry
-from spec_lab.assembly.attention_loader import BackendContext, triton_attention
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.engine import build_engine
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.kernels import KERNELS
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import load_models
-from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.families.plain import Family
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
+from spec_lab.menu import registry
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import AcceptanceConfig, RunConfig, SamplingConfig
 from spec_lab.models.layer_builder import build_attention
 from spec_lab.models.layers import FusedRopeAndWrite, RopeThenWrite
 from spec_lab.models.rope import rotary_table
+from spec_lab.options.attention.triton import triton_attention
+from spec_lab.options.rules.rejection import RejectionConfig
+from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
+from spec_lab.options.rules.strict import StrictAcceptanceConfig
+from spec_lab.wiring.attention import BackendContext
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.kernels import KERNELS
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import load_models
 from tests.graph_lab import live_kv
 from tests.kernel_lab import DEVICE, assert_near, randn
 from tests.lab import make_config, make_pair, random_requests

@@ -11,10 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly.caches import cache_row
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import load_models
 from spec_lab.attention import torch_backend
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.checkpoint import load_tensors
@@ -24,9 +20,13 @@ from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
+from spec_lab.menu.chosen import choose
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.pruning.selection import AllRows
+from spec_lab.wiring.caches import cache_row
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import load_models
 from tests.lab import Reference, generate, make_config, random_requests
 from tests.tiny_checkpoints import refused, rewrite_config, use_hub_spelling
 from tests.tiny_latent import make_latent_target

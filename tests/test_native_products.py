@@ -23,12 +23,12 @@ from spec_kernels.native.compiled import has_tiles
 from spec_kernels.native.packing import Layout, pack
 from spec_kernels.native.part_operators import multiply
 from spec_kernels.native.parts import NativeProduct
-from spec_lab.assembly.chosen import choose
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.config import KernelSet
 from spec_lab.measure.lab import MAIN, load_lab, note_kernels
+from spec_lab.menu.choices import KernelSet
+from spec_lab.menu.chosen import choose
 from spec_lab.models.linear import make_linear
 from spec_lab.models.native_forwards import MAX_ROWS
 from spec_lab.models.native_products import NativeDecoderLayer, NativeProducts

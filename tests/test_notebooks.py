@@ -11,10 +11,10 @@ import nbformat
 import pytest
 
 from spec_lab.__main__ import main
-from spec_lab.assembly.chosen import choose
 from spec_lab.gallery.__main__ import main as gallery
 from spec_lab.gallery.export import conclusion_of, execute, read_notebook, run_notebook
 from spec_lab.measure.runner import run
+from spec_lab.menu.chosen import choose
 from tests.fake_runs import CHOICES, record_run
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 

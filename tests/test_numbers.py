@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spec_lab.assembly.chosen import choose
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.cli.job import Job, run_job
-from spec_lab.config import RunConfig, SamplingConfig
 from spec_lab.doctor.subject import load_subject
 from spec_lab.errors import UserError
 from spec_lab.measure.lab import load_lab
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import RunConfig, SamplingConfig
 from tests.lab import make_config
 from tests.tiny_checkpoints import make_tiny_eagle3, rewrite_tensors
 from tests.tiny_runs import CHEAP, make_run_config, make_runnable_pair, write_prompts
@@ -112,8 +112,8 @@ def test_float16_on_a_cpu_is_refused_however_the_cpu_was_chosen(
 @pytest.mark.parametrize("drafter", ["ngram", "random"])
 def test_imposed_acceptance_of_drafts_that_are_end_tokens_goes_on(pair: tuple[Path, Path], drafter: str) -> None:
     """Prompt lookup's filler, 0, is an end token of the target here, as it is of the shipped one; so are most ids."""
-    from spec_lab.assembly.rules import SyntheticConfig
     from spec_lab.measure.lab import MAIN
+    from spec_lab.options.rules.synthetic import SyntheticConfig
 
     ends = [0, *range(20, 160)]
     (pair[0] / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))

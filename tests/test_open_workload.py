@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.workloads_loader import open_workload
-from spec_lab.config import RunConfig, WorkloadConfig
 from spec_lab.errors import UserError
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import RunConfig, WorkloadConfig
+from spec_lab.wiring.workloads import open_workload
 from tests.lab import make_config
 from tests.tiny_checkpoints import TINY_SIZES
 from tests.tiny_runs import write_prompts, write_tokenizer

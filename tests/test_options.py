@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.drafters.trained import SHIPPED, ZOO
-from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.options import read_groups, read_option
-from spec_lab.compatibility.run import refusals
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.errors import UserError
 from spec_lab.measure.runner import run
+from spec_lab.menu import registry
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.option import CatchupPruningOption, PromptPruningOption
+from spec_lab.menu.refusals.run import refusals
+from spec_lab.options.shipped import SHIPPED, ZOO
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_mtp import make_tiny_mtp

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.core.types import Request
+from spec_lab.menu.chosen import choose
+from spec_lab.wiring.workloads import open_workload
 from tests.lab import make_config
 from tests.one_line import read_or_refused
 from tests.tiny_checkpoints import TINY_SIZES

@@ -14,13 +14,14 @@ import pytest
 import torch
 
 import spec_lab
-from spec_lab.assembly import models
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.engine import build_teacher
-from spec_lab.assembly.kernels import TORCH
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.config import AttentionConfig, Dtype, KernelSet
 from spec_lab.measure.lab import Lab, load_lab
+from spec_lab.menu.choices import Dtype, KernelSet
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import AttentionConfig
+from spec_lab.wiring import models
+from spec_lab.wiring.engine import build_teacher
+from spec_lab.wiring.kernels import TORCH
+from spec_lab.wiring.limits import engine_limits
 from tests.kernel_lab import DEVICE
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 

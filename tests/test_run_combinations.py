@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.assembly.chosen import choose
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
-from spec_lab.compatibility.run import refusals
 from spec_lab.measure import runner
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.refusals.run import refusals
 
 PRUNINGS = {name: (f"prune={name}",) for name in read_groups()["prune"].options} | {
     "by hand": ("prune.catchup=pre_attention",)

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.rules import RejectionConfig
-from spec_lab.config import RunConfig, SamplingConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import runner
 from spec_lab.measure.lab import MAIN, Lab, load_lab
 from spec_lab.measure.world import World
+from spec_lab.menu.chosen import Chosen, choose
+from spec_lab.menu.config import RunConfig, SamplingConfig
+from spec_lab.options.rules.rejection import RejectionConfig
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.schema import Summary
 from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE
@@ -57,8 +57,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     seen: list[tuple[str, list[str]]] = []
     generate = Engine.generate
 
-    def load(config: RunConfig, world: World) -> Lab:
-        labs.append(load_lab(choose(config), world))
+    def load(chosen: Chosen, world: World) -> Lab:
+        labs.append(load_lab(chosen, world))
         return labs[-1]
 
     def watched(engine: Engine, requests: list[Request], *args: Any, **options: Any) -> GenerationResult:

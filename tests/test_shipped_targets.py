@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.drafters.trained import SHIPPED, ZOO
-from spec_lab.assembly.engine import build_engine
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import load_models, thinking_markers
-from spec_lab.assembly.workloads_loader import load_requests
 from spec_lab.cli.compose import compose_run
-from spec_lab.compatibility.run import admit
-from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 from spec_lab.measure.runner import run
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.refusals.run import admit
+from spec_lab.options.shipped import SHIPPED, ZOO
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import load_models, thinking_markers
+from spec_lab.wiring.workloads import load_requests
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.test_train_pipeline import composed_pipeline
 

@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 
-from spec_lab.assembly.chosen import choose
-from spec_lab.assembly.drafters.trained import ZOO
-from spec_lab.assembly.engine import build_engine
-from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import load_models
 from spec_lab.cli.compose import compose_run
-from spec_lab.config import GraphConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.measure.lab import MAIN, load_lab
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import GraphConfig
+from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
+from spec_lab.options.graphs.step_replay import StepReplayGraphConfig
+from spec_lab.options.shipped import ZOO
 from spec_lab.record.acceptance_metrics import acceptance_length
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import load_models
 from tests.lab import make_config, make_engine, make_pair, random_requests
 from tests.tiny_checkpoints import refused
 

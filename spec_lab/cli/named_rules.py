@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
 
-from spec_lab.assembly import registry
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import run_menu
 from spec_lab.cli.overrides import extensions_in, parse_override
-from spec_lab.compatibility.run import refusals
-from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
+from spec_lab.menu import registry
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.refusals.run import refusals
 
 GROUP = "acceptance"
 EXTENSIONS = "extensions"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from spec_lab.assembly.heads import load_drafter
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FeatureSpec
 from spec_lab.doctor.rounds import DraftRecorder, DraftsByRound, LoopRound, rounds_of, spread
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import Drafted, TeacherForcedDrafts
+from spec_lab.wiring.drafting import load_drafter
 
 # Under this a share of rounds says nothing.
 MIN_ROUNDS = 24

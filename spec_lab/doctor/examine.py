@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from spec_lab.doctor.aspects import aspects_of
 from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
 from spec_lab.doctor.evidence import MIN_ROUNDS, Evidence, gather, run_loop
 from spec_lab.doctor.findings import Finding, does_not_apply
 from spec_lab.doctor.hidden import CHECK as HIDDEN_CHECK
 from spec_lab.doctor.hidden import check_hidden
 from spec_lab.doctor.loop import check_bounds, check_loop, check_output, check_teacher_forcing
-from spec_lab.doctor.readings import aspect_names, check_readings
+from spec_lab.doctor.readings import aspect_names, aspects_of, check_readings
 from spec_lab.doctor.recycled import CHECK as RECYCLED_CHECK
 from spec_lab.doctor.recycled import check_recycled
 from spec_lab.doctor.states import check_states

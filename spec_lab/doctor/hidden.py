@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from spec_lab.assembly.heads import load_drafter
 from spec_lab.core.types import FeatureSpec
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.loop import MIN_AGREEMENT
 from spec_lab.doctor.teacher_forced import Drafted
+from spec_lab.wiring.drafting import load_drafter
 
 CHECK = "hidden path"
 # Zeros in place of the hidden states change nearly every first draft that depends on them.

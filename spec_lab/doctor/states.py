@@ -16,9 +16,6 @@ from typing import Any
 import torch
 
 from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.assembly.drafters.lookup import RandomDrafterConfig
-from spec_lab.assembly.graphs import EagerGraphConfig
-from spec_lab.assembly.heads import load_drafter
 from spec_lab.core.recurrent_cache import RecurrentRows
 from spec_lab.core.types import AcceptanceInputs, Verification
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
@@ -26,6 +23,9 @@ from spec_lab.doctor.subject import Subject
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.states import SlotStates
 from spec_lab.engine.teacher import TeacherForcing
+from spec_lab.options.drafters.random import RandomDrafterConfig
+from spec_lab.options.graphs.eager import EagerGraphConfig
+from spec_lab.wiring.drafting import load_drafter
 
 CHECK = "states of layers"
 NUM_TOKENS = 24

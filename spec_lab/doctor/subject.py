@@ -8,24 +8,25 @@ from typing import Any
 
 import torch
 
-from spec_lab.assembly.chosen import Chosen
-from spec_lab.assembly.drafters.trained import DraftSampling
-from spec_lab.assembly.engine import build_engine, build_teacher, plain_config
-from spec_lab.assembly.graphs import EagerGraphConfig
-from spec_lab.assembly.heads import DrafterFactory, load_drafter
-from spec_lab.assembly.limits import Limits, engine_limits
-from spec_lab.assembly.models import DrafterBuild, TargetBuild, load_models, thinking_markers
-from spec_lab.assembly.rules import StrictAcceptanceConfig
-from spec_lab.assembly.run_offers import without_offers
-from spec_lab.assembly.trees import TreeBranches
-from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig, TreeConfig
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.errors import UserError
+from spec_lab.menu.choices import DraftSampling
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import AcceptanceConfig, RunConfig, SamplingConfig, TreeConfig
+from spec_lab.menu.offers import without_offers
+from spec_lab.options.graphs.eager import EagerGraphConfig
+from spec_lab.options.plain import plain_config
+from spec_lab.options.rules.strict import StrictAcceptanceConfig
+from spec_lab.options.trees.dynamic import TreeBranches
+from spec_lab.wiring.drafting import DrafterFactory, load_drafter
+from spec_lab.wiring.engine import build_engine, build_teacher
+from spec_lab.wiring.limits import Limits, engine_limits
+from spec_lab.wiring.models import DrafterBuild, TargetBuild, load_models, thinking_markers
+from spec_lab.wiring.workloads import open_workload
 
 # Enough rounds that a difference worth mending stands out from chance, few enough to wait for.
 MAX_REQUESTS = 9

@@ -15,9 +15,6 @@ from typing import Any
 import torch
 
 from spec_lab.acceptance.noise import SlotSeeds
-from spec_lab.assembly.caches import build_cache
-from spec_lab.assembly.engine import build_prune_policy, unpruned_config
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.protocols import Drafter
@@ -28,7 +25,11 @@ from spec_lab.doctor.subject import Subject
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.round import collect_drafts
 from spec_lab.engine.states import slot_states
+from spec_lab.options.plain import unpruned_config
 from spec_lab.pruning.selection import AllRows
+from spec_lab.wiring.caches import build_cache
+from spec_lab.wiring.drafting import DrafterFactory, DrafterResources
+from spec_lab.wiring.engine import build_prune_policy
 
 FeatureChange = Callable[[torch.Tensor], torch.Tensor]
 

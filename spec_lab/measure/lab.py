@@ -9,19 +9,21 @@ from dataclasses import dataclass
 
 import torch
 
-from spec_lab.assembly.chosen import Chosen
-from spec_lab.assembly.engine import UNPRUNED, build_engine, build_teacher, plain_config, unpruned_config
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.limits import Limits, engine_limits
-from spec_lab.assembly.models import TargetBuild, load_models, thinking_markers
-from spec_lab.assembly.workloads_loader import check_requests, longest_sequence, open_workload
-from spec_lab.config import KernelSet, PruneConfig, Rollback, RunConfig
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.world import ALONE, World
+from spec_lab.menu.choices import KernelSet, Rollback
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import PruneConfig, RunConfig
+from spec_lab.options.plain import UNPRUNED, plain_config, unpruned_config
 from spec_lab.record.progress import Progress
 from spec_lab.record.schema import THIS_RUN
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine, build_teacher
+from spec_lab.wiring.limits import Limits, engine_limits
+from spec_lab.wiring.models import TargetBuild, load_models, thinking_markers
+from spec_lab.wiring.workloads import check_requests, longest_sequence, open_workload
 from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
 from spec_lab.workloads.tokenizer import Tokenizer
 

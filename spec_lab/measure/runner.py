@@ -11,15 +11,14 @@ from pathlib import Path
 import torch
 
 from spec_lab.acceptance.phase import thinking_mask
-from spec_lab.assembly.chosen import Chosen
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.config import WeightDtype
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.errors import is_interruption
 from spec_lab.measure.audit import audit
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
 from spec_lab.measure.world import World, world_of
+from spec_lab.menu.choices import WeightDtype
+from spec_lab.menu.chosen import Chosen
 from spec_lab.record.measured import Divergence, Measured, RunInfo
 from spec_lab.record.progress import Progress
 from spec_lab.record.provenance import Provenance, collect_provenance
@@ -30,6 +29,7 @@ from spec_lab.record.summary import build_summary
 from spec_lab.report.run_table import format_run
 from spec_lab.rescore.trajectory import fitting, record_verify_rows
 from spec_lab.rescore.verify_rows import save_verify_rows
+from spec_lab.wiring.limits import engine_limits
 from spec_lab.workloads.checker import is_correct
 from spec_lab.workloads.text_ends import text_ends
 
