@@ -530,7 +530,10 @@ def test_one_missing_head_is_refused_in_the_same_words_by_its_loader(folders: Pa
 
 
 def test_refusals_need_no_torch() -> None:
-    code = "import sys, spec_lab.menu.refusals.run; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, spec_lab.extend, spec_lab.menu.refusals.run; from spec_lab.menu import registry; registry.load(); "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

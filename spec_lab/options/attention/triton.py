@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from spec_lab.menu.option import AttentionOption
 
 if TYPE_CHECKING:
@@ -36,6 +34,8 @@ def triton_tree_attention(context: BackendContext) -> AttentionBackend:
 
 def _library(context: BackendContext) -> AttendPiece | None:
     """Choose what attends in long prompts: cuDNN's kernel is for 16 bits."""
+    import torch
+
     from spec_lab.attention.long_prompts import attend_by_cudnn
 
     is_there = context.device.type == "cuda" and torch.backends.cudnn.is_available()
