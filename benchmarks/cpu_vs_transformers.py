@@ -30,13 +30,13 @@ from typing import Any
 
 import torch
 
-from spec_lab.assembly.models import target_folder
 from spec_lab.cli.compose import compose_run
-from spec_lab.config import RunConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.lab import MAIN, load_lab
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import RunConfig
 from spec_lab.record import acceptance_metrics, averages, time_metrics
 from spec_lab.record.wording import number, with_range
 from spec_lab.report.table import format_table
@@ -112,7 +112,7 @@ def load(
         "references=[plain]",
         "prune=catchup",
     ]
-    labs = {name: load_lab(compose_run([*common, f"drafter={name}"])[0]) for name in DRAFTERS}
+    labs = {name: load_lab(choose(compose_run([*common, f"drafter={name}"])[0])) for name in DRAFTERS}
     first = labs[DRAFTERS[0]]
     engines = {"plain": first.engines["plain"]} | {name: lab.engines[MAIN] for name, lab in labs.items()}
     plain = {record.request_id: record.output_ids for record in engines["plain"].generate(first.requests).requests}
@@ -130,7 +130,7 @@ def transformers_generate(config: RunConfig) -> Callable[[list[Request]], float]
 
     disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
-        target_folder(config), dtype=torch.float32, trust_remote_code=False
+        choose(config).target_folder, dtype=torch.float32, trust_remote_code=False
     ).eval()
 
     def run(requests: list[Request]) -> float:

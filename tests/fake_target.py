@@ -15,8 +15,6 @@ import torch
 
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.acceptance.tree import StrictTreeAcceptance
-from spec_lab.assembly import registry
-from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, CacheRow, PagedKVCache
@@ -47,6 +45,8 @@ from spec_lab.engine.round import DecodeRound, Rounds
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.timing import HostTimer
+from spec_lab.menu import registry
+from spec_lab.menu.option import CatchupPruningOption, PromptPruningOption
 
 WIDTH = 8
 WINDOWS: tuple[int | None, ...] = (5, None)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
-from spec_lab.config import TreeConfig
+from spec_lab.menu.config import TreeConfig
+from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from spec_lab.options.trees.static import StaticTreeConfig
 from tests.graph_lab import MODES
 from tests.lab import PRUNING
 

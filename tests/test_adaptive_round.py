@@ -13,8 +13,6 @@ import pytest
 import torch
 
 from spec_lab.acceptance import rejection, relaxed, strict
-from spec_lab.assembly.graphs import RoundGraphConfig
-from spec_lab.config import VerifyConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.trees import copy_tensors
 from spec_lab.core.types import Request
@@ -26,6 +24,8 @@ from spec_lab.engine.offers import AllOffered, Counted
 from spec_lab.engine.tape import TapeRecorder, _Tape
 from spec_lab.measure.launch_counts import CountedRounds
 from spec_lab.measure.watched_rounds import watch_rounds
+from spec_lab.menu.config import VerifyConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
 from tests.graph_lab import DRAFTERS, MODES, RULES, Lab, generate_watched, lab, mixed_requests
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_experts import make_tiny_nextn
@@ -231,7 +231,7 @@ def test_a_replay_skips_the_steps_behind_the_stops_of_all_requests(
     options = with_threshold({"drafter": drafter, "batch_size": batch_size, "rule": RULES["strict"], "options": knobs})
     eager = lab.engine(requests, None, **options).generate(requests)
     recorder = SkippingRecorder()
-    monkeypatch.setattr("spec_lab.assembly.graphs_loader._recorder", lambda models: recorder)
+    monkeypatch.setattr("spec_lab.wiring.graphs.graph_recorder", lambda models: recorder)
     several = RoundGraphConfig(rounds_per_replay=3)
     engine = lab.engine(requests, several if mode == "several" else MODES[mode], **options)
     engine.graph.recorder = recorder  # type: ignore[misc]
@@ -261,7 +261,7 @@ def test_experts_of_skipped_steps_are_not_counted(
     config = make_config((tmp_path, tmp_path), "mtp_eagle", prune="catchup", options=stop, **places)
     eager = make_engine(config, requests).generate(requests)
     recorder = SkippingRecorder()
-    monkeypatch.setattr("spec_lab.assembly.graphs_loader._recorder", lambda models: recorder)
+    monkeypatch.setattr("spec_lab.wiring.graphs.graph_recorder", lambda models: recorder)
     skipped = make_engine(replace(config, graph=MODES["round"]), requests).generate(requests)
     assert text_and_offers(skipped) == text_and_offers(eager)
     expected, counts = eager.experts_read, skipped.experts_read

@@ -14,17 +14,18 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.option import DrafterOption
-from spec_lab.assembly.rules import RejectionConfig
-from spec_lab.assembly.run_tree import with_depth_as_k
-from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.config import SamplingConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.engine.engine import Engine
+from spec_lab.menu import registry
+from spec_lab.menu.config import SamplingConfig
+from spec_lab.menu.option import DrafterOption
+from spec_lab.menu.tree_sizes import with_depth_as_k
+from spec_lab.options.rules.rejection import RejectionConfig
+from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from spec_lab.options.trees.static import StaticTreeConfig
 from tests.engine_state import find_tensors, is_cache, poison
 from tests.fake_target import PaddedGraph
 from tests.graph_lab import MODES

@@ -11,7 +11,7 @@ import pytest
 
 from spec_lab.__main__ import main as run_main
 from spec_lab.cli.mixed import MixNote
-from spec_lab.config import KernelSet
+from spec_lab.menu.choices import KernelSet
 from spec_lab.record.mixed import are_mixed, mixed_by_auto
 from spec_lab.record.runs import find_runs
 from spec_lab.report.__main__ import main
@@ -86,7 +86,7 @@ def test_a_sweep_says_it_once(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_typed_sweep_is_warned_of(
     empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spec_lab.compatibility.auto.problem_of_native", lambda: None)
+    monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: None)
     assert run_main(["-m", "--dry-run", "device=cpu", "num_threads=1,2"]) == 0
     out, err = capsys.readouterr()
     assert SAID in err and err.count("\n") == 1

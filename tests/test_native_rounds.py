@@ -16,7 +16,6 @@ from spec_kernels.native.rounds import strict_accept
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.native_rules import NativeStrictAcceptance
 from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.checkpoints.random_weights import random_eagle3
 from spec_lab.core.kv_cache import PagedKVCache
@@ -39,6 +38,7 @@ from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.replaceable_parts import LayerStack
 from spec_lab.pruning.policy import LastPromptRow, NoCatchupPruning, PruneAfterAttention, PruneBeforeAttention
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from spec_lab.wiring.caches import cache_row
 from tests.fake_target import make_prune
 from tests.native_lane import (
     FULL,

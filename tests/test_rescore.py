@@ -18,14 +18,15 @@ from safetensors.numpy import save_file
 
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
-from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig
-from spec_lab.assembly.rules_loader import RuleContext, build_deterministic_rule
-from spec_lab.config import AcceptanceConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
+from spec_lab.menu.config import AcceptanceConfig
+from spec_lab.options.rules.rejection import RejectionConfig
+from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
+from spec_lab.options.rules.strict import StrictAcceptanceConfig
 from spec_lab.record.measured import Measured
 from spec_lab.record.recorder import Recorder, request_row
 from spec_lab.record.sinks import LineFile
@@ -35,6 +36,7 @@ from spec_lab.rescore.__main__ import main
 from spec_lab.rescore.judge import rescore
 from spec_lab.rescore.trajectory import fitting, likeliest, record_verify_rows
 from spec_lab.rescore.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
+from spec_lab.wiring.rules import RuleContext, build_deterministic_rule
 from tests.fake_runs import make_info
 from tests.fake_target import FakeTarget, PaddedGraph, make_fake_engine
 
