@@ -198,7 +198,7 @@ class Bench(ABC):
         make = load_drafter(chosen, self.models.of_drafters) if drafter is None else drafter.make(chosen)
         engine = build_engine(chosen, self.models, make, limits)
         with torch.inference_mode():
-            engine.graph.prepare(engine.round.of_batch(cell.batch_size), cell.batch_size)
+            engine.graph.prepare(engine.rounds.of_batch(cell.batch_size), cell.batch_size)
         result = engine.generate(requests)
         return self.line(cell, result, engine, requests)
 

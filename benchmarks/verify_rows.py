@@ -19,7 +19,7 @@ import torch
 from spec_lab.cli.compose import compose_run
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import FeatureSpec
-from spec_lab.engine.round import Parts
+from spec_lab.engine.parts import Parts
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
 from spec_lab.pruning.selection import AllRows

@@ -54,7 +54,7 @@ MODES: dict[str, GraphConfig] = {
     "verify_eager": FullLoopGraphConfig(verify=False),
 }
 DRAFTERS = ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model")
-"""Every drafter that can be captured."""
+"""Every drafter with weights; all can be captured."""
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 PAGE_SIZE, VOCAB_SIZE = 4, 40
@@ -120,10 +120,10 @@ class Lab:
         """An engine on this pair; a `graph` of None is eager, and a `rule` of None accepts at set rates."""
         rule = rule or (synthetic(num_draft_tokens) if drafter != "none" else RULES["strict"])
         options = changes.pop("options", {})
-        if drafter != "none":
+        if drafter in DRAFTERS:
             options = {"draft_sampling": rule.draft_sampling} | options
         config = make_config(
-            (self.target, self.folders[drafter]),
+            (self.target, self.folders.get(drafter, self.target)),
             drafter,
             num_draft_tokens,
             prune,

@@ -46,6 +46,8 @@ DRAFTERS: dict[str, tuple[int, ...]] = {
 }
 """The numbers of drafts that each drafter is tested with."""
 
+CAPTURED = ("eagle3", "draft_model", "mtp_eagle", "mtp_vanilla", "frozen_kv", "ngram", "oracle", "random")
+"""Every drafter whose rounds can be captured."""
 TRAINED = ("eagle3", "draft_model", "mtp_eagle", "mtp_vanilla", "frozen_kv")
 BATCHES, PAGES, CHUNKS, PADDINGS = (1, 3, 8), (1, 4, 16), (1, 5, 512), (1, 4)
 POSITIONS = ("last", "bonus")
@@ -115,7 +117,7 @@ def eager_cases() -> Iterator[Case]:
 def captured_cases() -> Iterator[Case]:
     """Every drafter whose rounds can be captured, under every graph mode; each drafter starts with another mode."""
     modes = list(MODES)
-    for number, drafter in enumerate(TRAINED):
+    for number, drafter in enumerate(CAPTURED):
         for turn in range(len(modes)):
             graph = modes[(number + turn) % len(modes)]
             yield Case("qwen3", drafter, "catchup", batch_size=3, page_size=4, graph=graph)
@@ -156,8 +158,9 @@ def tree_cases() -> Iterator[Case]:
             graph=graph,
             tree=tree,
         )
-    for turn, tree in enumerate(("dynamic", "deep", "flat")):
-        yield Case(list(TARGETS)[turn], "ngram", "none", BATCHES[turn], page_size=PAGES[turn], padding=4, tree=tree)
+    for turn, (tree, graph) in enumerate(product(("dynamic", "deep", "flat"), modes)):
+        sizes = {"page_size": PAGES[turn % 3], "padding": 4 if graph == "eager" else 1}
+        yield Case(list(TARGETS)[turn % 3], "ngram", "none", BATCHES[turn % 3], graph=graph, tree=tree, **sizes)
 
 
 QUICK_TREES = list(tree_cases())[::48]

@@ -156,7 +156,6 @@ def test_how_many_rows_a_chunk_has(overrides: list[str], expected: int) -> None:
     ("overrides", "refusal"),
     [
         ([*SAMPLED, "acceptance.method=block", "kernels=triton"], "acceptance.method=block has no kernel"),
-        (["drafter=ngram", "graph=round"], "so graph=round would capture no draft loop"),
     ],
 )
 def test_what_is_named_is_refused_as_ever(overrides: list[str], refusal: str) -> None:

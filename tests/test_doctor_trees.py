@@ -13,7 +13,7 @@ from spec_lab.cli.compose import compose_run
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.subject import Subject, load_subject, refuse_no_spine
-from spec_lab.engine.tree_round import TreeRound, _spine
+from spec_lab.engine.drafts import Tree, spine
 from spec_lab.errors import UserError
 from spec_lab.menu.chosen import Chosen, choose
 from tests.test_doctor_faults import QUICK, change_tensors, copy_of, examined, skipped, with_broken_writes
@@ -100,15 +100,15 @@ def test_keys_of_the_path_are_left_where_they_were(healthy: Subject, monkeypatch
         self._tree.move_path([], moved, features, path, batch.kv_lens, batch.page_table, self._page_size)
         return moved
 
-    monkeypatch.setattr(TreeRound, "_compact", features_alone)
+    monkeypatch.setattr(Tree, "_compact", features_alone)
     assert faults_of(examined(healthy, *TREE))[0].check == "output against plain decoding"
 
 
 def test_the_spine_is_the_first_child_of_each() -> None:
     tokens = [9, 5, 6, 7, 8, 4]
-    assert _spine([0, 0, 0, 1, 3, 1], tokens, 3) == [5, 7, 8]
-    assert _spine([0, 0, 0, 2, 3, 3], tokens, 3) == [5, -1, -1]
-    assert _spine([0, 1, 2, 3, 4, 5], tokens, 2) == [-1, -1]
+    assert spine([0, 0, 0, 1, 3, 1], tokens, 3) == [5, 7, 8]
+    assert spine([0, 0, 0, 2, 3, 3], tokens, 3) == [5, -1, -1]
+    assert spine([0, 1, 2, 3, 4, 5], tokens, 2) == [-1, -1]
 
 
 def tree_run(*overrides: str) -> Chosen:

@@ -16,7 +16,7 @@ from spec_lab.core.kv_cache import NULL_PAGE, cache_slots
 from spec_lab.core.types import AttentionMetadata, Request, VerifiedRound
 from spec_lab.drafters.frozen_kv import FrozenKVDrafter, FrozenState
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.round import collect_drafts
+from spec_lab.engine.stopping_loop import collect_drafts
 from spec_lab.menu.chosen import choose
 from spec_lab.options.shipped import ZOO
 from spec_lab.wiring.workloads import load_requests

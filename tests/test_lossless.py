@@ -32,6 +32,7 @@ from tests.graph_lab import MODES
 from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
 from tests.lossless_cases import (
     BATCHES,
+    CAPTURED,
     CASES,
     CHUNKS,
     DRAFTERS,
@@ -191,7 +192,7 @@ def test_every_drafter_of_the_lab_is_in_the_table() -> None:
     rows = registry.load().options(DrafterOption)
     assert set(DRAFTERS) == set(rows)
     assert set(TEACHERS) == {name for name, row in rows.items() if row.folder is not None}
-    assert set(TRAINED) == {name for name, row in rows.items() if row.no_loop is None} - {"none"}
+    assert set(CAPTURED) == {name for name, row in rows.items() if row.no_loop is None} - {"none"}
     assert {*TREE_DRAFTERS, "ngram"} == {name for name, row in rows.items() if row.load_tree is not None}
 
 
@@ -210,7 +211,7 @@ def test_every_drafter_meets_everything(drafter: str) -> None:
     assert {case.chunk for case in cases} == set(CHUNKS)
     assert {case.padding for case in cases} == set(PADDINGS)
     graphs = {case.graph for case in (*CASES, *SLOW_CASES) if case.drafter == drafter} - {"eager"}
-    assert graphs == (set(MODES) if drafter in TRAINED else set())
+    assert graphs == (set(MODES) if drafter in CAPTURED else set())
 
 
 @pytest.mark.parametrize(

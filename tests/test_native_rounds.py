@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -27,8 +28,9 @@ from spec_lab.drafters.native_catchup import plan_native_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftPicker, GreedyPicker
 from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
 from spec_lab.engine.native_slots import commit_native_rows
-from spec_lab.engine.round import DecodeRound, Parts
+from spec_lab.engine.parts import Parts
 from spec_lab.engine.slots import commit_rows
+from spec_lab.engine.stopping_loop import StepsAtOnce
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
 from spec_lab.models.native_products import NativeProducts
@@ -251,7 +253,7 @@ def test_only_greedy_drafts_on_fresh_metadata_are_made_at_once(monkeypatch: pyte
     monkeypatch.setattr(drafters[0], "step", lambda state, step: steps.append(step.index))
     for mover, expected in ((lane.lane.backend, []), (NativeAttention(PAGE_SIZE, MAX_POSITIONS), [1])):
         state = RecurrentState(tokens, lane.run([20], 1), metadata, DraftedRows(tokens, tokens))
-        assert DecodeRound(parts)._drafts(state, mover).shape == (1, 2)
+        assert StepsAtOnce().run(parts, mover, state, 2, nullcontext).shape == (1, 2)
         assert steps == expected
 
 

@@ -123,7 +123,7 @@ def cells() -> list[Any]:
         if (number + number // len(ALL_RULES)) % 2 == 0:
             marks = [] if (drafter, rule) == ("eagle3", "sampled") else [SLOW]
             rows.append(pytest.param(drafter, rule, (3, 2, 5)[number % 3], (3, 1)[number // 3 % 2], marks=marks))
-    return rows
+    return [*rows, pytest.param("ngram", "synthetic", 3, 3), pytest.param("random", "strict", 2, 3, marks=[SLOW])]
 
 
 @pytest.mark.parametrize(("drafter", "rule", "num_rounds", "batch_size"), cells())

@@ -23,8 +23,8 @@ from spec_lab.core.types import FeatureSpec, Request
 from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
 from spec_lab.engine.pages import PageTable
-from spec_lab.engine.round import collect_drafts
 from spec_lab.engine.states import slot_states
+from spec_lab.engine.stopping_loop import collect_drafts
 from spec_lab.options.plain import unpruned_config
 from spec_lab.pruning.selection import AllRows
 from spec_lab.wiring.caches import build_cache

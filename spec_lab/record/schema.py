@@ -122,6 +122,15 @@ class Relaxed(TypedDict):
     per_1000_tokens: float | None
 
 
+class Distance(TypedDict):
+    """How far the emitted law is from the target's, a token; with a 95 % interval over requests."""
+
+    total_variation: float
+    low: float | None
+    high: float | None
+    kl: float | None
+
+
 class Thinking(TypedDict):
     """Output tokens between the thinking markers."""
 
@@ -198,6 +207,7 @@ class Outcome(TypedDict):
     acceptance_rate_by_position: PositionRates
     accuracy: Accuracy
     relaxed: Relaxed | None
+    distance: NotRequired[Distance | None]
     thinking: Thinking | None
     equal_to_plain: float | None
 

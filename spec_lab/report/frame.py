@@ -90,6 +90,8 @@ COLUMNS: dict[str, Column] = {
     "accuracy_low": Column("number", "of its 95 % interval"),
     "accuracy_high": Column("number", "of its 95 % interval"),
     "accuracy_n": Column("count", "answers that were checked"),
+    "total_variation": Column("number", "of the emitted law from the target's, mean of a token"),
+    "kl": Column("number", "likewise KL in nats"),
     "relaxed_per_1000_tokens": Column("number", "accepted drafts that were not the argmax"),
     "thinking_tokens": Column("number", "mean of a request"),
     "kernels": Column("text", "the option of `kernels`, where nobody named one that which was taken"),
@@ -195,7 +197,7 @@ def predicted_speedup(summary: Summary) -> float | None:
 
 def _outcome(part: Outcome) -> dict[str, Any]:
     accuracy, relaxed, thinking = part["accuracy"], part["relaxed"], part["thinking"]
-    rates = part["acceptance_rate_by_position"]["unconditional"]
+    distance, rates = part.get("distance"), part["acceptance_rate_by_position"]["unconditional"]
     return {
         "requests": part["num_requests"],
         "rounds": part["rounds"],
@@ -208,6 +210,8 @@ def _outcome(part: Outcome) -> dict[str, Any]:
         "accuracy_low": accuracy["low"],
         "accuracy_high": accuracy["high"],
         "accuracy_n": accuracy["n"],
+        "total_variation": None if distance is None else distance["total_variation"],
+        "kl": None if distance is None else distance["kl"],
         "relaxed_per_1000_tokens": None if relaxed is None else relaxed["per_1000_tokens"],
         "thinking_tokens": None if thinking is None else thinking["mean_tokens"],
         **{f"accepted_at_{position}": rate for position, rate in enumerate(rates, start=1)},

@@ -104,6 +104,7 @@ def _lossy_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
         return {}
     return {
         "thinking tokens": lambda outcome: number((outcome["thinking"] or {}).get("mean_tokens"), 1),
+        "TV a token": lambda outcome: number((outcome.get("distance") or {}).get("total_variation"), 4),
         "relaxed hits": lambda outcome: number((outcome["relaxed"] or {}).get("hits"), 0),
         "equal to plain": lambda outcome: percent(outcome["equal_to_plain"]),
     }

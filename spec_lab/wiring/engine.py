@@ -8,7 +8,7 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageAllocator, PageTable
-from spec_lab.engine.round import Parts
+from spec_lab.engine.parts import Parts
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.states import slot_states
@@ -22,7 +22,7 @@ from spec_lab.wiring.drafting import DrafterFactory, DrafterResources
 from spec_lab.wiring.graphs import build_graph_mode, build_mover, prompt_pass_maker
 from spec_lab.wiring.limits import Limits, overlaps
 from spec_lab.wiring.models import TargetBuild
-from spec_lab.wiring.rounds import build_confidences, round_maker
+from spec_lab.wiring.rounds import build_confidences, build_rounds
 from spec_lab.wiring.rules import RuleBuild, build_rule
 
 
@@ -64,16 +64,14 @@ def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactor
     allocator = PageAllocator(limits.num_pages)
     scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
     graph = build_graph_mode(chosen, built, limits)
-    make_round = round_maker(chosen, limits, confidences, graph.recorder, built)
     return Engine(
-        parts,
+        build_rounds(chosen, parts, limits, confidences, graph.recorder, built),
         prune,
         graph,
         scheduler,
         config.cache.chunk_size,
         config.cache.prefill_tokens,
         overlaps(config),
-        make_round,
         prompt_pass_maker(chosen, built),
     )
 

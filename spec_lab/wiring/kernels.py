@@ -25,7 +25,7 @@ from spec_lab.core.protocols import AcceptanceRule
 from spec_lab.drafters.catchup import CatchupPlanner, plan_catchup
 from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
-from spec_lab.engine.offers import CountOffered
+from spec_lab.engine.offered import CountOffered
 from spec_lab.engine.slots import CommitRows, commit_rows
 from spec_lab.engine.stops import GoingOn
 from spec_lab.errors import UserError

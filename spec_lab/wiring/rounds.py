@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 from spec_lab.acceptance.confidences import DraftConfidences
-from spec_lab.engine.adaptive_round import adaptive_round
 from spec_lab.engine.capture import GraphRecorder
-from spec_lab.engine.offers import DraftOffers
-from spec_lab.engine.round import DecodeRound
-from spec_lab.engine.tree_round import tree_round
+from spec_lab.engine.drafts import Chain, Tree, TreeParts
+from spec_lab.engine.offered import DraftOffers
+from spec_lab.engine.offers import AllOffered, Counted
+from spec_lab.engine.parts import Parts
+from spec_lab.engine.round import DecodeRound, Rounds
 from spec_lab.menu.chosen import Chosen
 from spec_lab.wiring.limits import Limits
 from spec_lab.wiring.models import TargetBuild
@@ -25,19 +22,26 @@ def build_confidences(chosen: Chosen, limits: Limits, built: TargetBuild) -> Dra
     return DraftConfidences(*sizes, built.device, chosen.offers.threshold, built.kernels.note_confidence)
 
 
-def round_maker(
+def build_rounds(
     chosen: Chosen,
+    parts: Parts,
     limits: Limits,
     confidences: DraftConfidences | None,
     recorder: GraphRecorder | None,
     built: TargetBuild,
-) -> Callable[[Any], DecodeRound]:
-    """Return the function that makes the round of an engine's `Parts`, of which `recorder` captures stretches."""
-    sizes = chosen.sizes
+) -> Rounds:
+    """Make the rounds of an engine, of which `recorder` captures stretches: one, or one for each K of a schedule."""
+    sizes, most = chosen.sizes, parts.drafter.num_draft_tokens
     if sizes is not None:
-        return partial(tree_round, sizes.num_rows, limits.page_size, move_path=built.kernels.trees.move_path)
+        tree = Tree(parts, TreeParts.of(parts, built.kernels.trees.move_path), sizes.num_rows, limits.page_size)
+        return Rounds(DecodeRound(parts, tree, AllOffered(most)))
+    chain = Chain(parts)
     if not chosen.offers.may_be_fewer:
-        return DecodeRound
+        return Rounds(DecodeRound(parts, chain, AllOffered(most)))
     budget, count = chosen.offers.budget, built.kernels.count_offered
-    offers = DraftOffers(limits.num_slots, built.device, confidences, budget, count)
-    return partial(adaptive_round, offers, chosen.offers.schedule, recorder)
+    offered = DraftOffers(limits.num_slots, built.device, confidences, budget, count)
+    schedule = chosen.offers.schedule
+    choices = (most,) if schedule is None else schedule.choices
+    assert choices[0] == most, "the largest K is what slots have room for"
+    rounds = {k: DecodeRound(parts, chain, Counted(parts, offered, k, recorder)) for k in choices}
+    return Rounds(rounds[most], schedule, rounds)

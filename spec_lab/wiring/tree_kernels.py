@@ -14,7 +14,7 @@ from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance,
 from spec_lab.core.tree_protocols import TreeRule
 from spec_lab.drafters.growth import TORCH_CHOICES, Choices
 from spec_lab.drafters.siblings import LikeliestSiblings, SiblingPicker
-from spec_lab.engine.tree_round import MovePath
+from spec_lab.engine.drafts import MovePath
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,6 @@ ROW = DrafterOption(
     schema=NgramDrafterConfig,
     load=load,
     refusals=(ngram_lengths, continuations_have_no_ranks),
-    no_loop="looks its drafts up",
+    no_moves="looks its drafts up",
     load_tree=load_tree,
 )

@@ -34,5 +34,5 @@ ROW = DrafterOption(
     schema=OracleDrafterConfig,
     load=load,
     follows_greedy_text="replays a greedy continuation",
-    no_loop="replays a continuation",
+    no_moves="replays a continuation",
 )

@@ -29,4 +29,4 @@ def load(chosen: Chosen, options: DrafterConfig, build: DrafterBuild) -> Drafter
     return lambda resources: RandomDrafter(options.num_draft_tokens, vocab_size, resources.seeds)
 
 
-ROW = DrafterOption(name="random", schema=RandomDrafterConfig, load=load, no_loop="draws its drafts")
+ROW = DrafterOption(name="random", schema=RandomDrafterConfig, load=load, no_moves="draws its drafts")

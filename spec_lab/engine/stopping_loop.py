@@ -1,8 +1,8 @@
-"""The draft loop of a run with `drafter.stop` goes on as long as any request of the batch does.
+"""The draft loop of a round: every step, or with `drafter.stop` as long as any request of the batch goes on.
 
-Launched from Python, the host asks the device before each step. In a graph each step is in an IF node, inside that of
-the step before it, where the driver has such nodes; elsewhere all steps run, and drafts behind a stop are never
-offered.
+Where a stop is launched from Python, the host asks the device before each step. In a graph each step is in an IF node,
+inside that of the step before it, where the driver has such nodes; elsewhere all steps run, and drafts behind a stop
+are never offered.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import torch
 
 from spec_lab.core.layer_protocols import MetadataMover
+from spec_lab.core.protocols import Drafter, State
 from spec_lab.core.types import DraftStep
 from spec_lab.engine.capture import GraphRecorder
-from spec_lab.engine.offers import DraftOffers
-from spec_lab.engine.round import Parts, collect_drafts
+from spec_lab.engine.offered import DraftOffers
+from spec_lab.engine.parts import Parts
 
 StepScope = Callable[[], AbstractContextManager[None]]
 """Opens what surrounds draft steps, once or more often: the stage that their reading of experts counts for, or none."""
@@ -37,8 +38,49 @@ class DraftLoop(Protocol):
         ...
 
 
+def collect_drafts(
+    drafter: Drafter[State],
+    mover: MetadataMover,
+    state: State,
+    num_draft_tokens: int | None = None,
+    is_over: Callable[[], bool] | None = None,
+) -> torch.Tensor:
+    """Take draft 1 from `state`, and run a recurrent step for each further one: [batch, num_draft_tokens].
+
+    Args:
+        num_draft_tokens: as many as the drafter has where it is None.
+        is_over: tells whether no draft is wanted behind the one just made; None where all are.
+    """
+    if num_draft_tokens is None:
+        num_draft_tokens = drafter.num_draft_tokens
+    drafts = state.tokens.new_zeros((state.tokens.shape[0], num_draft_tokens))
+    columns = torch.arange(num_draft_tokens, device=drafts.device)
+    for index in range(num_draft_tokens):
+        if index > 0:
+            if is_over is not None and is_over():
+                return drafts[:, :index]
+            if state.attention is not None:
+                mover.advance(state.attention)
+            drafter.step(state, DraftStep(index, columns[index : index + 1]))
+        drafts[:, index] = state.tokens
+    return drafts
+
+
+class StepsAtOnce:
+    """Keeps the protocol `DraftLoop`: all steps run, in one call where the drafter can and metadata is not stale."""
+
+    decides_on_device = False
+
+    def run(self, parts: Parts, mover: MetadataMover, state: Any, most: int, scope: StepScope) -> torch.Tensor:
+        rest = parts.drafter.requirements.draft_rest
+        with scope():
+            if rest is not None and mover is parts.backend:
+                return rest(state)
+            return collect_drafts(parts.drafter, mover, state, most)
+
+
 class EveryStep:
-    """Keeps the protocol `DraftLoop`: all steps run."""
+    """Keeps the protocol `DraftLoop`: all steps run, one by one, so that each may note how sure it is."""
 
     decides_on_device = False
 
