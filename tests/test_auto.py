@@ -93,7 +93,7 @@ def test_layers_that_the_kernels_in_c_know() -> None:
     [
         ([], ("triton", "triton", "round")),
         pytest.param(["drafter=none"], ("triton", "triton", "round"), marks=pytest.mark.slow),
-        (["drafter=ngram"], ("triton", "triton", "eager")),
+        (["drafter=ngram"], ("triton", "triton", "round")),
         pytest.param(["drafter=frozen_kv", "tree=dynamic"], ("triton", "triton", "round"), marks=pytest.mark.slow),
         ([*SAMPLED, "acceptance.method=block"], ("triton", "torch", "round")),
         pytest.param([*SAMPLED, "acceptance.method=standard"], ("triton", "triton", "round"), marks=pytest.mark.slow),
