@@ -72,6 +72,7 @@ class ReferenceChoice(Choice):
 
     plain = "plain", "no drafter"
     unpruned = "unpruned", "no pruning"
+    eager = "eager", "no graph"
 
 
 class LoggerMode(Choice):
@@ -313,7 +314,7 @@ class RunConfig:
     references: list[ReferenceChoice] = knob(
         [ReferenceChoice.plain, ReferenceChoice.unpruned], "measured beside the run; [] turns them off"
     )
-    repeats: int = knob(3, "timed repeats, interleaved with the references", least=1)
+    repeats: int = knob(5, "timed turns with the references; three or more give an interval", least=1)
     warmup_requests: int = knob(2, "requests decoded before anything is timed", least=0)
     profile_rounds: int = knob(
         16, "rounds profiled after the timed part for the table of kernels; 0 turns it off", least=0

@@ -8,6 +8,7 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.assembly import registry
 from spec_lab.assembly.caches import build_cache
 from spec_lab.assembly.drafters.lookup import NoDrafterConfig
+from spec_lab.assembly.graphs import EagerGraphConfig
 from spec_lab.assembly.graphs_loader import build_graph_mode, build_mover, prompt_pass_maker
 from spec_lab.assembly.heads import DrafterFactory, DrafterResources
 from spec_lab.assembly.limits import Limits, overlaps
@@ -118,3 +119,8 @@ def plain_config(config: RunConfig) -> RunConfig:
 def unpruned_config(config: RunConfig) -> RunConfig:
     """Return the same run without pruning."""
     return dataclasses.replace(config, prune=UNPRUNED)
+
+
+def eager_config(config: RunConfig) -> RunConfig:
+    """Return the same run without a graph."""
+    return dataclasses.replace(config, graph=EagerGraphConfig())

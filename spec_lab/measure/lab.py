@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.assembly import registry
-from spec_lab.assembly.engine import UNPRUNED, build_engine, build_teacher, plain_config, unpruned_config
+from spec_lab.assembly.engine import UNPRUNED, build_engine, build_teacher, eager_config, plain_config, unpruned_config
 from spec_lab.assembly.heads import load_drafter
 from spec_lab.assembly.limits import Limits, engine_limits
 from spec_lab.assembly.models import Models, load_models, target_folder, thinking_markers
@@ -62,6 +62,8 @@ def load_lab(config: RunConfig, world: World = ALONE) -> Lab:
         engines["plain"] = plain_engine(config, models, limits)
     if "unpruned" in config.references and _prunes(config.prune, engines[MAIN]):
         engines["unpruned"] = build_engine(unpruned_config(config), models, make_drafter, limits)
+    if "eager" in config.references and registry.of(config).graph(config).captures:
+        engines["eager"] = build_engine(eager_config(config), models, make_drafter, limits)
     note_rollback(config, models)
     note_kernels(config, models)
     for request in requests:

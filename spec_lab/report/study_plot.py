@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spec_lab.report.plots import PALETTE, open_figure
+from spec_lab.report.plots import PALETTE, open_figure, spread
 from spec_lab.report.study import Point
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _draw_series(axes: Axes, series: Sequence[Point], looks: Mapping[str, Look])
             length.value,
             value,
             yerr=([value - low], [high - value]),
-            xerr=([length.value - length.low], [length.high - length.value]),
+            xerr=spread(length.value, length.low, length.high),
             fmt="none",
             ecolor="0.45" if point.is_strict else look.colour,
             alpha=0.6,
