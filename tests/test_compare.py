@@ -27,6 +27,8 @@ from spec_lab.report.cells import interval_cell
 from spec_lab.report.comparable import comparable_sets, numbered
 from spec_lab.report.cost_table import read_costs
 from spec_lab.report.frame import COLUMNS, load_frame
+from spec_lab.report.origin import signed
+from spec_lab.report.overview_plot import lengths_and_differences
 from spec_lab.report.paired_table import compare
 from spec_lab.report.table import format_table
 from spec_lab.report.tail import follow
@@ -322,6 +324,18 @@ def test_csv_and_figures(pair: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert read["acceptance_length"].tolist()[0] == load_frame(pair)["acceptance_length"][0]
     assert sorted(path.name for path in figures.iterdir()) == ["acceptance_lengths.png", "cost_model.png"]
     assert all(path.stat().st_size > 5000 for path in figures.iterdir())
+
+
+def test_a_figure_says_what_it_is_of(pair: Path) -> None:
+    """The lines are called by rule and pruning too, and below stand the runs, their revision and their machine."""
+    other = replace(make_info(started_at="2026-01-01T00:05:00+00:00"), choices=CHOICES | {"prune": "none"})
+    record_run(pair / "c", info=other)
+    compared, _ = compare(numbered(find_runs([pair])))
+    figure = signed(lengths_and_differences(compared), [row.run.run.summary for row in compared])
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["#1 eagle3 K=3, strict, catchup", "#2 eagle3 K=3, strict, catchup", "#3 eagle3 K=3, strict, none"]
+    [below] = [" ".join(text.get_text().split()) for text in figure.texts]
+    assert all(part in below for part in ("run: 3 runs on a test CPU", "revision 0123abc", "2026-01-01"))
 
 
 @pytest.mark.parametrize(

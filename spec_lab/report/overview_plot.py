@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_lab.report.bootstrap import Interval
 from spec_lab.report.cost_table import Cost
+from spec_lab.report.origin import run_words
 from spec_lab.report.paired_table import Compared
 from spec_lab.report.plots import PALETTE, open_figure, spread
 
@@ -47,7 +48,7 @@ def cost_and_speedup(costs: Sequence[Cost]) -> Figure:
     import seaborn as sns
 
     draft, verify, rest, mark = sns.color_palette(PALETTE, 4)
-    names = [f"{cost.run.label} {cost.run.run.summary['choices'].get('drafter', '')}" for cost in costs]
+    names = [f"{cost.run.label} {run_words(cost.run.run.summary)}" for cost in costs]
     with open_figure(height=1.8 + 0.34 * len(costs), width=9.6, columns=2) as (figure, panels):
         for place, cost in enumerate(costs):
             start = 0.0
@@ -89,5 +90,4 @@ def _interval(axes: Axes, interval: Interval | None, place: int, colour: Any) ->
 
 
 def _name(row: Compared) -> str:
-    summary = row.run.run.summary
-    return f"{row.run.label} {summary['choices'].get('drafter', '')} K={summary['num_draft_tokens']}"
+    return f"{row.run.label} {run_words(row.run.run.summary)}"
