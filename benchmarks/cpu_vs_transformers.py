@@ -8,7 +8,7 @@ Acceptance lengths by category come from an untimed pass over `--prompts-per-cat
 over fewer prompts, a multiple of the batch size, so that no contestant ends on a half-empty batch. All take turns on
 them in one process, in float32 and with the same number of threads, in another order each turn, every one warmed up.
 
-A rate is the median over the turns, a ratio the median (lowest to highest) of the ratios within a turn. Transformers
+A rate is the median over turns, a ratio the geometric mean of those within a turn, with its 95 % interval. Transformers
 and plain are compared with their prompt passes (`generate` offers no rate of its own for decoding), for which both
 compute logits for the last row alone; drafters are compared with plain by decode rate, prompt passes left out.
 
@@ -38,6 +38,7 @@ from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
 from spec_lab.record import acceptance_metrics, averages, time_metrics
+from spec_lab.record.paired import of_turns
 from spec_lab.record.wording import number, with_range
 from spec_lab.report.table import format_table
 from spec_lab.workloads.prompt_files import shipped_prompts
@@ -200,10 +201,11 @@ def report(batch_size: int, num_prompts: int, turns: list[Turn]) -> dict[str, An
     }
 
 
-def ratios(ours: list[Any], theirs: list[Any]) -> tuple[float, float, float]:
-    """Return the median, lowest and highest ratio within a turn."""
-    paired = [a / b for a, b in zip(ours, theirs, strict=True)]
-    return median(paired), min(paired), max(paired)
+def ratios(ours: list[Any], theirs: list[Any]) -> tuple[float, float | None, float | None]:
+    """Return the mean ratio within a turn, and the ends of its interval."""
+    ratio = of_turns(ours, theirs)
+    assert ratio is not None, "every turn has rounds"
+    return ratio.value, *ratio.ends
 
 
 def drafter_row(results: list[GenerationResult], plain: list[GenerationResult]) -> dict[str, Any]:

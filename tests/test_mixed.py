@@ -48,8 +48,8 @@ def test_the_report_tells_them_apart(mixed: Path, capsys: pytest.CaptureFixture[
     assert [line.split()[column] for line in lines[2:5]] == ["native", "native", "torch"]
     assert f"{SAID}, and kernels=torch is the same for all" in " ".join(lines)
     compared, _ = compare(numbered(find_runs([mixed])))
-    assert [row.rate is None for row in compared] == [True, False, True]
-    assert [row.rate_verdict for row in compared][2] == "-"
+    assert [row.speedup is None for row in compared] == [True, False, True]
+    assert compared[2].speedup_verdict == "other kernels"
     frame = load_frame(mixed).query("part == 'this run'")
     assert list(frame["kernels"]) == ["native", "native", "torch"] and set(frame["auto"]) == {"attention kernels"}
 
@@ -63,7 +63,7 @@ def test_what_was_meant_is_no_mix(
     assert main([str(mixed)]) == 0
     assert "auto took for some" not in capsys.readouterr().out
     compared, _ = compare(numbered(find_runs([mixed])))
-    assert (compared[2].rate is None) is (device == "cuda")
+    assert (compared[2].speedup is None) is (device == "cuda")
 
 
 def test_options_of_groups_and_old_records() -> None:

@@ -252,8 +252,8 @@ def test_command_prints_a_line_a_rule(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         ([], "the following arguments are required: RULE; python -m spec_lab.rescore --help"),
         (["acceptance=strikt"], "did you mean strict?"),
-        (["acceptance=rejection"], "acceptance=rejection draws, so it cannot be re-scored"),
-        (["acceptance=synthetic"], "acceptance=synthetic draws, so it cannot be re-scored"),
+        (["acceptance=rejection"], "acceptance=rejection draws or needs the parts of a run"),
+        (["acceptance=synthetic"], "acceptance=synthetic draws or needs the parts of a run"),
         (["acceptance.topk=3"], "name the rule before its knobs, acceptance=RULE acceptance.topk=3"),
         (["acceptance=strict", "acceptance.topk=3"], "acceptance.topk is not read by the options chosen"),
         ([RELAXED, "acceptance.topk=three"], "acceptance.topk takes a whole number, not 'three'"),

@@ -16,7 +16,7 @@ from spec_lab.measure.world import ALONE, World
 from spec_lab.menu.choices import KernelSet, Rollback
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import PruneConfig, RunConfig
-from spec_lab.options.plain import UNPRUNED, plain_config, unpruned_config
+from spec_lab.options.plain import UNPRUNED, eager_config, plain_config, unpruned_config
 from spec_lab.record.progress import Progress
 from spec_lab.record.schema import THIS_RUN
 from spec_lab.wiring.drafting import load_drafter
@@ -69,6 +69,8 @@ def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
         engines["plain"] = plain_engine(chosen, models, limits)
     if "unpruned" in config.references and _prunes(config.prune, engines[MAIN]):
         engines["unpruned"] = build_engine(chosen.again(unpruned_config(config)), models, make_drafter, limits)
+    if "eager" in config.references and chosen.graph.captures:
+        engines["eager"] = build_engine(chosen.again(eager_config(config)), models, make_drafter, limits)
     note_rollback(config, models)
     note_kernels(config, models)
     for request in requests:

@@ -20,6 +20,7 @@ from spec_lab.measure.world import World, world_of
 from spec_lab.menu.choices import WeightDtype
 from spec_lab.menu.chosen import Chosen
 from spec_lab.record.measured import Divergence, Measured, RunInfo
+from spec_lab.record.paired import order_of_turn
 from spec_lab.record.progress import Progress
 from spec_lab.record.provenance import Provenance, collect_provenance
 from spec_lab.record.recorder import Recorder, utc_now
@@ -74,7 +75,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
     with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
         _warm_up(lab, progress)
         for repeat in range(config.repeats):
-            for name in _rotated(list(lab.engines), repeat):
+            for name in order_of_turn(list(lab.engines), repeat):
                 kept = finished if (repeat, name) == (0, MAIN) else []
                 passes[name].append(_timed_pass(lab, name, repeat, progress, kept))
             recorder.rounds(repeat, passes[MAIN][-1].rounds)
@@ -144,12 +145,6 @@ def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
     )
     requests = [dataclasses.replace(r, max_new_tokens=r.max_new_tokens + num_more) for r in lab.requests]
     return _outputs(plain_engine(lab.chosen, lab.models, longer).generate(requests).requests)
-
-
-def _rotated(names: list[str], by: int) -> list[str]:
-    """Return another order each repeat, so that a machine that slows down does not always hurt the same one."""
-    shift = by % len(names)
-    return names[shift:] + names[:shift]
 
 
 def _timed_pass(

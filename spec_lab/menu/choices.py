@@ -44,6 +44,7 @@ class ReferenceChoice(Choice):
 
     plain = "plain", "no drafter"
     unpruned = "unpruned", "no pruning"
+    eager = "eager", "no graph"
 
 
 class LoggerMode(Choice):

@@ -268,7 +268,7 @@ class RunConfig:
     references: list[ReferenceChoice] = knob(
         [ReferenceChoice.plain, ReferenceChoice.unpruned], "measured beside the run; [] turns them off"
     )
-    repeats: int = knob(3, "timed repeats, interleaved with the references", least=1)
+    repeats: int = knob(5, "timed turns with the references; three or more give an interval", least=1)
     warmup_requests: int = knob(2, "requests decoded before anything is timed", least=0)
     profile_rounds: int = knob(
         16, "rounds profiled after the timed part for the table of kernels; 0 turns it off", least=0

@@ -121,7 +121,8 @@ class RuleOption(Option):
     Attributes:
         judge: takes (the `acceptance` part, `RuleContext`) and makes a rule that decides without drawing; such
             a rule can also judge a recorded run again.
-        build: takes (the `Chosen` run, its `acceptance` part, `RuleBuild`) and makes a rule that draws.
+        build: takes (the `Chosen` run, its `acceptance` part, `RuleBuild`) and makes a rule that draws or needs
+            those; it cannot judge a recorded run again.
         greedy_only: why it needs sampling.temperature=0, as in "compares with the argmax"; None where it does not.
         keeps_greedy_text: its output is plain greedy decoding's, token for token, whatever is drafted.
         walk: makes the rule's form for a tree of drafts, from (the `Chosen` run, its `acceptance` part,

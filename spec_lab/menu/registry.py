@@ -115,12 +115,15 @@ class Registry:
         """Return what makes a rule that decides without drawing.
 
         Raises:
-            UserError: nothing registered the rule, or it draws.
+            UserError: nothing registered the rule, or only a run can make it.
         """
         judge = self.find(RuleOption, rule).judge
         if judge is None:
             others = [name for name, other in self.options(RuleOption).items() if other.judge is not None]
-            raise UserError(f"acceptance={rule} draws, so it cannot be re-scored; use one of {', '.join(others)}")
+            raise UserError(
+                f"acceptance={rule} draws or needs the parts of a run (it has build, and no judge), so it cannot be "
+                f"re-scored; use one of {', '.join(others)}"
+            )
         return judge
 
     def origins(self) -> dict[str, ExtensionOrigin]:

@@ -1,4 +1,4 @@
-"""The runs that a run is compared with: plain decoding, and the same without pruning."""
+"""The runs that a run is compared with: plain decoding, the same without pruning, and the same without a graph."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 
 from spec_lab.menu.config import PruneConfig, RecurrentConfig, RunConfig, TreeConfig, VerifyConfig
 from spec_lab.options.drafters.none import NoDrafterConfig
+from spec_lab.options.graphs.eager import EagerGraphConfig
 from spec_lab.options.rules.rejection import RejectionConfig, RejectionMethodChoice
 from spec_lab.options.rules.strict import StrictAcceptanceConfig
 
@@ -34,3 +35,8 @@ def plain_config(config: RunConfig) -> RunConfig:
 def unpruned_config(config: RunConfig) -> RunConfig:
     """Return the same run without pruning."""
     return dataclasses.replace(config, prune=UNPRUNED)
+
+
+def eager_config(config: RunConfig) -> RunConfig:
+    """Return the same run without a graph."""
+    return dataclasses.replace(config, graph=EagerGraphConfig())

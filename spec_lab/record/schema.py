@@ -168,12 +168,13 @@ class DivergenceCounts(TypedDict):
 
 
 class Repeat(TypedDict):
-    """One timed pass over the workload."""
+    """One timed pass over the workload. Its last key is younger than schema version 7."""
 
     decode_tokens_per_second: float | None
     end_to_end_tokens_per_second: float | None
     round_ms: float | None
     seconds: float
+    prefill_ms_per_request: NotRequired[float | None]
 
 
 class Speed(TypedDict):

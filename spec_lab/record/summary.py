@@ -193,6 +193,7 @@ def _repeat(result: GenerationResult) -> Repeat:
         end_to_end_tokens_per_second=time_metrics.end_to_end_tokens_per_second(result),
         round_ms=time_metrics.round_ms(result.rounds),
         seconds=result.seconds,
+        prefill_ms_per_request=time_metrics.prefill_ms_per_request(result.prefills),
     )
 
 

@@ -35,7 +35,7 @@ def rescore(folder: Path, options: AcceptanceConfig, extensions: Sequence[str] =
 
     Raises:
         UserError: the run kept no verify rows (`record.topk`) or too few a row, its files are broken, or the rule
-            draws.
+            has no `judge`.
     """
     rows = load_verify_rows(folder)
     return rescore_rows(rows, read_prompts(folder, rows), options, extensions)
