@@ -51,7 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     others = sorted(page.src_uri for page in files.documentation_pages() if page.src_uri not in named)
     cards = [uri for uri in others if uri.startswith("zoo/")]
     more = [uri for uri in others if uri not in cards]
-    config.nav = [*(config.nav or []), *([{"More": more}] if more else []), {"Weights": cards}]
+    config.nav = [*(config.nav or []), *([{"More": more}] if more else []), {"Weights": [{"Cards": cards}]}]
     return files
 
 
@@ -87,7 +87,8 @@ def options_page(program: str, title: str) -> str:
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     sections = [section.splitlines() for section in printed.partition("\nOptions, ")[2].split("\n\n")]
     found = [(lines[0], rows) for lines in sections if (rows := [row for line in lines[1:] if (row := _row(line))])]
-    tables = [f"## {_cell(name)}\n\n| | |\n|---|---|\n" + "\n".join(rows) for name, rows in found]
+    assert found, f"the help of {program} is laid out in another way"
+    tables = [f"## {_cell(name)}\n\n| option or key | what it is |\n|---|---|\n" + "\n".join(rows) for name, rows in found]
     introduction = f"What `python -m {program} --help` prints. Defaults stand in brackets; `*` marks a default option."
     return "\n\n".join([f"# {title}", introduction, *tables]) + "\n"
 
