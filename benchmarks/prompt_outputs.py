@@ -2,7 +2,7 @@
 
     python benchmarks/prompt_outputs.py outputs/prompt_outputs --tokens 1024,8192,32768,130000 --chunks 512,8192 \
         target=llama3_8b target.weights=random device=cuda
-    python benchmarks/prompt_outputs.py outputs/prompt_outputs --show --figure docs/prompt_outputs.png
+    python benchmarks/prompt_outputs.py outputs/prompt_outputs --show --figure docs/log/prompts.png
 
 A line of `passes.csv` for every drafter, prune.prefill, length of the prompt and chunk, as soon as it is measured; what
 is there is not measured again. A pass ends with the first token and the first drafts. Its memory is what it takes at

@@ -99,4 +99,4 @@ def test_what_was_measured_is_drawn(tmp_path: Path) -> None:
     command = [sys.executable, str(script), str(tmp_path), str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     [picture] = tmp_path.glob("*.png")
-    assert picture.name == "where_it_pays_pruning.png" and said.startswith(str(picture))
+    assert picture.name == "pruning.png" and said.startswith(str(picture))

@@ -43,7 +43,8 @@ def test_every_package_has_its_sentence_in_the_map() -> None:
 
 def documents() -> list[Path]:
     """Everything that a reader is sent to by a path."""
-    folders = (ROOT, ROOT / "docs", ROOT / "kernels", *(ROOT / "spec_lab/zoo").iterdir())
+    named = (ROOT / name for name in (".", "docs", "docs/log", "outputs", "kernels"))
+    folders = (*named, *(ROOT / "spec_lab/zoo").iterdir())
     return sorted(path for folder in folders for path in folder.glob("*.md"))
 
 

@@ -68,7 +68,7 @@ def test_what_would_run_code_is_refused_in_a_line(
     ],
 )
 def test_what_a_clusters_shell_would_run_is_refused(argument: str) -> None:
-    with pytest.raises(UserError, match=r"a shell would run it; write an option .*many_machines"):
+    with pytest.raises(UserError, match=r"a shell would run it; write an option .*docs/use"):
         refuse_argument(argument)
     refuse_argument("hydra.launcher.partition=gpu")
 

@@ -28,7 +28,7 @@ from spec_lab.menu.refusals.weights import model_of
 
 AUTO = "auto"
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
-"""More rows a forward bring little on either: docs/performance.md. vLLM has 8192 on GPUs of this size."""
+"""More rows a forward bring little on either: docs/log/prompt_passes.md. vLLM has 8192 on GPUs of this size."""
 ONE_PROMPT = 1
 """Rows of several prompts take no share of a forward."""
 INVARIANT_ROWS = 16

@@ -250,9 +250,7 @@ class RunConfig:
     name: str = knob("run", "first part of the name of the run's folder")
     seed: int = knob(0, "seed of everything random")
     device: str = knob("auto", "auto (CUDA where there is one), cpu, cuda, cuda:1")
-    shared_device: bool = knob(
-        False, "jobs of a launcher may share a device, so that times mean nothing: docs/many_machines.md"
-    )
+    shared_device: bool = knob(False, "jobs of a launcher may share a device, so that times mean nothing: docs/use.md")
     dtype: Dtype = knob(Dtype.auto, "what weights and activations are kept in")
     kernels: KernelSet = knob(
         KernelSet.auto,
