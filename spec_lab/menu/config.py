@@ -91,6 +91,7 @@ class AcceptanceConfig:
     """The keys that every acceptance rule has."""
 
     name: str = MISSING
+    lossless_only: bool = knob(False, "refuse every rule that may change the output, as whoever trains on it must")
 
 
 @dataclass

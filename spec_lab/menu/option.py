@@ -129,6 +129,8 @@ class RuleOption(Option):
             `RuleBuild`); None where it judges chains only.
         takes_fewer_drafts: it accepts no draft that `AcceptanceInputs.num_drafts` says is not offered, and puts the
             target's own token in its place.
+        keeps_the_law: says of its `acceptance` part whether the output follows the target's law exactly; a rule that
+            does not say is taken to change it.
     """
 
     schema: type[AcceptanceConfig]
@@ -138,6 +140,7 @@ class RuleOption(Option):
     keeps_greedy_text: bool = False
     walk: Callable[..., TreeRule] | None = None
     takes_fewer_drafts: bool = False
+    keeps_the_law: Callable[[Any], bool] = lambda acceptance: False
 
     def __post_init__(self) -> None:
         assert (self.judge is None) != (self.build is None), "one of judge and build makes the rule"

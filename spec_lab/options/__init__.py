@@ -17,12 +17,25 @@ from spec_lab.options.drafters import (
     random,
 )
 from spec_lab.options.graphs import eager, full_loop, round, split_seed, step_replay
-from spec_lab.options.rules import rejection, relaxed_thinking, strict, synthetic
+from spec_lab.options.rules import (
+    cascade,
+    ensemble,
+    fly,
+    fuzzy,
+    mentored,
+    rejection,
+    relaxed_thinking,
+    strict,
+    synthetic,
+    threshold,
+    typical,
+)
 from spec_lab.options.trees import dynamic, static
 from spec_lab.options.trees import none as chain
 
 DRAFTERS = (none, ngram, oracle, random, eagle3, mtp_eagle, mtp_vanilla, frozen_kv, draft_model)
-RULES = (strict, relaxed_thinking, rejection, synthetic)
+LOSSY_RULES = (typical, threshold, cascade, ensemble, mentored, fuzzy, fly)
+RULES = (strict, relaxed_thinking, rejection, synthetic, *LOSSY_RULES)
 GRAPHS = (eager, split_seed, step_replay, full_loop, round)
 ATTENTION = (torch, triton)
 TREES = (chain, dynamic, static)

@@ -191,9 +191,23 @@ def workload_categories(chosen: Chosen) -> str | None:
     return None
 
 
+def output_keeps_the_law(chosen: Chosen) -> str | None:
+    """Whoever trains on outputs asks that no rule may change them."""
+    acceptance = chosen.config.acceptance
+    if not acceptance.lossless_only or chosen.rule.keeps_the_law(acceptance):
+        return None
+    is_greedy = chosen.config.sampling.temperature == 0
+    lossless = "acceptance=strict" if is_greedy else "acceptance=rejection acceptance.method=one_hot"
+    return (
+        f"acceptance={acceptance.name} may change the output, which acceptance.lossless_only=true refuses; use "
+        f"{lossless}, or acceptance.lossless_only=false"
+    )
+
+
 CHECKS: tuple[Check, ...] = (
     run_name,
     output_folder,
+    output_keeps_the_law,
     *DRAFTER_CHECKS,
     *GRAPH_CHECKS,
     *KERNEL_CHECKS,

@@ -159,4 +159,5 @@ ROW = RuleOption(
     ),
     walk=walk,
     takes_fewer_drafts=True,
+    keeps_the_law=lambda options: not options.allow_lossy,
 )

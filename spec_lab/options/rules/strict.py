@@ -40,4 +40,5 @@ ROW = RuleOption(
     keeps_greedy_text=True,
     walk=walk,
     takes_fewer_drafts=True,
+    keeps_the_law=lambda options: True,
 )
