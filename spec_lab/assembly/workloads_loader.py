@@ -84,9 +84,15 @@ def _refuse_too_long(config: RunConfig, target: ModelConfig) -> None:
 
 
 def check_requests(requests: list[Request], target: ModelConfig, folder: Path) -> None:
-    """Raise UserError for a prompt with a token that the target has no embedding of, and for two requests of one id."""
+    """Raise UserError for a prompt with a token that the target has no embedding of, for two requests of one id, and
+    for names that a terminal would obey."""
     _refuse_duplicates(requests)
     for request in requests:
+        if not (request.request_id + request.category).isprintable():
+            raise UserError(
+                f"workload: id and category of the prompt {request.request_id!r} ({request.category!r}) must be "
+                "printable; take out their control codes"
+            )
         if request.prompt_ids and max(request.prompt_ids) >= target.vocab_size:
             raise UserError(
                 f"{folder / 'tokenizer.json'}: token id {max(request.prompt_ids)} of prompt {request.request_id} is "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -115,10 +117,21 @@ def _numbered(number: int, name: str) -> str:
 def _save(draw: Callable[[], Figure], path: Path) -> Plot:
     picture = io.BytesIO()
     try:
-        draw().savefig(picture, format="png", dpi=160)
+        with _plain_text():
+            draw().savefig(picture, format="png", dpi=160)
         replace_bytes(path, picture.getvalue())
     except OSError as error:
         return Plot(path, f"plot not saved: {path} ({error.strerror or describe_error(error)})")
     except (ValueError, ArithmeticError) as error:  # what matplotlib raises for figures no axis can show
         return Plot(path, f"plot not drawn: {path} ({describe_error(error)})")
     return Plot(path, None)
+
+
+@contextmanager
+def _plain_text() -> Iterator[None]:
+    """Names from outside are no formulas, and a letter without a glyph is not sent to the terminal."""
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph ")
+        yield

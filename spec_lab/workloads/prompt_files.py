@@ -70,7 +70,7 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
     if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
         raise UnusablePrompt(f"{line.place}: a line needs a text `prompt`, and `form` chat or continue if any")
     if not _is_word(category) or not _is_word(prompt_id) or isinstance(answer, list | dict):
-        raise UnusablePrompt(f"{line.place}: `id`, `category` and `answer` must be a text or a number if any")
+        raise UnusablePrompt(f"{line.place}: `id`, `category` and `answer` must be a printable text or a number if any")
     answer = None if answer is None else str(answer)
     return Prompt(str(prompt_id), str(category), form, row["prompt"], answer, place=line.place)
 
@@ -79,10 +79,12 @@ def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
     question_id, category, turns = (json_object(line).get(key) for key in ("question_id", "category", "turns"))
     texts = turns if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns) else []
     if not _is_word(question_id) or not _is_word(category) or not texts:
-        raise UnusablePrompt(f"{line.place}: a question needs question_id, category and turns, a list of texts")
+        raise UnusablePrompt(
+            f"{line.place}: a question needs question_id, category and turns, a list of texts, the names printable"
+        )
     later_turns = tuple(texts[1:most_turns])
     return Prompt(f"{file_name}-{question_id}", str(category), "chat", texts[0], None, later_turns, line.place)
 
 
 def _is_word(value: Any) -> bool:
-    return isinstance(value, str) or is_integer(value)
+    return (isinstance(value, str) and value.isprintable()) or is_integer(value)
