@@ -20,6 +20,7 @@ from spec_lab.bounds import Bounds, bounds_of, default_of
 from spec_lab.cli.yaml_file import read_yaml
 from spec_lab.config import CacheConfig, Choice, RecordConfig, RecurrentConfig, RunConfig, VerifyConfig
 from spec_lab.errors import UserError
+from spec_lab.regular import regular_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ def read_option(file: Path, schemas: Mapping[str, type]) -> OptionFile:
     defaults = values.pop("defaults", [])
     if not isinstance(defaults, list):
         raise UserError(f"{file}: defaults must be a list, as in the files in conf/")
-    text = file.read_text(encoding="utf-8")
+    text = regular_text(file)
     comments = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
     comments = [line for line in comments if not line.startswith("@package")]
     if len(comments) < 2:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from spec_lab.errors import UserError
 from spec_lab.models.json_input import ConfigFields, read_json, shown
 from spec_lab.models.partition import Part
+from spec_lab.regular import open_regular
 
 if TYPE_CHECKING:
     from spec_lab.models.block_fp8 import BlockScales
@@ -99,6 +100,7 @@ def tensors_of(file: Path) -> dict[str, StoredTensor]:
 def opened(file: Path) -> safe_open:
     """Open the file, whose tensors are read when they are asked for."""
     try:
+        open_regular(file).close()
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise _unreadable(file, " ".join(str(error).split())) from error

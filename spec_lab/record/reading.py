@@ -17,6 +17,7 @@ from spec_lab.record.row_schema import RequestRow, RoundRow
 from spec_lab.record.schema import Outcome, RelaxedSettings, Settings, Summary
 from spec_lab.record.sinks import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
 from spec_lab.record.versions import READABLE_VERSIONS, completed_version_1, upgraded_request, upgraded_summary
+from spec_lab.regular import regular_bytes
 
 
 def read_summary(folder: Path) -> Summary:
@@ -27,7 +28,7 @@ def read_summary(folder: Path) -> Summary:
     """
     path = folder / SUMMARY_FILE
     try:
-        value = parse_json(path.read_bytes())
+        value = parse_json(regular_bytes(path))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{path}: {error.strerror}; name the folder of a run, which it prints at its end") from error
     except OSError as error:
@@ -109,7 +110,7 @@ def read_round_rows(folder: Path) -> list[RoundRow]:
 def _read_rows(path: Path, layout: Any) -> Iterator[Any]:
     """Read the lines of a file; a last one that was torn, by a kill or a full disk, is dropped."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = regular_bytes(path).split(b"\n")
     except FileNotFoundError as error:
         raise UserError(f"{path}: missing; a run that never began has none") from error
     except OSError as error:
