@@ -249,6 +249,7 @@ class Settings(TypedDict):
     """The keys of a record's `config` that reports read. The rest of it is kept and compared, whatever it holds."""
 
     batch_size: NotRequired[int]
+    max_new_tokens: NotRequired[int]
     drafter: NotRequired[DrafterSettings]
     acceptance: NotRequired[AcceptanceSettings]
     graph: NotRequired[GraphSettings]
