@@ -17,6 +17,7 @@ from spec_lab.assembly.graphs import AutoGraphConfig
 from spec_lab.assembly.option import (
     AttentionOption,
     CatchupPruningOption,
+    CheckerOption,
     DrafterOption,
     GraphOption,
     LoggerOption,
@@ -54,6 +55,7 @@ KNOBS: Mapping[type[Option], str] = {
     GraphOption: "graph",
     AttentionOption: "attention",
     WorkloadOption: "workload",
+    CheckerOption: "workload.checker",
     LoggerOption: "logger",
     TreeOption: "tree",
 }
@@ -199,4 +201,4 @@ def _add_own(registry: Registry) -> None:
     registry.add(*lookup.OPTIONS, eagle3.OPTION, *mtp.OPTIONS, frozen_kv.OPTION, draft_model.OPTION)
     registry.add(*rules.OPTIONS, *pruners.PROMPT_OPTIONS, *pruners.CATCHUP_OPTIONS)
     registry.add(*graphs.OPTIONS, *attention.OPTIONS, *workloads.OPTIONS, *loggers.OPTIONS)
-    registry.add(*trees.OPTIONS)
+    registry.add(*trees.OPTIONS, *workloads.CHECKERS)

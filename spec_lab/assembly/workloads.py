@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from spec_lab.assembly.deferred import Deferred
-from spec_lab.assembly.option import WorkloadOption
+from spec_lab.assembly.option import CheckerOption, WorkloadOption
 from spec_lab.config import RunConfig
+from spec_lab.workloads import checkers
 
 LOADER = "spec_lab.workloads.load"
 A_FILE = {"path": "FILE"}
@@ -38,4 +39,12 @@ OPTIONS = (
         has_categories=False,
         reads_text=False,
     ),
+)
+
+CHECKERS = (
+    CheckerOption(name="answer", read=checkers.read_line, same=checkers.same_words),
+    CheckerOption(name="last_number", read=checkers.read_number, same=checkers.same_number),
+    CheckerOption(name="boxed", read=checkers.read_box, same=checkers.same_formula),
+    CheckerOption(name="choice", read=checkers.read_choice, same=checkers.same_choice),
+    CheckerOption(name="exact", read=checkers.read_all, same=checkers.same_text),
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.models import target_folder
+from spec_lab.assembly.option import CheckerOption
 from spec_lab.config import RunConfig, Unusable, Weights
 from spec_lab.core.types import Request
 from spec_lab.errors import UserError
@@ -57,6 +58,8 @@ def load_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
         raise UserError(
             f"workload={config.workload.name} is empty; check workload.limit, workload.categories and workload.path"
         )
+    for checker in {request.checker for request in requests if request.checker is not None}:
+        registry.of(config).find(CheckerOption, checker)
     return requests
 
 

@@ -134,7 +134,7 @@ def _rename(unnamed: Path, folder: Path) -> bool:
 
 
 class Study(NamedTuple):
-    """What was asked for: a name, and in plain values what runs."""
+    """Holds what was asked for: a name, and in plain values what runs."""
 
     name: str
     content: Any

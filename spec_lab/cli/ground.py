@@ -1,4 +1,4 @@
-"""What the runs of a study stand on: the package, its configuration, versions, weights and prompts.
+"""Finds what the runs of a study stand on: the package, its configuration, versions, weights and prompts.
 
 A study goes on where all of it is as it was. Whatever else has changed in a checkout, such as a notebook, is not read.
 """
@@ -22,7 +22,7 @@ from spec_lab.regular import open_regular, regular_text
 
 GROUND_FILE = "stands_on.json"
 READ_WHOLE = 2**24
-"""Of a larger file so many pieces are read, evenly spaced: other weights differ in them."""
+"""A larger file is read in so many pieces, evenly spaced: other weights differ in them."""
 NUM_PIECES, PIECE = 64, 2**16
 NOT_READ = ("__pycache__",)
 SOURCES = (".py", ".yaml", ".yml", ".json", ".jsonl", ".c", ".h", ".txt", ".safetensors")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from spec_lab.assembly import registry
-from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
+from spec_lab.assembly.option import CatchupPruningOption, CheckerOption, PromptPruningOption
 from spec_lab.assembly.registry import KNOBS, Registry
 from spec_lab.bounds import Bounds, bounds_of, default_of
 from spec_lab.cli.yaml_file import read_yaml
@@ -160,7 +160,7 @@ def _pruning_keys(keys: Mapping[str, Key], registered: Registry) -> dict[str, Ke
     """List the knobs whose values are options, which extensions add to."""
     return {
         KNOBS[kind]: dataclasses.replace(keys[KNOBS[kind]], choices=dict.fromkeys(registered.options(kind), ""))
-        for kind in (PromptPruningOption, CatchupPruningOption)
+        for kind in (PromptPruningOption, CatchupPruningOption, CheckerOption)
     }
 
 

@@ -95,12 +95,14 @@ class Graph(TypedDict):
 
 
 class Accuracy(TypedDict):
-    """The share of right answers among `n` that were checked, with a 95 % interval."""
+    """The share of right answers among `n` that were checked, with a 95 % interval; `cut` of the `n` outputs ran into
+    max_new_tokens."""
 
     value: float | None
     low: float | None
     high: float | None
     n: int
+    cut: NotRequired[int]
 
 
 class AccuracyChange(TypedDict):
