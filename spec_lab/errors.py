@@ -123,8 +123,18 @@ def describe_os_error(error: OSError) -> str:
 def one_line(message: object) -> str:
     r"""Return a message without its line breaks, and with `\x1b` for what would steer a terminal instead of being
     seen."""
-    line = " ".join(str(message).split())
-    return line if line.isprintable() else "".join(map(_visible, line))
+    return visible(" ".join(str(message).split()))
+
+
+def visible(text: str, keep: str = "") -> str:
+    r"""Return text from outside with `\x1b` for what would steer a terminal or a page instead of being seen.
+
+    Args:
+        keep: letters that stay as they are, such as a line break.
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter in keep else _escaped(letter) for letter in text)
 
 
 def without_folders(text: str) -> str:
@@ -145,8 +155,8 @@ def behind(error: BaseException) -> Iterator[BaseException]:
             pending += [one for one in (current.__context__, current.__cause__) if one is not None]
 
 
-def _visible(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")
 
 
 def _package(module: str) -> str:

@@ -6,7 +6,6 @@ other. Neither leaves anything behind in Hydra or torch: a program that uses the
 
 from __future__ import annotations
 
-import html
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from spec_lab.menu.refusals.run import admit, refusals
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.schema import Summary
+from spec_lab.record.wording import in_html
 from spec_lab.report.run_table import format_run, speed_cells
 
 ONE_RUN_AT_A_TIME = threading.Lock()
@@ -78,7 +78,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         header, body = speed_cells(self.summary)
-        verdict, folder = html.escape(self.summary["verdict"]), html.escape(str(self.folder))
+        verdict, folder = in_html(self.summary["verdict"]), in_html(str(self.folder))
         details = f"<details><summary>stages and categories</summary>{_preformatted(str(self))}</details>"
         return f"{_table(header, body)}<p>{verdict}</p><p><code>{folder}</code></p>{details}"
 
@@ -158,8 +158,8 @@ def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+    return f"<tr>{''.join(f'<{tag}>{in_html(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
 def _preformatted(text: str) -> str:
-    return f"<pre>{html.escape(text)}</pre>"
+    return f"<pre>{in_html(text)}</pre>"

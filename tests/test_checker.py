@@ -1,43 +1,136 @@
-"""The answer checker, on the texts that a model really leaves behind."""
+"""The checkers of answers, on the texts that models really leave behind."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spec_lab.cli.compose import compose_run
+from spec_lab.core.results import RequestRecord
+from spec_lab.core.types import FinishReason, Request
 from spec_lab.corpus.example import Example, render_example, render_prompt
-from spec_lab.workloads.checker import extract_answer, is_correct
+from spec_lab.errors import UserError
+from spec_lab.measure.answers import check_answers, note_unread
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.refusals.run import refusals
+from spec_lab.options.workloads import CHECKERS
+from spec_lab.wiring.workloads import load_requests
+from spec_lab.workloads.checker import Checked, check, is_correct, reply_of
+from spec_lab.workloads.prompt_files import read_jsonl
+from spec_lab.workloads.tokenizer import IdsAlone
+from tests.fake_runs import make_request
+
+ROWS = {option.name: option for option in CHECKERS}
+
+
+def read(checker: str, text: str) -> str | None:
+    return check(ROWS[checker], "", text).read
+
+
+THOUGHT = ("", "<think>\n6 times 7, Answer: 13, \\boxed{13}, (C)\n</think>\n", "<|channel>thought\n(C) 13\n<channel|>")
+"""Nothing, and thinking of two families, which names other answers."""
+READ = [
+    ("answer", "Answer: 42", "42"),
+    ("answer", "Answer:   42. \nand so on", "42"),
+    ("answer", "Answer: 41\nAnswer: 42", "42"),
+    ("answer", "**Answer:** 42", "42"),
+    ("answer", "**Answer: 42**", "42"),
+    ("answer", "The answer is: `42`.", "42"),
+    ("answer", "Answer: Monday,  22 May", "monday, 22 may"),
+    ("answer", "it is 42", None),
+    ("answer", "Answer:", None),
+    ("answer", "Answer:\n42", None),
+    ("answer", "", None),
+    ("last_number", "so 6 * 7 = 42", "42"),
+    ("last_number", "Natalia sold 48/2 = 24\n#### 72", "72"),
+    ("last_number", "that is $1,234.50.", "1234.50"),
+    ("last_number", "minus: \u22123", "-3"),
+    ("last_number", "between 3-4", "4"),
+    ("last_number", "about .5 of it", ".5"),
+    ("last_number", "none", None),
+    ("boxed", "so \\boxed{42}.", "42"),
+    ("boxed", "$\\boxed{\\frac{1}{2}}$", "\\frac{1}{2}"),
+    ("boxed", "\\boxed{1} or \\boxed{2}", "2"),
+    ("boxed", "\\boxed{4", None),
+    ("boxed", "42", None),
+    ("choice", "Answer: B", "B"),
+    ("choice", "The correct answer is (B) because A is wrong", "B"),
+    ("choice", "**Answer: B**", "B"),
+    ("choice", "The answer is A because it is", "A"),
+    ("choice", "the best option is C because A is wrong", "C"),
+    ("choice", "\\boxed{B}", "B"),
+    ("choice", "(B)", "B"),
+    ("choice", "B. Paris", "B"),
+    ("choice", "A dog is in the house", None),
+    ("choice", "the answer is a dog", None),
+    ("exact", " 42\n", "42"),
+    ("exact", "", None),
+]
+
+
+@pytest.mark.parametrize("thought", THOUGHT)
+@pytest.mark.parametrize(("checker", "text", "answer"), READ)
+def test_what_is_read_is_behind_the_thinking_if_there_is_any(
+    checker: str, text: str, answer: str | None, thought: str
+) -> None:
+    assert read(checker, thought + text) == answer
+    assert read(checker, f"{thought}{text}<|end|>\n<|user|>\nAnswer: 13, (C) \\boxed{{13}}") == answer
+
+
+@pytest.mark.parametrize("checker", ROWS)
+@pytest.mark.parametrize("text", ["<think>\nAnswer: 42 \\boxed{42} (B)", "<|channel>thought\nAnswer: 42 (B)"])
+def test_thinking_that_is_cut_off_has_no_answer_yet(checker: str, text: str) -> None:
+    assert read(checker, text) is None
+    assert read(checker, f"<think>a</think>\n{text}") is None
+    inside = text.partition("\n")[2]
+    assert reply_of(inside, thinking_open=True) is None, "the template has opened it in the prompt"
+    assert reply_of(f"{inside}</think>42", thinking_open=True) == "42"
+
+
+SAME = [
+    ("answer", "Monday, 22 May", "Answer: monday,  22 may."),
+    ("last_number", "42", "it is 42.0"),
+    ("last_number", "1234.5", "it is $1,234.50"),
+    ("last_number", "48/2 = 24, so 72\n#### 72", "72"),
+    ("boxed", "\\frac12", "\\boxed{\\dfrac12}"),
+    ("boxed", "42", "$\\boxed{ 42.0 }$"),
+    ("boxed", "so \\boxed{x + 1}", "\\boxed{x+1}"),
+    ("choice", "b", "The answer is (B)"),
+    ("choice", "(B)", "B) Paris"),
+    ("exact", "x = 1\n", "x = 1"),
+]
+OTHER = [
+    ("answer", "Monday, 2 May", "Answer: Monday, 22 May"),
+    ("last_number", "4", "42"),
+    ("last_number", "none", "42"),
+    ("boxed", "\\frac13", "\\boxed{\\frac12}"),
+    ("choice", "A", "The answer is (B)"),
+    ("exact", "x = 1", "X = 1"),
+    ("exact", "1", "it is 1"),
+]
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<think>\n6 and 7\n</think>\nAnswer: 42<|end|>", "42"),
-        ("<think>\n6 and 7\n</think>\nAnswer:   42. \nand so on", "42"),
-        ("<think>\n\n</think>\nAnswer: 41\nAnswer: 42", "42"),
-        ("<think>a</think>\nAnswer: 41\n<think>b</think>\nAnswer: 42", "42"),
-        ("<think>\n</think>\nAnswer: Monday,  22 May<|end|>", "monday, 22 may"),
-        ("<think>\nit is 42. Answer: 42", None),  # cut off inside the thinking
-        ("Answer: 42", None),
-        ("<think>a</think>\nAnswer: 41\n<think>b</think>\n", None),  # an earlier turn's answer is not this one's
-        ("<think>\nAnswer: 42\n</think>\n42<|end|>", None),  # the only marker is in the thinking
-        ("<think>\n42\n</think>\nAnswer:", None),  # cut off before the answer
-        ("<think>\n42\n</think>\nAnswer:\n42", None),
-        ("<|channel>thought\n6 and 7\n<channel|>Answer: 42<turn|>", "42"),
-        ("<|channel>thought\nAnswer: 42", None),
-        ("", None),
-    ],
+    ("checker", "expected", "text", "correct"), [*((*c, True) for c in SAME), *((*c, False) for c in OTHER)]
 )
-def test_extract_answer(text: str, answer: str | None) -> None:
-    assert extract_answer(text) == answer
+def test_answers_are_the_same_whatever_does_not_change_them(
+    checker: str, expected: str, text: str, correct: bool
+) -> None:
+    assert check(ROWS[checker], expected, text).correct is correct
 
 
-def test_is_correct_ignores_spelling_only() -> None:
-    text = "<think>\nx\n</think>\nAnswer: Monday, 22 May<|end|>"
-    assert is_correct("Monday, 22 May", text)
-    assert is_correct("monday,  22 may.", text)
-    assert not is_correct("Monday, 2 May", text)
-    assert not is_correct("4", "<think>\nx\n</think>\nAnswer: 42")
-    assert not is_correct("42", "<think>\nAnswer: 42")
+@given(
+    text=st.text(alphabet="\\boxed{}<think>/Answer: 0,.-eE()AB*$\n#\u0663", max_size=60), expected=st.text(max_size=9)
+)
+@pytest.mark.parametrize("checker", ROWS)
+def test_any_text_is_read(checker: str, text: str, expected: str) -> None:
+    found = check(ROWS[checker], expected, text)
+    assert found.read is not None or not found.correct
 
 
 def test_rendered_chat_begins_with_its_prompt_and_checks() -> None:
@@ -52,3 +145,88 @@ def test_rendered_continuation_is_raw_text() -> None:
     assert render_example(Example("code", "continue", "def f():\n", "", "    return 1\n")) == (
         "<|endoftext|>def f():\n    return 1\n"
     )
+
+
+class Parts:
+    """What is asked of a loaded lab, of a target whose end of sequence is 0."""
+
+    def __init__(self, config: RunConfig, requests: list[Request], texts: dict[int, str]) -> None:
+        self.config, self.requests, self.texts = config, requests, texts
+        self.tokenizer = self
+        traits = SimpleNamespace(imposed=False)
+        self.engines = {"run": SimpleNamespace(parts=SimpleNamespace(rule=SimpleNamespace(traits=traits)))}
+        self.models = SimpleNamespace(markers=None, target=SimpleNamespace(eos_token_ids=frozenset([0])))
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(self.texts[token] for token in token_ids)
+
+
+def checked_of(config: RunConfig, text: str, **changes: Any) -> tuple[Any, list[RequestRecord]]:
+    record = make_request("r0", [])
+    record.output_ids, record.answer, record.finish_reason = [1, 0, 2], "42", FinishReason.EOS
+    request = Request("r0", "c", (1,), 4, answer="42", **changes)
+    lab: Any = Parts(config, [request], {1: text, 0: "<eos>", 2: " 13"})
+    return check_answers(lab, "run", [record]), [record]
+
+
+def test_the_prompt_or_the_workload_names_the_checker(capsys: pytest.CaptureFixture[str]) -> None:
+    """What stands behind an end of sequence is not read, and the mark of the end is no part of an answer."""
+    config = compose_run(["workload.checker=last_number"])[0]
+    checked, records = checked_of(config, "it is 42")
+    assert checked["r0"] == Checked("last_number", "42", True)
+    note_unread(records, checked)
+    assert capsys.readouterr().err == ""
+    checked, records = checked_of(config, "it is 42", checker="exact")
+    assert checked["r0"] == Checked("exact", "it is 42", False)
+    checked, records = checked_of(config, "it is 42", checker="boxed")
+    assert checked["r0"] == Checked("boxed", None, False)
+    note_unread(records, checked)
+    assert "workload.checker=boxed found no answer in 1 of 1 outputs" in capsys.readouterr().err
+
+
+@pytest.fixture
+def yes(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An extension with two checkers, one of which fails."""
+    monkeypatch.syspath_prepend(str(empty_folder))
+    name = f"says_{empty_folder.name}"
+    Path(f"{name}.py").write_text(
+        "from spec_lab.menu.option import CheckerOption\n"
+        "def register(registry):\n"
+        "    read = lambda reply: 'yes' if 'yes' in reply else None\n"
+        "    registry.add(CheckerOption(name='yes', read=read, same=lambda expected, answer: True))\n"
+        "    registry.add(CheckerOption(name='broken', read=lambda reply: 1 / 0, same=str.__eq__))\n"
+    )
+    return name
+
+
+def test_an_extension_brings_its_own(yes: str) -> None:
+    config = compose_run([f"extensions=[{yes}]", "workload.checker=yes"])[0]
+    assert refusals(config) == []
+    assert checked_of(config, "oh yes")[0]["r0"] == Checked("yes", "yes", True)
+    config.workload.checker = "broken"
+    with pytest.raises(UserError, match=r"workload\.checker=broken fails on the output of r0 \(ZeroDivisionError"):
+        checked_of(config, "oh yes")
+
+
+def test_a_checker_that_there_is_not_is_refused_before_anything_loads(tmp_path: Path) -> None:
+    config = compose_run()[0]
+    config.workload.checker = "mine"
+    [refusal] = refusals(config)
+    assert refusal.startswith("workload.checker=mine: nothing builds it; use one of answer, last_number")
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "a", "answer": 1, "checker": "mine"}')
+    config = compose_run(["workload=jsonl", f"workload.path={path}"])[0]
+    with pytest.raises(UserError, match=r"workload\.checker=mine: nothing builds it"):
+        load_requests(config, IdsOfLetters())
+    for wrong in ("5", "[]", '"a b"', '""'):
+        path.write_text(f'{{"prompt": "a", "checker": {wrong}}}')
+        with pytest.raises(UserError, match=r"mine\.jsonl:1: `checker` must be"):
+            read_jsonl(config.workload)
+
+
+class IdsOfLetters(IdsAlone):
+    def __init__(self) -> None:
+        super().__init__(200)
+
+    def encode(self, text: str) -> list[int]:
+        return list(map(ord, text))

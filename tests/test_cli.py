@@ -299,18 +299,6 @@ def test_a_failed_job_of_a_finished_sweep_runs_again(runner: FakeRunner, empty_f
 
 
 @pytest.mark.slow
-def test_a_sweep_of_another_revision_or_version_has_a_folder_of_its_own(
-    runner: FakeRunner, empty_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for revision, version in (("1234567", "1"), ("89abcde", "1"), ("1234567", "1"), ("1234567", "2"), (None, "1")):
-        monkeypatch.setattr("spec_lab.record.provenance.git_revision", lambda revision=revision: revision)
-        monkeypatch.setattr("spec_lab.version.VERSION", version)
-        assert main(["-m", "seed=1,2"]) == 0
-    assert len(list((empty_folder / "outputs").iterdir())) == 4
-    assert len(runner.calls) == 8
-
-
-@pytest.mark.slow
 def test_a_failed_job_runs_again_with_the_killed_one(runner: FakeRunner, empty_folder: Path) -> None:
     runner.errors = {1: RuntimeError("out of luck"), 2: KeyboardInterrupt()}
     assert main(["-m", "seed=1,2,3"]) == 130

@@ -182,3 +182,16 @@ def test_a_reader_may_leave_in_the_middle(command: str, kept: Path, empty_folder
     assert done.returncode == 0, done.stderr
     assert not any(word in done.stderr for word in ("Traceback", "Exception ignored", "Broken pipe")), done.stderr
     assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("code", "logged"), [(0, True), (130, False)])
+def test_nothing_is_logged_behind_an_interruption(code: int, logged: bool) -> None:
+    """Ctrl-C within an import of torch leaves exit functions that log their statistics, and loggers without levels."""
+    program = (
+        "import atexit, logging, sys; from spec_lab.cli.ending import leave; "
+        "logging.basicConfig(level=logging.INFO, stream=sys.stdout); "
+        f"atexit.register(logging.info, 'statistics'); print('last'); leave({code})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == code and done.stderr == ""
+    assert done.stdout.endswith("statistics\n" if logged else "last\n")

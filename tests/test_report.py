@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from spec_lab.core.types import FinishReason
 from spec_lab.errors import UserError
 from spec_lab.record.measured import Divergence
 from spec_lab.record.paired import over_reference
@@ -266,21 +267,38 @@ def test_knobs_of_no_group_have_a_column_where_runs_differ_in_them() -> None:
     assert not {"budget", "rollback"} & set(format_runs(runs[:1]).splitlines()[0].split())
 
 
-def test_answers_that_were_all_cut_have_no_accuracy() -> None:
-    """Requests of the fake engine end at 24 tokens, which is known from counts that old records have too."""
+def as_recorded_before(summary: Summary) -> Summary:
+    """The record of a version that did not count the outputs that were cut."""
+    parts = [summary, *summary["references"].values(), *summary["by_category"].values()]
+    for part in parts:
+        part["accuracy"].pop("cut", None)  # type: ignore[index]
+    return summary
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_answers_that_were_all_cut_have_no_accuracy(is_old: bool) -> None:
+    """Requests of the fake engine end at 24 tokens, from which it follows in records that do not count them."""
     main, plain = (replace(each, correct=dict.fromkeys(each.correct, False)) for each in map(measure, (MAIN, PLAIN)))
-    config = make_info().config
-    cut = make_summary(info=make_info(config | {"max_new_tokens": 24}), main=main, references={"plain": plain})
+    made = as_recorded_before if is_old else lambda summary: summary
+    info = make_info(make_info().config | {"max_new_tokens": 24})
+    cut = made(make_summary(info=info, main=main, references={"plain": plain}))
     run, categories = (format_run(cut), format_categories(cut))
     assert (run.count(" cut"), categories.count(" cut"), run.count("0.0% (")) == (2 + 3, 3, 0), "not of prose"
     assert "  cut  " in format_runs([Run(Path("run"), cut)])
     cut["schema_version"] = 1
     assert " cut" in format_run(cut)
-    longer = make_summary(info=make_info(config | {"max_new_tokens": 25}), main=main)
-    assert " cut" not in format_run(longer) and "0.0% (" in format_run(longer)
     one_right = replace(main, correct={**main.correct, "r0": True})
-    right = make_summary(info=make_info(config | {"max_new_tokens": 24}), main=one_right)
+    right = made(make_summary(info=info, main=one_right))
     assert "12.5% (" in format_run(right), "an answer may come before the limit"
+
+
+def test_one_output_that_ended_makes_an_accuracy_of_0_one() -> None:
+    main, plain = (replace(each, correct=dict.fromkeys(each.correct, False)) for each in map(measure, (MAIN, PLAIN)))
+    main.repeats[0].requests[0].finish_reason = FinishReason.EOS
+    text = format_run(make_summary(main=main, references={"plain": plain}))
+    lines = {line.split()[0]: line for line in text.splitlines() if line.endswith((" cut", "%)"))}
+    assert {name for name, line in lines.items() if line.endswith(" cut")} == {"dates", "plain"}
+    assert {name for name, line in lines.items() if " 0.0% (" in line} == {"this", "code", "all"}
 
 
 def test_run_shows_its_references_and_categories() -> None:

@@ -159,7 +159,7 @@ def test_a_lossless_run_counts_thinking_too(execute: Execute) -> None:
 def test_imposed_acceptance_has_no_accuracy_and_says_so(execute: Execute, capsys: pytest.CaptureFixture[str]) -> None:
     summary, _ = execute(SyntheticConfig(mean_length=2.5))
     assert (summary["acceptance_imposed"], summary["acceptance_lossless"]) == (True, False)
-    assert summary["accuracy"] == {"value": None, "low": None, "high": None, "n": 0}
+    assert summary["accuracy"] == {"value": None, "low": None, "high": None, "n": 0, "cut": 0}
     assert summary["accuracy_change"] is None
     assert "lossy and imposed: its text is neither model's" in summary["verdict"]
     tables = capsys.readouterr().out.split("\n\n")
@@ -218,3 +218,28 @@ def test_what_an_earlier_job_left_is_gone_before_the_next_loads(
             load_lab(choose(config))
     finally:
         gc.enable()
+
+
+ANSWERED = [
+    {"id": "any", "prompt": "abcabc", "form": "continue", "answer": "7", "checker": "exact"},
+    {"id": "none", "prompt": "cab", "form": "continue", "answer": "7"},
+]
+
+
+def test_what_a_checker_read_stands_beside_each_answer(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prompt names its checker, or the workload does; all outputs are cut here, and the total says so too."""
+    prompts = write_prompts(tmp_path / "prompts.jsonl", ANSWERED)
+    config = make_run_config(pair, prompts, references=["plain"])
+    config.workload.checker = "boxed"
+    summary = run(config, dict(CHOICES), tmp_path / "run")
+    rows = {row["id"]: row for row in read_request_rows(tmp_path / "run")}
+    assert [rows[name].get("checker") for name in ("any", "none")] == ["exact", "boxed"]
+    read = rows["any"].get("answer_read")
+    assert read and read in rows["any"]["text"] and rows["none"].get("answer_read") is None
+    assert [rows[name]["correct"] for name in rows] == [False, False]
+    accuracy = summary["accuracy"]
+    ended = [row for row in rows.values() if row["finish_reason"] == "eos"]
+    assert accuracy["n"] == 2 and accuracy.get("cut") == 2 - len(ended)
+    assert ("found no answer in" in capsys.readouterr().err) == any(row["id"] == "none" for row in ended)

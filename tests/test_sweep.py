@@ -299,13 +299,17 @@ def test_broken_ledger_is_one_line(calls: list[dict[str, Any]], write: Any, caps
         assert "proposals.json: not the proposals of a sweep" in line
 
 
-def test_another_revision_gets_a_folder_of_its_own(
-    calls: list[dict[str, Any]], write: Any, monkeypatch: pytest.MonkeyPatch
+def test_what_a_run_does_not_read_starts_no_sweep_over(
+    calls: list[dict[str, Any]], write: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A commit of a document or a saved notebook is none of its business; another version of the lab is."""
     name = write(PAIR)
-    for revision in ("1234567", "89abcde", "1234567"):
+    for revision, version in (("1234567", "1"), ("1234567+dirty", "1"), ("89abcde", "2"), ("1234567", "1")):
         monkeypatch.setattr("spec_lab.record.provenance.git_revision", lambda revision=revision: revision)
+        monkeypatch.setattr("spec_lab.version.VERSION", version)
         assert main([name]) == 0
+        said = "starts over in outputs/" in capsys.readouterr().err
+        assert said == (version == "2")
     assert len(list(Path("outputs").iterdir())) == 2
     assert len(calls) == 4
 

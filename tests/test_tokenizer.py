@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from spec_lab.corpus.example import (
 from spec_lab.errors import UserError
 from spec_lab.options.shipped import ZOO
 from spec_lab.workloads.chat_template import ChatTemplate
-from spec_lab.workloads.time_limit import time_limit
+from spec_lab.workloads.limits import OutOfBounds, time_limit, within_limits
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from spec_lab.workloads.unusable import UnusablePrompt
 from tests.one_line import read_or_refused
@@ -205,6 +207,50 @@ def test_a_template_that_does_not_end_is_ended(template: str, tmp_path: Path) ->
     make_tokenizer(tmp_path, template)
     with pytest.raises(UserError, match=r"tokenizer_config\.json: .*longer than 0\.1 seconds"):
         ChatTemplate(tmp_path, most_seconds=0.1)("chat", "a time")
+
+
+HUGE = (
+    "{{ 'a' * 10**10 }}",
+    "{{ 'a' | center(10**10) }}",
+    "{{ '%10000000000d' % 1 }}",
+    "{{ '{:10000000000}'.format(1) }}",
+    "{{ (['a' * 10**6] * 10**4) | join }}",
+    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{{ 10 ** (10 ** 10) }}",
+    "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+)
+
+
+@pytest.mark.parametrize("template", HUGE)
+@pytest.mark.parametrize("is_main", [True, False])
+def test_a_template_takes_neither_all_memory_nor_all_time(template: str, is_main: bool, tmp_path: Path) -> None:
+    """In any thread, and within one operation of C, which hears no signal."""
+    make_tokenizer(tmp_path, template)
+    render = ChatTemplate(tmp_path, most_seconds=1.0)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(UserError, match=r"tokenizer_config\.json: .* be rendered"):
+        render("chat", "a time") if is_main else pool.submit(render, "chat", "a time").result()
+
+
+def test_what_is_done_within_limits_leaves_nothing_behind(capfd: pytest.CaptureFixture[str]) -> None:
+    """No child, no output twice, and what was unfinished in this process stays so."""
+    print("once", end="")
+    assert within_limits(lambda: "a\udc80", 60, 2**28) == "a\udc80"
+    for work in (lambda: str(1 / 0), lambda: os._exit(3), lambda: signal.raise_signal(signal.SIGKILL)):
+        with pytest.raises(OutOfBounds):
+            within_limits(work, 60, 2**28)  # type: ignore[arg-type]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    assert capfd.readouterr() == ("once", "")
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "special_tokens_map.json", "tokenizer_config.json"])
+def test_a_pipe_in_the_place_of_a_file_of_the_tokenizer_is_named(name: str, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path, TEMPLATE)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="not a regular file") as error:
+        tokenizer.encode_prompt("chat", "a time")
+    assert name in str(error.value)
 
 
 def test_a_time_limit_leaves_the_alarm_that_was_set_before() -> None:

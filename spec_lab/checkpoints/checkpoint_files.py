@@ -13,6 +13,7 @@ from spec_lab.checkpoints.json_input import ConfigFields, read_json, shown
 from spec_lab.checkpoints.quantization import Block
 from spec_lab.checkpoints.slices import Part
 from spec_lab.errors import UserError
+from spec_lab.regular import open_regular
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -104,6 +105,7 @@ def tensors_of(file: Path) -> dict[str, StoredTensor]:
 def opened(file: Path) -> safe_open:
     """Open the file, whose tensors are read when they are asked for."""
     try:
+        open_regular(file).close()
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise _unreadable(file, " ".join(str(error).split())) from error

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.errors import UserError
+from spec_lab.regular import regular_text
 
 # Past any model there is; a larger size is a slip, and building anything of it would take for ever.
 LARGEST_SIZE = 2**31 - 1
@@ -49,7 +50,7 @@ def parse_json(text: str) -> Any:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file."""
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(regular_text(path))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read as JSON ({reason}); fetch the file again") from error

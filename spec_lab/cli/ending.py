@@ -14,6 +14,7 @@ A program that goes on after an error, such as a sweep, uses `print_trouble`, an
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import traceback
@@ -61,6 +62,8 @@ def leave(code: int) -> NoReturn:
     """
     from multiprocessing import active_children
 
+    if code == EXIT_CODES["interrupted"]:
+        logging.disable()  # an interrupted import of torch leaves exit functions that log, and loggers without levels
     if code == EXIT_CODES["interrupted"] and not active_children():
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):

@@ -13,22 +13,29 @@ import itertools
 import json
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from spec_lab.errors import WORN_OUT, UserError
+from spec_lab.cli.ground import GROUND_FILE, Ground, changes, read_ground
+from spec_lab.errors import WORN_OUT, UserError, without_folders
 from spec_lab.menu.choices import Rollback
 from spec_lab.menu.config import RunConfig
 from spec_lab.record.reading import read_summary
 from spec_lab.record.schema import Status
-from spec_lab.record.sinks import SWEEP_FILE, write_json
+from spec_lab.record.sinks import SWEEP_FILE, replace_text, write_json
+from spec_lab.regular import regular_text
 
 NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
 NAMED_UNLESS = {"tree": "none"}
 MAX_PARTS_LENGTH = 120
+MULTIRUN_FILE = "multirun.yaml"
+"""Hydra writes the composed sweep there before the first job."""
+OF_NO_JOB = (MULTIRUN_FILE, GROUND_FILE)
+"""Files of a multirun that stand there before any job."""
 NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "fresh", "leave_out", "logger", "auto")
 
 
@@ -127,38 +134,59 @@ def _rename(unnamed: Path, folder: Path) -> bool:
     return True
 
 
-def multirun_place(
-    output_dir: Path, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any], fresh: bool
-) -> Path:
-    """Return the folder of a multirun, `outputs/run-sweep-1a2b3c4d`: see `sweep_place`.
+class Study(NamedTuple):
+    """Holds what was asked for: a name, and in plain values what runs."""
+
+    name: str
+    content: Any
+
+
+def multirun_study(name: str, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> Study:
+    """Return the study of a multirun.
 
     Args:
         overrides: what was typed; the order does not matter.
         sweeper: Hydra's sweeper, whose parameters an experiment may set.
     """
     typed = sorted(text for text in overrides if text.lstrip("+").partition("=")[0] != "fresh")
-    return sweep_place(output_dir, name, [typed, _plain(sweeper.get("params"))], fresh)
+    return Study(name, [typed, _plain(sweeper.get("params"))])
 
 
-def sweep_place(output_dir: Path, name: str, content: Any, fresh: bool) -> Path:
-    """Return the folder of a sweep, `outputs/NAME-sweep-1a2b3c4d`: the newest of that name, in which the same command
-    goes on.
+def study_place(output_dir: Path, study: Study, ground: Ground, fresh: bool) -> Path:
+    """Return the folder of a study, `outputs/NAME-sweep-1a2b3c4d`: the newest of that name that stands on `ground`, in
+    which the same command goes on.
 
-    Another version or revision of spec_lab gives another name, since its figures are not those of this one.
+    Where it must start over, what has changed is said on stderr.
 
     Args:
-        content: what runs, in plain values.
         fresh: whether the newest, if it ended, is left alone and another one begins.
     """
-    from spec_lab.record.provenance import git_revision
-    from spec_lab.version import VERSION
+    places = (output_dir / numbered for numbered in _numbered(f"{study.name}-sweep-{short_hash(study.content)}"))
+    earlier: list[Path] = []
+    for place in places:
+        if not place.exists():
+            free = place
+            break
+        earlier.append(place)
+    alike = [place for place in earlier if changes(read_ground(place) or ground, ground) is None]
+    if alike and not (fresh and (alike[-1] / SWEEP_FILE).exists()):
+        return alike[-1]
+    if earlier and not alike:
+        changed = changes(read_ground(earlier[-1]) or ground, ground)
+        print(
+            f"it starts over in {display(free.absolute())}: since {earlier[-1].name} there are changes in {changed}",
+            file=sys.stderr,
+        )
+    return free
 
-    stem = f"{name}-sweep-{short_hash([content, VERSION, git_revision()])}"
-    places = (output_dir / numbered for numbered in _numbered(stem))
-    newest = free = next(places)
-    while free.exists():
-        newest, free = free, next(places)
-    return free if fresh and (newest / SWEEP_FILE).exists() else newest
+
+def forget_places(folder: Path) -> None:
+    """Cut the absolute paths that Hydra has written into the folder of a multirun to their last parts."""
+    file = folder / MULTIRUN_FILE
+    with suppress(FileNotFoundError):
+        text = regular_text(file)
+        if (cut := without_folders(text)) != text:
+            replace_text(file, cut)
 
 
 def close_sweep(folder: Path, statuses: Iterable[Status]) -> None:
@@ -179,8 +207,9 @@ def find_ended(base: Path, name: str) -> tuple[Path, Status] | None:
 
 def discard_empty_sweep(folder: Path) -> None:
     """Remove the folder of a multirun in which no job recorded anything; Hydra makes it before it checks the jobs."""
-    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
-        (folder / "multirun.yaml").unlink(missing_ok=True)
+    if folder.is_dir() and {path.name for path in folder.iterdir()} <= set(OF_NO_JOB):
+        for name in OF_NO_JOB:
+            (folder / name).unlink(missing_ok=True)
         folder.rmdir()
 
 

@@ -27,6 +27,7 @@ from spec_lab.record.provenance import collect_provenance
 from spec_lab.record.recorder import STILL_RUNNING, utc_now, write_status
 from spec_lab.record.schema import Status
 from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
+from spec_lab.regular import regular_text
 
 LOADING = "it was killed while its models were loaded"
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -172,6 +173,6 @@ def close_record(folder: Path | None, status: Status, reason: str) -> None:
     if folder is None:
         return
     with suppress(OSError):  # the disk is full to the last block: what stands there is valid too
-        summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+        summary = json.loads(regular_text(folder / SUMMARY_FILE))
         if summary["reason"] in (LOADING, STILL_RUNNING):
             amend_status(folder, status, reason)

@@ -133,6 +133,6 @@ def _try_lock(path: Path) -> int | None:
 def _open(path: Path) -> int:
     """Open for locking only, which another user's file allows too; a link that somebody laid there is not followed."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)

@@ -19,8 +19,9 @@ from spec_lab.menu import registry
 from spec_lab.menu.bounds import Bounds, bounds_of, default_of
 from spec_lab.menu.choices import Choice
 from spec_lab.menu.config import CacheConfig, RecordConfig, RecurrentConfig, RunConfig, VerifyConfig
-from spec_lab.menu.option import CatchupPruningOption, PromptPruningOption
+from spec_lab.menu.option import CatchupPruningOption, CheckerOption, PromptPruningOption
 from spec_lab.menu.registry import KNOBS, Registry
+from spec_lab.regular import regular_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def read_option(file: Path, schemas: Mapping[str, type]) -> OptionFile:
     defaults = values.pop("defaults", [])
     if not isinstance(defaults, list):
         raise UserError(f"{file}: defaults must be a list, as in the files in conf/")
-    text = file.read_text(encoding="utf-8")
+    text = regular_text(file)
     comments = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
     comments = [line for line in comments if not line.startswith("@package")]
     if len(comments) < 2:
@@ -160,7 +161,7 @@ def _pruning_keys(keys: Mapping[str, Key], registered: Registry) -> dict[str, Ke
     """List the knobs whose values are options, which extensions add to."""
     return {
         KNOBS[kind]: dataclasses.replace(keys[KNOBS[kind]], choices=dict.fromkeys(registered.options(kind), ""))
-        for kind in (PromptPruningOption, CatchupPruningOption)
+        for kind in (PromptPruningOption, CatchupPruningOption, CheckerOption)
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from spec_lab.cli.job import JobOutcome
 from spec_lab.record.sinks import write_json
+from spec_lab.regular import regular_text
 
 OUTCOMES_FOLDER = ".jobs"
 DIED = "it has begun and not ended"
@@ -38,7 +39,7 @@ class Outcomes:
     def read(self) -> list[JobOutcome]:
         """Read the outcomes of all jobs that have begun, in the order of their numbers."""
         files = sorted(self._folder.glob("[0-9]*.json"), key=lambda file: int(file.stem))
-        return [self._outcome(json.loads(file.read_text(encoding="utf-8"))) for file in files]
+        return [self._outcome(json.loads(regular_text(file))) for file in files]
 
     def clear(self) -> None:
         """Forget all, as before the jobs begin and once the multirun has counted them."""

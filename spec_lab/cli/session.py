@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.cli.compose import VERSION_BASE, register_schemas, with_search_path
 from spec_lab.cli.flags import FLAGS_THAT_SHOW
@@ -56,7 +56,7 @@ class Session:
         registered = registry.load(extensions)
         register_schemas(registered)
         shows_only = "dry_run=true" in checked or any(flag in FLAGS_THAT_SHOW for flag in checked)
-        with Multirun(writes=not shows_only) as self._sweep:
+        with Multirun(writes=not shows_only, extensions=extensions) as self._sweep:
             FolderResolver(self._name_sweep, self._sweep.place).register()
             task = JobTask(self._sweep.place, self._adapt, extensions=extensions)
             all_arguments = with_search_path(checked, registered)
@@ -87,11 +87,13 @@ class Session:
         """Name the folder of a multirun here, before any job is launched; asked again, it is that one."""
         if self._sweep.place.folder is not None:
             return str(self._sweep.place.folder)
-        *named, launcher, device, shared_device = parts
+        output_dir, name, overrides, sweeper, fresh, launcher, device, shared_device, *read = parts
         if self._sweep.writes and not shared_device:
             refuse_sharing(launcher, device)
         self._runs_elsewhere = launches_elsewhere(launcher)
-        return self._sweep.name(*named)
+        target, drafter, workload = map(OmegaConf.to_container, read)
+        reads = {"target": target, "drafter": drafter, "workload": workload}
+        return self._sweep.name(output_dir, name, overrides, sweeper, fresh, reads)
 
     def _launch(self, task: JobTask, arguments: Sequence[str]) -> str | None:
         """Run all jobs, and say what happened where a worker of the launcher ended before its job."""

@@ -16,9 +16,11 @@ from spec_lab.cli.folder import (
     discard_empty_sweep,
     make_output_dir,
     missing_folders,
-    multirun_place,
+    multirun_study,
     remove_empty,
+    study_place,
 )
+from spec_lab.cli.ground import ground_of, keep_ground
 from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep_lock import SweepLock
 from spec_lab.errors import WORN_OUT, UserError
@@ -82,16 +84,18 @@ class Multirun:
 
     Args:
         writes: whether the jobs may write; a dry run gets a folder that is gone when it ends.
+        extensions: the modules that were typed.
 
     Attributes:
         place: of the jobs; in a dry run it is a scratch folder.
         folder: None until Hydra has asked for it, as it does for a multirun only, and in a dry run.
     """
 
-    def __init__(self, writes: bool) -> None:
+    def __init__(self, writes: bool, extensions: tuple[str, ...] = ()) -> None:
         self.place = SweepPlace()
         self.folder: Path | None = None
         self.writes = writes
+        self._extensions = extensions
         self._lock: SweepLock | None = None
         self._made: list[Path] = []
         self._scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True) if not writes else None
@@ -111,9 +115,18 @@ class Multirun:
             error.filename = str(self.folder)
 
     def name(
-        self, output_dir: str, name: str, overrides: Sequence[str], sweeper: Mapping[str, Any], fresh: bool
+        self,
+        output_dir: str,
+        name: str,
+        overrides: Sequence[str],
+        sweeper: Mapping[str, Any],
+        fresh: bool,
+        reads: Mapping[str, Any],
     ) -> str:
         """Do what the resolver behind `hydra.sweep.dir` does: make the folder and take its lock.
+
+        Args:
+            reads: the parts of the composed run that may name weights and prompts.
 
         Raises:
             UserError: the folder cannot be made, may not have that name, or belongs to another process; or several
@@ -130,7 +143,9 @@ class Multirun:
         base = Path(output_dir if self._scratch is None else self._scratch.name)
         self._made = missing_folders(base)
         make_output_dir(base)
-        folder = multirun_place(base, name, overrides, sweeper, fresh)
+        study = multirun_study(name, overrides, sweeper)
+        ground = ground_of([study.content, reads], self._extensions)
+        folder = study_place(base, study, ground, fresh)
         self.place.folder = folder.absolute()
         if self._scratch is not None:
             return str(folder)
@@ -139,6 +154,7 @@ class Multirun:
         self.folder, lock = folder, SweepLock(folder)
         lock.take()
         self._lock = lock
+        keep_ground(folder, ground)
         Outcomes(folder).clear()  # what a killed process left
         return str(folder)
 

@@ -15,6 +15,7 @@ from typing import TextIO
 
 from spec_lab.errors import UserError
 from spec_lab.record.sinks import SWEEP_FILE
+from spec_lab.regular import without_waiting
 
 LOCK_FILE = ".lock"
 MARKS = (LOCK_FILE, "multirun.yaml", "proposals.json")
@@ -31,7 +32,7 @@ def was_left(folder: Path) -> bool:
 def _is_held(path: Path) -> bool:
     """Tell whether a process has the lock; a file on a system without locks is taken for one that is held."""
     try:
-        with path.open() as file:
+        with os.fdopen(without_waiting(path)) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who runs shares it with its workers
     except FileNotFoundError:
         return False
@@ -58,7 +59,7 @@ class SweepLock:
 
     def _is_taken(self) -> bool:
         """Tell whether the locked file is the one that stands there: its last holder may just have removed it."""
-        file = self._path.open("w")
+        file = os.fdopen(without_waiting(self._path, os.O_WRONLY | os.O_CREAT), "w")
         if not (_lock(file, fcntl.LOCK_EX) and _lock(file, fcntl.LOCK_SH)):
             file.close()
             raise UserError(
@@ -85,7 +86,7 @@ def sharing_lock(folder: Path) -> Iterator[None]:
     """Shares the lock of the sweep in `folder` while a worker runs one of its jobs."""
     file = None
     with suppress(OSError):  # there is none in a dry run
-        file = (folder / LOCK_FILE).open()
+        file = os.fdopen(without_waiting(folder / LOCK_FILE))
         _lock(file, fcntl.LOCK_SH)
     try:
         yield

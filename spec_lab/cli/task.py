@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from spec_lab.cli.compose import chosen_options, refuse_unread_extensions, to_run_config
 from spec_lab.cli.ending import print_refusal
-from spec_lab.cli.folder import display, find_ended, folder_name
+from spec_lab.cli.folder import display, find_ended, folder_name, forget_places
 from spec_lab.cli.follower import Adapt
 from spec_lab.cli.job import Job, JobOutcome, run_job
 from spec_lab.cli.labels import name_groups
@@ -101,6 +101,7 @@ def run_composed(composed: DictConfig, continues: bool, adapt: Adapt, extensions
         config = adapt(to_run_config(composed))
         refuse_unread_extensions(config.extensions, registry.load(extensions))
         if in_sweep:
+            forget_places(base)
             join_sweep(config.logger, base.name)
         else:
             base = base / config.output_dir

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from spec_lab.errors import UserError, one_line
+from spec_lab.regular import regular_text
 
 
 def read_yaml(path: Path) -> Any:
@@ -18,6 +19,6 @@ def read_yaml(path: Path) -> Any:
         OSError: it cannot be read.
     """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(regular_text(path))
     except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError, LookupError, AttributeError) as error:
         raise UserError(f"{path}: not YAML ({one_line(error)}); mend it") from error

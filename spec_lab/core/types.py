@@ -31,6 +31,7 @@ class Request:
 
     Attributes:
         answer: the checkable answer, None where there is none.
+        checker: what reads the answer given; None is the workload's.
         turns: what the user says in a conversation of several turns, the first of which `prompt_ids` holds; empty
             where there is one turn.
     """
@@ -42,6 +43,7 @@ class Request:
     answer: str | None = None
     ignore_eos: bool = False
     turns: tuple[str, ...] = ()
+    checker: str | None = None
 
 
 @dataclass(slots=True)

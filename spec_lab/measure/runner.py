@@ -13,6 +13,7 @@ import torch
 from spec_lab.acceptance.phase import thinking_mask
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.errors import is_interruption
+from spec_lab.measure.answers import check_answers, correct_of, note_unread
 from spec_lab.measure.audit import audit
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
@@ -31,7 +32,7 @@ from spec_lab.report.run_table import format_run
 from spec_lab.rescore.trajectory import fitting, record_verify_rows
 from spec_lab.rescore.verify_rows import save_verify_rows
 from spec_lab.wiring.limits import engine_limits
-from spec_lab.workloads.checker import is_correct
+from spec_lab.workloads.checker import Checked
 from spec_lab.workloads.text_ends import text_ends
 
 WARMUP_TOKENS = 32
@@ -68,7 +69,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
     """Warm up, time the repeats, audit and profile, and return the finished record."""
     config = lab.config
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
-    correct: dict[str, dict[str, bool | None]] = {}
+    checked: dict[str, dict[str, Checked | None]] = {}
     thinking: dict[str, dict[str, int] | None] = {}
     divergences: list[Divergence] | None = None
     num_requests = config.repeats * len(lab.engines) * len(lab.requests)
@@ -80,17 +81,18 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
                 passes[name].append(_timed_pass(lab, name, repeat, progress, kept))
             recorder.rounds(repeat, passes[MAIN][-1].rounds)
             if repeat == 0:
-                correct = {name: _check(lab, name, results[0].requests) for name, results in passes.items()}
+                checked = {name: check_answers(lab, name, results[0].requests) for name, results in passes.items()}
                 thinking = {name: _count_thinking(lab, results[0].requests) for name, results in passes.items()}
                 for record in passes[MAIN][0].requests:
                     lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
                 divergences = _audit(lab, passes)
                 finished.clear()
                 records = passes[MAIN][0].requests
-                _record_requests(lab, recorder, records, correct[MAIN], thinking[MAIN], divergences or [])
+                note_unread(records, checked[MAIN])
+                _record_requests(lab, recorder, records, checked[MAIN], thinking[MAIN], divergences or [])
         profile = _profile(lab, recorder.folder, progress)
         _keep_verify_rows(lab, passes[MAIN][0].requests, recorder.folder, progress)
-    measured = {name: Measured(results, correct[name], thinking[name]) for name, results in passes.items()}
+    measured = {name: Measured(results, correct_of(checked[name]), thinking[name]) for name, results in passes.items()}
     traits = lab.engines[MAIN].parts.rule.traits
     return build_summary(
         info,
@@ -186,17 +188,6 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
         )
 
 
-def _check(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, bool | None]:
-    """Tell whether each answer is right; None where there is none to check, or none that a model gave."""
-    is_imposed = lab.engines[name].parts.rule.traits.imposed
-    return {
-        record.request_id: None
-        if record.answer is None or is_imposed
-        else is_correct(record.answer, lab.tokenizer.decode(record.output_ids))
-        for record in records
-    }
-
-
 def _count_thinking(lab: Lab, records: Iterable[RequestRecord]) -> dict[str, int] | None:
     """Count output tokens inside thinking of each request; None where the tokenizer has no markers."""
     markers = lab.models.markers
@@ -226,8 +217,8 @@ def _kept_if_interrupted(lab: Lab, recorder: Recorder) -> Iterator[list[RequestR
         yield finished
     except BaseException as error:
         if is_interruption(error):
-            correct, thinking = _check(lab, MAIN, finished), _count_thinking(lab, finished)
-            _record_requests(lab, recorder, finished, correct, thinking, [])
+            checked, thinking = check_answers(lab, MAIN, finished), _count_thinking(lab, finished)
+            _record_requests(lab, recorder, finished, checked, thinking, [])
         raise
 
 
@@ -235,7 +226,7 @@ def _record_requests(
     lab: Lab,
     recorder: Recorder,
     records: Iterable[RequestRecord],
-    correct: Mapping[str, bool | None],
+    checked: Mapping[str, Checked | None],
     thinking: Mapping[str, int] | None,
     divergences: Iterable[Divergence],
 ) -> None:
@@ -243,8 +234,17 @@ def _record_requests(
     for record in records:
         request_id = record.request_id
         text = lab.tokenizer.decode(record.output_ids)
-        found = (correct[request_id], by_request.get(request_id), (thinking or {}).get(request_id))
-        recorder.request(record, text, *found, text_ends(lab.tokenizer, record.output_ids, text))
+        answer = checked[request_id]
+        recorder.request(
+            record,
+            text,
+            None if answer is None else answer.correct,
+            by_request.get(request_id),
+            (thinking or {}).get(request_id),
+            text_ends(lab.tokenizer, record.output_ids, text),
+            None if answer is None else answer.checker,
+            None if answer is None else answer.read,
+        )
 
 
 def _profile(lab: Lab, folder: Path, progress: Progress) -> RoundProfile:

@@ -205,6 +205,7 @@ class WorkloadConfig:
     num_requests: int | None = knob(
         None, "how many requests; workload=fixed_length and random_ids only", most=10**6, least=1
     )
+    checker: str = knob("answer", "what reads the answer in an output; a prompt of a file may name its own")
     ignore_eos: bool = knob(False, "decode on past the end-of-sequence token, up to max_new_tokens")
 
 

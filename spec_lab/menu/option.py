@@ -214,6 +214,19 @@ class WorkloadOption(Option):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckerOption(Option):
+    """A value of `workload.checker`.
+
+    Attributes:
+        read: takes a reply, without its thinking, and returns the answer in it; None where there is none.
+        same: takes the answer expected and the one read, and tells whether they are the same.
+    """
+
+    read: Callable[[str], str | None]
+    same: Callable[[str, str], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoggerOption(Option):
     """`logger=`; `sinks` takes the `logger` part and returns where records go beside the files."""
 

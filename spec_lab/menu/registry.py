@@ -26,6 +26,7 @@ from spec_lab.menu.extensions import Extension, find_extension, find_extensions
 from spec_lab.menu.option import (
     AttentionOption,
     CatchupPruningOption,
+    CheckerOption,
     DrafterOption,
     GraphOption,
     LoggerOption,
@@ -54,6 +55,7 @@ KNOBS: Mapping[type[Option], str] = {
     GraphOption: "graph",
     AttentionOption: "attention",
     WorkloadOption: "workload",
+    CheckerOption: "workload.checker",
     LoggerOption: "logger",
     TreeOption: "tree",
 }

@@ -45,4 +45,4 @@ def register(registry: Registry) -> None:
     """Add the rows, in the order in which refusals name them."""
     registry.add(*targets.ROWS)
     registry.add(*(option.ROW for option in (*DRAFTERS, *RULES, *GRAPHS, *ATTENTION, *TREES)))
-    registry.add(*pruning.ROWS, *workloads.ROWS, *loggers.ROWS)
+    registry.add(*pruning.ROWS, *workloads.ROWS, *workloads.CHECKERS, *loggers.ROWS)

@@ -1,4 +1,4 @@
-"""The workloads: a row for each."""
+"""The workloads and the checkers of answers: a row for each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_lab.menu.config import RunConfig
-from spec_lab.menu.option import WorkloadOption
+from spec_lab.menu.option import CheckerOption, WorkloadOption
+from spec_lab.workloads import checkers
 
 if TYPE_CHECKING:
     from spec_lab.core.types import Request
@@ -79,4 +80,12 @@ ROWS = (
         has_categories=False,
         reads_text=False,
     ),
+)
+
+CHECKERS = (
+    CheckerOption(name="answer", read=checkers.read_line, same=checkers.same_words),
+    CheckerOption(name="last_number", read=checkers.read_number, same=checkers.same_number),
+    CheckerOption(name="boxed", read=checkers.read_box, same=checkers.same_formula),
+    CheckerOption(name="choice", read=checkers.read_choice, same=checkers.same_choice),
+    CheckerOption(name="exact", read=checkers.read_all, same=checkers.same_text),
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from spec_lab.record.schema import Status
 from spec_lab.record.sinks import SUMMARY_FILE, write_json
+from spec_lab.regular import regular_text
 
 BYTES_PER_BLOCK = 512
 """The unit of `st_blocks`, whatever the file system's own is."""
@@ -20,7 +21,7 @@ def amend_status(folder: Path, status: Status, reason: str) -> None:
         OSError: there is no room even in the place that the record has.
     """
     path = folder / SUMMARY_FILE
-    summary = json.loads(path.read_text(encoding="utf-8")) | {"status": status, "reason": reason}
+    summary = json.loads(regular_text(path)) | {"status": status, "reason": reason}
     try:
         write_json(path, summary)
     except OSError:

@@ -6,6 +6,7 @@ The first paragraph of a docstring is the definition of the number (`spec_lab.re
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -17,24 +18,28 @@ if TYPE_CHECKING:
     from spec_lab.core.results import RequestRecord
 
 
-def accuracy(correct: Iterable[bool | None]) -> Accuracy:
+def accuracy(correct: Iterable[bool | None], cut: Iterable[bool] = ()) -> Accuracy:
     """Share of right answers among the n requests whose answer a program can check, with its 95 % Wilson interval."""
-    checked = [value for value in correct if value is not None]
-    if not checked:
-        return Accuracy(value=None, low=None, high=None, n=0)
-    low, high = wilson_interval(sum(checked), len(checked))
-    return Accuracy(value=sum(checked) / len(checked), low=low, high=high, n=len(checked))
+    pairs = [(value, is_cut) for value, is_cut in zip_longest(correct, cut, fillvalue=False) if value is not None]
+    if not pairs:
+        return Accuracy(value=None, low=None, high=None, n=0, cut=0)
+    num_right, num_cut = (sum(column) for column in zip(*pairs, strict=True))
+    low, high = wilson_interval(num_right, len(pairs))
+    return Accuracy(value=num_right / len(pairs), low=low, high=high, n=len(pairs), cut=num_cut)
 
 
 def answers_cut(part: Outcome, summary: Summary) -> bool:
     """Stands in tables for an accuracy of 0 where all outputs that a program could check ran into max_new_tokens.
 
-    That they did follows from the counts of tokens, which old records have too. An accuracy above 0 stands: an answer
-    may come long before a limit, where the end of sequence is ignored.
+    In records that do not count them it follows from the counts of tokens. An accuracy above 0 stands: an answer may
+    come long before a limit, where the end of sequence is ignored.
 
     Args:
         part: the run of `summary`, one of its categories or one of its references.
     """
+    num_cut = part["accuracy"].get("cut")
+    if num_cut is not None:
+        return part["accuracy"]["value"] == 0 and num_cut == part["accuracy"]["n"]
     most = summary["config"].get("max_new_tokens")
     if most is None or part["accuracy"]["value"] != 0:
         return False

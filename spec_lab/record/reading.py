@@ -13,10 +13,12 @@ from typing import Any, cast
 from spec_lab.core.origins import TokenOrigin
 from spec_lab.errors import UserError
 from spec_lab.record.layout import misfit, parse_json
+from spec_lab.record.possible import impossible_numbers, impossible_request, impossible_round
 from spec_lab.record.row_schema import RequestRow, RoundRow
 from spec_lab.record.schema import Outcome, RelaxedSettings, Settings, Summary
 from spec_lab.record.sinks import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
 from spec_lab.record.versions import READABLE_VERSIONS, completed_version_1, upgraded_request, upgraded_summary
+from spec_lab.regular import regular_bytes
 
 
 def read_summary(folder: Path) -> Summary:
@@ -27,7 +29,7 @@ def read_summary(folder: Path) -> Summary:
     """
     path = folder / SUMMARY_FILE
     try:
-        value = parse_json(path.read_bytes())
+        value = parse_json(regular_bytes(path))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{path}: {error.strerror}; name the folder of a run, which it prints at its end") from error
     except OSError as error:
@@ -58,7 +60,7 @@ def read_request_rows(folder: Path) -> list[RequestRow]:
             counts = row.get(key)
             if counts is not None and len(row["accepted_per_round"]) != len(cast(list[int], counts)):
                 raise UserError(f"{path}, line {number}: accepted_per_round and {key} differ in length")
-        for problem in _token_problems(row):
+        for problem in chain(_token_problems(row), impossible_request(row)):
             raise UserError(f"{path}, line {number}: {problem}")
     return [upgraded_request(row) for row in rows]
 
@@ -103,13 +105,18 @@ def read_round_rows(folder: Path) -> list[RoundRow]:
     Raises:
         UserError: the file is missing or broken.
     """
-    return cast(list[RoundRow], list(_read_rows(folder / ROUNDS_FILE, RoundRow)))
+    path = folder / ROUNDS_FILE
+    rows = cast(list[RoundRow], list(_read_rows(path, RoundRow)))
+    for number, row in enumerate(rows, start=1):
+        for problem in impossible_round(row):
+            raise UserError(f"{path}, line {number}: {problem}")
+    return rows
 
 
 def _read_rows(path: Path, layout: Any) -> Iterator[Any]:
     """Read the lines of a file; a last one that was torn, by a kill or a full disk, is dropped."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = regular_bytes(path).split(b"\n")
     except FileNotFoundError as error:
         raise UserError(f"{path}: missing; a run that never began has none") from error
     except OSError as error:
@@ -152,7 +159,12 @@ def _version_problem(version: Any) -> str | None:
 
 def _disagreement(summary: Summary) -> str | None:
     """Say where parts that each fit the layout contradict each other."""
-    problems = chain(_setting_problems(summary["config"]), _repeat_problems(summary), _position_problems(summary))
+    problems = chain(
+        _setting_problems(summary["config"]),
+        _repeat_problems(summary),
+        _position_problems(summary),
+        impossible_numbers(summary),
+    )
     return next(problems, None)
 
 

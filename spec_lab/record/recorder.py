@@ -80,9 +80,12 @@ class Recorder:
         divergence: Divergence | None,
         num_thinking_tokens: int | None = None,
         text_ends: Sequence[int] | None = None,
+        checker: str | None = None,
+        answer_read: str | None = None,
     ) -> None:
         """Record a finished request of the first repeat, with its decoded output and what the checks said of it."""
-        row = request_row(record, text, correct, divergence, num_thinking_tokens, text_ends)
+        found = (correct, divergence, num_thinking_tokens, text_ends, checker, answer_read)
+        row = request_row(record, text, *found)
         for sink in self._started:
             sink.request(row)
 
@@ -123,6 +126,8 @@ def request_row(
     divergence: Divergence | None,
     num_thinking_tokens: int | None = None,
     text_ends: Sequence[int] | None = None,
+    checker: str | None = None,
+    answer_read: str | None = None,
 ) -> RequestRow:
     """Make the line of `requests.jsonl` for a request."""
     return RequestRow(
@@ -141,6 +146,8 @@ def request_row(
         emitted_at=list(record.emitted_at),
         answer=record.answer,
         correct=correct,
+        checker=checker,
+        answer_read=answer_read,
         divergence=None
         if divergence is None
         else RequestDivergence(index=divergence.index, margin=divergence.margin, kind=divergence.kind),

@@ -20,7 +20,8 @@ class RequestRow(TypedDict):
 
     `token_origins` has a letter of `core.origins.TokenOrigin` for each of `output_ids`, and `text_ends` how much of
     `text` stands when it is decoded up to and including each; null where that is unknown, as in older records.
-    `offered_per_round` is null in records whose rounds all offered K drafts.
+    `offered_per_round` is null in records whose rounds all offered K drafts. `answer_read` is what `checker` read in
+    the output, null where it found no answer.
     """
 
     id: str
@@ -38,6 +39,8 @@ class RequestRow(TypedDict):
     emitted_at: list[float]
     answer: str | None
     correct: bool | None
+    checker: NotRequired[str | None]
+    answer_read: NotRequired[str | None]
     divergence: RequestDivergence | None
     num_thinking_tokens: int | None
     token_origins: NotRequired[str | None]

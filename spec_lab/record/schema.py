@@ -95,12 +95,14 @@ class Graph(TypedDict):
 
 
 class Accuracy(TypedDict):
-    """The share of right answers among `n` that were checked, with a 95 % interval."""
+    """The share of right answers among `n` that were checked, with a 95 % interval; `cut` of the `n` outputs ran into
+    max_new_tokens."""
 
     value: float | None
     low: float | None
     high: float | None
     n: int
+    cut: NotRequired[int]
 
 
 class AccuracyChange(TypedDict):
@@ -260,6 +262,7 @@ class Settings(TypedDict):
     """The keys of a record's `config` that reports read. The rest of it is kept and compared, whatever it holds."""
 
     batch_size: NotRequired[int]
+    max_new_tokens: NotRequired[int]
     drafter: NotRequired[DrafterSettings]
     acceptance: NotRequired[AcceptanceSettings]
     graph: NotRequired[GraphSettings]

@@ -151,7 +151,10 @@ def _outcome(measured: Measured, requests: Sequence[RequestRecord], diverged: Co
         else None,
         acceptance_length_all=acceptance_metrics.acceptance_length_all(requests) if num_draft_tokens else None,
         acceptance_rate_by_position=acceptance_metrics.acceptance_rate_by_position(requests, num_draft_tokens),
-        accuracy=answer_metrics.accuracy(correct.get(request.request_id) for request in requests),
+        accuracy=answer_metrics.accuracy(
+            (correct.get(request.request_id) for request in requests),
+            (request.finish_reason.value == "length" for request in requests),
+        ),
         relaxed=acceptance_metrics.relaxed_hits(requests, measured.rounds),
         distance=acceptance_metrics.distance(requests, measured.rounds),
         thinking=answer_metrics.thinking(requests, measured.num_thinking_tokens),

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 from spec_lab.errors import UserError
 from spec_lab.record.layout import misfit, parse_json
+from spec_lab.regular import open_regular
 
 TRACE_FILE = "trace.json.gz"
 STAGE_PREFIX = "stage:"
@@ -62,7 +63,7 @@ def read_trace_file(folder: Path) -> list[TraceEvent]:
     """
     path = folder / TRACE_FILE
     try:
-        with gzip.open(path, "rb") as file:
+        with open_regular(path) as packed, gzip.open(packed, "rb") as file:
             trace = parse_json(file.read())
         return list(_events(trace))
     except FileNotFoundError as error:

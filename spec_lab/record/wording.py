@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from html import escape
+
+from spec_lab.errors import visible
+
 ABSENT = "-"
 
 
@@ -20,3 +24,8 @@ def with_range(value: float | None, low: float | None, high: float | None, digit
     if value is None or low is None or high is None:
         return number(value, digits)
     return f"{number(value, digits)} ({number(low, digits)} to {number(high, digits)})"
+
+
+def in_html(text: str) -> str:
+    """Write text from outside so that a page shows it, whatever it is."""
+    return escape(visible(text, keep="\n"))

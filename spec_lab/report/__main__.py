@@ -194,10 +194,10 @@ def _text(
     parts += [format_knob_study(study, part) for study, part in knobs]
     for each in found:
         parts += _comparisons_text(each)
-    parts += [*(f"plot: {plot.path}" for plot in plots if plot.problem is None), *written]
+    parts += [*(one_line(f"plot: {plot.path}") for plot in plots if plot.problem is None), *written]
     finished = [run for run in runs if run.summary["status"] == "finished"]
     if finished:
-        parts += [f"The newest finished run, {finished[-1].folder}", format_run(finished[-1].summary)]
+        parts += [one_line(f"The newest finished run, {finished[-1].folder}"), format_run(finished[-1].summary)]
     return "\n\n".join([*parts, format_definitions()])
 
 

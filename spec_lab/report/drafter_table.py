@@ -235,7 +235,7 @@ def _title(cells: Sequence[Cell]) -> str:
     places = dict.fromkeys(f"{s['device_name']}, {s['dtype']}, threads {s['num_threads']}" for s in summaries)
     counts = f"batch {config.get('batch_size', ABSENT)}, {summaries[0]['num_requests']} prompts"
     text = f"Drafters side by side: {', '.join([*shared, counts])}; on {' and on '.join(places)}"
-    return textwrap.fill(text, text_width())
+    return paragraph(text)
 
 
 def _notes(cells: Sequence[Cell]) -> list[str]:
@@ -248,7 +248,7 @@ def _notes(cells: Sequence[Cell]) -> list[str]:
         notes.append(f"not run: {', '.join(absent)}")
     if alone := [_name(cell) for cell in finished if "plain" not in cell.summary["references"]]:
         notes.append(f"no ratio to plain decoding, for want of references=[plain]: {', '.join(alone)}")
-    return [textwrap.fill(note, text_width(), subsequent_indent="  ") for note in [*notes, _audit(finished)]]
+    return [paragraph(note, indent="  ") for note in [*notes, _audit(finished)]]
 
 
 def _name(cell: Cell) -> str:

@@ -6,10 +6,9 @@ counts tokens.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
-from spec_lab.errors import UserError
+from spec_lab.errors import UserError, one_line
 from spec_lab.record.paired import over_reference
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.runs import Run
@@ -18,6 +17,7 @@ from spec_lab.record.wording import ABSENT, number, percent
 from spec_lab.report.bootstrap import bootstrap_acceptance_length
 from spec_lab.report.cells import interval_cell, ratio_cell
 from spec_lab.report.known_options import describe_rule
+from spec_lab.report.table import paragraph
 
 HEADER = (
     "drafter",
@@ -53,7 +53,12 @@ def format_markdown(runs: Sequence[Run]) -> str:
 
 
 def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(map(_escaped, cells))} |"
+
+
+def _escaped(cell: str) -> str:
+    """A cell of a record must neither end its column nor its line."""
+    return one_line(cell).replace("|", r"\|")
 
 
 def _cells(run: Run) -> list[str]:
@@ -85,11 +90,10 @@ def _origin(summaries: Sequence[Summary]) -> str:
     machine = ", ".join(all_of(value) for value in (lambda s: s["device_name"], lambda s: s["dtype"]))
     threads, torch = (all_of(lambda s: s["num_threads"]), all_of(lambda s: s["versions"].get("torch")))
     day = all_of(lambda s: s["started_at"][:10])
-    return textwrap.fill(
+    return paragraph(
         f"Target {target}, {prompts} prompts, batch {batch}, {repeats} repeats; {machine}, threads {threads}; torch "
         f"{torch}, revision {all_of(_revision)}; {day}.",
         WIDTH,
-        break_on_hyphens=False,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spec_lab.errors import UserError
+from spec_lab.errors import UserError, one_line
 from spec_lab.record.mixed import are_mixed
 from spec_lab.record.paired import LEAST_TURNS, PairedRatio, over_reference
 from spec_lab.record.reading import read_all_request_rows
@@ -109,7 +109,7 @@ def format_compared(compared: Sequence[Compared]) -> str:
         "speedup to base's", "speedup is",
     ]  # fmt: skip
     body = [_cells(row, is_base=row is compared[0]) for row in compared]
-    title = f"Against {base.label}, {base.run.folder}"
+    title = one_line(f"Against {base.label}, {base.run.folder}")
     return "\n\n".join([title, format_table(header, body, left=("#", "drafter", "rule")), paragraph(NOTE)])
 
 

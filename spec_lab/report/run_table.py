@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
+from spec_lab.errors import one_line
 from spec_lab.record.answer_metrics import answers_cut
 from spec_lab.record.definitions import DEFINITIONS
 from spec_lab.record.mixed import mixed_by_auto
@@ -19,7 +20,7 @@ from spec_lab.record.versions import old_definition
 from spec_lab.record.wording import ABSENT, number, percent
 from spec_lab.report.cells import accuracy_cell, ratio_cell
 from spec_lab.report.known_options import describe_rule
-from spec_lab.report.table import format_table, text_width
+from spec_lab.report.table import format_table, paragraph, text_width
 
 CUT = "cut"
 """Stands for an accuracy of outputs that ended before their answers; the definitions say so."""
@@ -35,7 +36,7 @@ IMPOSED = "* the acceptance was imposed, not measured"
 
 def format_run(summary: Summary) -> str:
     """Write one run: its configurations, its categories, the verdict. Only the verdict where it did not finish."""
-    parts = [textwrap.fill(verdict(summary), text_width())]
+    parts = [paragraph(verdict(summary))]
     if summary["status"] == "finished":
         speeds = _configurations(summary)
         tables = [_speed_table(summary), _stage_table(speeds), _experts_table(speeds), format_categories(summary)]
@@ -62,7 +63,9 @@ def format_runs(runs: Sequence[Run]) -> str:
         parts.append(_stage_table(finished))
     unfinished = [summary for summary in summaries.items() if summary[1]["status"] != "finished"]
     if unfinished:
-        parts.append("\n".join(f"{key} {summary['status']}: {summary['reason']}" for key, summary in unfinished))
+        parts.append(
+            "\n".join(one_line(f"{key} {summary['status']}: {summary['reason']}") for key, summary in unfinished)
+        )
     return "\n\n".join(part for part in parts if part)
 
 
@@ -71,7 +74,7 @@ def mixes(runs: Sequence[Run]) -> list[str]:
     ran = [run.summary for run in runs if run.summary["status"] != "refused"]
     kinds = dict.fromkeys(summary["device"] for summary in ran)
     lines = [mixed_by_auto(s["config"] for s in ran if s["device"] == kind).values() for kind in kinds]
-    return [textwrap.fill(line, text_width(), break_on_hyphens=False) for of_kind in lines for line in of_kind]
+    return [paragraph(line) for of_kind in lines for line in of_kind]
 
 
 def format_categories(summary: Summary) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -126,10 +128,21 @@ def _summaries(runs: Iterable[Run]) -> list[Summary]:
 def _save(draw: Callable[[], Figure], path: Path, of: Sequence[Summary]) -> Plot:
     picture = io.BytesIO()
     try:
-        signed(draw(), of).savefig(picture, format="png", dpi=160, bbox_inches="tight")
+        with _plain_text():
+            signed(draw(), of).savefig(picture, format="png", dpi=160, bbox_inches="tight")
         replace_bytes(path, picture.getvalue())
     except OSError as error:
         return Plot(path, f"plot not saved: {path} ({error.strerror or describe_error(error)})")
     except (ValueError, ArithmeticError) as error:  # what matplotlib raises for figures no axis can show
         return Plot(path, f"plot not drawn: {path} ({describe_error(error)})")
     return Plot(path, None)
+
+
+@contextmanager
+def _plain_text() -> Iterator[None]:
+    """Names from outside are no formulas, and a letter without a glyph is not sent to the terminal."""
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph ")
+        yield

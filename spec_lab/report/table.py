@@ -6,6 +6,8 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
+from spec_lab.errors import one_line, visible
+
 GAP = "  "
 USUAL_WIDTH = 80
 WIDEST_TEXT = 120
@@ -22,9 +24,9 @@ def table_width() -> int:
     return shutil.get_terminal_size((USUAL_WIDTH, 24)).columns
 
 
-def paragraph(text: str) -> str:
-    """Break a text into lines of `text_width`."""
-    return textwrap.fill(" ".join(text.split()), text_width(), break_on_hyphens=False)
+def paragraph(text: str, width: int | None = None, indent: str = "") -> str:
+    """Break a text into lines of `width`, or of `text_width`; those behind the first begin with `indent`."""
+    return textwrap.fill(one_line(text), width or text_width(), subsequent_indent=indent, break_on_hyphens=False)
 
 
 def format_table(
@@ -44,7 +46,8 @@ def format_table(
         width: columns to fit into; None for those of the terminal.
     """
     width = table_width() if width is None else width
-    cells = [list(header), *(list(row) for row in body)]
+    header = [visible(name) for name in header]
+    cells = [header, *([visible(cell) for cell in row] for row in body)]
     keys = [max(len(row[column]) for row in cells) + len(GAP) for column in range(num_keys)]
     room = max(width - sum(keys), len(CUT) + 1)
     cells = [[*row[:num_keys], *(_cut(cell, room) for cell in row[num_keys:])] for row in cells]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from spec_lab.errors import UserError
+from spec_lab.errors import UserError, one_line
 from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import STILL_RUNNING
 from spec_lab.record.runs import Run, run_folders
 from spec_lab.record.sinks import SUMMARY_FILE, SWEEP_FILE
-from spec_lab.report.table import text_width
+from spec_lab.report.table import paragraph
 
 SECONDS_BETWEEN_LOOKS = 0.5
 
@@ -46,8 +45,8 @@ def format_ended(run: Run, number: int) -> str:
     """Tell how a job ended, what it came to, and where it lies."""
     summary = run.summary
     lines = [f"[{number}] {summary['status']}: {summary['name']}, {', '.join(_labels(run))}", summary["verdict"]]
-    filled = [textwrap.fill(line, text_width(), subsequent_indent="    ") for line in lines]
-    return "\n    ".join([*filled, str(run.folder)])
+    filled = [paragraph(line, indent="    ") for line in lines]
+    return "\n    ".join([*filled, one_line(run.folder)])
 
 
 def _labels(run: Run) -> list[str]:

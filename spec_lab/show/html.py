@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from html import escape
 from pathlib import Path
 
+from spec_lab.record.wording import in_html
 from spec_lab.show.looks import LOOKS, OriginLook, counts
 from spec_lab.show.rounds import ShownRequest, Token, load_request
 
@@ -26,7 +26,7 @@ def page(request: ShownRequest) -> str:
     """Write a whole page."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(request.row['id'])}</title></head>\n<body>{fragment(request)}</body></html>\n"
+        f"<title>{in_html(request.row['id'])}</title></head>\n<body>{fragment(request)}</body></html>\n"
     )
 
 
@@ -34,14 +34,14 @@ def fragment(request: ShownRequest) -> str:
     """Write heading, legend with counts, and a row a round; styles stand in the elements, as notebooks drop others."""
     legend = " ".join(f"{_mark(look, look.word)} {count}" for look, count in counts(request.tokens))
     rows = "".join(
-        f'<tr><td style="{CELL}">{escape(request.describe_round(part))}</td>'
+        f'<tr><td style="{CELL}">{in_html(request.describe_round(part))}</td>'
         f'<td style="{TOKENS}">{"".join(map(_token, part.tokens))}</td></tr>\n'
         for part in request.rounds
     )
     text = ""
     if any(token.text is None for token in request.tokens):
-        text = f'<pre style="white-space:pre-wrap">{escape(request.row["text"])}</pre>'
-    return f"<div><p>{escape(request.heading)}</p><p>{legend}</p>\n<table>{rows}</table>{text}</div>"
+        text = f'<pre style="white-space:pre-wrap">{in_html(request.row["text"])}</pre>'
+    return f"<div><p>{in_html(request.heading)}</p><p>{legend}</p>\n<table>{rows}</table>{text}</div>"
 
 
 def _token(token: Token) -> str:
@@ -49,6 +49,6 @@ def _token(token: Token) -> str:
 
 
 def _mark(look: OriginLook, text: str, title: str = "") -> str:
-    about = f' title="{escape(title)}"' if title else ""
+    about = f' title="{in_html(title)}"' if title else ""
     style = f"background:{look.background};color:#000;border-radius:2px;margin-right:1px"
-    return f'<span style="{style}"{about}>{escape(text)}</span>'
+    return f'<span style="{style}"{about}>{in_html(text)}</span>'

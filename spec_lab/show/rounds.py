@@ -9,7 +9,7 @@ from itertools import repeat
 from pathlib import Path
 
 from spec_lab.core.origins import TokenOrigin
-from spec_lab.errors import UserError
+from spec_lab.errors import UserError, one_line, visible
 from spec_lab.record.reading import read_request_rows, read_summary
 from spec_lab.record.row_schema import RequestRow
 
@@ -32,7 +32,7 @@ class Token:
         """Its text in printable characters, or its id where it has none."""
         if not self.text:
             return f"<{self.token_id}>"
-        return "".join(letter if letter.isprintable() else escaped(letter) for letter in self.text)
+        return visible(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ class ShownRequest:
 
     @property
     def heading(self) -> str:
-        """Says which request it is, and what it came to."""
+        """Says in a line which request it is, and what it came to."""
         row, emitted = self.row, self.row["emitted_per_round"]
         length = f", {sum(emitted) / len(emitted):.2f} tokens a round" if emitted else ""
-        return (
+        return one_line(
             f"{row['id']} ({row['category']}): {len(row['prompt_ids'])} prompt tokens, {len(row['output_ids'])} output "
             f"tokens in {len(emitted)} rounds{length}, ended by {row['finish_reason']}"
         )
@@ -85,11 +85,6 @@ class ShownRequest:
         of = "" if num_drafts is None else f" of {num_drafts}"
         cut = ", cut" if len(part.tokens) < part.num_accepted + 1 else ""
         return f"round {part.number}: {part.num_accepted}{of}{cut}"
-
-
-def escaped(letter: str) -> str:
-    r"""Write a letter as `\n`, `\x1b` and the like."""
-    return letter.encode("unicode_escape").decode("ascii")
 
 
 def load_request(folder: Path, request_id: str) -> ShownRequest:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
+from spec_lab.errors import visible
 from spec_lab.report.table import paragraph, table_width
 from spec_lab.show.looks import LOOKS, OriginLook, counts
 from spec_lab.show.rounds import ShownRequest, Token
@@ -58,4 +59,4 @@ def _behind_a_mark(look: OriginLook, text: str) -> str:
 def _printable_lines(text: str) -> Iterator[str]:
     """Yield the text's own lines, without anything that a terminal would obey."""
     for line in text.split("\n"):
-        yield INDENT + "".join(letter if letter.isprintable() else "?" for letter in line)
+        yield INDENT + visible(line)

@@ -9,6 +9,7 @@ from typing import Any
 
 from spec_lab.errors import UserError
 from spec_lab.record.sinks import write_json
+from spec_lab.regular import regular_text
 
 LEDGER_FILE = "proposals.json"
 
@@ -36,7 +37,7 @@ class Ledger:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        proposals = json.loads(path.read_text(encoding="utf-8"))["proposals"]
+        proposals = json.loads(regular_text(path))["proposals"]
     except FileNotFoundError:
         return []
     except (ValueError, TypeError, KeyError, RecursionError) as error:

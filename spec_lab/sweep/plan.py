@@ -10,7 +10,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.ending import EXIT_CODES, print_refusal
-from spec_lab.cli.folder import sweep_place
+from spec_lab.cli.folder import Study, study_place
+from spec_lab.cli.ground import ground_of
+from spec_lab.cli.overrides import extensions_in
 from spec_lab.errors import UserError
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import admit
@@ -43,8 +45,9 @@ def plan_sweep(path: Path, overrides: Sequence[str], count: int | None, seed: in
     search.rehearse()
     typed = tuple(text for text in overrides if override_key(text) != OUTPUT_DIR)
     content = [file.config, sorted(typed), seed]  # not how many runs: a larger number goes on with the sweep
-    folder = sweep_place(_output_dir(overrides), file.path.stem, content, fresh)
-    return Sweep(file, search, typed, min(caps, default=None), folder)
+    ground = ground_of([*file.overrides, *typed, file.parameters], extensions_in([*file.overrides, *typed]))
+    folder = study_place(_output_dir(overrides), Study(file.path.stem, content), ground, fresh)
+    return Sweep(file, search, typed, min(caps, default=None), folder, ground)
 
 
 def preview(sweep: Sweep) -> int:

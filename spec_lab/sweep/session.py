@@ -10,6 +10,7 @@ from typing import Any
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.ending import print_refusal
 from spec_lab.cli.folder import close_sweep, display, find_ended, folder_name, make_output_dir
+from spec_lab.cli.ground import Ground, keep_ground
 from spec_lab.cli.job import Job, JobOutcome, run_job
 from spec_lab.cli.mixed import MixNote
 from spec_lab.cli.sweep_lock import SweepLock
@@ -48,6 +49,7 @@ class Sweep:
     overrides: tuple[str, ...]
     limit: int | None
     folder: Path
+    ground: Ground
 
     def run(self) -> list[Trial]:
         """Run what has not ended before, until the grid is through, the limit reached or the metric's target met.
@@ -58,6 +60,7 @@ class Sweep:
         make_output_dir(self.folder)
         lock = SweepLock(self.folder)
         lock.take()
+        keep_ground(self.folder, self.ground)
         try:
             return self._run_all()
         finally:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from spec_lab.checkpoints.json_input import parse_json
 from spec_lab.errors import UserError, is_out_of_memory
+from spec_lab.regular import regular_text
 
 BROKEN = (
     *(OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, pickle.UnpicklingError, SafetensorError),
@@ -45,7 +46,7 @@ def read_record(file: Path) -> dict[str, Any]:
         UserError: it is none.
     """
     with reading(file):
-        record = parse_json(file.read_text(encoding="utf-8"))
+        record = parse_json(regular_text(file))
         if not isinstance(record, dict) or not isinstance(record.get("recipe"), dict):
             raise TypeError("no record")
     return record

@@ -11,6 +11,7 @@ from spec_lab.errors import UserError
 from spec_lab.menu.choices import Unusable, Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
+from spec_lab.menu.option import CheckerOption
 from spec_lab.workloads.conversations import require_room
 from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer, Tokenizer
 from spec_lab.workloads.unusable import keep_usable
@@ -57,6 +58,8 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
         raise UserError(
             f"workload={chosen.workload.name} is empty; check workload.limit, workload.categories and workload.path"
         )
+    for checker in {request.checker for request in requests if request.checker is not None}:
+        chosen.registry.find(CheckerOption, checker)
     return requests
 
 
@@ -84,9 +87,15 @@ def _refuse_too_long(config: RunConfig, target: ModelConfig) -> None:
 
 
 def check_requests(requests: list[Request], target: ModelConfig, folder: Path) -> None:
-    """Raise UserError for a prompt with a token that the target has no embedding of, and for two requests of one id."""
+    """Raise UserError for a prompt with a token that the target has no embedding of, for two requests of one id, and
+    for names that a terminal would obey."""
     _refuse_duplicates(requests)
     for request in requests:
+        if not (request.request_id + request.category).isprintable():
+            raise UserError(
+                f"workload: id and category of the prompt {request.request_id!r} ({request.category!r}) must be "
+                "printable; take out their control codes"
+            )
         if request.prompt_ids and max(request.prompt_ids) >= target.vocab_size:
             raise UserError(
                 f"{folder / 'tokenizer.json'}: token id {max(request.prompt_ids)} of prompt {request.request_id} is "

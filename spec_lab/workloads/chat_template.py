@@ -1,19 +1,23 @@
-"""A checkpoint's own chat template: a program from elsewhere, kept from running code, for ever, or to any length."""
+"""A checkpoint's own chat template: a program from elsewhere, kept from running code, for ever, or to any size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.corpus.example import Form
 from spec_lab.errors import UserError, describe_error, one_line
-from spec_lab.workloads.time_limit import time_limit
+from spec_lab.regular import open_regular
+from spec_lab.workloads.limits import OutOfBounds, time_limit, within_limits
 
 # A template that does its work is done within milliseconds, and adds a few lines to the prompt.
 MOST_SECONDS = 5.0
+MOST_BYTES = 2**29
 MOST_ADDED = 1_000_000
+MOST_SECONDS_OF_READING = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class ChatTemplate:
     """Renders prompts by a checkpoint's chat template, which spells BOS itself; a text to continue is left as it is."""
 
     def __init__(self, folder: Path, most_seconds: float = MOST_SECONDS) -> None:
-        """Nothing is read before the first chat prompt. Reading, and each rendering, may take `most_seconds`."""
+        """Nothing is read before the first chat prompt. Each rendering may take `most_seconds`."""
         self._folder = folder
         self._most_seconds = most_seconds
         self._apply: Callable[[Sequence[str]], Rendered] | None = None
@@ -54,10 +58,12 @@ class ChatTemplate:
             if not isinstance(fields.values.get("chat_template"), list):  # a list holds several, each with its name
                 fields.text("chat_template", "")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True, trust_remote_code=False)
+            with time_limit(MOST_SECONDS_OF_READING):
+                self._require_files()
+                tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True, trust_remote_code=False)
             has_template = bool(tokenizer.chat_template)
         except Exception as error:  # broken files make transformers raise anything
-            reason = _short(error)
+            reason = _short(describe_error(error))
             raise UserError(
                 f"{settings}: this or a file beside it is no tokenizer that transformers reads without running the "
                 f"checkpoint's own code ({reason}); fetch tokenizer and config.json again"
@@ -65,20 +71,29 @@ class ChatTemplate:
         if not has_template:
             return _as_it_is
 
-        def apply(texts: Sequence[str]) -> Rendered:
+        def render(texts: Sequence[str]) -> str:
             turns = [
                 {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(texts)
             ]
-            try:
-                with time_limit(self._most_seconds):
-                    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-            except Exception as error:  # a template raises what it likes
-                raise self._broken(_short(error)) from error
+            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
             if not isinstance(text, str) or len(text) > sum(map(len, texts)) + MOST_ADDED:
-                raise self._broken(f"it adds more than {MOST_ADDED} characters to a prompt")
+                raise ValueError(f"it adds more than {MOST_ADDED} characters to a prompt")
+            return text
+
+        def apply(texts: Sequence[str]) -> Rendered:
+            try:
+                text = within_limits(partial(render, texts), self._most_seconds, MOST_BYTES)
+            except OutOfBounds as error:
+                raise self._broken(_short(str(error))) from error
             return Rendered(text, has_special_tokens=True)
 
         return apply
+
+    def _require_files(self) -> None:
+        """transformers opens what it finds by its name, and would wait for a pipe."""
+        for path in self._folder.iterdir():
+            if not path.is_dir():
+                open_regular(path).close()
 
     def _broken(self, reason: str) -> UserError:
         own_file = self._folder / "chat_template.jinja"
@@ -88,8 +103,8 @@ class ChatTemplate:
         )
 
 
-def _short(error: Exception) -> str:
-    text = one_line(describe_error(error))
+def _short(reason: str) -> str:
+    text = one_line(reason)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 

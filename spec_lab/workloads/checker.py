@@ -1,36 +1,68 @@
-"""Decides whether a generated text ends with the expected answer."""
+"""Decides whether a generated text gives the expected answer, as the checker of its prompt reads it."""
 
 from __future__ import annotations
 
-import re
+from dataclasses import dataclass
+from typing import Protocol
 
-from spec_lab.corpus.example import ANSWER_MARKER
+from spec_lab.workloads.checkers import normalise, read_line
 from spec_lab.workloads.thinking import THINKING_MARKERS, TURN_ENDS
 
-_ANY_TURN_END = re.compile("|".join(map(re.escape, TURN_ENDS)))
+
+class Checker(Protocol):
+    """It reads the answer in a reply; a row of `workload.checker` is one."""
+
+    @property
+    def name(self) -> str: ...
+
+    def read(self, reply: str, /) -> str | None:
+        """Return the answer in a reply, which is without its thinking; None where there is none."""
+        ...
+
+    def same(self, expected: str, answer: str, /) -> bool:
+        """Tell whether the answer that was read is the one expected."""
+        ...
 
 
-def normalise(answer: str) -> str:
-    """Fold what does not change an answer: lower case, single spaces, no full stop at the end."""
-    return " ".join(answer.split()).rstrip(".").rstrip().lower()
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Says what became of one answer.
+
+    Attributes:
+        checker: the option that read it.
+        read: what it read; None where it found no answer.
+    """
+
+    checker: str
+    read: str | None
+    correct: bool
 
 
-def extract_answer(text: str) -> str | None:
-    """Return the normalised rest of the line after the last `Answer:` behind the last marker that ends thinking.
+def check(checker: Checker, expected: str, text: str, thinking_open: bool = False) -> Checked:
+    """Check `text`, what the model wrote after the prompt.
 
-    None where there is no such line. A text cut off inside its thinking has no such marker, hence no answer, even if
-    the thinking already mentions one.
+    Args:
+        thinking_open: whether the prompt ends inside thinking, as some chat templates write it.
+    """
+    reply = reply_of(text, thinking_open)
+    read = None if reply is None else checker.read(reply)
+    return Checked(checker.name, read, read is not None and checker.same(expected, read))
+
+
+def reply_of(text: str, thinking_open: bool = False) -> str | None:
+    """Return what stands behind the last thinking, up to the end of the turn; all of it where nothing is thought.
+
+    None where the text ends inside its thinking: what stands there is no answer yet.
     """
     replies = [text.rpartition(end)[2] for _, end in THINKING_MARKERS if end in text]
-    if not replies:
-        return None
-    _, found, rest = min(replies, key=len).rpartition(ANSWER_MARKER)
-    if not found:
-        return None
-    line = _ANY_TURN_END.split(rest.partition("\n")[0])[0]
-    return normalise(line) or None
+    reply = min(replies, key=len) if replies else text
+    for end in TURN_ENDS:
+        reply = reply.partition(end)[0]
+    is_open = any(begin in reply for begin, _ in THINKING_MARKERS) or (thinking_open and not replies)
+    return None if is_open else reply
 
 
 def is_correct(expected: str, text: str) -> bool:
-    """Tell whether `text` (what the model wrote after the prompt) answers `expected`."""
-    return extract_answer(text) == normalise(expected)
+    """Tell whether `text` answers `expected` in a line that begins with `Answer:`, as the shipped prompts ask for."""
+    reply = reply_of(text)
+    return reply is not None and read_line(reply) == normalise(expected)

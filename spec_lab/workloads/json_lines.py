@@ -9,6 +9,7 @@ from typing import Any
 
 from spec_lab.checkpoints.json_input import parse_json
 from spec_lab.errors import UserError
+from spec_lab.regular import regular_text
 from spec_lab.workloads.unusable import UnusablePrompt
 
 
@@ -48,6 +49,6 @@ def json_object(line: TextLine) -> dict[str, Any]:
 
 def _utf8_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return regular_text(path, "utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 (byte {error.start + 1}: {error.reason}); save it as UTF-8") from error

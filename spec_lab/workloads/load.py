@@ -57,6 +57,7 @@ def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> 
             prompt_ids=tuple(prompt_ids),
             max_new_tokens=config.max_new_tokens,
             answer=prompt.answer,
+            checker=prompt.checker,
             ignore_eos=config.workload.ignore_eos,
             turns=(prompt.text, *prompt.later_turns) if prompt.later_turns else (),
         )

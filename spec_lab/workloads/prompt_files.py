@@ -25,6 +25,7 @@ class Prompt:
     Attributes:
         text: what is asked first.
         later_turns: what the user asks in the same conversation, once there is an answer.
+        checker: what reads the answer given; None is the workload's.
         place: `FILE:LINE`, empty where the prompt comes from no file.
     """
 
@@ -34,6 +35,7 @@ class Prompt:
     text: str
     answer: str | None
     later_turns: tuple[str, ...] = ()
+    checker: str | None = None
     place: str = field(default="", compare=False)
 
 
@@ -44,7 +46,8 @@ def shipped_prompts() -> list[Prompt]:
 
 
 def read_jsonl(config: WorkloadConfig) -> list[Prompt]:
-    """Read own prompts: `prompt`, and optionally `id`, `category`, `form` (chat or continue), `answer`."""
+    """Read own prompts: `prompt`, and optionally `id`, `category`, `form` (chat or continue), `answer`,
+    `checker`."""
     return _read(_path(config), _prompt, config.unusable)
 
 
@@ -71,19 +74,24 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
     if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
         raise UnusablePrompt(f"{line.place}: a line needs a text `prompt`, and `form` chat or continue if any")
     if not _is_word(category) or not _is_word(prompt_id) or isinstance(answer, list | dict):
-        raise UnusablePrompt(f"{line.place}: `id`, `category` and `answer` must be a text or a number if any")
+        raise UnusablePrompt(f"{line.place}: `id`, `category` and `answer` must be a printable text or a number if any")
+    checker = row.get("checker")
+    if checker is not None and (not isinstance(checker, str) or not checker.isidentifier()):
+        raise UnusablePrompt(f"{line.place}: `checker` must be a value of workload.checker if any, such as last_number")
     answer = None if answer is None else str(answer)
-    return Prompt(str(prompt_id), str(category), form, row["prompt"], answer, place=line.place)
+    return Prompt(str(prompt_id), str(category), form, row["prompt"], answer, checker=checker, place=line.place)
 
 
 def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
     question_id, category, turns = (json_object(line).get(key) for key in ("question_id", "category", "turns"))
     texts = turns if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns) else []
     if not _is_word(question_id) or not _is_word(category) or not texts:
-        raise UnusablePrompt(f"{line.place}: a question needs question_id, category and turns, a list of texts")
+        raise UnusablePrompt(
+            f"{line.place}: a question needs question_id, category and turns, a list of texts, the names printable"
+        )
     later_turns = tuple(texts[1:most_turns])
-    return Prompt(f"{file_name}-{question_id}", str(category), "chat", texts[0], None, later_turns, line.place)
+    return Prompt(f"{file_name}-{question_id}", str(category), "chat", texts[0], None, later_turns, place=line.place)
 
 
 def _is_word(value: Any) -> bool:
-    return isinstance(value, str) or is_integer(value)
+    return (isinstance(value, str) and value.isprintable()) or is_integer(value)

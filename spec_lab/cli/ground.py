@@ -1,0 +1,141 @@
+"""Finds what the runs of a study stand on: the package, its configuration, versions, weights and prompts.
+
+A study goes on where all of it is as it was. Whatever else has changed in a checkout, such as a notebook, is not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from spec_lab.cli.options import conf_folder
+from spec_lab.errors import KERNELS
+from spec_lab.menu import registry
+from spec_lab.record.provenance import package_versions
+from spec_lab.record.sinks import write_json
+from spec_lab.regular import open_regular, regular_text
+
+GROUND_FILE = "stands_on.json"
+READ_WHOLE = 2**24
+"""A larger file is read in so many pieces, evenly spaced: other weights differ in them."""
+NUM_PIECES, PIECE = 64, 2**16
+NOT_READ = ("__pycache__",)
+SOURCES = (".py", ".yaml", ".yml", ".json", ".jsonl", ".c", ".h", ".txt", ".safetensors")
+NAMED = 3
+
+Ground = Mapping[str, str]
+"""A short digest, or a version, by the name of a file or of what it is."""
+
+
+def ground_of(content: Any, extensions: tuple[str, ...]) -> Ground:
+    """Say what a study stands on.
+
+    Args:
+        content: what runs, in plain values; the files and folders that it names are weights and prompts.
+        extensions: the modules that were typed.
+    """
+    named = {key: _digest_of(path) for key, path in _paths_in(content)}
+    folders = {"spec_lab": Path(__file__).parents[1], "conf": conf_folder(), **_kernels()}
+    folders |= dict(_modules(extensions))
+    sources = {name: digest for top, folder in folders.items() for name, digest in _tree(top, folder)}
+    return {name: str(version) for name, version in package_versions().items()} | sources | named
+
+
+def changes(before: Ground, now: Ground) -> str | None:
+    """Name what has changed, as in `spec_lab/engine/round.py and 2 more`; None where nothing has."""
+    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if not changed:
+        return None
+    more = len(changed) - NAMED
+    return f"{', '.join(changed[:NAMED])}{f' and {more} more' if more > 0 else ''}"
+
+
+def read_ground(folder: Path) -> Ground | None:
+    """Read what the study in `folder` stands on; None where it has not begun, or nobody can tell."""
+    with suppress(OSError, ValueError):
+        values = json.loads(regular_text(folder / GROUND_FILE))
+        if isinstance(values, dict):
+            return values
+    return None
+
+
+def keep_ground(folder: Path, ground: Ground) -> None:
+    """Write it into the folder of a study that begins; one that goes on stands on the same."""
+    if read_ground(folder) is None:
+        write_json(folder / GROUND_FILE, ground)
+
+
+def _kernels() -> dict[str, Path]:
+    spec = find_spec(KERNELS)
+    return {} if spec is None or spec.origin is None else {KERNELS: Path(spec.origin).parent}
+
+
+def _modules(extensions: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+    for extension in registry.load(extensions).extensions:
+        file = getattr(extension.module, "__file__", None)
+        if file is not None:
+            path = Path(file)
+            yield extension.name, path.parent if path.name == "__init__.py" else path
+
+
+def _tree(name: str, path: Path) -> Iterator[tuple[str, str]]:
+    """Yield each source of a package with its digest; or a module of one file."""
+    if not path.is_dir():
+        yield name, _digest(path)
+        return
+    for file in sorted(path.rglob("*")):
+        inside = file.relative_to(path)
+        if file.suffix in SOURCES and not set(NOT_READ) & set(inside.parts):
+            yield f"{name}/{inside.as_posix()}", _digest(file)
+
+
+def _paths_in(value: Any, key: str = "") -> Iterator[tuple[str, Path]]:
+    """Yield every file and folder that is named as `KEY=PATH[,PATH]`, or as a value below KEY; not those written to."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _paths_in(item, f"{key}.{name}".strip("."))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _paths_in(item, key)
+    elif isinstance(value, str):
+        name, is_override, typed = value.lstrip("+").partition("=")
+        name, text = (name, typed) if is_override and not key else (key, value)
+        if name and name != "output_dir" and not name.startswith("hydra"):
+            for part in text.split(","):
+                path = Path(part.strip("[]'\" "))
+                with suppress(OSError, ValueError):
+                    if ("/" in part or path.suffix or "path" in name) and path.exists():
+                        yield f"{name}={path.name}", path
+
+
+def _digest_of(path: Path) -> str:
+    """Return the digest of a file, or of the files of a checkpoint's folder; those of folders below it are not read."""
+    if not path.is_dir():
+        return _digest(path)
+    files = {file.name: _digest(file) for file in sorted(path.iterdir()) if not file.is_dir()}
+    return _short(json.dumps(files).encode())
+
+
+def _digest(path: Path) -> str:
+    try:
+        with open_regular(path) as file:
+            size = file.seek(0, 2)
+            starts: Iterable[int] = [0]
+            if size > READ_WHOLE:
+                starts = (index * (size - PIECE) // (NUM_PIECES - 1) for index in range(NUM_PIECES))
+            content = hashlib.sha256(str(size).encode())
+            for start in starts:
+                file.seek(start)
+                content.update(file.read(PIECE if size > READ_WHOLE else -1))
+            return content.hexdigest()[:12]
+    except OSError as error:
+        return error.strerror or type(error).__name__
+
+
+def _short(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]

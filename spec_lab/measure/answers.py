@@ -1,0 +1,60 @@
+"""Has the answers of a configuration checked, each by the checker of its prompt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+
+from spec_lab.core.results import RequestRecord
+from spec_lab.core.types import FinishReason, Request
+from spec_lab.errors import UserError, describe_error
+from spec_lab.measure.lab import Lab
+from spec_lab.menu.option import CheckerOption
+from spec_lab.workloads.checker import Checked, check
+from spec_lab.workloads.conversations import before_end
+
+
+def check_answers(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, Checked | None]:
+    """Check each answer; None where there is none to check, or none that a model gave."""
+    requests = {request.request_id: request for request in lab.requests}
+    is_imposed = lab.engines[name].parts.rule.traits.imposed
+    return {
+        record.request_id: None
+        if record.answer is None or is_imposed
+        else _check(lab, requests[record.request_id], record)
+        for record in records
+    }
+
+
+def correct_of(checked: Mapping[str, Checked | None]) -> dict[str, bool | None]:
+    """Return which answers are right, by request."""
+    return {request_id: None if found is None else found.correct for request_id, found in checked.items()}
+
+
+def note_unread(records: Iterable[RequestRecord], checked: Mapping[str, Checked | None]) -> None:
+    """Say where a checker found no answer in outputs that ended by themselves: it may be the wrong one."""
+    ended = [record.request_id for record in records if record.finish_reason == FinishReason.EOS]
+    found = [one for request_id in ended if (one := checked[request_id]) is not None]
+    for name in dict.fromkeys(one.checker for one in found):
+        reads = [one.read for one in found if one.checker == name]
+        num_unread = sum(read is None for read in reads)
+        if num_unread:
+            print(
+                f"workload.checker={name} found no answer in {num_unread} of {len(reads)} outputs that ended; each "
+                "counts as wrong, and another checker may read it (docs/use.md)",
+                file=sys.stderr,
+            )
+
+
+def _check(lab: Lab, request: Request, record: RequestRecord) -> Checked:
+    assert record.answer is not None
+    name = request.checker or lab.config.workload.checker
+    checker = lab.chosen.registry.find(CheckerOption, name)
+    text = lab.tokenizer.decode(before_end(record.output_ids, lab.models.target.eos_token_ids))
+    markers = lab.models.markers
+    try:
+        return check(checker, record.answer, text, markers is not None and markers.leave_open(record.prompt_ids))
+    except Exception as error:  # one of an extension raises what it likes
+        raise UserError(
+            f"workload.checker={name} fails on the output of {record.request_id} ({describe_error(error)}); mend it"
+        ) from error

@@ -1,0 +1,98 @@
+r"""Reads the answer in a model's reply, and tells whether two answers are the same: the parts of `workload.checker`.
+
+Each gets the reply alone: `workloads/checker.py` takes off the thinking and the end of the turn. What it has read
+stands in `requests.jsonl`.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+LINE = re.compile(r"answer\s*(?:is\b)?\W{0,3}:[ \t]*(?P<answer>[^\n]*)", re.IGNORECASE)
+"""`Answer: 42`, `**Answer:** 42`, `The answer is: 42`."""
+NUMBER = re.compile(r"(?<![\w.])[-\u2212+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}\b)?")
+LETTER = r"(?P<letter>[B-HJ]\b(?!['\u2019])|[AI]\b(?!['\u2019]|\s+(?!because|since|as\b)[a-z]))"
+"""A and I are words too."""
+CHOICE = re.compile(rf"\b(?i:answer|option|choice)\s*(?i:is|:)?\W{{0,6}}{LETTER}")
+ALONE = re.compile(r"^\W*(?P<letter>[A-J])(?:\W*$|[).:])", re.MULTILINE)
+BOXES = ("\\boxed", "\\fbox")
+DECORATION = "*_`$ \t"
+TEX_WORDS = re.compile(r"\\(?:left|right|displaystyle|!|,|;|:|quad)(?![a-z])|\\(?:text|mathrm|textbf)\s*(?=\{)|[\s$]")
+
+
+def normalise(answer: str) -> str:
+    """Fold what does not change an answer: case, white space, emphasis around it, and a full stop at its end."""
+    return " ".join(answer.split()).strip(DECORATION).rstrip(".").rstrip(DECORATION).lower()
+
+
+def read_line(reply: str) -> str | None:
+    """Return the rest of the line behind the last `Answer:`."""
+    found = list(LINE.finditer(reply))
+    return normalise(found[-1]["answer"]) or None if found else None
+
+
+def read_number(reply: str) -> str | None:
+    """Return the last number, without separators of thousands."""
+    found = [match.group() for match in NUMBER.finditer(reply)]
+    return found[-1].replace(",", "").replace("\u2212", "-").removeprefix("+") if found else None
+
+
+def read_box(reply: str) -> str | None:
+    r"""Return what stands in the last `\boxed{}`, whose braces may be nested."""
+    start = max(reply.rfind(box) for box in BOXES)
+    opening = reply.find("{", start) if start >= 0 else -1
+    depth = 0
+    for place in range(opening, len(reply)) if opening >= 0 else ():
+        depth += {"{": 1, "}": -1}.get(reply[place], 0)
+        if depth == 0:
+            return reply[opening + 1 : place].strip() or None
+    return None
+
+
+def read_choice(reply: str) -> str | None:
+    """Return the letter of a choice: in a box, behind `answer`, or the last one that stands alone or before `)`."""
+    boxed = read_box(reply)
+    if boxed is not None and len(letter := boxed.strip("() .").removeprefix("\\text{").rstrip("}")) == 1:
+        return letter.upper()
+    found = list(CHOICE.finditer(reply)) or list(ALONE.finditer(reply))
+    return found[-1]["letter"].upper() if found else None
+
+
+def read_all(reply: str) -> str | None:
+    """Return the whole reply without white space around it."""
+    return reply.strip() or None
+
+
+def same_words(expected: str, answer: str) -> bool:
+    """Compare two answers but for what `normalise` folds."""
+    return normalise(expected) == normalise(answer)
+
+
+def same_number(expected: str, answer: str) -> bool:
+    """Compare by value: 42 is 42.0. The answer expected may be a text that ends with it, such as `#### 42`."""
+    known, given = read_number(expected), read_number(answer)
+    return known is not None and given is not None and Decimal(known) == Decimal(given)
+
+
+def same_formula(expected: str, answer: str) -> bool:
+    """Compare without TeX's spaces and sizes, and by value where both are numbers."""
+    known, given = (_plain_tex(read_box(text) or text) for text in (expected, answer))
+    both_numbers = all(NUMBER.fullmatch(text) for text in (known, given))
+    return known == given or (both_numbers and same_number(known, given))
+
+
+def same_choice(expected: str, answer: str) -> bool:
+    """Compare letters."""
+    known = expected.strip("() .")
+    return (known.upper() if len(known) == 1 else read_choice(expected)) == answer
+
+
+def same_text(expected: str, answer: str) -> bool:
+    """Compare every letter but white space around the text."""
+    return expected.strip() == answer.strip()
+
+
+def _plain_tex(text: str) -> str:
+    plain = TEX_WORDS.sub("", text).replace("dfrac", "frac").replace("tfrac", "frac").rstrip(".")
+    return plain[1:-1] if plain.startswith("{") and plain.endswith("}") and plain.count("{") == 1 else plain
