@@ -1,19 +1,20 @@
 """The table of cases of `test_lossless.py`: which drafter runs on which target, with what beside it.
 
-A full product would take hours, so sizes go round with the case: every drafter meets every pruning with every batch
-size, and over these rows every number of drafts, page size, prompt chunk, padding and target. A third of these rows, in
-which every drafter meets every pruning, are in the default tier; `SLOW_CASES` has the others, and more.
+In `CASES` every two values meet that may stand together. `PRODUCT` has every drafter on every target with every pruning
+and number of drafts, and every tree under every graph mode; it is run by hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
-from spec_lab.config import TreeConfig
+from spec_lab.menu.config import TreeConfig
+from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from spec_lab.options.trees.static import StaticTreeConfig
+from tests.covering import covering_array
 from tests.graph_lab import MODES
 from tests.lab import PRUNING
 
@@ -46,8 +47,10 @@ DRAFTERS: dict[str, tuple[int, ...]] = {
 """The numbers of drafts that each drafter is tested with."""
 
 TRAINED = ("eagle3", "draft_model", "mtp_eagle", "mtp_vanilla", "frozen_kv")
+CAPTURED = (*TRAINED, "ngram", "oracle", "random")
+"""Every drafter whose rounds can be captured."""
 BATCHES, PAGES, CHUNKS, PADDINGS = (1, 3, 8), (1, 4, 16), (1, 5, 512), (1, 4)
-POSITIONS = ("last", "bonus")
+OPTIONS = ((), (("position", "bonus"),))
 
 TREES: dict[str, TreeConfig] = {
     "none": TreeConfig(),
@@ -56,7 +59,9 @@ TREES: dict[str, TreeConfig] = {
     "deep": DynamicTreeConfig(topk=2, depth=5, num_rows=16),
     "flat": DynamicTreeConfig(topk=4, depth=1, num_rows=4),
 }
-"""Trees by name; their depths are among the numbers of drafts of those that draft them."""
+"""Trees by name."""
+DEPTHS = {"dynamic": 3, "static": 3, "deep": 5, "flat": 1}
+"""Depths of trees, which stand for numbers of drafts."""
 
 TREE_DRAFTERS = ("frozen_kv", "eagle3", "mtp_eagle", "draft_model")
 
@@ -93,82 +98,52 @@ class Case:
         return f"{self.drafter}{options}-{self.prune}-{self.graph}-{sizes}-pad{self.padding}-{self.target}"
 
 
-def eager_cases() -> Iterator[Case]:
-    """Every drafter with every pruning and batch size; everything else goes round, at paces of its own."""
-    for number, (drafter, counts) in enumerate(DRAFTERS.items()):
-        for row, (prune, batch_size) in enumerate(product(PRUNING, BATCHES)):
-            turn = row + number
-            yield Case(
-                list(TARGETS)[(turn + row // 3) % 3],
-                drafter,
-                prune,
-                batch_size,
-                counts[(5 * row + row // 8) % len(counts)],
-                PAGES[(turn + row // 6) % 3],
-                CHUNKS[turn // 2 % 3],
-                PADDINGS[turn // 2 % 2],
-                options=(("position", POSITIONS[row // 4 % 2]),) if drafter == "frozen_kv" else (),
-            )
+FACTORS: dict[str, Any] = {
+    "drafter": list(DRAFTERS),
+    "tree": list(TREES),
+    "num_draft_tokens": sorted({count for counts in DRAFTERS.values() for count in counts}),
+    "graph": ["eager", *MODES],
+    "target": list(TARGETS),
+    "prune": list(PRUNING),
+    "batch_size": BATCHES,
+    "page_size": PAGES,
+    "chunk": CHUNKS,
+    "padding": PADDINGS,
+    "options": OPTIONS,
+}
 
 
-def captured_cases() -> Iterator[Case]:
-    """Every drafter whose rounds can be captured, under every graph mode; each drafter starts with another mode."""
-    modes = list(MODES)
-    for number, drafter in enumerate(TRAINED):
-        for turn in range(len(modes)):
-            graph = modes[(number + turn) % len(modes)]
-            yield Case("qwen3", drafter, "catchup", batch_size=3, page_size=4, graph=graph)
-
-
-def slow_cases() -> Iterator[Case]:
-    """Every drafter on every target with every pruning and number of drafts, at a batch size that goes round."""
-    for drafter, counts in DRAFTERS.items():
-        for target, (p, prune), (i, batch_size), (j, count) in product(
-            TARGETS, enumerate(PRUNING), enumerate(BATCHES), enumerate(counts)
-        ):
-            if (i + j + p - list(TARGETS).index(target)) % 3:
-                continue
-            sizes = PAGES[(i + j) % 3], CHUNKS[(i + 2 * j) % 3], PADDINGS[(i + j) % 2]
-            case = Case(target, drafter, prune, batch_size, count, *sizes)
-            positions = POSITIONS if drafter == "frozen_kv" and count == 3 else ()
-            yield from [replace(case, options=(("position", position),)) for position in positions] or [case]
-
-
-EAGER = list(eager_cases())
-QUICK = [case for row, case in enumerate(EAGER) if row % 3 == row // 3 % 3]
-"""A third of them: each drafter with each pruning at one batch size, which goes round."""
-
-
-def tree_cases() -> Iterator[Case]:
-    """Every drafter of trees with every tree and every graph mode that runs them; everything else goes round."""
-    trees = [name for name in TREES if name != "none"]
-    modes = ["eager", *(mode for mode in MODES if mode != "step_replay")]
-    for turn, (tree, graph, drafter) in enumerate(product(trees, modes, TREE_DRAFTERS)):
-        yield Case(
-            list(TARGETS)[turn % 3],
-            drafter,
-            list(PRUNING)[turn % 4],
-            BATCHES[turn // 3 % 3],
-            page_size=PAGES[turn // 2 % 3],
-            chunk=CHUNKS[turn // 4 % 3],
-            padding=PADDINGS[turn % 2],
-            graph=graph,
-            tree=tree,
-        )
-    for turn, tree in enumerate(("dynamic", "deep", "flat")):
-        yield Case(list(TARGETS)[turn], "ngram", "none", BATCHES[turn], page_size=PAGES[turn], padding=4, tree=tree)
-
-
-QUICK_TREES = list(tree_cases())[::48]
-QUICK_CAPTURED = list(captured_cases())[::4]
-CASES = [*QUICK, *QUICK_CAPTURED, *QUICK_TREES]
-SLOW_CASES = list(
-    dict.fromkeys(
-        [
-            *slow_cases(),
-            *(c for c in EAGER if c not in QUICK),
-            *(c for c in captured_cases() if c not in QUICK_CAPTURED),
-            *(c for c in tree_cases() if c not in QUICK_TREES),
-        ]
+def may_stand_together(row: dict[str, Any]) -> bool:
+    """Tell whether no two values exclude each other: the lab refuses them, or one says nothing beside the other."""
+    drafter, graph, tree = row.get("drafter"), row.get("graph", "eager"), row.get("tree", "none")
+    num_drafts, padding = row.get("num_draft_tokens"), row.get("padding")
+    return not (
+        (drafter is not None and num_drafts is not None and num_drafts not in DRAFTERS[drafter])
+        or (tree != "none" and num_drafts is not None and num_drafts != DEPTHS[tree])
+        or (tree != "none" and drafter not in (None, *TREE_DRAFTERS, *(("ngram",) if tree != "static" else ())))
+        or (graph != "eager" and drafter not in (None, *CAPTURED))
+        or (graph == "step_replay" and tree != "none")
+        or (graph != "eager" and padding not in (None, PADDINGS[0]))
+        or (row.get("options") and drafter not in (None, "frozen_kv"))
     )
-)
+
+
+def every_case() -> Iterator[Case]:
+    """Every drafter with every tree or number of drafts, graph mode, pruning and option; the rest goes round."""
+    names = ("drafter", "tree", "num_draft_tokens", "graph", "prune", "options")
+    rows = (dict(zip(names, values, strict=True)) for values in product(*(FACTORS[name] for name in names)))
+    for turn, row in enumerate(filter(may_stand_together, rows)):
+        padding = PADDINGS[turn % 2] if row["graph"] == "eager" else PADDINGS[0]
+        sizes = BATCHES[turn // 2 % 3], PAGES[turn // 3 % 3], CHUNKS[turn // 4 % 3]
+        yield Case(
+            **row,
+            target=list(TARGETS)[turn % 3],
+            batch_size=sizes[0],
+            page_size=sizes[1],
+            chunk=sizes[2],
+            padding=padding,
+        )
+
+
+CASES = [Case(**row) for row in covering_array(FACTORS, may_stand_together)]
+PRODUCT = list(every_case())

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
@@ -19,6 +18,7 @@ from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.products import Products
 from spec_lab.pruning.selection import AllRows
+from spec_lab.wiring.caches import cache_row
 
 PAGE_SIZE, MAX_POSITIONS = 4, 160
 HIDDEN_SIZE = 49

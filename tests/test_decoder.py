@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.checkpoint import load_tensors
 from spec_lab.checkpoints.families.plain import Family
@@ -26,6 +25,7 @@ from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.linear import DenseLinear, can_pack, make_linear
 from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
+from spec_lab.wiring.caches import cache_row
 from tests.tiny_checkpoints import make_tiny_target, use_hub_spelling
 
 LLAMA3 = {

@@ -8,50 +8,34 @@ and the pairs are taught (`taught_pairs.py`), so that drafts are accepted in par
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.option import DrafterOption
-from spec_lab.assembly.rules import RejectionConfig
-from spec_lab.assembly.run_tree import with_depth_as_k
-from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.config import SamplingConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.engine.engine import Engine
+from spec_lab.menu import registry
+from spec_lab.menu.config import SamplingConfig
+from spec_lab.menu.option import DrafterOption
+from spec_lab.menu.tree_sizes import with_depth_as_k
+from spec_lab.options.rules.rejection import RejectionConfig
+from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from spec_lab.options.trees.static import StaticTreeConfig
 from tests.engine_state import find_tensors, is_cache, poison
 from tests.fake_target import PaddedGraph
 from tests.graph_lab import MODES
 from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
-from tests.lossless_cases import (
-    BATCHES,
-    CASES,
-    CHUNKS,
-    DRAFTERS,
-    EAGER,
-    PADDINGS,
-    PAGES,
-    QUICK,
-    SLOW_CASES,
-    TARGETS,
-    TRAINED,
-    TREE_DRAFTERS,
-    TREES,
-    Case,
-)
+from tests.lossless_cases import CAPTURED, CASES, DRAFTERS, PRODUCT, TARGETS, TRAINED, TREE_DRAFTERS, TREES, Case
 from tests.taught_pairs import TEACHERS, teach_drafters
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target
 
-ONE_QUICK_TREE_DRAFTER = [
-    pytest.param(name, marks=[] if name == "eagle3" else pytest.mark.slow) for name in TREE_DRAFTERS
-]
 VOCAB = 24
 EVERY_LENGTH = {0, 1, 2, 3}
 
@@ -60,7 +44,7 @@ def mixed_requests() -> list[Request]:
     """Requests with prompts of 1 token, shorter than K, and longer than chunks and windows; with limits from 1 up; some
     go on past EOS.
     """
-    requests = random_requests(9, max_new_tokens=12, vocab_size=VOCAB, lengths=(2, 30), seed=4)
+    requests = random_requests(9, max_new_tokens=12, vocab_size=VOCAB, lengths=(2, 20), seed=7)
     requests[0] = replace(requests[0], prompt_ids=(7,))
     requests[1] = replace(requests[1], prompt_ids=(9,), ignore_eos=True)
     requests[2] = replace(requests[2], prompt_ids=(9, 4, 9))
@@ -90,7 +74,7 @@ class Lab:
     reference: Reference
     plain: dict[str, list[int]]
     transformers: dict[str, list[int]]
-    accepted: dict[Case, list[list[int]]] = field(default_factory=dict)
+    results: dict[Case, GenerationResult] = field(default_factory=dict)
 
     def engine(self, case: Case, cache: dict[str, Any] | None = None, **changes: Any) -> Engine:
         """An engine with NaN in every row that nothing has written; `changes` are top-level keys."""
@@ -117,21 +101,17 @@ class Lab:
             engine.parts.drafter.learn(self.plain)
         return engine
 
-    def run(self, case: Case, **changes: Any) -> GenerationResult:
-        return self.engine(case, **changes).generate(self.requests)
+    def run(self, case: Case) -> GenerationResult:
+        """The result of a case, which tests share."""
+        if case not in self.results:
+            self.results[case] = self.engine(case).generate(self.requests)
+        return self.results[case]
 
     def check(self, case: Case) -> None:
         result = self.run(case)
         self.reference.assert_lossless(self.requests, tokens_of(result), self.plain)
         if case.graph != "eager":
             assert result.graph.replays > 0 and result.graph.fallbacks == 0
-            assert accepted_in(result) == self.eager_lengths(replace(case, graph="eager"))
-
-    def eager_lengths(self, case: Case) -> list[list[int]]:
-        """The accepted lengths of an eager run, which all graph modes of one case share."""
-        if case not in self.accepted:
-            self.accepted[case] = accepted_in(self.run(case))
-        return self.accepted[case]
 
 
 def make_lab(folder: Path, target: str) -> Lab:
@@ -177,8 +157,18 @@ def test_output_equals_plain_decoding(labs: Labs, case: Case) -> None:
     labs[case.target].check(case)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SLOW_CASES, ids=str)
+def test_every_two_values_meet_that_meet_in_the_product() -> None:
+    def meetings(cases: list[Case]) -> set[Any]:
+        names = ("drafter", "tree", "num_draft_tokens", "graph", "prune", "options")
+        return {(a, getattr(case, a), b, getattr(case, b)) for case in cases for a, b in combinations(names, 2)}
+
+    assert meetings(CASES) == meetings(PRODUCT)
+    for size in ("target", "batch_size", "page_size", "chunk"):
+        assert len({(case.drafter, getattr(case, size)) for case in CASES}) == 3 * len(DRAFTERS)
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("case", PRODUCT, ids=str)
 def test_output_equals_plain_decoding_in_every_combination(labs: Labs, case: Case) -> None:
     labs[case.target].check(case)
 
@@ -190,26 +180,8 @@ def test_every_drafter_of_the_lab_is_in_the_table() -> None:
     rows = registry.load().options(DrafterOption)
     assert set(DRAFTERS) == set(rows)
     assert set(TEACHERS) == {name for name, row in rows.items() if row.folder is not None}
-    assert set(TRAINED) == {name for name, row in rows.items() if row.no_loop is None} - {"none"}
+    assert set(CAPTURED) == {name for name, row in rows.items() if row.no_loop is None} - {"none"}
     assert {*TREE_DRAFTERS, "ngram"} == {name for name, row in rows.items() if row.load_tree is not None}
-
-
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_every_drafter_meets_everything(drafter: str) -> None:
-    """The sizes that go round in the table reach every drafter."""
-    quick = [case for case in QUICK if case.drafter == drafter]
-    assert {case.prune for case in quick} == set(PRUNING)
-    assert {case.batch_size for case in quick} == set(BATCHES)
-    assert {case.target for case in quick} == set(TARGETS)
-    cases = [case for case in (*CASES, *SLOW_CASES) if case in EAGER and case.drafter == drafter]
-    assert {(case.prune, case.batch_size) for case in cases} == {(p, b) for p in PRUNING for b in BATCHES}
-    assert {case.num_draft_tokens for case in cases} == set(DRAFTERS[drafter])
-    assert {case.target for case in cases} == set(TARGETS)
-    assert {case.page_size for case in cases} == set(PAGES)
-    assert {case.chunk for case in cases} == set(CHUNKS)
-    assert {case.padding for case in cases} == set(PADDINGS)
-    graphs = {case.graph for case in (*CASES, *SLOW_CASES) if case.drafter == drafter} - {"eager"}
-    assert graphs == (set(MODES) if drafter in TRAINED else set())
 
 
 @pytest.mark.parametrize(
@@ -226,7 +198,7 @@ def test_drafts_are_accepted_in_part(labs: Labs, drafter: str, lengths: set[int]
     assert drafter != "oracle" or accepted == lengths
 
 
-@pytest.mark.parametrize("drafter", ONE_QUICK_TREE_DRAFTER)
+@pytest.mark.parametrize("drafter", TREE_DRAFTERS)
 def test_a_tree_is_accepted_in_part_and_further_than_its_spine(labs: Labs, drafter: str) -> None:
     """Every length occurs, and more drafts are accepted than of a chain of its depth."""
     lab = labs["qwen3"]
@@ -237,7 +209,7 @@ def test_a_tree_is_accepted_in_part_and_further_than_its_spine(labs: Labs, draft
     assert sum(map(len, tree)) < sum(map(len, chain)), "fewer rounds for the same text"
 
 
-@pytest.mark.parametrize("drafter", ONE_QUICK_TREE_DRAFTER)
+@pytest.mark.parametrize("drafter", TREE_DRAFTERS)
 def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(labs: Labs, drafter: str) -> None:
     """Output, accepted lengths and every byte of both caches are those of tree=none; of a draft model's own cache the
     numbers are, since torch's attention of its steps may round otherwise (on a Zen 4, not on a Xeon)."""
@@ -258,7 +230,7 @@ def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(labs: Labs, drafter: s
             assert torch.equal(tree[path].view(torch.int32), tensor.view(torch.int32)), path
 
 
-@pytest.mark.parametrize("drafter", ONE_QUICK_TREE_DRAFTER)
+@pytest.mark.parametrize("drafter", TREE_DRAFTERS)
 def test_a_branch_sees_nothing_of_others(labs: Labs, drafter: str) -> None:
     """What the drafter makes of a branch is the same whatever stands beside it."""
     lab, alone, beside = labs["qwen2_sliding"], [[1], [1, 0], [1, 0, 0]], [[0], [0, 0], [0, 1], [0, 0, 0], [0, 1, 0]]
@@ -277,9 +249,8 @@ def test_a_branch_sees_nothing_of_others(labs: Labs, drafter: str) -> None:
 
 @pytest.mark.parametrize("drafter", TRAINED)
 def test_blocks_are_cut_by_end_of_sequence_and_by_limits(labs: Labs, drafter: str) -> None:
-    requests = [
-        record for target in TARGETS for record in labs[target].run(Case(target, drafter, batch_size=8)).requests
-    ]
+    results = [labs[target].run(Case(target, drafter, "catchup", batch_size=8)) for target in TARGETS]
+    requests = [record for result in results for record in result.requests]
     assert {record.finish_reason.value for record in requests if record.truncated} == {"eos", "length"}
 
 
@@ -295,18 +266,17 @@ def test_sampled_drafts_are_verified_by_their_own_distribution(labs: Labs, draft
     """drafter.draft_sampling=distribution with the standard rejection rule runs, and accepts some."""
     case = Case("qwen3", drafter, batch_size=3, options=(("draft_sampling", "distribution"),))
     rule, sampling = RejectionConfig(method="standard"), SamplingConfig(temperature=0.8)
-    result = labs["qwen3"].run(case, acceptance=rule, sampling=sampling)
+    lab = labs["qwen3"]
+    result = lab.engine(case, acceptance=rule, sampling=sampling).generate(lab.requests)
     assert sum(map(sum, accepted_in(result))) > 3
 
 
-@pytest.mark.parametrize(
-    "graph", [pytest.param(mode, marks=[] if mode in ("step_replay", "round") else pytest.mark.slow) for mode in MODES]
-)
+@pytest.mark.parametrize("graph", ["step_replay", "round"])
 def test_a_head_of_centroids_is_captured_alike(labs: Labs, tmp_path: Path, graph: str) -> None:
     """The frozen-KV assistant has another head, which scores some tokens only."""
     ordered = {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 3}
     make_tiny_assistant(tmp_path, read_model_config(labs["qwen3"].target), **ordered)
-    lab = replace(labs["qwen3"], weights={"frozen_kv": tmp_path}, accepted={})
+    lab = replace(labs["qwen3"], weights={"frozen_kv": tmp_path}, results={})
     lab.check(Case("qwen3", "frozen_kv", batch_size=3, page_size=4, graph=graph))
 
 

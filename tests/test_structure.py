@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections import defaultdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-
-from spec_lab.record.definitions import DEFINITIONS
 
 ROOT = Path(__file__).parents[1]
 
@@ -140,12 +137,12 @@ def test_files_import_one_another_in_no_circle() -> None:
 
 
 def test_a_circle_of_files_in_a_package_is_seen_and_one_of_types_alone_is_none() -> None:
-    rows = {"spec_lab.assembly.registry": "def own():\n    from spec_lab.assembly.drafters import lookup"}
-    back = "from spec_lab.assembly import registry"
+    rows = {"spec_lab.menu.registry": "def own():\n    from spec_lab.menu.rows import lookup"}
+    back = "from spec_lab.menu import registry"
     types = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {back}"
-    assert circle(file_graph(rows | {"spec_lab.assembly.drafters.lookup": types})) == ()
-    found = circle(file_graph(rows | {"spec_lab.assembly.drafters.lookup": back}))
-    assert set(found) == {"spec_lab.assembly.registry", "spec_lab.assembly.drafters.lookup"}
+    assert circle(file_graph(rows | {"spec_lab.menu.rows.lookup": types})) == ()
+    found = circle(file_graph(rows | {"spec_lab.menu.rows.lookup": back}))
+    assert set(found) == {"spec_lab.menu.registry", "spec_lab.menu.rows.lookup"}
 
 
 def test_nothing_is_taken_from_the_package_itself_but_modules() -> None:
@@ -204,50 +201,3 @@ def test_the_noise_stands_once() -> None:
     """The multiplier of splitmix64 is written in one file: all other forms are made from it."""
     files = [str(path.relative_to(ROOT)) for path in sources() if "0x9e3779b97f4a7c15" in path.read_text().lower()]
     assert files == ["kernels/spec_kernels/noise_reference.py"]
-
-
-NO_SENTENCE_BEGINS_WITH = re.compile(
-    r"(What|As|See|Nor|And|Or|But|From|By|Where|How|Whether|When|Which|Why|Who|Whose|Of|In|On|At|To|For|With|Without|If|"
-    r"Before|After|Against|Between|Into|Per|Than|Like|Under|Until|Because)\b"
-)
-"""A docstring that begins so has no verb, or has it where nobody finds it."""
-
-
-def docstrings(source: str) -> list[str]:
-    """Every docstring of a module, a class or a function, and every string that explains the line above it."""
-    return [
-        node.value.value
-        for node in ast.walk(parsed(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    ]
-
-
-def begins_as_no_sentence(docstring: str) -> bool:
-    return NO_SENTENCE_BEGINS_WITH.match(docstring.strip()) is not None
-
-
-def test_docstrings_begin_as_sentences_do() -> None:
-    """The definitions of recorded numbers are left as they are: changing one makes runs incomparable."""
-    definitions = {" ".join(definition.split()) for definition in DEFINITIONS.values()}
-    wrong = [
-        f"{path.relative_to(ROOT)}: {docstring.splitlines()[0]}"
-        for path in documented_sources()
-        for docstring in docstrings(path.read_text())
-        if begins_as_no_sentence(docstring) and " ".join(docstring.split("\n\n")[0].split()) not in definitions
-    ]
-    assert wrong == []
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ('"""What a run leaves."""', True),
-        ('class Reader:\n    """See `Drafter`."""', True),
-        ('def read():\n    """By request."""', True),
-        ('LIMIT = 3\n"""Of the rows."""', True),
-        ('"""Whatever a run leaves is read."""', False),
-        ('"""Formats (see `Drafter`)."""', False),
-    ],
-)
-def test_an_opening_without_a_verb_is_seen_wherever_it_stands(source: str, found: bool) -> None:
-    assert any(begins_as_no_sentence(docstring) for docstring in docstrings(source)) is found

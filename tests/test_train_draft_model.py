@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.checkpoint import load_tensors
 from spec_lab.checkpoints.families.table import read_model_config
@@ -24,6 +23,7 @@ from spec_lab.train.drafter import TrainingTask
 from spec_lab.train.drafter_config import DraftModelTrainingConfig
 from spec_lab.train.generations import Generations
 from spec_lab.train.module_config import OptimisationConfig
+from spec_lab.wiring.caches import cache_row
 from tests.tiny_checkpoints import refused
 
 VOCAB, LENGTH = 30, 14

@@ -11,8 +11,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_kernels.rope_write import rope_write
-from spec_lab.assembly.caches import cache_row
-from spec_lab.assembly.kernels import KERNELS
 from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.plain import Family
@@ -36,6 +34,8 @@ from spec_lab.models.triton_layer import FusedLayer
 from spec_lab.models.triton_linear import TritonGatedMLP, dense
 from spec_lab.models.triton_products import TritonProducts
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from spec_lab.wiring.caches import cache_row
+from spec_lab.wiring.kernels import KERNELS
 from tests.kernel_lab import DEVICE, randn
 from tests.lab import make_pair
 from tests.tiers import every_other

@@ -10,9 +10,9 @@ import pytest
 
 from spec_lab.__main__ import main
 from spec_lab.cli.unsafe import refuse_argument
-from spec_lab.compatibility.names import refuse_name
 from spec_lab.doctor.__main__ import main as doctor
 from spec_lab.errors import UserError
+from spec_lab.menu.refusals.names import refuse_name
 from spec_lab.train.__main__ import main as train
 from tests.tiers import checkerboard
 
