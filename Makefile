@@ -1,10 +1,12 @@
 # What one does with this repository. CI runs the same targets (.ci/run); `make` alone lists them.
 PYTHON ?= python
 WORKERS ?= 2
+# The revision that `make bits` compares with.
+BASE ?= main
 # Each worker begins with one half of the tests, so that what the tests of a file share is made once.
 PYTEST = $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help install smoke lint docs test slow gpu
+.PHONY: help install smoke lint docs test slow bits gpu
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile | expand --tabs=16
@@ -29,6 +31,11 @@ test: ## the default tier of the tests, minutes
 
 slow: ## wheels, training, whole sweeps, full examinations by the doctor
 	$(PYTEST) -m slow
+
+bits: ## tokens, logits, caches and kernels as they were at BASE, minutes
+	@folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && git archive "$(BASE)" | tar -x -C "$$folder" && \
+	$(PYTHON) benchmarks/bits.py record "$$folder/bits.json" --checkout "$$folder" && \
+	$(PYTHON) benchmarks/bits.py compare "$$folder/bits.json"
 
 gpu: ## everything that needs a GPU: tests, memory checks, timings
 	PYTHON=$(PYTHON) bash scripts/gpu_check.sh

@@ -88,9 +88,8 @@ def options_page(program: str, title: str) -> str:
     sections = [section.splitlines() for section in printed.partition("\nOptions, ")[2].split("\n\n")]
     found = [(lines[0], rows) for lines in sections if (rows := [row for line in lines[1:] if (row := _row(line))])]
     assert found, f"the help of {program} is laid out in another way"
-    tables = [
-        f"## {_cell(name)}\n\n| option or key | what it is |\n|---|---|\n" + "\n".join(rows) for name, rows in found
-    ]
+    head = "| option or key | what it is |\n|---|---|"
+    tables = [f"## {_cell(name)}\n\n{head}\n" + "\n".join(rows) for name, rows in found]
     introduction = f"What `python -m {program} --help` prints. Defaults stand in brackets; `*` marks a default option."
     return "\n\n".join([f"# {title}", introduction, *tables]) + "\n"
 

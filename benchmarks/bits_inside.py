@@ -1,0 +1,299 @@
+"""Is started by `bits.py` inside the checkout whose bits are recorded: decodes or compiles, and writes what it saw.
+
+    python benchmarks/bits_inside.py OUT.json runs < LINES    a run a line; none begins after $BITS_LIMIT seconds
+    python benchmarks/bits_inside.py OUT.json kernels         every kernel compiled ahead for an H200, without a GPU
+
+Rules, drafters and caches are watched as they are made, and what passes them is hashed. The hash is an operator, which
+the recorder of a CPU replays with the rest. A CUDA graph cannot hold it: on a GPU rounds that are launched show their
+logits, and all show tokens, caches, nodes and the sequence of kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import importlib
+import io
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+# The one place that a rename has to visit. The lab is known by `spec_lab.compose` and `spec_lab.run`, by the keys of
+# configurations and records, by the trace in a run's folder, and by these. Old names may stay behind new ones.
+PARTS = ("spec_lab.engine.round.Parts",)
+"""Is made once an engine, of a `rule` and a `drafter` among others."""
+CACHE = ("spec_lab.core.kv_cache.PagedKVCache",)
+"""Has `num_pages`, the `tensors` [layers, slots, ...] of pages, and `recurrent` caches with a row a request slot."""
+SCRATCH_PAGE = ("spec_lab.core.kv_cache.SCRATCH_PAGE",)
+FIRST, JUDGE = "first_tokens", ("accept", "walk")
+"""Methods of a rule: given a prompt's logits, and a verified round; not every rule has each of the latter."""
+BEGIN, STEP = "catch_up", "step"
+"""Methods of a drafter: given a verified round, which returns a state, and given that state, which they move."""
+JUDGED = dict.fromkeys(("draft_tokens", "tokens", "parents"), "drafts")
+JUDGED |= {"logits": "logits", "draft_logits": "draft logits"}
+"""Fields of a verified round, and what they are recorded as. One that is not there, or None, is left out."""
+COMPILE_ALL = ("tests.test_kernels_compile.main",)
+"""Compiles every kernel by `triton.compile`."""
+
+Entry = dict[str, list[str]]
+"""Hashes in the order in which they were taken, by what they are of."""
+
+
+def found(names: Sequence[str]) -> Any:
+    """Return what the first of `names` that is there stands for."""
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        with contextlib.suppress(ImportError, AttributeError):
+            return getattr(importlib.import_module(module), attribute)
+    raise LookupError(f"none of {names} is in this checkout; say in {__file__} what it is called now")
+
+
+def digest(data: bytes) -> str:
+    """Return the beginning of a SHA-256."""
+    return hashlib.sha256(data).hexdigest()[:10]
+
+
+def hashed(tensor: Any) -> str:
+    """Hash type, shape and bytes of a tensor."""
+    import torch
+
+    plain = tensor.detach().cpu().contiguous()
+    return digest(f"{plain.dtype}{list(plain.shape)}".encode() + plain.view(-1).view(torch.uint8).numpy().tobytes())
+
+
+class Watch:
+    """Sees what passes the parts of engines made after `install`, and keeps it in `entry` until `take`."""
+
+    def __init__(self) -> None:
+        self.entry: dict[str, list[str]] = defaultdict(list)
+        self._caches: list[Any] = []
+        self._active: Any = None  # [batch] of the rows that run; None where all of them do
+
+    def install(self) -> None:
+        """Stand behind the two classes whose instances lead to all that is seen."""
+        import torch
+
+        self._library = torch.library.Library("spec_bits", "DEF")
+        # It says that it writes, and does not: one that writes nothing would not be replayed.
+        self._library.define("note(Tensor(a!) rows, Tensor? active, str part) -> ()")
+        self._library.impl("note", self._note, "CompositeExplicitAutograd")
+        self._scratch = found(SCRATCH_PAGE)
+        _behind_init(found(PARTS), self._watch)
+        _behind_init(found(CACHE), self._caches.append)
+
+    def take(self) -> Entry:
+        """Hash the caches as they are left, without what belongs to no request, and begin anew."""
+        for cache in self._caches:
+            for tensor in cache.tensors:
+                pages = tensor.unflatten(1, (cache.num_pages, -1))
+                self.entry["caches"] += [hashed(pages[:, : self._scratch]), hashed(pages[:, self._scratch + 1 :])]
+            for states in cache.recurrent:
+                self.entry["caches"] += [hashed(tensor[:-1]) for tensor in _tensors_of(states)]
+        entry, self.entry = dict(self.entry), defaultdict(list)
+        self._caches.clear()
+        return entry
+
+    def _watch(self, parts: Any) -> None:
+        rule, drafter = parts.rule, parts.drafter
+        _around(rule, FIRST, before=self._first)
+        for name in JUDGE:
+            if hasattr(rule, name):
+                _around(rule, name, before=self._judged)
+        _around(drafter, BEGIN, before=self._verified, behind=lambda state, *_: self._state(state))
+        _around(drafter, STEP, behind=lambda _, state, *__: self._state(state))
+
+    def _first(self, logits: Any, *_: Any) -> None:
+        self._active = None
+        self._keep("first logits", logits)
+
+    def _judged(self, verified: Any, *_: Any) -> None:
+        self._active = verified.active
+        for name, part in JUDGED.items():
+            if getattr(verified, name, None) is not None:
+                self._keep(part, getattr(verified, name))
+
+    def _verified(self, verified: Any) -> None:
+        self._active = verified.batch.active
+
+    def _state(self, state: Any) -> None:
+        """Keep what a draft model put out: the floats of its state. That of a lookup has none."""
+        for tensor in _tensors_of(state, deep=False):
+            if tensor.is_floating_point():
+                self._keep("draft states", tensor)
+
+    def _keep(self, part: str, rows: Any) -> None:
+        """Hash [batch, ...] rows, now and in each replay of what is being recorded."""
+        import torch
+
+        torch.ops.spec_bits.note(rows, self._active, part)
+
+    def _note(self, rows: Any, active: Any, part: str) -> None:
+        import torch
+
+        if rows.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        if active is not None:
+            if not active.any():
+                return  # a graph is captured over rows that nobody reads
+            rows = rows.reshape(len(active), -1)[active]
+        self.entry[part].append(hashed(rows))
+
+
+def _behind_init(kind: Any, seen: Callable[[Any], None]) -> None:
+    """Let `seen` have every instance of a class that is made from now on."""
+    made = kind.__init__
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        made(self, *args, **options)
+        seen(self)
+
+    kind.__init__ = init
+
+
+def _around(
+    part: Any, name: str, before: Callable[..., None] | None = None, behind: Callable[..., None] | None = None
+) -> None:
+    """Call `before` with the arguments of one object's method, and `behind` with its result in front of them."""
+    method = getattr(part, name)
+    if hasattr(method, "is_watched"):
+        return
+
+    def watched(*args: Any, **options: Any) -> Any:
+        given = *args, *options.values()
+        if before is not None:
+            before(*given)
+        result = method(*args, **options)
+        if behind is not None:
+            behind(result, *given)
+        return result
+
+    watched.is_watched = True  # type: ignore[attr-defined]
+    setattr(part, name, watched)
+
+
+def _tensors_of(value: Any, deep: bool = True) -> Iterator[Any]:
+    """Yield the tensors that an object holds, by name; where `deep`, those of the dataclasses in it too."""
+    import torch
+
+    names = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else vars(value)
+    for part in (getattr(value, name) for name in sorted(names)):
+        if isinstance(part, torch.Tensor):
+            yield part
+        elif deep and dataclasses.is_dataclass(part):
+            yield from _tensors_of(part)
+
+
+def run_line(line: str, watch: Watch) -> Entry:
+    """Decode what a line asks for, and return all that was seen; a run that fails says so and goes into no other."""
+    import spec_lab
+
+    try:
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+            result = spec_lab.run(spec_lab.compose([*line.split(), f"output_dir={folder}"]))
+            nodes = [f"{name} {count}" for name, count in sorted(result.summary["graph"]["nodes"].items())]
+            entry = {"tokens": [_tokens(row) for row in result.requests], "nodes": nodes}
+            return entry | watch.take() | _sequence(result.folder / "trace.json.gz")
+    except Exception as error:
+        watch.take()
+        return {"failed": [f"{type(error).__name__}: {error}"]}
+
+
+def _tokens(row: Any) -> str:
+    shown = [row[key] for key in ("output_ids", "accepted_per_round", "emitted_per_round", "finish_reason")]
+    return digest(json.dumps(shown).encode())
+
+
+def _sequence(trace: Path) -> Entry:
+    """Return the kernels of the profiled rounds in the order in which each stream ran them; a CPU has none."""
+    if not trace.exists():
+        return {}
+    with gzip.open(trace, "rb") as file:
+        events = json.load(file)["traceEvents"]
+    work = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    work.sort(key=lambda event: (str(event["args"].get("stream")), event["ts"]))
+    return {"sequence": [f"{event['name'][:48]} {event['args'].get('grid', '')}" for event in work]} if work else {}
+
+
+def watched_compiler() -> dict[str, set[str]]:
+    """Return what fills with all that Triton compiles from now on, or takes from its cache: by kernel, forms and PTX.
+
+    TRITON_DISABLE_LINE_INFO=1 keeps lines of the source out of it.
+    """
+    import triton
+
+    seen: dict[str, set[str]] = defaultdict(set)
+
+    def compiled(*, src: Any, metadata: Any, metadata_group: Any, **_: Any) -> None:
+        (path,) = (path for name, path in metadata_group.items() if name.endswith(".ptx"))
+        options = [metadata.get(key) for key in ("num_warps", "num_stages", "launch_pdl")]
+        form = repr((sorted(src.signature.items()), sorted(map(repr, src.constants.items())), options))
+        seen[src.name].add(f"{digest(form.encode())} {digest(Path(path).read_bytes())}")
+
+    triton.knobs.compilation.listener = compiled
+    return seen
+
+
+def machine() -> dict[str, str]:
+    """Return what bits depend on besides the source."""
+    import torch
+    import triton
+
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    compiler = subprocess.run("cc --version", shell=True, capture_output=True, text=True, check=False).stdout
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return {
+        "python": platform.python_version(),
+        "torch": f"{torch.__version__}, {digest(torch.__config__.show().encode())}",
+        "triton": triton.__version__,
+        "CPU": f"{cpu[1] if cpu else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "C compiler": compiler.partition("\n")[0],
+        "GPU": gpu,
+    }
+
+
+def main(out: Path, what: str) -> None:
+    """Write what was seen to `out`, whole behind each run, so that what ends this program loses one run."""
+    # An editable install would lead past the path, to the configuration of another checkout.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
+    import spec_lab
+
+    assert Path(spec_lab.__file__).is_relative_to(Path.cwd()), f"{spec_lab.__file__} is not of this checkout"
+    runs: dict[str, Entry] = {}
+    compiled = watched_compiler()
+
+    def write() -> None:
+        seen = {f"kernel {name}": {"ptx": sorted(forms)} for name, forms in sorted(compiled.items())}
+        out.write_text(json.dumps({"machine": machine(), "runs": runs | seen}))
+
+    if what == "kernels":
+        found(COMPILE_ALL)()
+        write()
+        return
+    watch = Watch()
+    watch.install()
+    limit = time.monotonic() + float(os.environ.get("BITS_LIMIT", "inf"))
+    lines = sys.stdin.read().splitlines()
+    for number, line in enumerate(lines, 1):
+        if time.monotonic() > limit:
+            print(f"out of time: the last {len(lines) - number + 1} runs were not begun", file=sys.stderr)
+            return
+        begun = time.process_time()
+        runs[line] = run_line(line, watch)
+        write()
+        failed = "".join(runs[line].get("failed", []))
+        print(f"{number}/{len(lines)} {time.process_time() - begun:5.1f} s {line} {failed}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
