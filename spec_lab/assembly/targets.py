@@ -6,6 +6,7 @@ from pathlib import Path
 
 from spec_lab.assembly.drafters.trained import SHIPPED, ZOO, missing_folder
 from spec_lab.assembly.option import TargetOption
+from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.config import RunConfig, TargetConfig, Weights
 
 SHAPES = Path(__file__).parents[1] / "models" / "shapes"
@@ -20,10 +21,12 @@ def reads_no_path(config: RunConfig) -> str | None:
 
 
 def needs_a_path(config: RunConfig) -> str | None:
-    """A checkpoint is named by its folder."""
+    """A checkpoint is named by its folder, or is a file."""
     path = config.target.path
     if path is None:
-        return "target=hf needs a checkpoint; add target.path=FOLDER"
+        return "target=hf needs a checkpoint; add target.path=FOLDER, or target.path=FILE.gguf"
+    if is_gguf(Path(path)):
+        return None if Path(path).is_file() else f"target.path={path} is no file; give the GGUF file of a model"
     return missing_folder("target.path", path)
 
 

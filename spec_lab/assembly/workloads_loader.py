@@ -6,6 +6,8 @@ from pathlib import Path
 
 from spec_lab.assembly import registry
 from spec_lab.assembly.models import target_folder
+from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.gguf_tokenizer import has_tokenizer
 from spec_lab.config import RunConfig, Unusable, Weights
 from spec_lab.core.types import Request
 from spec_lab.errors import UserError
@@ -45,7 +47,8 @@ def _tokenizer(config: RunConfig, folder: Path, vocab_size: int) -> Tokenizer:
     """Return the target's tokenizer; without one, ids stand for themselves where no prompt is text, or no weight means
     anything."""
     needs_none = config.target.weights == Weights.random or not registry.of(config).workload(config).reads_text
-    if needs_none and not (folder / "tokenizer.json").is_file():
+    has_one = has_tokenizer(folder) if is_gguf(folder) else (folder / "tokenizer.json").is_file()
+    if needs_none and not has_one:
         return IdsAlone(vocab_size)
     return TargetTokenizer(folder)
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.gguf_tokenizer import chat_template, special_tokens
 from spec_lab.corpus.example import Form
 from spec_lab.errors import UserError, describe_error, one_line
 from spec_lab.models.json_input import ConfigFields, read_json
 from spec_lab.workloads.time_limit import time_limit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # A template that does its work is done within milliseconds, and adds a few lines to the prompt.
 MOST_SECONDS = 5.0
@@ -46,23 +52,8 @@ class ChatTemplate:
         return self._apply(texts)
 
     def _load(self) -> Callable[[Sequence[str]], Rendered]:
-        from transformers import AutoTokenizer
-
-        settings = self._folder / "tokenizer_config.json"
-        if settings.exists():
-            fields = ConfigFields(read_json(settings), str(settings))
-            if not isinstance(fields.values.get("chat_template"), list):  # a list holds several, each with its name
-                fields.text("chat_template", "")
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True, trust_remote_code=False)
-            has_template = bool(tokenizer.chat_template)
-        except Exception as error:  # broken files make transformers raise anything
-            reason = _short(error)
-            raise UserError(
-                f"{settings}: this or a file beside it is no tokenizer that transformers reads without running the "
-                f"checkpoint's own code ({reason}); fetch tokenizer and config.json again"
-            ) from error
-        if not has_template:
+        tokenizer = _of_file(self._folder) if is_gguf(self._folder) else _of_folder(self._folder)
+        if not tokenizer.chat_template:
             return _as_it_is
 
         def apply(texts: Sequence[str]) -> Rendered:
@@ -81,11 +72,39 @@ class ChatTemplate:
         return apply
 
     def _broken(self, reason: str) -> UserError:
-        own_file = self._folder / "chat_template.jinja"
-        file = own_file if own_file.exists() else self._folder / "tokenizer_config.json"
+        folder, own_file = self._folder, self._folder / "chat_template.jinja"
+        in_folder = own_file if own_file.exists() else folder / "tokenizer_config.json"
+        file = folder if is_gguf(folder) else in_folder
         return UserError(
             f"{file}: the chat template cannot be rendered for one user turn ({reason}); mend it, or fetch it again"
         )
+
+
+def _of_folder(folder: Path) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    settings = folder / "tokenizer_config.json"
+    if settings.exists():
+        fields = ConfigFields(read_json(settings), str(settings))
+        if not isinstance(fields.values.get("chat_template"), list):  # a list holds several, each with its name
+            fields.text("chat_template", "")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # broken files make transformers raise anything
+        reason = _short(error)
+        raise UserError(
+            f"{settings}: this or a file beside it is no tokenizer that transformers reads without running the "
+            f"checkpoint's own code ({reason}); fetch tokenizer and config.json again"
+        ) from error
+
+
+def _of_file(path: Path) -> PreTrainedTokenizerBase:
+    """Make of a GGUF file what renders its template, which needs the texts of a few tokens and no vocabulary."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    empty = Tokenizer(models.BPE())
+    return PreTrainedTokenizerFast(tokenizer_object=empty, chat_template=chat_template(path), **special_tokens(path))
 
 
 def _short(error: Exception) -> str:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.gguf_tokenizer import gguf_tokenizer
 from spec_lab.corpus.example import SPECIAL_TOKENS, Form, render_conversation, render_prompt
 from spec_lab.errors import UserError, one_line
 from spec_lab.workloads.chat_template import ChatTemplate, Rendered
 from spec_lab.workloads.unusable import UnusablePrompt
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 class Tokenizer(Protocol):
@@ -64,21 +69,13 @@ class IdsAlone:
 
 
 class TargetTokenizer:
-    """A `tokenizer.json`, and how its model wants a chat turn written."""
+    """A `tokenizer.json`, or what a GGUF file has in its place, and how its model wants a chat turn written."""
 
     def __init__(self, folder: Path) -> None:
-        """Read `folder`/tokenizer.json; UserError when it is missing or broken."""
-        from tokenizers import Tokenizer
-
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise UserError(
-                f"{path} is missing; target.path must be a checkpoint folder with a tokenizer.json, or take "
-                "workload=random_ids, which needs none"
-            )
-        with _defects_of(f"{path} cannot be read as a tokenizer"):
-            self._tokenizer = Tokenizer.from_file(str(path))
-        self._path = path
+        """Read the tokenizer of a folder or of a GGUF file; UserError when it is missing or broken."""
+        self._path = folder if is_gguf(folder) else folder / "tokenizer.json"
+        with _defects_of(f"{self._path} cannot be read as a tokenizer"):
+            self._tokenizer = gguf_tokenizer(folder) if is_gguf(folder) else _from_json(self._path)
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         is_ours = all(self.special_id(token) is not None for token in SPECIAL_TOKENS)
         self._render: Callable[[Form, Sequence[str]], Rendered] = _render_ours if is_ours else ChatTemplate(folder)
@@ -134,12 +131,25 @@ class TargetTokenizer:
         return ids
 
 
+def _from_json(path: Path) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer
+
+    if not path.is_file():
+        raise UserError(
+            f"{path} is missing; target.path must be a checkpoint folder with a tokenizer.json, or take "
+            "workload=random_ids, which needs none"
+        )
+    return Tokenizer.from_file(str(path))
+
+
 @contextmanager
 def _defects_of(what: str) -> Iterator[None]:
     """Raise UserError for a defect of the file, for which the library raises a bare Exception, or panics past
     `except`."""
     try:
         yield
+    except UserError:
+        raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
