@@ -15,6 +15,7 @@ from spec_lab.assembly.heads import load_drafter
 from spec_lab.assembly.limits import Limits, engine_limits
 from spec_lab.assembly.models import Models, load_models, target_folder, thinking_markers
 from spec_lab.assembly.workloads_loader import check_requests, longest_sequence, open_workload
+from spec_lab.compatibility.auto import why_kernels
 from spec_lab.config import KernelSet, PruneConfig, Rollback, RunConfig
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -72,7 +73,10 @@ def load_lab(config: RunConfig, world: World = ALONE) -> Lab:
 
 
 def default_num_threads(config: RunConfig) -> int:
-    """Return what the target's option says; where it says nothing, all cores, shared by the processes of the run."""
+    """Return one for kernels in C, which have no more, else what the target's option says; where it says nothing, all
+    cores, shared by the processes of the run."""
+    if config.kernels == KernelSet.native:
+        return 1
     shared = max(1, (os.cpu_count() or 1) // config.target.tensor_parallel)
     return registry.of(config).target(config).num_threads or shared
 
@@ -108,7 +112,11 @@ def note_rollback(config: RunConfig, models: Models) -> None:
 
 
 def note_kernels(config: RunConfig, models: Models) -> None:
-    """Say where `row_invariant=false` is a no-op, and which layers `kernels=native` leaves as they are."""
+    """Say what a CPU computes with and why, where `row_invariant=false` is a no-op, and which layers `kernels=native`
+    leaves as they are."""
+    has_own_threads = registry.of(config).target(config).num_threads is not None
+    if "kernels" in config.auto and models.device.type == "cpu" and not has_own_threads:
+        print(why_kernels(config), file=sys.stderr)
     name, dtype = config.kernels, str(models.dtype).removeprefix("torch.")
     if not config.row_invariant and (name != KernelSet.triton or models.dtype is torch.float32):
         print(

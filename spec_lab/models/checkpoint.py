@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,8 +61,22 @@ def load_tensors(
     Raises:
         UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape or not expected.
     """
+    return dict(open_tensors(folder, wanted, dtype, device, optional, partition, own, narrow))
+
+
+def open_tensors(
+    folder: Path,
+    wanted: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    optional: Collection[str] = (),
+    partition: Partition = WHOLE,
+    own: OwnTensors = without_mtp,
+    narrow: bool = False,
+) -> LazyTensors:
+    """Check all that `load_tensors` checks, but for the numbers; each tensor is read when it is asked for."""
     if is_gguf(folder):
-        return _load_gguf(folder, wanted, dtype, device, partition)
+        return _open_gguf(folder, wanted, dtype, device, partition)
     stored = own(stored_tensors(folder))
     tied_head = None if "lm_head.weight" in wanted else stored.pop("lm_head.weight", None)
     check_tensors(stored, wanted, optional, str(folder))
@@ -72,30 +86,55 @@ def load_tensors(
         for name, shape in wanted.items()
         if name in stored
     }
-    tensors = read_tensors(with_products_as_stored(kept) if narrow else kept, dtype, device)
     if tied_head is not None:
         _check_tied_head(tied_head, stored.get("model.embed_tokens.weight"))
-    return tensors
+    read = with_products_as_stored(kept) if narrow else kept
+    return LazyTensors(read, lambda name: read_tensors({name: read[name]}, dtype, device)[name])
 
 
-def _load_gguf(
+class LazyTensors(Mapping[str, torch.Tensor]):
+    """Reads a tensor every time it is asked for and keeps none, so that a model that lays its weights out anew is not
+    in memory beside them."""
+
+    def __init__(self, names: Collection[str], read: Callable[[str], torch.Tensor]) -> None:
+        self._names = dict.fromkeys(names)
+        self._read = read
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _open_gguf(
     path: Path,
     wanted: Mapping[str, tuple[int, ...]],
     dtype: torch.dtype,
     device: torch.device | str,
     partition: Partition,
-) -> dict[str, torch.Tensor]:
-    """Read the wanted tensors of a GGUF file, one after the other, so that no more than one is in memory twice."""
+) -> LazyTensors:
+    """Open a GGUF file, whose tensors are widened one by one."""
     stored = gguf_tensors(path)
     check_tensors(stored, wanted, (), str(path), of="its own sizes")
-    tensors: dict[str, torch.Tensor] = {}
-    for name, shape in wanted.items():
-        value, part = stored[name].read(), partition.part(name, shape)
+
+    def read(name: str) -> torch.Tensor:
+        value, part = stored[name].read(), partition.part(name, wanted[name])
         kept = value if part is None else value[part].clone()
-        tensors[name] = kept.to(device=device, dtype=run_dtype(name, dtype))
-        if not is_finite(tensors[name]):
+        tensor = kept.to(device=device, dtype=run_dtype(name, dtype))
+        if not is_finite(tensor):
             raise _not_finite(path, stored[name].place.name, value, dtype)
-    return tensors
+        return tensor
+
+    return LazyTensors(wanted, read)
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -20,3 +20,8 @@ def with_range(value: float | None, low: float | None, high: float | None, digit
     if value is None:
         return ABSENT
     return f"{number(value, digits)} ({number(low, digits)} to {number(high, digits)})"
+
+
+def gibibytes(num_bytes: int) -> str:
+    """Write an amount of memory."""
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -67,8 +67,8 @@ def _load(
             f"{models.target.vocab_size}; set drafter.path to a model of the target's family"
         )
     source = WeightSource(folder, models.dtype, models.device)
-    model = load_target(model_config, source, models.backend, models.target.num_positions)
-    model.use(models.kernels.draft_model_products)
+    products = models.kernels.draft_model_products
+    model = load_target(model_config, source, models.backend, models.target.num_positions, products)
     models.adopt(model.expert_parts)
 
     def make_cache(resources: DrafterResources) -> PagedKVCache:
