@@ -44,32 +44,39 @@ def spelled(text: str) -> list[str]:
     return [by_byte[byte] for byte in text.encode()]
 
 
-def merged(piece: list[str], whole: frozenset[str]) -> list[str]:
-    """Join the pair whose merge comes first, as long as there is one."""
-    ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(MERGES)}
-    if "".join(piece) in whole:
-        return ["".join(piece)]
-    while True:
-        pairs = [(ranks[pair], at) for at, pair in enumerate(pairwise(piece)) if pair in ranks]
-        if not pairs:
-            return piece
-        _, at = min(pairs)
-        piece = [*piece[:at], piece[at] + piece[at + 1], *piece[at + 2 :]]
+class Rules:
+    """A vocabulary and its merges."""
+
+    def __init__(self, tokens: list[str], merges: tuple[str, ...]) -> None:
+        self.tokens = tokens
+        self.known = frozenset(tokens)
+        self.ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
+        self.special = [token for token in tokens if token.startswith("<|") or token == "<think>"]
+
+    def merged(self, piece: list[str], takes_whole: bool) -> list[str]:
+        """Join the pair whose merge comes first, as long as there is one."""
+        if takes_whole and "".join(piece) in self.known:
+            return ["".join(piece)]
+        while True:
+            pairs = [(self.ranks[pair], at) for at, pair in enumerate(pairwise(piece)) if pair in self.ranks]
+            if not pairs:
+                return piece
+            _, at = min(pairs)
+            piece = [*piece[:at], piece[at] + piece[at + 1], *piece[at + 2 :]]
 
 
-def plainly(text: str, pre: str, tokens: list[str]) -> list[str]:
+def plainly(text: str, pre: str, rules: Rules) -> list[str]:
     """The tokens of a text by the rules alone."""
     digits, words = WAYS[pre]
     found: list[str] = []
-    special = [token for token in tokens if token.startswith("<|") or token == "<think>"]
-    for part in regex.split("(" + "|".join(map(regex.escape, special)) + ")", text):
-        if part in special:
+    for part in regex.split("(" + "|".join(map(regex.escape, rules.special)) + ")", text):
+        if part in rules.special:
             found.append(part)
             continue
         part = unicodedata.normalize("NFC", part) if pre == "qwen2" else part
         cut = regex.split(f"({digits})", part) if digits else [part]
         for piece in (piece for each in cut for piece in regex.findall(words, each)):
-            found += merged(spelled(piece), frozenset(tokens) if pre == "llama-bpe" else frozenset())
+            found += rules.merged(spelled(piece), takes_whole=pre == "llama-bpe")
     return found
 
 
@@ -80,7 +87,8 @@ def make(path: Path, pre: str = "smollm", **changes: Any) -> TargetTokenizer:
 
 @pytest.mark.parametrize("pre", WAYS)
 def test_ids_follow_from_the_rules_of_each_cutting(pre: str, tmp_path: Path) -> None:
-    tokenizer, tokens = make(tmp_path / "a.gguf", pre), tokenizer_keys(300, pre)["tokenizer.ggml.tokens"]
+    tokenizer = make(tmp_path / "a.gguf", pre)
+    rules = Rules(tokenizer_keys(300, pre)["tokenizer.ggml.tokens"], tuple(MERGES))
     draw = random.Random(0)
     parts = [
         "the",
@@ -104,7 +112,7 @@ def test_ids_follow_from_the_rules_of_each_cutting(pre: str, tmp_path: Path) -> 
     mixed = ["".join(draw.choices(parts, k=draw.randint(1, 12))) for _ in range(100)]
     for text in (*TEXTS, *mixed):
         ids = tokenizer.encode(text)
-        assert [tokens[token_id] for token_id in ids] == plainly(text, pre, tokens), text
+        assert [rules.tokens[token_id] for token_id in ids] == plainly(text, pre, rules), text
         assert tokenizer.decode(ids) == (unicodedata.normalize("NFC", text) if pre == "qwen2" else text)
 
 
