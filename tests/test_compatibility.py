@@ -56,6 +56,11 @@ FORBIDDEN = [
     (["drafter=ngram", "drafter.min_ngram=0"], "drafter.min_ngram=0", "drafter.min_ngram=2"),
     (["drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
     (["target=hf"], "target=hf", "target.path=FOLDER"),
+    (
+        ["workload=random_ids", "workload.system=Hi"],
+        "workload.system is not read by workload=random_ids",
+        "leave it out",
+    ),
     (["target=hf", "target.path=nowhere.gguf", "drafter=none"], "target.path=nowhere.gguf", "GGUF file"),
     (["target=hf", "target.path=nowhere", "drafter=none"], "target.path=nowhere", "folder"),
     (["target=hf", "target.path=."], "target=hf", "drafter.path=FOLDER"),

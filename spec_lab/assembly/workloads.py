@@ -21,6 +21,12 @@ def file_exists(config: RunConfig) -> str | None:
     return f"workload.path={path} is no file; give the path of a JSON Lines file"
 
 
+def tells_nothing(config: RunConfig) -> str | None:
+    """Prompts that are no chats have nothing in front of them."""
+    workload = config.workload
+    return None if workload.system is None else f"workload.system is not read by workload={workload.name}; leave it out"
+
+
 OPTIONS = (
     WorkloadOption(name="pocket", load=Deferred(LOADER, "pocket_requests")),
     WorkloadOption(name="generated", load=Deferred(LOADER, "generated_requests"), reads={"per_category": "20"}),
@@ -29,7 +35,11 @@ OPTIONS = (
         name="spec_bench", load=Deferred(LOADER, "spec_bench_requests"), reads=A_FILE, refusals=(file_exists,)
     ),
     WorkloadOption(
-        name="fixed_length", load=Deferred(LOADER, "fixed_length_requests"), reads=ONE_LENGTH, has_categories=False
+        name="fixed_length",
+        load=Deferred(LOADER, "fixed_length_requests"),
+        reads=ONE_LENGTH,
+        has_categories=False,
+        refusals=(tells_nothing,),
     ),
     WorkloadOption(
         name="random_ids",
@@ -37,5 +47,6 @@ OPTIONS = (
         reads=ONE_LENGTH,
         has_categories=False,
         reads_text=False,
+        refusals=(tells_nothing,),
     ),
 )

@@ -33,6 +33,7 @@ class Request:
         answer: the checkable answer, None where there is none.
         turns: what the user says in a conversation of several turns, the first of which `prompt_ids` holds; empty
             where there is one turn.
+        system: what the model is told in front of a conversation; None where it is told nothing.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class Request:
     answer: str | None = None
     ignore_eos: bool = False
     turns: tuple[str, ...] = ()
+    system: str | None = None
 
 
 @dataclass(slots=True)

@@ -30,6 +30,27 @@ class Rendered:
     has_special_tokens: bool
 
 
+Apply = Callable[[Sequence[str], str | None], Rendered]
+
+
+def stored_template(folder: Path) -> str | None:
+    """Return the chat template of a folder or a GGUF file, as it stands there; None where there is none.
+
+    Raises:
+        UserError: the file that would hold it cannot be read.
+    """
+    if is_gguf(folder):
+        return chat_template(folder)
+    own_file, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if own_file.exists():
+        try:
+            return own_file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{own_file}: cannot be read ({one_line(error)}); fetch it again") from error
+    found = read_json(settings).get("chat_template") if settings.exists() else None
+    return None if found is None else str(found)
+
+
 class ChatTemplate:
     """Renders prompts by a checkpoint's chat template, which spells BOS itself; a text to continue is left as it is."""
 
@@ -37,27 +58,29 @@ class ChatTemplate:
         """Nothing is read before the first chat prompt. Reading, and each rendering, may take `most_seconds`."""
         self._folder = folder
         self._most_seconds = most_seconds
-        self._apply: Callable[[Sequence[str]], Rendered] | None = None
+        self._apply: Apply | None = None
 
-    def __call__(self, form: Form, texts: Sequence[str]) -> Rendered:
+    def __call__(self, form: Form, texts: Sequence[str], system: str | None = None) -> Rendered:
         """Return the text of a chat, or of a text to continue; UserError where the checkpoint's template does not work.
 
         Args:
             texts: the turns of a chat, the user's first and last, with the assistant's in between; or the one text.
+            system: what a chat is told in front of them.
         """
         if form == "continue":
-            return _as_it_is(texts)
+            return _as_it_is(texts, None)
         if self._apply is None:
             self._apply = self._load()
-        return self._apply(texts)
+        return self._apply(texts, system)
 
-    def _load(self) -> Callable[[Sequence[str]], Rendered]:
+    def _load(self) -> Apply:
         tokenizer = _of_file(self._folder) if is_gguf(self._folder) else _of_folder(self._folder)
         if not tokenizer.chat_template:
             return _as_it_is
 
-        def apply(texts: Sequence[str]) -> Rendered:
-            turns = [
+        def apply(texts: Sequence[str], system: str | None) -> Rendered:
+            told = [] if system is None else [{"role": "system", "content": system}]
+            turns = told + [
                 {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(texts)
             ]
             try:
@@ -65,7 +88,7 @@ class ChatTemplate:
                     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
             except Exception as error:  # a template raises what it likes
                 raise self._broken(_short(error)) from error
-            if not isinstance(text, str) or len(text) > sum(map(len, texts)) + MOST_ADDED:
+            if not isinstance(text, str) or len(text) > sum(map(len, [*texts, system or ""])) + MOST_ADDED:
                 raise self._broken(f"it adds more than {MOST_ADDED} characters to a prompt")
             return Rendered(text, has_special_tokens=True)
 
@@ -75,9 +98,7 @@ class ChatTemplate:
         folder, own_file = self._folder, self._folder / "chat_template.jinja"
         in_folder = own_file if own_file.exists() else folder / "tokenizer_config.json"
         file = folder if is_gguf(folder) else in_folder
-        return UserError(
-            f"{file}: the chat template cannot be rendered for one user turn ({reason}); mend it, or fetch it again"
-        )
+        return UserError(f"{file}: the chat template cannot be rendered ({reason}); mend it, or fetch it again")
 
 
 def _of_folder(folder: Path) -> PreTrainedTokenizerBase:
@@ -112,6 +133,6 @@ def _short(error: Exception) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _as_it_is(texts: Sequence[str]) -> Rendered:
+def _as_it_is(texts: Sequence[str], system: str | None) -> Rendered:
     """A model without a template knows no turns: a conversation is one text, a paragraph a turn."""
-    return Rendered("\n\n".join(texts), has_special_tokens=False)
+    return Rendered("\n\n".join(texts if system is None else [system, *texts]), has_special_tokens=False)

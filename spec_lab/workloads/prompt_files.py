@@ -24,6 +24,7 @@ class Prompt:
     Attributes:
         text: what is asked first.
         later_turns: what the user asks in the same conversation, once there is an answer.
+        system: what a chat is told in front of its first turn, None where nothing of its own.
         place: `FILE:LINE`, empty where the prompt comes from no file.
     """
 
@@ -33,6 +34,7 @@ class Prompt:
     text: str
     answer: str | None
     later_turns: tuple[str, ...] = ()
+    system: str | None = None
     place: str = field(default="", compare=False)
 
 
@@ -43,7 +45,8 @@ def shipped_prompts() -> list[Prompt]:
 
 
 def read_jsonl(config: WorkloadConfig) -> list[Prompt]:
-    """Read own prompts: `prompt`, and optionally `id`, `category`, `form` (chat or continue), `answer`."""
+    """Read own prompts: `prompt`, and optionally `id`, `category`, `form` (chat or continue), `answer`,
+    `system`."""
     return _read(_path(config), _prompt, config.unusable)
 
 
@@ -71,8 +74,11 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
         raise UnusablePrompt(f"{line.place}: a line needs a text `prompt`, and `form` chat or continue if any")
     if not _is_word(category) or not _is_word(prompt_id) or isinstance(answer, list | dict):
         raise UnusablePrompt(f"{line.place}: `id`, `category` and `answer` must be a text or a number if any")
+    system = row.get("system")
+    if system is not None and (not isinstance(system, str) or form != "chat"):
+        raise UnusablePrompt(f"{line.place}: `system` must be a text, of a chat")
     answer = None if answer is None else str(answer)
-    return Prompt(str(prompt_id), str(category), form, row["prompt"], answer, place=line.place)
+    return Prompt(str(prompt_id), str(category), form, row["prompt"], answer, system=system, place=line.place)
 
 
 def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
@@ -81,7 +87,7 @@ def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
     if not _is_word(question_id) or not _is_word(category) or not texts:
         raise UnusablePrompt(f"{line.place}: a question needs question_id, category and turns, a list of texts")
     later_turns = tuple(texts[1:most_turns])
-    return Prompt(f"{file_name}-{question_id}", str(category), "chat", texts[0], None, later_turns, line.place)
+    return Prompt(f"{file_name}-{question_id}", str(category), "chat", texts[0], None, later_turns, place=line.place)
 
 
 def _is_word(value: Any) -> bool:
