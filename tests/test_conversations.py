@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ SPEC_BENCH = Path(os.environ.get("SPEC_BENCH", SHARED / "data" / "spec_bench" / 
 class Letters:
     """A stand-in for the tokenizer, for which a character is a token."""
 
-    def encode_conversation(self, texts: Sequence[str]) -> list[int]:
-        return [ord(letter) for letter in "|".join(texts)]
+    def encode_conversation(self, texts: Sequence[str], system: str | None = None) -> list[int]:
+        return [ord(letter) for letter in "|".join(texts if system is None else [system, *texts])]
 
 
 def request(name: str, *turns: str) -> Request:
@@ -57,6 +58,13 @@ def test_a_later_turn_is_a_request_whose_prompt_holds_the_answers_so_far() -> No
     assert go_on(requests) == {
         "one": "a", "one-turn2": "a|A|b", "one-turn3": "a|A|b|A|A|B|c", "alone": "x", "two": "d", "two-turn2": "d|D|e",
     }  # fmt: skip
+
+
+def test_a_later_turn_is_told_what_the_first_one_was() -> None:
+    told = replace(request("one", "a", "b"), system="s")
+    tokenizer: Any = Letters()
+    assert texts_of(with_later_turns([told], tokenizer, shout, 100, Unusable.refuse))["one-turn2"] == "s|a|A|b"
+    assert longest_conversation([told], tokenizer) == longest_conversation([request("one", "a", "b")], tokenizer) + 4
 
 
 def test_nothing_is_answered_where_nothing_follows() -> None:

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spec_lab.cli.compose import compose_run
 from spec_lab.errors import UserError
 from spec_lab.menu.choices import Unusable
 from spec_lab.menu.config import WorkloadConfig
+from spec_lab.workloads.load import jsonl_requests, spec_bench_requests
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER, Prompt, read_jsonl, read_spec_bench, shipped_prompts
 from tests.one_line import read_or_refused
 
@@ -28,6 +30,27 @@ def test_a_line_needs_only_a_prompt(tmp_path: Path) -> None:
         '{"prompt": "Hi"}\n\n{"prompt": "Go", "id": "x", "category": "c", "form": "continue", "answer": 4}\n'
     )
     assert read(path) == [Prompt("mine-0000", "mine", "chat", "Hi", None), Prompt("x", "c", "continue", "Go", "4")]
+
+
+def test_a_chat_is_told_what_its_line_says_else_what_the_workload_says(tmp_path: Path) -> None:
+    """A text to continue is told nothing, and a later turn what the first one was."""
+    asked: list[tuple[str, str | None]] = []
+
+    class Told:
+        def encode_prompt(self, form: str, prompt: str, system: str | None = None) -> list[int]:
+            asked.append((prompt, system))
+            return [1]
+
+    own = tmp_path / "mine.jsonl"
+    own.write_text('{"prompt": "a", "system": "own"}\n{"prompt": "b"}\n{"prompt": "c", "form": "continue"}\n')
+    bench = tmp_path / "bench.jsonl"
+    bench.write_text('{"question_id": 1, "category": "qa", "turns": ["d", "e"]}')
+    tokenizer: Any = Told()
+    config = compose_run(["workload=jsonl", f"workload.path={own}", "workload.system=all"])[0]
+    assert [request.system for request in jsonl_requests(config, tokenizer)] == ["own", "all", None]
+    config = compose_run(["workload=spec_bench", f"workload.path={bench}", "workload.system=all"])[0]
+    assert [request.system for request in spec_bench_requests(config, tokenizer)] == ["all"]
+    assert asked == [("a", "own"), ("b", "all"), ("c", None), ("d", "all")]
 
 
 def test_a_line_may_hold_separators_that_are_no_line_feed_and_a_file_a_byte_order_mark(tmp_path: Path) -> None:
@@ -57,6 +80,8 @@ GOOD = {"jsonl": '{"prompt": "a"}', "spec_bench": '{"question_id": 1, "category"
         ("jsonl", '{"prompt": "a", "form": ["chat"]}', "`form` chat or continue"),
         ("jsonl", '{"prompt": "a", "id": null}', "`id`, `category` and `answer` must be"),
         ("jsonl", '{"prompt": "a", "category": {"a": 1}}', "`id`, `category` and `answer` must be"),
+        ("jsonl", '{"prompt": "a", "system": ["Be brief."]}', "`system` must be a text, of a chat"),
+        ("jsonl", '{"prompt": "a", "system": "b", "form": "continue"}', "`system` must be a text, of a chat"),
         ("jsonl", '{"prompt": "a", "answer": [4]}', "`id`, `category` and `answer` must be"),
         ("jsonl", '{"prompt": "\\ud800"}', "is not JSON: it has half of a surrogate pair"),
         ("jsonl", '{"prompt": ' + "[" * 100_000, "is not JSON: it is nested too deeply"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.options import read_groups, read_option
@@ -30,7 +31,9 @@ OPTIONS = [
     if group.name not in GROUPS_WITHOUT_PARTS
     for option in group.options
 ]
-SHAPES = [(group, option) for group, option in OPTIONS if group == "target" and option not in (*SHIPPED, "hf")]
+SHAPES = [
+    (group, option) for group, option in OPTIONS if group == "target" and option not in (*SHIPPED, *PACKAGED, "hf")
+]
 """Targets of billions of parameters, too large to build here: they go through the dry run alone."""
 
 RUNNABLE = [entry for entry in OPTIONS if entry not in SHAPES and entry[1] != "auto"]
@@ -77,6 +80,8 @@ def target_overrides(group: str, option: str, pair: tuple[Path, Path], folders: 
     """
     if group == "target" and option in SHIPPED:
         return [f"drafter={SHIPPED[option][0]}"]
+    if group == "target" and option in PACKAGED:
+        return ["drafter=ngram"]
     drafter = option if group == "drafter" else "eagle3"
     weights = [f"drafter.path={folders[drafter]}"] if drafter in folders else []
     target = option if group == "target" else "hf"
@@ -92,6 +97,13 @@ def test_a_shape_composes(group: str, option: str) -> None:
     assert choices[group].split("+")[0] == option
 
 
+def skip_without_weights(group: str, option: str) -> None:
+    if group == "target" and option in SHIPPED and not (ZOO / option).is_dir():
+        pytest.skip("this checkout has no shipped weights")
+    if group == "target" and option in PACKAGED and PACKAGED[option].find() is None:
+        pytest.skip(PACKAGED[option].command)
+
+
 def is_slow(group: str, option: str) -> bool:
     return (group, option) == INTERPRETED or group in RUN_ELSEWHERE
 
@@ -103,8 +115,7 @@ def is_slow(group: str, option: str) -> bool:
 def test_every_option_builds_and_runs(
     group: str, option: str, pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
 ) -> None:
-    if group == "target" and option in SHIPPED and not (ZOO / option).is_dir():
-        pytest.skip("this checkout has no shipped weights")
+    skip_without_weights(group, option)
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
     chosen = [
         f"{group}={option}",
@@ -144,8 +155,7 @@ def test_the_doctor_examines_every_option(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Random weights draft badly, which is a fault (1); what must not happen is a refusal or an error of ours."""
-    if group == "target" and option in SHIPPED and not (ZOO / option).is_dir():
-        pytest.skip("this checkout has no shipped weights")
+    skip_without_weights(group, option)
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
     where = target_overrides(group, option, pair, drafter_folders)
     chosen = [f"{group}={option}", *NEEDS.get((group, option), []), *where, *CHEAP, "max_new_tokens=16"]

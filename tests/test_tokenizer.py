@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from spec_lab.corpus.example import (
     ASSISTANT,
+    CHAT_TEMPLATE,
     END_OF_TEXT,
     END_OF_TURN,
+    SPECIAL_TOKENS,
     THINK_END,
     THINK_START,
     USER,
@@ -27,7 +29,7 @@ from spec_lab.corpus.example import (
 )
 from spec_lab.errors import UserError
 from spec_lab.options.shipped import ZOO
-from spec_lab.workloads.chat_template import ChatTemplate
+from spec_lab.workloads.chat_template import ChatTemplate, stored_template
 from spec_lab.workloads.limits import OutOfBounds, time_limit, within_limits
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from spec_lab.workloads.unusable import UnusablePrompt
@@ -57,6 +59,34 @@ def test_a_text_to_continue_begins_with_bos(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path, TEMPLATE)
     assert tokenizer.decode(tokenizer.encode_prompt("continue", "once upon")) == f"{BOS} once upon"
     assert tokenizer.decode(tokenizer.encode("once upon")) == "once upon"
+
+
+def test_a_checkpoint_with_the_shipped_markers_and_a_template_of_its_own_has_its_own(tmp_path: Path) -> None:
+    """A missing template, or the shipped one, is ours; a broken one is refused, and not passed over."""
+    assert stored_template(ZOO / "pocket") == CHAT_TEMPLATE
+    for template in (CHAT_TEMPLATE, None):
+        ours = make_tokenizer(tmp_path, template, SPECIAL_TOKENS)
+        assert ours.decode(ours.encode_prompt("chat", "a time")).startswith(f"{USER} a time {END_OF_TURN}")
+    own = make_tokenizer(tmp_path, TEMPLATE, SPECIAL_TOKENS)
+    assert own.decode(own.encode_prompt("chat", "a time")) == f"{BOS} {TURN} a time"
+    with pytest.raises(UserError, match="the chat template cannot be rendered"):
+        make_tokenizer(tmp_path, "{% for %}", SPECIAL_TOKENS).encode_prompt("chat", "a time")
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: cannot be read as JSON"):
+        TargetTokenizer(tmp_path)
+
+
+def test_a_system_prompt_is_the_templates_first_turn_in_every_turn_of_a_chat(tmp_path: Path) -> None:
+    with_roles = TEMPLATE.replace("{{ message['content'] }}", " {{ message['role'] }} {{ message['content'] }} ")
+    tokenizer = make_tokenizer(tmp_path, with_roles, ("system", "user", "assistant"))
+    first = f"{BOS} {TURN} system upon {TURN} user once"
+    assert tokenizer.decode(tokenizer.encode_prompt("chat", "once", "upon")) == first
+    later = tokenizer.decode(tokenizer.encode_conversation(["once", "a", "time"], "upon"))
+    assert later == f"{first} {TURN} assistant a {TURN} user time"
+    base = make_tokenizer(tmp_path, None)
+    assert base.decode(base.encode_prompt("chat", "once", "upon")) == f"{BOS} upon once"
+    with pytest.raises(UnusablePrompt, match="trained without system prompts"):
+        TargetTokenizer(ZOO / "pocket").encode_prompt("chat", "Hi", "Be brief.")
 
 
 def test_a_chat_turn_has_the_bos_of_its_template_and_no_other(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""Reading the safetensors of a Hugging Face folder, single or sharded: names and shapes are checked before any data."""
+"""Reading the weights of a Hugging Face folder, or of a GGUF file: names and shapes are checked before any data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -13,7 +13,10 @@ from safetensors import safe_open
 from spec_lab.checkpoints.block_fp8 import dequantised, with_products_as_stored, with_scales
 from spec_lab.checkpoints.checkpoint_files import INDEX_FILE, StoredTensor, checkpoint_files, few, opened, tensors_of
 from spec_lab.checkpoints.expert_checkpoint import with_stacked_experts
-from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices
+from spec_lab.checkpoints.gguf import gguf_tensors
+from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.lazy_tensors import LazyTensors
+from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.errors import UserError
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
@@ -44,8 +47,8 @@ def load_tensors(
     own: OwnTensors = without_mtp,
     narrow: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Read the wanted tensors of a checkpoint, of each what `slices` keep, cast to `dtype`, in the order of
-    `wanted`.
+    """Read the wanted tensors of a folder or a GGUF file, of each what `slices` keep, cast to `dtype`, in the
+    order of `wanted`.
 
     Ignored without a word: rotary buffers of old exports, an `lm_head.weight` equal to the embedding it is tied to, and
     multi-token prediction modules, which stand beside the trunk and are a drafter's (`mtp_checkpoint`).
@@ -59,6 +62,22 @@ def load_tensors(
     Raises:
         UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape or not expected.
     """
+    return dict(open_tensors(folder, wanted, dtype, device, optional, slices, own, narrow))
+
+
+def open_tensors(
+    folder: Path,
+    wanted: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    optional: Collection[str] = (),
+    slices: Slices = WHOLE_TENSORS,
+    own: OwnTensors = without_mtp,
+    narrow: bool = False,
+) -> LazyTensors:
+    """Check all that `load_tensors` checks, but for the numbers; each tensor is read when it is asked for."""
+    if is_gguf(folder):
+        return _open_gguf(folder, wanted, dtype, device, slices)
     stored = own(stored_tensors(folder))
     tied_head = None if "lm_head.weight" in wanted else stored.pop("lm_head.weight", None)
     check_tensors(stored, wanted, optional, str(folder))
@@ -66,10 +85,32 @@ def load_tensors(
     kept = {
         name: replace(stored[name], part=slices.part(name, shape)) for name, shape in wanted.items() if name in stored
     }
-    tensors = read_tensors(with_products_as_stored(kept) if narrow else kept, dtype, device)
     if tied_head is not None:
         _check_tied_head(tied_head, stored.get("model.embed_tokens.weight"))
-    return tensors
+    read = with_products_as_stored(kept) if narrow else kept
+    return LazyTensors(read, lambda name: read_tensors({name: read[name]}, dtype, device)[name])
+
+
+def _open_gguf(
+    path: Path,
+    wanted: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    slices: Slices,
+) -> LazyTensors:
+    """Open a GGUF file, whose tensors are widened one by one."""
+    stored = gguf_tensors(path)
+    check_tensors(stored, wanted, (), str(path), of="its own sizes")
+
+    def read(name: str) -> torch.Tensor:
+        value = stored[name].read()
+        kept = kept_part(slices, name, value)
+        tensor = kept.to(device=device, dtype=run_dtype(name, dtype))
+        if not is_finite(tensor):
+            raise _not_finite(path, stored[name].place.name, value, dtype)
+        return tensor
+
+    return LazyTensors(wanted, read)
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -95,17 +136,31 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return with_stacked_experts(with_scales(needed, folder))
 
 
+class Shaped(Protocol):
+    """Has a shape, as every tensor that lies in a file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
 def check_tensors(
-    stored: Mapping[str, StoredTensor], wanted: Mapping[str, tuple[int, ...]], optional: Collection[str], source: str
+    stored: Mapping[str, Shaped],
+    wanted: Mapping[str, tuple[int, ...]],
+    optional: Collection[str],
+    source: str,
+    of: str = "config.json",
 ) -> None:
     """Refuse a checkpoint whose tensors are not the wanted ones, in one line with everything that is wrong.
 
     A tensor nobody wants is refused as well: in a supported family it means that the model was misread.
+
+    Args:
+        of: what says which are wanted.
     """
     missing = [name for name in wanted if name not in stored and name not in optional]
     unexpected = [name for name in stored if name not in wanted]
     reshaped = [
-        f"{name} is {list(stored[name].shape)}, config.json says {list(shape)}"
+        f"{name} is {list(stored[name].shape)}, {of} says {list(shape)}"
         for name, shape in wanted.items()
         if name in stored and stored[name].shape != shape
     ]
@@ -113,7 +168,7 @@ def check_tensors(
     found = [f"{len(names)} {kind}: {few(names)}" for kind, names in complaints if names]
     if found:
         raise UserError(
-            f"{source}: the tensors do not fit config.json ({'; '.join(found)}); "
+            f"{source}: the tensors do not fit {of} ({'; '.join(found)}); "
             "take both from the same checkpoint of a supported architecture"
         )
 
@@ -171,7 +226,7 @@ def _read_whole(
                     made = value if tensor.form is None else tensor.form(value)
                     tensors[key] = made.to(device=device, dtype=kept_dtype, copy=True)
                     if not is_finite(tensors[key]):
-                        raise _not_finite(tensor, value, kept_dtype)
+                        raise _not_finite(tensor.file, tensor.name, value, kept_dtype)
     return tensors
 
 
@@ -216,11 +271,11 @@ def _scales(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
         return _read(other, stored)
 
 
-def _not_finite(tensor: StoredTensor, value: torch.Tensor, dtype: torch.dtype) -> UserError:
+def _not_finite(file: Path, tensor: str, value: torch.Tensor, dtype: torch.dtype) -> UserError:
     name = str(dtype).removeprefix("torch.")
     if is_finite(value):
-        return UserError(f"{tensor.file}: {tensor.name} is too large for dtype={name}; use dtype=bfloat16 or float32")
-    return UserError(f"{tensor.file}: {tensor.name} has NaN or infinite values; fetch the file again, or train anew")
+        return UserError(f"{file}: {tensor} is too large for dtype={name}; use dtype=bfloat16 or float32")
+    return UserError(f"{file}: {tensor} has NaN or infinite values; fetch the file again, or train anew")
 
 
 def _check_tied_head(head: StoredTensor, embedding: StoredTensor | None) -> None:

@@ -34,6 +34,7 @@ class Request:
         checker: what reads the answer given; None is the workload's.
         turns: what the user says in a conversation of several turns, the first of which `prompt_ids` holds; empty
             where there is one turn.
+        system: what the model is told in front of a conversation; None where it is told nothing.
     """
 
     request_id: str
@@ -44,6 +45,7 @@ class Request:
     ignore_eos: bool = False
     turns: tuple[str, ...] = ()
     checker: str | None = None
+    system: str | None = None
 
 
 @dataclass(slots=True)

@@ -14,6 +14,15 @@ THINK_START = "<think>"
 THINK_END = "</think>"
 SPECIAL_TOKENS = (END_OF_TEXT, USER, ASSISTANT, END_OF_TURN, THINK_START, THINK_END)
 
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    f"{{{{ ('{USER}' if message['role'] == 'user' else '{ASSISTANT}')"
+    f" + '\\n' + message['content'] + '{END_OF_TURN}\\n' }}}}"
+    "{% endfor %}"
+    f"{{% if add_generation_prompt %}}{{{{ '{ASSISTANT}\\n' }}}}{{% endif %}}"
+)
+"""The shipped targets' files write a conversation so; `render_conversation` leaves earlier thinking out besides."""
+
 ANSWER_MARKER = "Answer:"
 
 Form = Literal["chat", "continue"]

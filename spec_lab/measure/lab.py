@@ -13,6 +13,7 @@ from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.world import ALONE, World
+from spec_lab.menu.auto import why_kernels
 from spec_lab.menu.choices import KernelSet, Rollback
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import PruneConfig, RunConfig
@@ -72,7 +73,7 @@ def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
     if "eager" in config.references and chosen.graph.captures:
         engines["eager"] = build_engine(chosen.again(eager_config(config)), models, make_drafter, limits)
     note_rollback(config, models)
-    note_kernels(config, models)
+    note_kernels(chosen, models)
     for request in requests:
         engines[MAIN].scheduler.check(request)
     teacher = build_teacher(config, models, limits)
@@ -81,7 +82,10 @@ def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
 
 
 def default_num_threads(chosen: Chosen) -> int:
-    """Return what the target's option says; where it says nothing, all cores, shared by the processes of the run."""
+    """Return one for kernels in C, which have no more, else what the target's option says; where it says nothing, all
+    cores, shared by the processes of the run."""
+    if chosen.config.kernels == KernelSet.native:
+        return 1
     shared = max(1, (os.cpu_count() or 1) // chosen.config.target.tensor_parallel)
     return chosen.target.num_threads or shared
 
@@ -117,8 +121,12 @@ def note_rollback(config: RunConfig, models: TargetBuild) -> None:
         print(f"recurrent.rollback={rollback} changes nothing: no layer of this target keeps a state", file=sys.stderr)
 
 
-def note_kernels(config: RunConfig, models: TargetBuild) -> None:
-    """Say where `row_invariant=false` is a no-op, and which layers `kernels=native` leaves as they are."""
+def note_kernels(chosen: Chosen, models: TargetBuild) -> None:
+    """Say what a CPU computes with and why, where `row_invariant=false` is a no-op, and which layers `kernels=native`
+    leaves as they are."""
+    config = chosen.config
+    if "kernels" in config.auto and models.device.type == "cpu" and chosen.target.num_threads is None:
+        print(why_kernels(chosen), file=sys.stderr)
     name, dtype = config.kernels, str(models.dtype).removeprefix("torch.")
     if not config.row_invariant and (name != KernelSet.triton or models.dtype is torch.float32):
         print(

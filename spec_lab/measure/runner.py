@@ -11,14 +11,17 @@ from pathlib import Path
 import torch
 
 from spec_lab.acceptance.phase import thinking_mask
+from spec_lab.checkpoints.gguf import quantizations
+from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.errors import is_interruption
 from spec_lab.measure.answers import check_answers, correct_of, note_unread
 from spec_lab.measure.audit import audit
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
+from spec_lab.measure.memory import MemoryWatch
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
 from spec_lab.measure.world import World, world_of
-from spec_lab.menu.choices import WeightDtype
+from spec_lab.menu.choices import WeightDtype, Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.record.measured import Divergence, Measured, RunInfo
 from spec_lab.record.paired import order_of_turn
@@ -51,21 +54,22 @@ def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary
     Raises:
         UserError: before anything is recorded, when a checkpoint, a prompt set or a size is not what it should be.
     """
+    memory = MemoryWatch.begin()
     with world_of(chosen.config, folder) as world:
-        return _record_in(world, chosen, choices, folder)
+        return _record_in(world, chosen, choices, folder, memory)
 
 
-def _record_in(world: World, chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary:
+def _record_in(world: World, chosen: Chosen, choices: dict[str, str], folder: Path, memory: MemoryWatch) -> Summary:
     """Run what is recorded; with its end all that was loaded goes, before the processes part."""
     lab = load_lab(chosen, world)
     info = RunInfo(chosen.config.name, choices, dataclasses.asdict(chosen.config), _provenance(lab), utc_now())
     with Recorder(folder, info, _sinks(chosen)) as recorder:
-        summary = _measure(lab, info, recorder)
+        summary = _measure(lab, info, recorder, memory)
         recorder.finish(summary)
     return summary
 
 
-def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
+def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch) -> Summary:
     """Warm up, time the repeats, audit and profile, and return the finished record."""
     config = lab.config
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
@@ -105,6 +109,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
         acceptance_imposed=traits.imposed,
         acceptance_lossless=traits.lossless,
         row_invariant=lab.models.row_invariant,
+        memory=memory.read(lab.models.device),
     )
 
 
@@ -270,6 +275,7 @@ def _provenance(lab: Lab) -> Provenance:
     dtype = str(lab.models.dtype).removeprefix("torch.")
     origins = lab.chosen.registry.origins()
     narrow = lab.config.target.weight_dtype
+    is_random, path = lab.config.target.weights == Weights.random, lab.chosen.target_folder
     return collect_provenance(
         str(lab.models.device),
         dtype,
@@ -277,6 +283,7 @@ def _provenance(lab: Lab) -> Provenance:
         origins,
         lab.world.size,
         weight_dtype=dtype if narrow == WeightDtype.auto else str(narrow),
+        stored_types=quantizations(path) if is_gguf(path) and not is_random else None,
     )
 
 

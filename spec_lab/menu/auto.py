@@ -161,10 +161,19 @@ def _faster_on_cpu(chosen: Chosen, knob: AutoKnob) -> Chosen:
 
 def _fits_native(native: Chosen, chosen: Chosen) -> bool:
     """Tell whether nothing more speaks against a run with kernels in C than without, and the target has such layers."""
-    if not set(problems(native)) <= set(problems(chosen)):
-        return False
+    return _against_native(native, chosen) is None
+
+
+def _against_native(native: Chosen, chosen: Chosen) -> str | None:
+    """Say what speaks against a run with kernels in C, and not against the one without."""
+    before = set(problems(chosen))
+    refused = next((problem for problem in problems(native) if problem not in before), None)
+    if refused is not None:
+        return refused.partition(";")[0]
     model = model_of(chosen)
-    return model is not None and model.gemma4 is None and all(plan.fits_native for plan in model.layers)
+    if model is not None and model.gemma4 is None and all(plan.fits_native for plan in model.layers):
+        return None
+    return "not all of the target's layers are plain attention and MLPs of whole vectors"
 
 
 def problem_of_native() -> str | None:
@@ -174,6 +183,17 @@ def problem_of_native() -> str | None:
     from spec_kernels.native import build
 
     return build.problem()
+
+
+def why_kernels(chosen: Chosen) -> str:
+    """Say in a line what a CPU computes with where nobody named it, on how many threads, and why not with the other."""
+    config = chosen.config
+    if config.kernels == KernelSet.native:
+        return "kernels=native, which runs on one thread; num_threads=N takes kernels=torch on N of them"
+    threads = "all threads" if config.num_threads is None else f"num_threads={config.num_threads}"
+    native = chosen.again(_take_kernels(config, KernelSet.native))
+    against = _against_native(native, chosen) or problem_of_native()
+    return f"kernels=torch on {threads}, not kernels=native: {against}"
 
 
 def describe_auto(config: RunConfig) -> str:

@@ -199,6 +199,9 @@ class WorkloadConfig:
     turns: int | None = knob(
         None, "turns asked of a conversation; null is all of them; workload=spec_bench only", least=1
     )
+    system: str | None = knob(
+        None, "what a chat is told in front of its first turn, where its line says nothing of its own; null is nothing"
+    )
     unusable: Unusable = knob(
         Unusable.refuse, "where a line of the file is broken, or a prompt is longer than the target reads"
     )

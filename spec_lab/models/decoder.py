@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -18,6 +18,7 @@ from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layers import expert_parts
+from spec_lab.models.linear import WholeLinear, can_pack
 from spec_lab.models.norms import make_norm
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.products import PLAIN, Products
@@ -51,7 +52,9 @@ class Decoder(ABC):
         self.eos_token_ids = frozenset(config.eos_token_ids)
         self.embedding = tensors["model.embed_tokens.weight"]
         head = self.embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
-        self.head_weight = head
+        # A packed product reads its weight back, which need not be there twice.
+        reads_back = partition is WHOLE and can_pack(head)
+        self._dense_head = None if reads_back and not config.tie_word_embeddings else head
         self._head = partition.head(head)
         self.num_positions = max_positions or config.max_position_embeddings
         shapes = [(plan.rope, plan.head_dim) for plan in config.layers]
@@ -59,6 +62,11 @@ class Decoder(ABC):
         like = self.embedding
         self.rotary_tables = [rotary_table(*shape, self.num_positions, like.dtype, like.device) for shape in distinct]
         self._table_of_layer = [distinct.index(shape) for shape in shapes]
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The weight of the product that gives logits [vocab, hidden_size]."""
+        return cast(WholeLinear, self._head).dense_weight() if self._dense_head is None else self._dense_head
 
     @abstractmethod
     def forward(
@@ -101,23 +109,30 @@ class DecoderTarget(Decoder):
         backend: AttentionBackend,
         max_positions: int | None = None,
         partition: Partition = WHOLE,
+        products: Products | None = None,
     ) -> None:
-        """`tensors` has of each what `partition` keeps of it."""
+        """`tensors` has of each what `partition` keeps of it; `products` are used at once, layer by layer."""
         super().__init__(config, tensors, max_positions, partition)
         self._norm = make_norm(tensors["model.norm.weight"], config.rms_norm_eps, config.layers[-1].float32_norms)
-        self.layers = [
+        layers = (
             build_layer(plan, config.rms_norm_eps, tensors, f"model.layers.{index}.", backend, partition)
             for index, plan in enumerate(self.layer_plans)
-        ]
-        self._stack: Stack = self._plain_stack()
-        self._launching = launching_of(PLAIN, self.layer_plans)
+        )
+        if products is not None:
+            super().use(products)
+        self._take(layers, PLAIN if products is None else products)
 
     def use(self, products: Products) -> None:
         super().use(products)
+        self._take(self.layers, products)
+
+    def _take(self, layers: Iterable[Any], products: Products) -> None:
+        """Let `products` give its parts for these, each before the next is asked for."""
         self._launching = launching_of(products, self.layer_plans)
         self._norm = products.norm(self._norm)
-        self.layers = [products.layer(*pair) for pair in zip(self.layers, self.layer_plans, strict=True)]
-        self._stack = products.stack(self._plain_stack(), self.layer_plans)
+        self.layers = [products.layer(*pair) for pair in zip(layers, self.layer_plans, strict=True)]
+        plain = LayerStack(self.layers, self.rotary_tables, self._table_of_layer)
+        self._stack: Stack = products.stack(plain, self.layer_plans)
 
     def forward(
         self,
@@ -132,9 +147,6 @@ class DecoderTarget(Decoder):
             stream, taps = self._stack(stream, cache, attention, selection, features.layer_inputs)
             hidden = self._norm(stream)
         return TargetOutput(hidden, read_features(features, taps, stream, hidden, token_ids.shape[0]))
-
-    def _plain_stack(self) -> LayerStack:
-        return LayerStack(self.layers, self.rotary_tables, self._table_of_layer)
 
 
 def read_features(

@@ -40,6 +40,7 @@ class Gemma4Target(Decoder):
         backend: AttentionBackend,
         max_positions: int | None = None,
         partition: Partition = WHOLE,
+        products: Products | None = None,
     ) -> None:
         super().__init__(config, tensors, max_positions, partition)
         sizes = config.gemma4
@@ -59,6 +60,8 @@ class Gemma4Target(Decoder):
             build_gemma4_layer(config, plan, tensors, f"model.layers.{index}.", backend, partition)
             for index, plan in enumerate(self.layer_plans)
         ]
+        if products is not None:
+            self.use(products)
 
     def use(self, products: Products) -> None:
         super().use(products)

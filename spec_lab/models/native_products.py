@@ -1,8 +1,8 @@
 """kernels=native computes forwards of up to 128 rows with the C of `spec_kernels.native`: a decoder layer is one call.
 
-A row of those does not depend, bit for bit, on how many stand beside it. More rows go to the library, since arithmetic
-bounds them and not bytes and calls. What a layer has that the kernels do not know (experts, states, gates, latents)
-stays with the library as well.
+A row of those does not depend, bit for bit, on how many stand beside it. More rows go part by part, their attention to
+the library, their products through the same panels, so that a weight is kept once. What a layer has that the kernels do
+not know (experts, states, gates, latents) stays with the library as well.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from spec_kernels.native import part_operators as native
-from spec_kernels.native.forwards import DraftLayerParts, NativeDraftLayer, NativeHead, NativeLayers
-from spec_kernels.native.parts import LayerParts, NativeLayer, NativeNorm, NativeProduct
+from spec_kernels.native.forwards import DraftLayerParts, NativeDraftLayer, NativeLayers
+from spec_kernels.native.packing import PanelMemory
+from spec_kernels.native.parts import LayerParts, NativeLayer, NativeNorm
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kv_cache import LayerCache
@@ -24,7 +25,7 @@ from spec_lab.core.protocols import DraftStart, DraftSteps
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layers import Attention, DecoderLayer, GatedMLP, RopeThenWrite, RowsPart
-from spec_lab.models.linear import Linear, WholeLinear
+from spec_lab.models.linear import Linear
 from spec_lab.models.native_forwards import (
     MAX_ROWS,
     NativeDraftStart,
@@ -32,6 +33,14 @@ from spec_lab.models.native_forwards import (
     NativeHeadLayer,
     NativeStack,
     are_few,
+)
+from spec_lab.models.native_parts import (
+    NativeDraftInput,
+    NativeLikeliest,
+    NativeLinear,
+    NativeRMSNorm,
+    as_native,
+    packed,
 )
 from spec_lab.models.norms import RMSNorm, WeightedNorm
 from spec_lab.models.products import PlainProducts
@@ -162,91 +171,19 @@ class NativeDecoderLayer:
         return ()
 
 
-class NativeRMSNorm:
-    """Is a norm in one call."""
-
-    __slots__ = ("_norm",)
-
-    def __init__(self, norm: WeightedNorm) -> None:
-        self._norm = as_native(norm)
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(rows)
-        native.rms_norm(out, rows, self._norm.address)
-        return out
-
-
-class NativeLinear:
-    """Is a product: of few rows by the kernel, of many by the library."""
-
-    __slots__ = ("_many", "product")
-
-    def __init__(self, linear: Linear) -> None:
-        self.product = packed(linear)
-        self._many = linear
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        if not 0 < rows.shape[0] <= MAX_ROWS:
-            return self._many(rows)
-        out = rows.new_empty(rows.shape[0], self.product.num_outputs)
-        native.multiply(out, rows, self.product.address)
-        return out
-
-
-class NativeDraftInput:
-    """Is a `DraftInput` in one call."""
-
-    __slots__ = ("embedding", "embedding_norm", "hidden_norm")
-
-    def __init__(self, plain: DraftInput) -> None:
-        self.embedding = plain.embedding
-        self.embedding_norm = as_native(cast(WeightedNorm, plain.embedding_norm))
-        self.hidden_norm = as_native(cast(WeightedNorm, plain.hidden_norm))
-
-    def __call__(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        num_rows, size = hidden.shape
-        out = hidden.new_empty(num_rows, 2 * size)
-        norms = self.embedding_norm.address, self.hidden_norm.address
-        native.draft_input(out, token_ids, hidden.contiguous(), self.embedding, *norms)
-        return out, out[:, size:]
-
-
-class NativeLikeliest:
-    """Is a `LikeliestToken` in one call; a probability beside it takes that of its parts.
-
-    Attributes:
-        described: as the kernels read it.
-    """
-
-    __slots__ = ("_parts", "described")
-
-    def __init__(self, plain: LikeliestToken) -> None:
-        norm = None if plain.norm is None else cast(WeightedNorm, plain.norm)
-        head = NativeLinear(plain.head)
-        self.described = NativeHead(NativeNorm() if norm is None else as_native(norm), head.product, plain.token_map)
-        self._parts = LikeliestToken(None if norm is None else NativeRMSNorm(norm), head, plain.token_map)
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        if hidden.shape[0] > MAX_ROWS:
-            return self._parts(hidden)
-        tokens = torch.empty(hidden.shape[0], dtype=torch.int64)
-        native.likeliest(tokens, hidden, *self.described.arguments)
-        return tokens
-
-    def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._parts.with_probability(hidden)
-
-
 class NativeProducts(PlainProducts):
     """Keeps the protocol `Products`, for float32 on a CPU, one thread, and chains."""
 
     invariant_rows = MAX_ROWS
 
+    def __init__(self) -> None:
+        self._memory = PanelMemory()
+
     def norm(self, norm: RowsPart) -> RowsPart:
         return NativeRMSNorm(cast(WeightedNorm, norm))
 
     def linear(self, linear: Linear) -> Linear:
-        return NativeLinear(linear)
+        return NativeLinear(packed(linear))
 
     def layer(self, layer: DecoderLayer, plan: LayerPlan) -> Layer:
         if not plan.fits_native:
@@ -294,11 +231,15 @@ class NativeProducts(PlainProducts):
         attention, mlp = cast(Attention, body.attention), cast(GatedMLP, body.mlp)
         assert mlp.activation is F.silu, "a family with another activation has layers of another kind"
         head_norm = cast(RopeThenWrite, attention.rope_and_write).qk_norm
+        qkv, o, gate_up, down = (packed(linear) for linear in (attention.qkv, attention.o, mlp.gate_up, mlp.down))
+        # What many rows go through reads the same panels, and the library's weights go.
+        attention.qkv, attention.o = NativeLinear(qkv), NativeLinear(o)
+        mlp.gate_up, mlp.down = NativeLinear(gate_up), NativeLinear(down)
         parts = LayerParts(
-            qkv=packed(attention.qkv),
-            o=packed(attention.o),
-            gate_up=packed(mlp.gate_up),
-            down=packed(mlp.down),
+            qkv=qkv,
+            o=o,
+            gate_up=gate_up,
+            down=down,
             attention_norm=attention_norm,
             mlp_norm=as_native(cast(WeightedNorm, body.mlp_norm)),
             head_norm=NativeNorm() if head_norm is None else as_native(cast(WeightedNorm, head_norm)),
@@ -306,13 +247,6 @@ class NativeProducts(PlainProducts):
         rotary_dim = int(plan.head_dim * plan.rope.partial_rotary_factor)
         heads = plan.num_heads, plan.num_kv_heads, plan.head_dim, rotary_dim
         page_size = cast(TorchAttention, attention.backend).page_size
-        return NativeLayer(parts, attention.scale, *heads, page_size, plan.window)
-
-
-def packed(linear: Linear) -> NativeProduct:
-    whole = cast(WholeLinear, linear)
-    return NativeProduct(whole.dense_weight(), whole.bias)
-
-
-def as_native(norm: WeightedNorm) -> NativeNorm:
-    return NativeNorm(norm.kernel_weight, norm.eps)
+        layer = NativeLayer(parts, attention.scale, *heads, page_size, plan.window)
+        layer.move(self._memory.take(layer.num_bytes))
+        return layer

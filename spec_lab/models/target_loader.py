@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.checkpoints.checkpoint import OwnTensors, load_tensors, without_mtp
+from spec_lab.checkpoints.checkpoint import OwnTensors, open_tensors, without_mtp
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes, own_tensors
@@ -20,6 +20,7 @@ from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.decoder import Decoder, DecoderTarget
 from spec_lab.models.gemma4 import Gemma4Target
 from spec_lab.models.partition import WHOLE, Partition
+from spec_lab.models.products import Products
 
 Shapes = Mapping[str, tuple[int, ...]]
 Tensors = Mapping[str, torch.Tensor]
@@ -53,7 +54,7 @@ class WeightSource:
         if self.folder is None:
             tensors = random_tensors(shapes, *to, self.seed, self.partition, in_float32)
         else:
-            tensors = load_tensors(self.folder, shapes, *to, slices=self.partition, own=own, narrow=self.is_fp8)
+            tensors = open_tensors(self.folder, shapes, *to, slices=self.partition, own=own, narrow=self.is_fp8)
         if not self.is_fp8:
             return tensors
         narrow = with_narrow_products(tensors)
@@ -90,7 +91,7 @@ class TargetFamily:
     """
 
     read: Callable[[ModelConfig, WeightSource], Tensors] = read_plain
-    target: Callable[[ModelConfig, Tensors, AttentionBackend, int, Partition], Decoder] = DecoderTarget
+    target: Callable[[ModelConfig, Tensors, AttentionBackend, int, Partition, Products | None], Decoder] = DecoderTarget
 
 
 PLAIN = TargetFamily()
@@ -108,8 +109,14 @@ FAMILIES: Mapping[str, TargetFamily] = {
 }
 
 
-def load_target(config: ModelConfig, source: WeightSource, backend: AttentionBackend, max_positions: int) -> Decoder:
-    """Make a target.
+def load_target(
+    config: ModelConfig,
+    source: WeightSource,
+    backend: AttentionBackend,
+    max_positions: int,
+    products: Products | None = None,
+) -> Decoder:
+    """Make a target, and give each part to `products` as soon as it is made, where there are some (`Decoder.use`).
 
     Raises:
         UserError: the checkpoint is not what its config says, or cannot be split as `source.partition` wants.
@@ -117,4 +124,4 @@ def load_target(config: ModelConfig, source: WeightSource, backend: AttentionBac
     for plan in config.layers:
         source.partition.share(plan)  # what cannot be split is refused before it is read
     family = FAMILIES[config.family]
-    return family.target(config, family.read(config, source), backend, max_positions, source.partition)
+    return family.target(config, family.read(config, source), backend, max_positions, source.partition, products)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.menu.choices import Weights
 from spec_lab.menu.config import RunConfig, TargetConfig
 from spec_lab.menu.option import TargetOption
@@ -21,10 +23,12 @@ def reads_no_path(config: RunConfig) -> str | None:
 
 
 def needs_a_path(config: RunConfig) -> str | None:
-    """A checkpoint is named by its folder."""
+    """A checkpoint is named by its folder, or is a file."""
     path = config.target.path
     if path is None:
-        return "target=hf needs a checkpoint; add target.path=FOLDER"
+        return "target=hf needs a checkpoint; add target.path=FOLDER, or target.path=FILE.gguf"
+    if is_gguf(Path(path)):
+        return None if Path(path).is_file() else f"target.path={path} is no file; give the GGUF file of a model"
     return missing_folder("target.path", path)
 
 
@@ -41,6 +45,21 @@ def weights_are_here(config: RunConfig) -> str | None:
         if folder.is_dir()
         else f"target={config.target.name}: its weights are not here ({folder}); choose another target"
     )
+
+
+def package_is_here(config: RunConfig) -> str | None:
+    """A target that comes in a package needs it installed."""
+    name = config.target.name
+    if PACKAGED[name].find() is not None:
+        return None
+    return f"target={name}: its weights come in a package, which is not here; {PACKAGED[name].command}"
+
+
+def packaged_file(target: TargetConfig) -> Path:
+    """Find the file of a package that was not refused."""
+    file = PACKAGED[target.name].find()
+    assert file is not None
+    return file
 
 
 def checkpoint_folder(target: TargetConfig) -> Path:
@@ -71,6 +90,7 @@ ROWS = (
         TargetOption(name=name, folder=shipped_folder, num_threads=1, refusals=(reads_no_path, weights_are_here))
         for name in SHIPPED
     ),
+    *(TargetOption(name=name, folder=packaged_file, refusals=(reads_no_path, package_is_here)) for name in PACKAGED),
     TargetOption(name="hf", folder=checkpoint_folder, refusals=(needs_a_path,)),
     *(
         TargetOption(name=name, folder=shape_folder, refusals=(weights_or_random,))

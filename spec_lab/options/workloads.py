@@ -25,6 +25,12 @@ def file_exists(config: RunConfig) -> str | None:
     return f"workload.path={path} is no file; give the path of a JSON Lines file"
 
 
+def tells_nothing(config: RunConfig) -> str | None:
+    """Prompts that are no chats have nothing in front of them."""
+    workload = config.workload
+    return None if workload.system is None else f"workload.system is not read by workload={workload.name}; leave it out"
+
+
 def pocket(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     """Return the requests of workload=pocket."""
     from spec_lab.workloads.load import pocket_requests
@@ -72,13 +78,20 @@ ROWS = (
     WorkloadOption(name="generated", load=generated, reads={"per_category": "20"}),
     WorkloadOption(name="jsonl", load=jsonl, reads=A_FILE, refusals=(file_exists,)),
     WorkloadOption(name="spec_bench", load=spec_bench, reads=A_FILE, refusals=(file_exists,)),
-    WorkloadOption(name="fixed_length", load=fixed_length, reads=ONE_LENGTH, has_categories=False),
+    WorkloadOption(
+        name="fixed_length",
+        load=fixed_length,
+        reads=ONE_LENGTH,
+        has_categories=False,
+        refusals=(tells_nothing,),
+    ),
     WorkloadOption(
         name="random_ids",
         load=random_ids,
         reads=ONE_LENGTH,
         has_categories=False,
         reads_text=False,
+        refusals=(tells_nothing,),
     ),
 )
 

@@ -173,6 +173,14 @@ DEFINITIONS: dict[str, str] = {
         "What the weights of the products of the target's layers are kept in: `dtype`, or fp8, e4m3 with a float32 "
         "scale for each block of 128 x 128; a CPU keeps those in `dtype`, rounded to what e4m3 has."
     ),
+    "stored_types": (
+        "Types that the file's weights have, the one with the most numbers first, where it is GGUF; `dtype` is what "
+        "they are widened or rounded to."
+    ),
+    "memory": (
+        "Bytes of the process in memory (RSS) when nothing of the run was loaded, and at most; on a GPU also what "
+        "torch had allocated there at most."
+    ),
     "world_size": "Processes that the target was split over; null where nothing was loaded.",
     "schema_version": "Version of this record's layout.",
 }

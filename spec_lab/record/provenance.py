@@ -46,6 +46,7 @@ class Provenance:
     extensions: dict[str, ExtensionOrigin] = field(default_factory=dict)
     world_size: int | None = None
     weight_dtype: str | None = None
+    stored_types: list[str] | None = None
 
 
 def collect_provenance(
@@ -55,6 +56,7 @@ def collect_provenance(
     extensions: Mapping[str, ExtensionOrigin] | None = None,
     world_size: int | None = None,
     weight_dtype: str | None = None,
+    stored_types: list[str] | None = None,
 ) -> Provenance:
     """Look at this process and machine; no network.
 
@@ -63,6 +65,7 @@ def collect_provenance(
         extensions: modules outside this package that added options, by name.
         world_size: how many processes the run has.
         weight_dtype: what the products of the target's layers keep their weights in.
+        stored_types: what the file has, where it is not as `dtype` alone.
     """
     return Provenance(
         versions=package_versions(),
@@ -75,6 +78,7 @@ def collect_provenance(
         extensions=dict(extensions or {}),
         world_size=world_size,
         weight_dtype=weight_dtype,
+        stored_types=stored_types,
     )
 
 

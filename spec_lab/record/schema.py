@@ -278,6 +278,14 @@ class ExtensionOrigin(TypedDict):
     revision: str | None
 
 
+class Memory(TypedDict):
+    """The memory of a run: before anything was loaded, and at most. `peak_cuda_bytes` is null on a CPU."""
+
+    start_rss_bytes: int
+    peak_rss_bytes: int
+    peak_cuda_bytes: int | None
+
+
 class Origin(TypedDict):
     """Names the run and what it stood on."""
 
@@ -295,6 +303,7 @@ class Origin(TypedDict):
     extensions: NotRequired[dict[str, ExtensionOrigin]]
     world_size: NotRequired[int | None]
     weight_dtype: NotRequired[str | None]
+    stored_types: NotRequired[list[str] | None]
 
 
 class Comparison(TypedDict):
@@ -332,5 +341,6 @@ class Summary(Origin, Results):
     acceptance_imposed: bool
     acceptance_lossless: bool | None
     row_invariant: NotRequired[bool | None]
+    memory: NotRequired[Memory | None]
     divergence: DivergenceCounts | None
     definitions: dict[str, str]

@@ -19,6 +19,7 @@ from spec_lab.record.schema import (
     Graph,
     Kernel,
     LatencyMs,
+    Memory,
     Origin,
     Outcome,
     Ratio,
@@ -55,6 +56,7 @@ def build_summary(
     acceptance_imposed: bool = False,
     acceptance_lossless: bool | None = None,
     row_invariant: bool | None = None,
+    memory: Memory | None = None,
 ) -> Summary:
     """Make the whole record of a run.
 
@@ -69,6 +71,7 @@ def build_summary(
         acceptance_imposed: the rule set how much is accepted, so acceptance is no result.
         acceptance_lossless: whether the rule promises plain decoding's output; None where no rule was at work.
         row_invariant: whether the target's rows do not depend on each other; None where nothing was loaded.
+        memory: of the process and its GPU; None where nothing was measured.
     """
     diverged = None if divergences is None else {divergence.request_id for divergence in divergences}
     summary: Summary = {
@@ -81,6 +84,7 @@ def build_summary(
         "acceptance_imposed": acceptance_imposed,
         "acceptance_lossless": acceptance_lossless,
         "row_invariant": row_invariant,
+        "memory": memory,
         **_results(main, references or {}, diverged, kernels, work or NOT_PROFILED),
         "divergence": None if divergences is None else _count_divergences(len(main.requests), divergences),
         "definitions": definitions.DEFINITIONS,
@@ -135,6 +139,7 @@ def _origin(info: RunInfo) -> Origin:
         extensions=provenance.extensions,
         world_size=provenance.world_size,
         weight_dtype=provenance.weight_dtype,
+        stored_types=provenance.stored_types,
     )
 
 

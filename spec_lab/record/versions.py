@@ -40,6 +40,8 @@ def upgraded_summary(summary: Summary) -> Summary:
         speed["graph"].setdefault("rounds_per_replay", 1)
     summary.setdefault("row_invariant", None)
     summary.setdefault("weight_dtype", None)
+    summary.setdefault("stored_types", None)
+    summary.setdefault("memory", None)
     return summary
 
 

@@ -29,3 +29,8 @@ def with_range(value: float | None, low: float | None, high: float | None, digit
 def in_html(text: str) -> str:
     """Write text from outside so that a page shows it, whatever it is."""
     return escape(visible(text, keep="\n"))
+
+
+def gibibytes(num_bytes: int) -> str:
+    """Write an amount of memory."""
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -107,6 +107,8 @@ COLUMNS: dict[str, Column] = {
     "device_name": Column("text", "as the system calls it"),
     "dtype": Column("text", "of the weights"),
     "num_threads": Column("count", "of torch on the CPU"),
+    "peak_rss_bytes": Column("count", "of the process in memory at most"),
+    "peak_cuda_bytes": Column("count", "allocated on the GPU at most"),
     "git_revision": Column("text", "of this package"),
 }
 """The frame always has these. Besides, with what the runs hold: a text column a label (`drafter`, `target`, ...),
@@ -166,6 +168,7 @@ def _origin(run: Run) -> dict[str, Any]:
         "device", "device_name", "dtype", "num_threads", "git_revision",
     )  # fmt: skip
     sampling = summary["config"].get("sampling")
+    memory: Mapping[str, Any] = summary.get("memory") or {}
     return {
         "folder": str(run.folder),
         **{key: summary[key] for key in same},  # type: ignore[literal-required]
@@ -175,6 +178,8 @@ def _origin(run: Run) -> dict[str, Any]:
         "seed": _count(summary["config"].get("seed")),
         "kernels": summary["config"].get("kernels"),
         "auto": " ".join(summary["config"].get("auto", [])) or None,
+        "peak_rss_bytes": memory.get("peak_rss_bytes"),
+        "peak_cuda_bytes": memory.get("peak_cuda_bytes"),
     }
 
 

@@ -17,7 +17,7 @@ from spec_lab.record.schema import READING_STAGES, THIS_RUN, Outcome, Speed, Sum
 from spec_lab.record.time_metrics import STAGES
 from spec_lab.record.verdict import verdict
 from spec_lab.record.versions import old_definition
-from spec_lab.record.wording import ABSENT, number, percent
+from spec_lab.record.wording import ABSENT, gibibytes, number, percent
 from spec_lab.report.cells import accuracy_cell, ratio_cell
 from spec_lab.report.known_options import describe_rule
 from spec_lab.report.table import format_table, paragraph, text_width
@@ -40,8 +40,19 @@ def format_run(summary: Summary) -> str:
     if summary["status"] == "finished":
         speeds = _configurations(summary)
         tables = [_speed_table(summary), _stage_table(speeds), _experts_table(speeds), format_categories(summary)]
-        parts = [*tables, IMPOSED if summary["acceptance_imposed"] else "", old_definition([summary]), *parts]
+        notes = [IMPOSED if summary["acceptance_imposed"] else "", old_definition([summary])]
+        parts = [*tables, _memory_line(summary), *notes, *parts]
     return "\n\n".join(part for part in parts if part)
+
+
+def _memory_line(summary: Summary) -> str:
+    """Say how much memory the run had at most; empty where a record does not know."""
+    memory = summary.get("memory")
+    if memory is None:
+        return ""
+    most, before, on_gpu = memory["peak_rss_bytes"], memory["start_rss_bytes"], memory["peak_cuda_bytes"]
+    there = "" if on_gpu is None else f"; on the GPU {gibibytes(on_gpu)}"
+    return f"peak memory {gibibytes(most)}, of which {gibibytes(before)} before anything was loaded{there}"
 
 
 def format_runs(runs: Sequence[Run]) -> str:
@@ -49,7 +60,7 @@ def format_runs(runs: Sequence[Run]) -> str:
     varied = [name for name in SOMETIMES if len({_sometimes(name, run.summary) for run in runs}) > 1]
     header = [
         "#", "drafter", "prune", "K", "batch", *varied, "rule", "acceptance length", "decode tok/s",
-        "speedup over plain", "accuracy", "status", "folder",
+        "speedup over plain", "accuracy", "peak memory", "status", "folder",
     ]  # fmt: skip
     body = [[f"#{index}", *_run_cells(run, varied)] for index, run in enumerate(runs, start=1)]
     words = ("drafter", "prune", "rollback", "attention", "kernels", "rule", "status", "folder")
@@ -205,9 +216,18 @@ def _run_cells(run: Run, varied: Sequence[str]) -> list[str]:
         number(summary["decode_tokens_per_second"], 1),
         ratio_cell(over_reference(summary, summary, "plain")),
         _accuracy(summary, summary, summary["acceptance_imposed"]),
+        _peak(summary),
         summary["status"],
         str(run.folder),
     ]
+
+
+def _peak(summary: Summary) -> str:
+    """Return the GPU's peak of a run on one, else the process's."""
+    memory = summary.get("memory")
+    if memory is None:
+        return ABSENT
+    return gibibytes(memory["peak_rss_bytes"] if memory["peak_cuda_bytes"] is None else memory["peak_cuda_bytes"])
 
 
 def _sometimes(name: str, summary: Summary) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from spec_lab.corpus.example import (
     ASSISTANT,
+    CHAT_TEMPLATE,
     END_OF_TEXT,
     END_OF_TURN,
     SPECIAL_TOKENS,
@@ -18,14 +19,6 @@ from spec_lab.train.module_config import MAX_LENGTH
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    f"{{{{ ('{USER}' if message['role'] == 'user' else '{ASSISTANT}')"
-    f" + '\\n' + message['content'] + '{END_OF_TURN}\\n' }}}}"
-    "{% endfor %}"
-    f"{{% if add_generation_prompt %}}{{{{ '{ASSISTANT}\\n' }}}}{{% endif %}}"
-)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:

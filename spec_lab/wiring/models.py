@@ -159,9 +159,8 @@ def load_models(
     checkpoint = None if config.target.weights == Weights.random else folder
     is_fp8 = config.target.weight_dtype == WeightDtype.fp8
     source = WeightSource(checkpoint, dtype, device, partition, config.seed, is_fp8)
-    target = load_target(model_config, source, backend, max_positions)
-    if partition is WHOLE:
-        target.use(kernels.products)
+    products = kernels.products if partition is WHOLE else None
+    target = load_target(model_config, source, backend, max_positions, products)
     build = TargetBuild(target, backend, kernels, device, dtype, ExpertsRead(device, config.batch_size), markers)
     build.of_drafters.adopt(target.expert_parts)
     for net in target.delta_nets:

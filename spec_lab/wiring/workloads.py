@@ -6,6 +6,8 @@ from pathlib import Path
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.gguf_tokenizer import has_tokenizer
 from spec_lab.core.types import Request
 from spec_lab.errors import UserError
 from spec_lab.menu.choices import Unusable, Weights
@@ -46,7 +48,8 @@ def _tokenizer(chosen: Chosen, folder: Path, vocab_size: int) -> Tokenizer:
     """Return the target's tokenizer; without one, ids stand for themselves where no prompt is text, or no weight means
     anything."""
     needs_none = chosen.config.target.weights == Weights.random or not chosen.workload.reads_text
-    if needs_none and not (folder / "tokenizer.json").is_file():
+    has_one = has_tokenizer(folder) if is_gguf(folder) else (folder / "tokenizer.json").is_file()
+    if needs_none and not has_one:
         return IdsAlone(vocab_size)
     return TargetTokenizer(folder)
 

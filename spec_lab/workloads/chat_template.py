@@ -6,12 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.gguf_tokenizer import chat_template, special_tokens
 from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.corpus.example import Form
 from spec_lab.errors import UserError, describe_error, one_line
-from spec_lab.regular import open_regular
+from spec_lab.regular import open_regular, regular_text
 from spec_lab.workloads.limits import OutOfBounds, time_limit, within_limits
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # A template that does its work is done within milliseconds, and adds a few lines to the prompt.
 MOST_SECONDS = 5.0
@@ -28,6 +34,27 @@ class Rendered:
     has_special_tokens: bool
 
 
+Apply = Callable[[Sequence[str], str | None], Rendered]
+
+
+def stored_template(folder: Path) -> str | None:
+    """Return the chat template of a folder or a GGUF file, as it stands there; None where there is none.
+
+    Raises:
+        UserError: the file that would hold it cannot be read.
+    """
+    if is_gguf(folder):
+        return chat_template(folder)
+    own_file, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if own_file.exists():
+        try:
+            return regular_text(own_file)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{own_file}: cannot be read ({one_line(error)}); fetch it again") from error
+    found = read_json(settings).get("chat_template") if settings.exists() else None
+    return None if found is None else str(found)
+
+
 class ChatTemplate:
     """Renders prompts by a checkpoint's chat template, which spells BOS itself; a text to continue is left as it is."""
 
@@ -35,72 +62,92 @@ class ChatTemplate:
         """Nothing is read before the first chat prompt. Each rendering may take `most_seconds`."""
         self._folder = folder
         self._most_seconds = most_seconds
-        self._apply: Callable[[Sequence[str]], Rendered] | None = None
+        self._apply: Apply | None = None
 
-    def __call__(self, form: Form, texts: Sequence[str]) -> Rendered:
+    def __call__(self, form: Form, texts: Sequence[str], system: str | None = None) -> Rendered:
         """Return the text of a chat, or of a text to continue; UserError where the checkpoint's template does not work.
 
         Args:
             texts: the turns of a chat, the user's first and last, with the assistant's in between; or the one text.
+            system: what a chat is told in front of them.
         """
         if form == "continue":
-            return _as_it_is(texts)
+            return _as_it_is(texts, None)
         if self._apply is None:
             self._apply = self._load()
-        return self._apply(texts)
+        return self._apply(texts, system)
 
-    def _load(self) -> Callable[[Sequence[str]], Rendered]:
-        from transformers import AutoTokenizer
-
-        settings = self._folder / "tokenizer_config.json"
-        if settings.exists():
-            fields = ConfigFields(read_json(settings), str(settings))
-            if not isinstance(fields.values.get("chat_template"), list):  # a list holds several, each with its name
-                fields.text("chat_template", "")
-        try:
-            with time_limit(MOST_SECONDS_OF_READING):
-                self._require_files()
-                tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True, trust_remote_code=False)
-            has_template = bool(tokenizer.chat_template)
-        except Exception as error:  # broken files make transformers raise anything
-            reason = _short(describe_error(error))
-            raise UserError(
-                f"{settings}: this or a file beside it is no tokenizer that transformers reads without running the "
-                f"checkpoint's own code ({reason}); fetch tokenizer and config.json again"
-            ) from error
-        if not has_template:
+    def _load(self) -> Apply:
+        tokenizer = _of_file(self._folder) if is_gguf(self._folder) else _of_folder(self._folder)
+        if tokenizer is None:
             return _as_it_is
 
-        def render(texts: Sequence[str]) -> str:
-            turns = [
+        def render(texts: Sequence[str], system: str | None) -> str:
+            told = [] if system is None else [{"role": "system", "content": system}]
+            turns = told + [
                 {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(texts)
             ]
             text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-            if not isinstance(text, str) or len(text) > sum(map(len, texts)) + MOST_ADDED:
+            if not isinstance(text, str) or len(text) > sum(map(len, [*texts, system or ""])) + MOST_ADDED:
                 raise ValueError(f"it adds more than {MOST_ADDED} characters to a prompt")
             return text
 
-        def apply(texts: Sequence[str]) -> Rendered:
+        def apply(texts: Sequence[str], system: str | None) -> Rendered:
             try:
-                text = within_limits(partial(render, texts), self._most_seconds, MOST_BYTES)
+                text = within_limits(partial(render, texts, system), self._most_seconds, MOST_BYTES)
             except OutOfBounds as error:
                 raise self._broken(_short(str(error))) from error
             return Rendered(text, has_special_tokens=True)
 
         return apply
 
-    def _require_files(self) -> None:
-        """transformers opens what it finds by its name, and would wait for a pipe."""
-        for path in self._folder.iterdir():
-            if not path.is_dir():
-                open_regular(path).close()
-
     def _broken(self, reason: str) -> UserError:
-        own_file = self._folder / "chat_template.jinja"
-        file = own_file if own_file.exists() else self._folder / "tokenizer_config.json"
-        return UserError(
-            f"{file}: the chat template cannot be rendered for one user turn ({reason}); mend it, or fetch it again"
-        )
+        folder, own_file = self._folder, self._folder / "chat_template.jinja"
+        in_folder = own_file if own_file.exists() else folder / "tokenizer_config.json"
+        file = folder if is_gguf(folder) else in_folder
+        return UserError(f"{file}: the chat template cannot be rendered ({reason}); mend it, or fetch it again")
+
+
+def _of_folder(folder: Path) -> PreTrainedTokenizerBase | None:
+    """Read what renders a folder's template; None where it has none."""
+    from transformers import AutoTokenizer
+
+    settings = folder / "tokenizer_config.json"
+    if settings.exists():
+        fields = ConfigFields(read_json(settings), str(settings))
+        if not isinstance(fields.values.get("chat_template"), list):  # a list holds several, each with its name
+            fields.text("chat_template", "")
+    try:
+        with time_limit(MOST_SECONDS_OF_READING):
+            _require_files(folder)
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return tokenizer if tokenizer.chat_template else None
+    except Exception as error:  # broken files make transformers raise anything
+        reason = _short(describe_error(error))
+        raise UserError(
+            f"{settings}: this or a file beside it is no tokenizer that transformers reads without running the "
+            f"checkpoint's own code ({reason}); fetch tokenizer and config.json again"
+        ) from error
+
+
+def _require_files(folder: Path) -> None:
+    """transformers opens what it finds by its name, and would wait for a pipe."""
+    for path in folder.iterdir():
+        if not path.is_dir():
+            open_regular(path).close()
+
+
+def _of_file(path: Path) -> PreTrainedTokenizerBase | None:
+    """Make of a GGUF file what renders its template, which needs the texts of a few tokens and no vocabulary; None
+    where it has none."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    template = chat_template(path)
+    if not template:
+        return None
+    empty = Tokenizer(models.BPE())
+    return PreTrainedTokenizerFast(tokenizer_object=empty, chat_template=template, **special_tokens(path))
 
 
 def _short(reason: str) -> str:
@@ -108,6 +155,6 @@ def _short(reason: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _as_it_is(texts: Sequence[str]) -> Rendered:
+def _as_it_is(texts: Sequence[str], system: str | None) -> Rendered:
     """A model without a template knows no turns: a conversation is one text, a paragraph a turn."""
-    return Rendered("\n\n".join(texts), has_special_tokens=False)
+    return Rendered("\n\n".join(texts if system is None else [system, *texts]), has_special_tokens=False)

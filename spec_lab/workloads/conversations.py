@@ -68,7 +68,7 @@ def before_end(output_ids: Sequence[int], eos_token_ids: frozenset[int]) -> list
 
 def _next_request(conversation: _Conversation, tokenizer: Tokenizer, max_seq_len: int) -> Request:
     first, number = conversation.asked[0], len(conversation.asked) + 1
-    prompt_ids = tuple(tokenizer.encode_conversation(conversation.texts))
+    prompt_ids = tuple(tokenizer.encode_conversation(conversation.texts, first.system))
     request = replace(
         first, request_id=f"{first.request_id}-turn{number}", prompt_ids=prompt_ids, answer=None, turns=(), checker=None
     )
@@ -87,6 +87,6 @@ def require_room(request: Request, max_seq_len: int) -> None:
 
 
 def _most_tokens(request: Request, tokenizer: Tokenizer) -> int:
-    alone = sum(len(tokenizer.encode_conversation([text])) for text in request.turns)
+    alone = sum(len(tokenizer.encode_conversation([text], request.system)) for text in request.turns)
     num_answers = len(request.turns) - 1
     return alone + (TOKENS_OF_A_TOKEN * num_answers + 1) * request.max_new_tokens

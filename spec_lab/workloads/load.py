@@ -47,8 +47,10 @@ def generated_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]
 
 def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     def request(prompt: Prompt) -> Request:
+        own = config.workload.system if prompt.system is None else prompt.system
+        system = own if prompt.form == "chat" else None
         try:
-            prompt_ids = tokenizer.encode_prompt(prompt.form, prompt.text)
+            prompt_ids = tokenizer.encode_prompt(prompt.form, prompt.text, system)
         except UnusablePrompt as error:
             raise UnusablePrompt(f"{prompt.place or prompt.prompt_id}: {error}") from error
         return Request(
@@ -60,6 +62,7 @@ def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> 
             checker=prompt.checker,
             ignore_eos=config.workload.ignore_eos,
             turns=(prompt.text, *prompt.later_turns) if prompt.later_turns else (),
+            system=system,
         )
 
     chosen = select_prompts(prompts, config.workload.categories, config.workload.limit)

@@ -26,6 +26,7 @@ class Prompt:
         text: what is asked first.
         later_turns: what the user asks in the same conversation, once there is an answer.
         checker: what reads the answer given; None is the workload's.
+        system: what a chat is told in front of its first turn, None where nothing of its own.
         place: `FILE:LINE`, empty where the prompt comes from no file.
     """
 
@@ -36,6 +37,7 @@ class Prompt:
     answer: str | None
     later_turns: tuple[str, ...] = ()
     checker: str | None = None
+    system: str | None = None
     place: str = field(default="", compare=False)
 
 
@@ -47,7 +49,7 @@ def shipped_prompts() -> list[Prompt]:
 
 def read_jsonl(config: WorkloadConfig) -> list[Prompt]:
     """Read own prompts: `prompt`, and optionally `id`, `category`, `form` (chat or continue), `answer`,
-    `checker`."""
+    `checker`, `system`."""
     return _read(_path(config), _prompt, config.unusable)
 
 
@@ -78,8 +80,20 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
     checker = row.get("checker")
     if checker is not None and (not isinstance(checker, str) or not checker.isidentifier()):
         raise UnusablePrompt(f"{line.place}: `checker` must be a value of workload.checker if any, such as last_number")
+    system = row.get("system")
+    if system is not None and (not isinstance(system, str) or form != "chat"):
+        raise UnusablePrompt(f"{line.place}: `system` must be a text, of a chat")
     answer = None if answer is None else str(answer)
-    return Prompt(str(prompt_id), str(category), form, row["prompt"], answer, checker=checker, place=line.place)
+    return Prompt(
+        str(prompt_id),
+        str(category),
+        form,
+        row["prompt"],
+        answer,
+        checker=checker,
+        system=system,
+        place=line.place,
+    )
 
 
 def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:

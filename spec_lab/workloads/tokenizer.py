@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from spec_lab.corpus.example import SPECIAL_TOKENS, Form, render_conversation, render_prompt
+from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.gguf_tokenizer import gguf_tokenizer
+from spec_lab.corpus.example import CHAT_TEMPLATE, SPECIAL_TOKENS, Form, render_conversation, render_prompt
 from spec_lab.errors import UserError, one_line
-from spec_lab.workloads.chat_template import ChatTemplate, Rendered
+from spec_lab.workloads.chat_template import ChatTemplate, Rendered, stored_template
 from spec_lab.workloads.unusable import UnusablePrompt
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+Render = Callable[[Form, Sequence[str], str | None], Rendered]
 
 
 class Tokenizer(Protocol):
@@ -30,11 +38,14 @@ class Tokenizer(Protocol):
         """Return the text of ids."""
         ...
 
-    def encode_prompt(self, form: Form, prompt: str) -> list[int]:
-        """Return the ids of a chat turn or of a text to continue, with the BOS that the model was trained with."""
+    def encode_prompt(self, form: Form, prompt: str, system: str | None = None) -> list[int]:
+        """Return the ids of a chat turn or of a text to continue, with the BOS that the model was trained with.
+
+        `system` is what a chat is told in front of its first turn.
+        """
         ...
 
-    def encode_conversation(self, texts: Sequence[str]) -> list[int]:
+    def encode_conversation(self, texts: Sequence[str], system: str | None = None) -> list[int]:
         """Return the ids of a chat of several turns, the user's first and last, with the assistant's in between."""
         ...
 
@@ -56,32 +67,25 @@ class IdsAlone:
     def decode(self, token_ids: Sequence[int]) -> str:
         return " ".join(map(str, token_ids))
 
-    def encode_prompt(self, form: Form, prompt: str) -> list[int]:
+    def encode_prompt(self, form: Form, prompt: str, system: str | None = None) -> list[int]:
         return self.encode(prompt)
 
-    def encode_conversation(self, texts: Sequence[str]) -> list[int]:
+    def encode_conversation(self, texts: Sequence[str], system: str | None = None) -> list[int]:
         return self.encode(texts[0])
 
 
 class TargetTokenizer:
-    """A `tokenizer.json`, and how its model wants a chat turn written."""
+    """A `tokenizer.json`, or what a GGUF file has in its place, and how its model wants a chat turn written."""
 
     def __init__(self, folder: Path) -> None:
-        """Read `folder`/tokenizer.json; UserError when it is missing or broken."""
-        from tokenizers import Tokenizer
-
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise UserError(
-                f"{path} is missing; target.path must be a checkpoint folder with a tokenizer.json, or take "
-                "workload=random_ids, which needs none"
-            )
-        with _defects_of(f"{path} cannot be read as a tokenizer"):
-            self._tokenizer = Tokenizer.from_file(str(path))
-        self._path = path
+        """Read the tokenizer of a folder or of a GGUF file; UserError when it is missing or broken."""
+        self._path = folder if is_gguf(folder) else folder / "tokenizer.json"
+        with _defects_of(f"{self._path} cannot be read as a tokenizer"):
+            self._tokenizer = gguf_tokenizer(folder) if is_gguf(folder) else _from_json(self._path)
         self.vocab_size: int = self._tokenizer.get_vocab_size()
-        is_ours = all(self.special_id(token) is not None for token in SPECIAL_TOKENS)
-        self._render: Callable[[Form, Sequence[str]], Rendered] = _render_ours if is_ours else ChatTemplate(folder)
+        has_markers = all(self.special_id(token) is not None for token in SPECIAL_TOKENS)
+        is_ours = has_markers and stored_template(folder) in (None, CHAT_TEMPLATE)
+        self._render: Render = _render_ours if is_ours else ChatTemplate(folder)
 
     def special_id(self, token: str) -> int | None:
         """Return the id of a token that is one, such as `<think>`; None where the tokenizer has no such token."""
@@ -95,22 +99,22 @@ class TargetTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
-    def encode_prompt(self, form: Form, prompt: str) -> list[int]:
+    def encode_prompt(self, form: Form, prompt: str, system: str | None = None) -> list[int]:
         """Return the ids of a chat turn or of a text to continue, with the BOS that the model was trained with.
 
         Raises:
             UnusablePrompt: the prompt itself begins with the special token that is put in front of it.
         """
-        ids = self._encode(form, [prompt])
+        ids = self._encode(form, [prompt], system)
         self._refuse_doubled(prompt, ids)
         return ids
 
-    def encode_conversation(self, texts: Sequence[str]) -> list[int]:
+    def encode_conversation(self, texts: Sequence[str], system: str | None = None) -> list[int]:
         """Return the ids of a chat of several turns, the user's first and last, with the assistant's in between."""
-        return self._encode("chat", texts)
+        return self._encode("chat", texts, system)
 
-    def _encode(self, form: Form, texts: Sequence[str]) -> list[int]:
-        rendered = self._render(form, texts)
+    def _encode(self, form: Form, texts: Sequence[str], system: str | None) -> list[int]:
+        rendered = self._render(form, texts, system)
         return self._ids(rendered.text, add_special_tokens=not rendered.has_special_tokens)
 
     def _refuse_doubled(self, prompt: str, ids: Sequence[int]) -> None:
@@ -134,18 +138,33 @@ class TargetTokenizer:
         return ids
 
 
+def _from_json(path: Path) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer
+
+    if not path.is_file():
+        raise UserError(
+            f"{path} is missing; target.path must be a checkpoint folder with a tokenizer.json, or take "
+            "workload=random_ids, which needs none"
+        )
+    return Tokenizer.from_file(str(path))
+
+
 @contextmanager
 def _defects_of(what: str) -> Iterator[None]:
     """Raise UserError for a defect of the file, for which the library raises a bare Exception, or panics past
     `except`."""
     try:
         yield
+    except UserError:
+        raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise UserError(f"{what} ({one_line(error)}); fetch it again") from error
 
 
-def _render_ours(form: Form, texts: Sequence[str]) -> Rendered:
+def _render_ours(form: Form, texts: Sequence[str], system: str | None = None) -> Rendered:
+    if system is not None:
+        raise UnusablePrompt("this target was trained without system prompts; leave out workload.system and `system`")
     text = render_prompt(form, texts[0]) if form == "continue" else render_conversation(texts)
     return Rendered(text, has_special_tokens=True)

@@ -17,8 +17,6 @@ from spec_kernels.operators import cpu_operator
 class NativeLayers:
     """Is layers one behind the other as the kernels read them.
 
-    So lie their weights, since what a product asks for ahead of its end is then what the next one reads.
-
     Attributes:
         address: of their addresses, which operators take.
     """
@@ -27,9 +25,6 @@ class NativeLayers:
 
     def __init__(self, layers: Sequence[NativeLayer]) -> None:
         self._layers = tuple(layers)
-        sizes = [layer.num_bytes for layer in layers]
-        for layer, memory in zip(layers, torch.empty(sum(sizes), dtype=torch.uint8).split(sizes), strict=True):
-            layer.move(memory)
         self.addresses = (ctypes.c_void_p * len(layers))(*(layer.address for layer in layers))
         self.address = ctypes.addressof(self.addresses)
 

@@ -1,12 +1,17 @@
-"""Lays weights out for the products in C: in panels of 64 outputs, each read front to back."""
+"""Lays weights out for the products in C: in panels of 64 outputs, each read front to back, and reads them back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 
 import torch
 
 PANEL, LANES, TILE_INPUTS = 64, 16, 32
+BLOCK = 64 * PANEL
+"""So many outputs are laid out at once, so that a large weight needs little memory beside itself and its panels."""
+RESERVED = 2**26
+"""So many bytes are asked for at once; those that nothing is laid into take none of the machine's memory."""
 
 
 class Layout(IntEnum):
@@ -27,25 +32,71 @@ def pack(weight: torch.Tensor, has_tiles: bool) -> tuple[torch.Tensor, Layout]:
 
     A weight that is the same in bfloat16 is kept so: nothing is lost, and half of the bytes are read.
     """
-    num_outputs, num_inputs = weight.shape
-    num_panels = -(-num_outputs // PANEL)
-    filled = weight.new_zeros(num_panels * PANEL, num_inputs)
-    filled[:num_outputs] = weight
-    narrow = filled.bfloat16()
-    if not torch.equal(narrow.float(), filled):
-        return filled.view(num_panels, PANEL, num_inputs).transpose(1, 2).contiguous(), Layout.FLOATS
-    if has_tiles:
-        return _tiles(narrow), Layout.TILES
-    # Outputs j and j + 16 are the halves of one lane, each of which is widened by one instruction.
-    halves = narrow.view(num_panels, PANEL // (2 * LANES), 2, LANES, num_inputs)
-    return halves.permute(0, 4, 1, 3, 2).contiguous(), Layout.HALVES
+    is_narrow = all(torch.equal(block.bfloat16().float(), block) for block in weight.split(BLOCK))
+    narrow_layout = Layout.TILES if has_tiles else Layout.HALVES
+    layout = narrow_layout if is_narrow else Layout.FLOATS
+    panels: torch.Tensor | None = None
+    for first, block in zip(range(0, len(weight), BLOCK), weight.split(BLOCK), strict=True):
+        laid = _LAID[layout](_filled(block))
+        if panels is None:
+            panels = laid.new_empty(-(-len(weight) // PANEL), *laid.shape[1:])
+        panels[first // PANEL : first // PANEL + len(laid)] = laid
+    assert panels is not None, "a weight has outputs"
+    return panels, layout
+
+
+def unpack(panels: torch.Tensor, layout: Layout, num_outputs: int, num_inputs: int) -> torch.Tensor:
+    """Return the weight [outputs, inputs] that was laid out so, in float32."""
+    if layout is Layout.FLOATS:
+        rows = panels.transpose(1, 2).reshape(-1, num_inputs)
+    elif layout is Layout.HALVES:
+        rows = panels.permute(0, 2, 4, 3, 1).reshape(-1, num_inputs)
+    else:
+        rows = panels.permute(0, 2, 4, 1, 3, 5).reshape(len(panels) * PANEL, -1)
+    return rows[:num_outputs, :num_inputs].float().contiguous()
+
+
+class PanelMemory:
+    """Hands out memory piece behind piece: what a product asks for ahead of its end is then what the next one reads."""
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """Return [num_bytes] uint8 behind what was taken last, where it has room."""
+        if len(self._free) < num_bytes:
+            self._free = torch.empty(max(num_bytes, RESERVED), dtype=torch.uint8)
+        taken, self._free = self._free.split([num_bytes, len(self._free) - num_bytes])
+        return taken
+
+
+def _filled(block: torch.Tensor) -> torch.Tensor:
+    """Return whole panels, filled up with zeros."""
+    missing = -len(block) % PANEL
+    return torch.nn.functional.pad(block, (0, 0, 0, missing)) if missing else block
+
+
+def _floats(filled: torch.Tensor) -> torch.Tensor:
+    return filled.view(-1, PANEL, filled.shape[1]).transpose(1, 2)
+
+
+def _halves(filled: torch.Tensor) -> torch.Tensor:
+    """Make outputs j and j + 16 the halves of one lane, each of which is widened by one instruction."""
+    parts = filled.bfloat16().view(-1, PANEL // (2 * LANES), 2, LANES, filled.shape[1])
+    return parts.permute(0, 4, 1, 3, 2)
 
 
 def _tiles(filled: torch.Tensor) -> torch.Tensor:
     """Return [outputs, inputs] in tiles, inputs filled up with zeros as well."""
     num_outputs, num_inputs = filled.shape
     num_blocks = -(-num_inputs // TILE_INPUTS)
-    wide = filled.new_zeros(num_outputs, num_blocks * TILE_INPUTS)
-    wide[:, :num_inputs] = filled
+    wide = torch.nn.functional.pad(filled.bfloat16(), (0, num_blocks * TILE_INPUTS - num_inputs))
     pairs = wide.view(num_outputs // PANEL, PANEL // LANES, LANES, num_blocks, TILE_INPUTS // 2, 2)
-    return pairs.permute(0, 3, 1, 4, 2, 5).contiguous()
+    return pairs.permute(0, 3, 1, 4, 2, 5)
+
+
+_LAID: Mapping[Layout, Callable[[torch.Tensor], torch.Tensor]] = {
+    Layout.FLOATS: _floats,
+    Layout.HALVES: _halves,
+    Layout.TILES: _tiles,
+}

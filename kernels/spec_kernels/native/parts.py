@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from spec_kernels.native.compiled import has_tiles, pointer_to
-from spec_kernels.native.packing import pack
+from spec_kernels.native.packing import Layout, pack, unpack
 
 
 class _Product(ctypes.Structure):
@@ -42,22 +42,25 @@ class NativeProduct:
         address: of its description, which operators take.
     """
 
-    __slots__ = ("_bias", "_panels", "address", "described", "num_inputs", "num_outputs")
+    __slots__ = ("_layout", "_panels", "address", "bias", "described", "num_inputs", "num_outputs")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """Pack a float32 weight [outputs, inputs] on the CPU."""
         self.num_outputs, self.num_inputs = weight.shape
-        self._panels, layout = pack(weight, has_tiles())
-        self._bias = None if bias is None else bias.float().contiguous()
-        self.described = _Product(
-            self._panels.data_ptr(), pointer_to(self._bias), self.num_outputs, self.num_inputs, layout
-        )
+        self._panels, self._layout = pack(weight, has_tiles())
+        self.bias = None if bias is None else bias.float().contiguous()
+        sizes = self.num_outputs, self.num_inputs, self._layout
+        self.described = _Product(self._panels.data_ptr(), pointer_to(self.bias), *sizes)
         self.address = ctypes.addressof(self.described)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of its panels."""
         return self._panels.nbytes
+
+    def dense_weight(self) -> torch.Tensor:
+        """Read the weight back, in float32."""
+        return unpack(self._panels, Layout(self._layout), self.num_outputs, self.num_inputs)
 
     def move(self, memory: torch.Tensor) -> None:
         """Lay the panels into `memory` [num_bytes], uint8."""

@@ -13,6 +13,8 @@ from spec_lab.checkpoints.families.experts import read_glm4_moe, read_qwen3_moe
 from spec_lab.checkpoints.families.gemma4 import read_gemma4
 from spec_lab.checkpoints.families.hybrid import read_qwen3_5, read_qwen3_5_moe, read_qwen3_next
 from spec_lab.checkpoints.families.plain import read_llama, read_qwen2, read_qwen3
+from spec_lab.checkpoints.gguf_config import gguf_config
+from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.json_input import ConfigFields, read_json, shown
 from spec_lab.errors import UserError
 
@@ -55,7 +57,7 @@ def read_decoder(config: dict[str, Any], source: str) -> ModelConfig:
 
 
 def read_model_config(folder: Path, knob: str = "target.path") -> ModelConfig:
-    """Read config.json, and the end tokens as `generate` of transformers has them.
+    """Read config.json, and the end tokens as `generate` of transformers has them; of a GGUF file what stands for it.
 
     Where there is a generation_config.json, its end tokens are the only ones, even if it names none. Without that file
     they are those that config.json spells out; a family's default is not used.
@@ -66,6 +68,8 @@ def read_model_config(folder: Path, knob: str = "target.path") -> ModelConfig:
     Raises:
         UserError: no such folder or file, no JSON object, or what `read_decoder` refuses.
     """
+    if is_gguf(folder):
+        return read_decoder(gguf_config(folder), str(folder))
     config = read_decoder(read_config_json(folder, knob), str(folder / "config.json"))
     generation = folder / "generation_config.json"
     if not generation.exists():

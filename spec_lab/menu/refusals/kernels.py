@@ -45,17 +45,12 @@ def native_needs_a_plain_run(chosen: Chosen) -> str | None:
     config = chosen.config
     if config.kernels != KernelSet.native:
         return None
-    asked = "null" if config.num_threads is None else config.num_threads
-    num_threads = config.num_threads or chosen.target.num_threads
     wrong = {
         f"device={config.device}": (runs_on_cuda(config.device), "device=cpu"),
         f"dtype={config.dtype}": (config.dtype not in (Dtype.auto, Dtype.float32), "dtype=float32"),
         f"attention={config.attention.name}": (config.attention.name not in ("auto", "torch"), "attention=torch"),
         f"tree={config.tree.name}": (chosen.sizes is not None, "tree=none"),
-        f"num_threads={asked}": (
-            num_threads != 1,
-            "num_threads=1",
-        ),
+        f"num_threads={config.num_threads}": (config.num_threads not in (None, 1), "num_threads=1"),
         f"target.tensor_parallel={config.target.tensor_parallel}": (
             config.target.tensor_parallel > 1,
             "target.tensor_parallel=1",

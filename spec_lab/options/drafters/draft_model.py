@@ -86,8 +86,8 @@ def _load(
             f"{build.target.vocab_size}; set drafter.path to a model of the target's family"
         )
     source = WeightSource(folder, build.dtype, build.device)
-    model = load_target(model_config, source, build.backend, build.target.num_positions)
-    model.use(build.kernels.draft_model_products)
+    products = build.kernels.draft_model_products
+    model = load_target(model_config, source, build.backend, build.target.num_positions, products)
     build.adopt(model.expert_parts)
 
     def make_cache(resources: DrafterResources) -> PagedKVCache:

@@ -1,0 +1,167 @@
+"""A GGUF file's sizes and options under the keys of a Hugging Face config.json. Imports neither numpy nor torch.
+
+The file's keys, and what an absent one means, follow llama.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from spec_lab.checkpoints.gguf_file import ROPE_FACTORS, GgufFile, read_head
+from spec_lab.errors import UserError
+
+ARCHITECTURES: Mapping[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+READ_KEYS = (
+    "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
+    "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "attention.key_length",
+    "attention.value_length", "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+)  # fmt: skip
+NOTHING_SAID = ("tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.attn_factor")
+"""Keys that change nothing in what is read."""
+
+F32 = 0
+LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""The constants of every Llama 3.1, 3.2 and 3.3; the file has what comes of them, a divisor for each frequency."""
+
+
+def gguf_config(path: Path) -> dict[str, Any]:
+    """Return the keys that the model's config.json would have.
+
+    Raises:
+        UserError: another architecture, a key that is not understood, or sizes that do not fit one another.
+    """
+    file = read_head(path)
+    name = file.text("general.architecture")
+    if name not in ARCHITECTURES:
+        raise UserError(
+            f"{path}: architecture {name[:60]!r} is not supported in GGUF; supported are {', '.join(ARCHITECTURES)}"
+        )
+    _refuse_unknown_keys(file, name)
+    heads = file.integer(f"{name}.attention.head_count")
+    hidden = file.integer(f"{name}.embedding_length")
+    max_positions = file.integer(f"{name}.context_length")
+    if heads < 1:
+        raise file.wrong(f"{name}.attention.head_count", "a positive integer")
+    biases = file.places.keys() & {"blk.0.attn_q.bias", "blk.0.ffn_gate.bias"}
+    return {
+        "architectures": [ARCHITECTURES[name]],
+        "vocab_size": _vocab_size(file, name),
+        "hidden_size": hidden,
+        "intermediate_size": file.integer(f"{name}.feed_forward_length"),
+        "num_hidden_layers": file.integer(f"{name}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": file.integer(f"{name}.attention.head_count_kv", heads),
+        "head_dim": _head_dim(file, name, hidden // heads),
+        "max_position_embeddings": max_positions,
+        "rms_norm_eps": file.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": file.number(f"{name}.rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(file, name),
+        "tie_word_embeddings": "output.weight" not in file.places,
+        "attention_bias": "blk.0.attn_q.bias" in biases,
+        "mlp_bias": "blk.0.ffn_gate.bias" in biases,
+        "bos_token_id": next(iter(file.integers("tokenizer.ggml.bos_token_id")), None),
+        "eos_token_id": _end_tokens(file),
+        "torch_dtype": "float32",
+    }
+
+
+def _refuse_unknown_keys(file: GgufFile, name: str) -> None:
+    """A key of the architecture that nothing here reads may change the forward pass."""
+    known = {f"{name}.{key}" for key in (*READ_KEYS, *NOTHING_SAID)}
+    unknown = [key for key in file.metadata if key.startswith(f"{name}.") and key not in known]
+    # Converters write counts of what a model lacks as zeros.
+    unread = [key for key in unknown if file.metadata[key] not in (0, False)]
+    if unread:
+        raise UserError(
+            f"{file.path}: {unread[0][:80]} is not understood, and may change what the model computes; use the "
+            "Hugging Face folder of this model"
+        )
+
+
+def _vocab_size(file: GgufFile, name: str) -> int:
+    """Return the rows of the embedding, which the vocabulary must have too."""
+    embedding = file.places.get("token_embd.weight")
+    if embedding is None:
+        raise UserError(f"{file.path}: token_embd.weight is missing; convert the model again")
+    rows = embedding.shape[0]
+    key = f"{name}.vocab_size"
+    sizes = {key: file.integer(key, rows), "tokenizer.ggml.tokens": len(file.texts("tokenizer.ggml.tokens")) or rows}
+    for named, size in sizes.items():
+        if size != rows:
+            raise UserError(
+                f"{file.path}: {named} says {size} tokens, and the embedding has {rows} rows; convert the model again"
+            )
+    return rows
+
+
+def _head_dim(file: GgufFile, name: str, default: int) -> int:
+    size = file.integer(f"{name}.attention.key_length", default)
+    for key in (f"{name}.attention.value_length", f"{name}.rope.dimension_count"):
+        if file.integer(key, size) != size:
+            raise UserError(f"{file.path}: {key} is not the {size} channels of a head; only heads of one size are read")
+    return size
+
+
+def _end_tokens(file: GgufFile) -> list[int]:
+    """Return what ends a text, a turn or a message, each once."""
+    keys = (f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
+    return list(dict.fromkeys(token for key in keys for token in file.integers(key)))
+
+
+def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
+    factors = _rope_factors(file)
+    kind = file.text(f"{name}.rope.scaling.type", "none")
+    if kind == "none" and factors is not None:
+        return _llama3_rope(file, name, factors)
+    if factors is not None:
+        raise UserError(
+            f"{file.path}: has both {ROPE_FACTORS} and rope.scaling.type {kind[:40]!r}; one of them is read"
+        )
+    if kind == "none":
+        return None
+    return {"rope_type": kind, "factor": file.number(f"{name}.rope.scaling.factor")}
+
+
+def _rope_factors(file: GgufFile) -> list[float] | None:
+    """Return what each frequency is divided by; None where all stay as they are."""
+    place = file.places.get(ROPE_FACTORS)
+    if place is None:
+        return None
+    count = prod(place.shape)
+    begin = file.data_start + place.offset
+    if place.code != F32 or begin + 4 * count > file.num_bytes:
+        raise UserError(f"{file.path}: {ROPE_FACTORS} must be float32 inside the file; convert the model again")
+    with file.path.open("rb") as source:
+        source.seek(begin)
+        factors = list(struct.unpack(f"<{count}f", source.read(4 * count)))
+    return None if all(factor == 1.0 for factor in factors) else factors
+
+
+def _llama3_rope(file: GgufFile, name: str, factors: list[float]) -> dict[str, Any]:
+    """Find the one scaling of Llama 3 that has these divisors; its largest divisor is that of the slowest pair."""
+    scaling = LLAMA3_ROPE | {"factor": round(max(factors), 4)}
+    theta = file.number(f"{name}.rope.freq_base", 10000.0)
+    expected = [_llama3_divisor(theta ** (-pair / len(factors)), scaling) for pair in range(len(factors))]
+    if not all(math.isclose(*both, rel_tol=1e-4) for both in zip(factors, expected, strict=True)):
+        raise UserError(
+            f"{file.path}: the divisors in {ROPE_FACTORS} are not Llama 3's, and others are not understood; use the "
+            "Hugging Face folder of this model"
+        )
+    return {"rope_type": "llama3", **scaling}
+
+
+def _llama3_divisor(frequency: float, scaling: Mapping[str, float]) -> float:
+    turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+    return 1.0 / ((1.0 - kept) / scaling["factor"] + kept)

@@ -1,0 +1,184 @@
+"""The tokenizer that a GGUF file holds: a byte-level BPE, cut before its merges as `tokenizer.ggml.pre` names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.checkpoints.gguf_file import GgufFile, read_head
+from spec_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MODEL = "tokenizer.ggml.model"
+TOKENS = "tokenizer.ggml.tokens"
+TOKEN_TYPES = "tokenizer.ggml.token_type"
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+CHAT_TEMPLATE = "tokenizer.chat_template"
+
+# The expression of Llama 3, in which runs of digits are cut as `{digits}` says.
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """A way to cut a text into pieces, none of which a merge leaves.
+
+    Attributes:
+        words: the expression of the pieces; None is GPT-2's.
+        single_digits: each digit is cut off before that, so that a blank in front of one stands alone.
+        whole_pieces: a piece that is a token is one, whatever its merges say.
+        composes: characters are composed first (NFC), as the model's own tokenizer has it; llama.cpp leaves that out.
+        adds_bos: where the file does not say.
+    """
+
+    words: str | None = None
+    single_digits: bool = False
+    whole_pieces: bool = False
+    composes: bool = False
+    adds_bos: bool = False
+
+
+LLAMA3 = Cutting(WORDS.format(digits=r"\p{N}{1,3}"), whole_pieces=True, adds_bos=True)
+SINGLE_DIGITS = Cutting(single_digits=True)
+CUTTINGS: Mapping[str, Cutting] = {
+    "smollm": SINGLE_DIGITS,
+    "starcoder": SINGLE_DIGITS,
+    "refact": SINGLE_DIGITS,
+    "gpt-2": Cutting(),
+    "llama-bpe": LLAMA3,
+    "llama3": LLAMA3,
+    "llama-v3": LLAMA3,
+    "qwen2": Cutting(WORDS.format(digits=r"\p{N}"), composes=True),
+}
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Tell whether the file has a vocabulary beside its weights."""
+    return read_head(path).has(TOKENS)
+
+
+def gguf_tokenizer(path: Path) -> Tokenizer:
+    """Build the file's tokenizer.
+
+    Raises:
+        UserError: one of another kind, a cutting that is not known, or lists that do not fit one another.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    file = read_head(path)
+    kind = file.text(MODEL, "none")
+    if kind != "gpt2":
+        raise UserError(
+            f"{path}: {MODEL} {kind[:40]!r} is not supported; supported is 'gpt2', a byte-level BPE. "
+            "workload=random_ids needs no tokenizer"
+        )
+    cutting = _cutting(file)
+    vocabulary = _vocabulary(file)
+    tokenizer = Tokenizer(models.BPE(vocabulary, _merges(file, vocabulary), ignore_merges=cutting.whole_pieces))
+    if cutting.composes:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _pieces(cutting)
+    tokenizer.decoder = decoders.ByteLevel()
+    _add_tokens(tokenizer, file, vocabulary)
+    _begin_texts(tokenizer, file, cutting)
+    return tokenizer
+
+
+def chat_template(path: Path) -> str | None:
+    """Return the file's chat template; None where it has none."""
+    file = read_head(path)
+    return file.text(CHAT_TEMPLATE) if file.has(CHAT_TEMPLATE) else None
+
+
+def special_tokens(path: Path) -> dict[str, str]:
+    """Return the tokens that a chat template may name, as in `bos_token`."""
+    file = read_head(path)
+    named = {f"{name}_token": _token(file, key) for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))}
+    return {name: token for name, token in named.items() if token is not None}
+
+
+def _cutting(file: GgufFile) -> Cutting:
+    name = file.text("tokenizer.ggml.pre", "")
+    if name not in CUTTINGS:
+        raise UserError(
+            f"{file.path}: tokenizer.ggml.pre {name[:40]!r} says nothing known of how text is cut; known are "
+            f"{', '.join(CUTTINGS)}. workload=random_ids needs no tokenizer"
+        )
+    if file.flag("tokenizer.ggml.add_space_prefix", False):
+        raise UserError(f"{file.path}: tokenizer.ggml.add_space_prefix is not supported; convert the model again")
+    return CUTTINGS[name]
+
+
+def _pieces(cutting: Cutting) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cutting.words is None)
+    first: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if cutting.single_digits else []
+    if cutting.words is not None:
+        first.append(pre_tokenizers.Split(Regex(cutting.words), behavior="isolated"))
+    return pre_tokenizers.Sequence([*first, bytes_of])
+
+
+def _vocabulary(file: GgufFile) -> dict[str, int]:
+    tokens = file.texts(TOKENS)
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    if not tokens or len(vocabulary) < len(tokens):
+        raise UserError(f"{file.path}: {TOKENS} is empty or has a token twice; convert the model again")
+    return vocabulary
+
+
+def _merges(file: GgufFile, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    merges = []
+    for line in file.texts("tokenizer.ggml.merges"):
+        left, _, right = line.partition(" ")
+        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
+            raise UserError(
+                f"{file.path}: merge {line[:40]!r} is not of the vocabulary's tokens; convert the model again"
+            )
+        merges.append((left, right))
+    return merges
+
+
+def _add_tokens(tokenizer: Tokenizer, file: GgufFile, vocabulary: Mapping[str, int]) -> None:
+    """Let the tokens that are found in a text before it is cut be found there."""
+    from tokenizers import AddedToken
+
+    types = file.integers(TOKEN_TYPES)
+    if types and len(types) != len(vocabulary):
+        raise UserError(
+            f"{file.path}: {TOKEN_TYPES} has {len(types)} entries for {len(vocabulary)} tokens; convert the model again"
+        )
+    kinds = dict(zip(vocabulary, types, strict=False))
+    special = [token for token, kind in kinds.items() if kind in (UNKNOWN, CONTROL) and token]
+    plain = [token for token, kind in kinds.items() if kind == USER_DEFINED and token]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in plain])
+
+
+def _begin_texts(tokenizer: Tokenizer, file: GgufFile, cutting: Cutting) -> None:
+    """Put the first token in front of a text, where the model was trained with one."""
+    from tokenizers import processors
+
+    first = _token(file, "bos")
+    if first is None or not file.flag("tokenizer.ggml.add_bos_token", cutting.adds_bos):
+        return
+    token_id = file.integers("tokenizer.ggml.bos_token_id")[0]
+    tokenizer.post_processor = processors.TemplateProcessing(single=[first, "$A"], special_tokens=[(first, token_id)])
+
+
+def _token(file: GgufFile, name: str) -> str | None:
+    """Return the text of the token that the file names so; the first where it names several."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    ids, tokens = file.integers(key), file.texts(TOKENS)
+    if not ids:
+        return None
+    if not 0 <= ids[0] < len(tokens):
+        raise file.wrong(key, f"one of the {len(tokens)} tokens")
+    return tokens[ids[0]]

@@ -1,0 +1,52 @@
+"""The most memory that a run has had: of the process, and of its GPU."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from spec_lab.record.schema import Memory
+
+STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+NOW, PEAK = "VmRSS", "VmHWM"
+FORGET_PEAK = "5"
+"""Written to `FORGET`, it lets the system begin the peak anew: a process may have had other runs before."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryWatch:
+    """Knows what the process had when it was made.
+
+    Attributes:
+        start: bytes of it, imports and nothing of the run.
+    """
+
+    start: int
+
+    @classmethod
+    def begin(cls) -> MemoryWatch:
+        """Begin to watch, before anything is loaded."""
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
+        if FORGET.exists():
+            FORGET.write_text(FORGET_PEAK)
+        return cls(_resident(NOW))
+
+    def read(self, device: torch.device) -> Memory:
+        """Return the peaks up to now."""
+        on_gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        return Memory(start_rss_bytes=self.start, peak_rss_bytes=_resident(PEAK), peak_cuda_bytes=on_gpu)
+
+
+def _resident(field: str) -> int:
+    """Return bytes of the process in memory, as Linux counts them; elsewhere what it has had at most."""
+    if STATUS.exists():
+        found = [line for line in STATUS.read_text().splitlines() if line.startswith(f"{field}:")]
+        if found:
+            return 1024 * int(found[0].split()[1])
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most

@@ -1,0 +1,266 @@
+"""GGUF files: weights and logits against transformers' own reader of them, and every kind of file that is refused."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from spec_lab.checkpoints.checkpoint import load_tensors
+from spec_lab.checkpoints.families.plain import Family
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.gguf import gguf_tensors
+from spec_lab.checkpoints.gguf_file import read_head
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.errors import UserError
+from spec_lab.models.partition import WHOLE
+from tests.lab import Reference, generate, make_config, random_requests
+from tests.one_line import read_or_refused
+from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_gguf import WHOLE_BLOCKS, in_transformers, tokenizer_keys, write_gguf, write_head
+
+FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
+SMALL = {"num_hidden_layers": 2, **WHOLE_BLOCKS}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A random transformers model of each family; those of qwen are tied."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        family: make_tiny_target(folder / family, family, tie_word_embeddings=family != "llama", **SMALL)
+        for family in FAMILIES
+    }
+
+
+def read(path: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return load_tensors(path, decoder_tensor_shapes(read_model_config(path)), dtype, "cpu")
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_and_text_are_those_of_transformers_reader(
+    models: dict[str, Any], family: Family, kind: Kind, tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "model.gguf", models[family], kind)
+    expected = in_transformers(path, **({"head_dim": 16} if family == "qwen3" else {}))
+    tensors, weights = read(path), expected.state_dict()
+    assert set(tensors) == set(weights) - ({"lm_head.weight"} if family != "llama" else set())
+    assert all(torch.equal(tensors[name], weights[name]) for name in tensors)
+    if kind == Kind.F32:
+        assert all(torch.equal(tensors[name], models[family].state_dict()[name]) for name in tensors)
+    reference = Reference.__new__(Reference)
+    reference.model = expected
+    reference.model.generation_config.eos_token_id = 2
+    requests = random_requests(3, max_new_tokens=12)
+    outputs = generate(make_config((path, path), "none", batch_size=3), requests)
+    reference.assert_lossless(requests, outputs, {r.request_id: reference.greedy(r) for r in requests})
+
+
+def test_sizes_are_those_of_the_folder(models: dict[str, Any], tmp_path: Path) -> None:
+    for family, model in models.items():
+        model.save_pretrained(tmp_path / family)
+        path = write_gguf(tmp_path / f"{family}.gguf", model)
+        of_file, of_folder = read_model_config(path), read_model_config(tmp_path / family)
+        assert of_file.layers == of_folder.layers
+        for name in ("family", "vocab_size", "hidden_size", "max_position_embeddings", "tie_word_embeddings"):
+            assert getattr(of_file, name) == getattr(of_folder, name)
+        assert of_file.rms_norm_eps == pytest.approx(of_folder.rms_norm_eps, rel=1e-6)
+
+
+def test_biases_are_read_and_put_in_order(tmp_path: Path) -> None:
+    model = make_tiny_target(tmp_path / "folder", "llama", attention_bias=True, mlp_bias=True, **SMALL)
+    tensors = read(write_gguf(tmp_path / "model.gguf", model))
+    assert "model.layers.1.self_attn.k_proj.bias" in tensors
+    assert all(torch.equal(tensors[name], value) for name, value in model.state_dict().items())
+
+
+def test_rounding_to_bfloat16_is_asked_for(models: dict[str, Any], tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", models["qwen3"], Kind.Q4_1)
+    wide, narrow = read(path), read(path, torch.bfloat16)
+    assert all(torch.equal(wide[name].to(torch.bfloat16), narrow[name]) for name in wide)
+    assert not all(torch.equal(wide[name], narrow[name].float()) for name in wide)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"tokenizer.ggml.eos_token_id": 5}, (5,)),
+        ({"tokenizer.ggml.eos_token_id": [5, 9]}, (5, 9)),
+        ({"tokenizer.ggml.eos_token_id": 5, "tokenizer.ggml.eot_token_id": 7}, (5, 7)),
+        ({"tokenizer.ggml.eos_token_id": 5, "tokenizer.ggml.eot_token_id": 5}, (5,)),
+        ({"tokenizer.ggml.eos_token_id": None}, ()),
+    ],
+)
+def test_end_tokens_are_one_or_several(
+    models: dict[str, Any], keys: dict[str, Any], expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "model.gguf", models["llama"], keys=keys)
+    assert read_model_config(path).eos_token_ids == expected
+
+
+def llama3_divisors(head_dim: int, theta: float, factor: float) -> np.ndarray:
+    """What the converter writes for Llama 3.1, from transformers' own frequencies."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": theta,
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    config = LlamaConfig(hidden_size=4 * head_dim, num_attention_heads=4, rope_parameters=scaling)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    return (plain / scaled).numpy().astype(np.float32)
+
+
+def test_the_divisors_of_llama_3_are_its_scaling(models: dict[str, Any], tmp_path: Path) -> None:
+    divisors = llama3_divisors(16, 10000.0, 32.0)
+    assert 1.0 in divisors and divisors.max() == pytest.approx(32.0)
+    path = write_gguf(tmp_path / "model.gguf", models["llama"], tensors={"rope_freqs.weight": divisors})
+    rope = read_model_config(path).layers[0].rope
+    assert (rope.scaling, rope.factor, rope.original_max_position_embeddings) == ("llama3", 32.0, 8192)
+    assert set(read(path)) == set(models["llama"].state_dict())
+    others = write_gguf(tmp_path / "others.gguf", models["llama"], tensors={"rope_freqs.weight": divisors**0.5})
+    with pytest.raises(UserError, match=r"rope_freqs.weight are not Llama 3's"):
+        read_model_config(others)
+
+
+def test_a_linear_scaling_is_read_and_another_refused(models: dict[str, Any], tmp_path: Path) -> None:
+    linear = {"qwen2.rope.scaling.type": "linear", "qwen2.rope.scaling.factor": 2.0}
+    rope = read_model_config(write_gguf(tmp_path / "a.gguf", models["qwen2"], keys=linear)).layers[0].rope
+    assert (rope.scaling, rope.factor) == ("linear", 2.0)
+    yarn = linear | {"qwen2.rope.scaling.type": "yarn"}
+    with pytest.raises(UserError, match="rope type 'yarn' is not supported"):
+        read_model_config(write_gguf(tmp_path / "b.gguf", models["qwen2"], keys=yarn))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no embedding": ({"tensors": {"token_embd.weight": None}}, "token_embd.weight is missing"),
+    "no layer tensor": ({"tensors": {"blk.1.ffn_up.weight": None}}, "1 missing: model.layers.1.mlp.up_proj.weight"),
+    "another tensor": ({"tensors": {"blk.0.ffn_gate_inp.weight": np.ones((2, 32), np.float32)}}, "1 not expected"),
+    "another shape": ({"tensors": {"blk.0.attn_norm.weight": np.ones(16, np.float32)}}, "1 of another shape"),
+    "more layers": ({"keys": {"llama.block_count": 3}}, "9 missing"),
+    "layers past count": ({"keys": {"llama.block_count": 2**31}}, "num_hidden_layers must be at most"),
+    "a wider model": ({"keys": {"llama.embedding_length": 2**30}}, "of another shape"),
+    "more key heads": ({"keys": {"llama.attention.head_count_kv": 3}}, "is no multiple of num_key_value_heads"),
+    "no heads": ({"keys": {"llama.attention.head_count": 0}}, "head_count must be a positive integer"),
+    "a list of heads": ({"keys": {"llama.attention.head_count_kv": [2, 2]}}, "must be an integer, is a list of 2"),
+    "a text for a size": ({"keys": {"llama.embedding_length": "32"}}, "must be an integer, is '32'"),
+    "a size missing": ({"keys": {"llama.feed_forward_length": None}}, "feed_forward_length is missing"),
+    "a vocabulary": ({"keys": {"llama.vocab_size": 161}}, "says 161 tokens, and the embedding has 160 rows"),
+    "tokens": ({"keys": {"tokenizer.ggml.tokens": ["a", "b"]}}, "says 2 tokens, and the embedding has 160 rows"),
+    "an end past it": ({"keys": {"tokenizer.ggml.eos_token_id": 160}}, "eos_token_id must be an id of the 160 tokens"),
+    "some channels": ({"keys": {"llama.rope.dimension_count": 8}}, "rope.dimension_count is not the 16 channels"),
+    "an unknown key": ({"keys": {"llama.logit_scale": 0.5}}, "llama.logit_scale is not understood"),
+    "experts": ({"keys": {"llama.expert_count": 8}}, "llama.expert_count is not understood"),
+    "a part": ({"keys": {"split.count": 2}}, "llama-gguf-split --merge"),
+    "NaN": ({"tensors": {"output_norm.weight": np.full(32, np.nan, np.float32)}}, "output_norm.weight has NaN"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_files_that_are_refused_in_a_line(models: dict[str, Any], case: str, tmp_path: Path) -> None:
+    changes, reason = REFUSED[case]
+    path = write_gguf(tmp_path / "model.gguf", models["llama"], **changes)
+    with pytest.raises(UserError) as refusal:
+        read(path)
+    message = str(refusal.value)
+    assert str(path) in message and reason in message and "\n" not in message
+
+
+def test_a_count_that_is_zero_says_nothing(models: dict[str, Any], tmp_path: Path) -> None:
+    read_model_config(write_gguf(tmp_path / "model.gguf", models["llama"], keys={"llama.expert_count": 0}))
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    path = write_head(tmp_path / "model.gguf", {}, "gemma3")
+    with pytest.raises(UserError, match="architecture 'gemma3' is not supported in GGUF; supported are llama, qwen2"):
+        read_model_config(path)
+
+
+@pytest.mark.parametrize("code", [int(Kind.I32), int(Kind.Q8_K), 4, 99999])
+def test_a_quantization_that_nobody_widens_is_refused(models: dict[str, Any], code: int, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", models["llama"], Kind.Q4_1)
+    name = b"blk.0.ffn_up.weight"
+    content = bytearray(path.read_bytes())
+    place = content.index(name) + len(name) + 4 + 2 * 8
+    assert content[place] == Kind.Q4_1
+    content[place : place + 4] = code.to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"blk.0.ffn_up.weight has quantization {code}, which .* use a file in"):
+        read(path)
+
+
+def test_a_file_cut_short_anywhere_is_refused(models: dict[str, Any], tmp_path: Path) -> None:
+    """Every length within the head's first part, some within its lists, and some within the tensors."""
+    path = write_gguf(tmp_path / "model.gguf", models["qwen3"], pre="smollm", keys={"qwen3.vocab_size": None})
+    with pytest.raises(UserError):  # the vocabulary of this tokenizer is larger than the embedding
+        read(path)
+    path = write_gguf(tmp_path / "model.gguf", models["qwen3"])
+    read(path)
+    whole = path.read_bytes()
+    head = read_head(path).data_start
+    for length in (*range(200), *range(200, head, 97), *range(head, len(whole) - 32, len(whole) // 40)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=r"truncated, corrupt or no GGUF file|ends before tensor"):
+            gguf_tensors(path)
+
+
+def test_a_damaged_head_is_read_or_refused(models: dict[str, Any], tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", models["qwen2"])
+    whole, head = path.read_bytes(), read_head(path).data_start
+    draw = random.Random(0)
+    num_refused = 0
+    for index in range(150):
+        damaged = bytearray(whole)
+        for _ in range(draw.randint(1, 3)):
+            damaged[draw.randrange(head)] = draw.choice((0, 1, 0x7F, 0xFF, draw.randrange(256)))
+        other = tmp_path / f"{index}.gguf"
+        other.write_bytes(damaged)
+        num_refused += read_or_refused(lambda: read(other), other) is None  # noqa: B023
+        other.unlink()
+    assert num_refused > 50
+
+
+def test_a_tensor_is_read_alone(models: dict[str, Any], tmp_path: Path) -> None:
+    """Nothing of the file is mapped once it is read: it may be written anew while a run goes on."""
+    path = write_gguf(tmp_path / "model.gguf", models["llama"])
+    tensors = read(path)
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    assert all(torch.equal(tensors[name], before[name]) for name in tensors)
+
+
+def test_a_part_is_cut_from_rows_in_order(models: dict[str, Any], tmp_path: Path) -> None:
+    class FirstRows:
+        share, output, head = WHOLE.share, WHOLE.output, WHOLE.head
+
+        def part(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...] | None:
+            return (slice(0, 16),) if name.endswith("q_proj.weight") else None
+
+    path = write_gguf(tmp_path / "model.gguf", models["llama"])
+    wanted = decoder_tensor_shapes(read_model_config(path))
+    name = "model.layers.0.self_attn.q_proj.weight"
+    part = load_tensors(path, wanted, torch.float32, "cpu", slices=FirstRows())[name]
+    assert torch.equal(part, models["llama"].state_dict()[name][:16])
+    assert gguf_tensors(path)[name].shape == wanted[name]
+
+
+def test_the_head_is_read_anew_once_the_file_changes(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_head(path, tokenizer_keys(300, "smollm"))
+    assert read_head(path) is read_head(path)
+    assert read_head(path).text("tokenizer.ggml.pre") == "smollm"
+    write_head(path, tokenizer_keys(300, "llama-bpe"))
+    assert read_head(path).text("tokenizer.ggml.pre") == "llama-bpe"
