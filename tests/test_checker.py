@@ -31,6 +31,19 @@ def test_extract_answer(text: str, answer: str | None) -> None:
     assert extract_answer(text) == answer
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("6 times 7 is 42.\nAnswer: 42", "42"),
+        ("42", None),
+        ("Answer: 41\nAnswer: 42.", "42"),
+        ("<think>\nAnswer: 41\n</think>\nAnswer: 42", "42"),
+    ],
+)
+def test_a_model_without_markers_answers_in_all_that_it_says(text: str, answer: str | None) -> None:
+    assert extract_answer(text, thinks=False) == answer
+
+
 def test_is_correct_ignores_spelling_only() -> None:
     text = "<think>\nx\n</think>\nAnswer: Monday, 22 May<|end|>"
     assert is_correct("Monday, 22 May", text)

@@ -36,6 +36,7 @@ from spec_lab.report.run_table import format_run
 from spec_lab.rescore.trajectory import fitting, record_verify_rows
 from spec_lab.rescore.verify_rows import save_verify_rows
 from spec_lab.workloads.checker import is_correct
+from spec_lab.workloads.conversations import before_end
 from spec_lab.workloads.text_ends import text_ends
 
 WARMUP_TOKENS = 32
@@ -200,11 +201,12 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
 
 def _check(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, bool | None]:
     """Tell whether each answer is right; None where there is none to check, or none that a model gave."""
-    is_imposed = lab.engines[name].parts.rule.traits.imposed
+    is_imposed, thinks = lab.engines[name].parts.rule.traits.imposed, lab.models.markers is not None
+    ends = frozenset() if thinks else lab.models.target.eos_token_ids  # a target without markers has other ends too
     return {
         record.request_id: None
         if record.answer is None or is_imposed
-        else is_correct(record.answer, lab.tokenizer.decode(record.output_ids))
+        else is_correct(record.answer, lab.tokenizer.decode(before_end(record.output_ids, ends)), thinks)
         for record in records
     }
 

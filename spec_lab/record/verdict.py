@@ -9,8 +9,8 @@ from spec_lab.record.wording import number, percent, with_range
 JUDGED_REPEATS = 3
 NO_PLAIN = "references has no plain"
 CPU_CAVEAT = (
-    "on a CPU a small model's step is mostly fixed cost (calling operations, reading weights), which skipping rows "
-    "does not reduce and every draft step pays again, so this machine shows little of what either can save"
+    "these are a CPU's times: what a draft step, a verified row and a dropped one cost beside the rest of a round is "
+    "another thing on a GPU"
 )
 
 

@@ -15,13 +15,13 @@ def normalise(answer: str) -> str:
     return " ".join(answer.split()).rstrip(".").rstrip().lower()
 
 
-def extract_answer(text: str) -> str | None:
+def extract_answer(text: str, thinks: bool = True) -> str | None:
     """Return the normalised rest of the line after the last `Answer:` behind the last marker that ends thinking.
 
     None where there is no such line. A text cut off inside its thinking has no such marker, hence no answer, even if
-    the thinking already mentions one.
+    the thinking already mentions one. All that a model says is its reply where it has no such markers (`thinks` false).
     """
-    replies = [text.rpartition(end)[2] for _, end in THINKING_MARKERS if end in text]
+    replies = [text.rpartition(end)[2] for _, end in THINKING_MARKERS if end in text] or ([] if thinks else [text])
     if not replies:
         return None
     _, found, rest = min(replies, key=len).rpartition(ANSWER_MARKER)
@@ -31,6 +31,6 @@ def extract_answer(text: str) -> str | None:
     return normalise(line) or None
 
 
-def is_correct(expected: str, text: str) -> bool:
-    """Tell whether `text` (what the model wrote after the prompt) answers `expected`."""
-    return extract_answer(text) == normalise(expected)
+def is_correct(expected: str, text: str, thinks: bool = True) -> bool:
+    """Tell whether `text` (what the model wrote after the prompt) answers `expected`; `thinks` is as above."""
+    return extract_answer(text, thinks) == normalise(expected)
