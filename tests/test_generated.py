@@ -30,7 +30,7 @@ class Letters:
 
     vocab_size = 256
 
-    def encode_prompt(self, form: str, prompt: str) -> list[int]:
+    def encode_prompt(self, form: str, prompt: str, system: str | None = None) -> list[int]:
         return [ord(letter) % 256 for letter in f"{form}:{prompt}{ASSISTANT}"]
 
 

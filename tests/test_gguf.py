@@ -17,12 +17,17 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.doctor.checkpoints import check_tokenizer
+from spec_lab.doctor.findings import Verdict
+from spec_lab.doctor.subject import load_subject
 from spec_lab.errors import UserError
+from spec_lab.menu.chosen import choose
 from spec_lab.models.partition import WHOLE
 from tests.lab import Reference, generate, make_config, random_requests
 from tests.one_line import read_or_refused
-from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 from tests.tiny_gguf import WHOLE_BLOCKS, in_transformers, tokenizer_keys, write_gguf, write_head
+from tests.tiny_runs import make_run_config, write_prompts
 
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
 SMALL = {"num_hidden_layers": 2, **WHOLE_BLOCKS}
@@ -264,3 +269,14 @@ def test_the_head_is_read_anew_once_the_file_changes(tmp_path: Path) -> None:
     assert read_head(path).text("tokenizer.ggml.pre") == "smollm"
     write_head(path, tokenizer_keys(300, "llama-bpe"))
     assert read_head(path).text("tokenizer.ggml.pre") == "llama-bpe"
+
+
+def test_a_file_is_a_target_of_a_trained_head_and_the_doctor_reads_its_vocabulary(tmp_path: Path) -> None:
+    model = make_tiny_target(tmp_path / "folder", "llama", vocab_size=300, **SMALL | {"num_hidden_layers": 8})
+    path = write_gguf(tmp_path / "model.gguf", model, pre="smollm")
+    make_tiny_eagle3(tmp_path / "head", read_model_config(path))
+    prompts = write_prompts(tmp_path / "prompts.jsonl", [{"prompt": "the once  7"}, {"prompt": "12"}])
+    subject = load_subject(choose(make_run_config((path, tmp_path / "head"), prompts, max_new_tokens=4)))
+    assert [len(record.output_ids) > 0 for record in subject.plain] == [True, True]
+    finding = check_tokenizer(subject)
+    assert finding.verdict is Verdict.OK and finding.measured.startswith("300 tokens for an embedding of 300 rows")

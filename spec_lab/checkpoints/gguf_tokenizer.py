@@ -64,6 +64,11 @@ def has_tokenizer(path: Path) -> bool:
     return read_head(path).has(TOKENS)
 
 
+def vocabulary_of(path: Path) -> dict[str, int]:
+    """Return the id of each of the file's tokens."""
+    return _vocabulary(read_head(path))
+
+
 def gguf_tokenizer(path: Path) -> Tokenizer:
     """Build the file's tokenizer.
 

@@ -9,6 +9,8 @@ import torch
 
 from spec_lab.checkpoints.checkpoint import FLOAT_DTYPES, read_tensors, stored_tensors, without_mtp
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.gguf_tokenizer import has_tokenizer, vocabulary_of
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.subject import Subject
 from spec_lab.errors import UserError
@@ -26,7 +28,7 @@ def check_tokenizer(subject: Subject) -> Finding:
     """Compare the target's tokenizer with its embedding, and with the drafter's own tokenizer where one lies there."""
     check = "tokenizer"
     ours_folder = subject.chosen.target_folder
-    if not (ours_folder / "tokenizer.json").is_file():
+    if not (has_tokenizer(ours_folder) if is_gguf(ours_folder) else (ours_folder / "tokenizer.json").is_file()):
         return does_not_apply(check, "the target has none, and the prompts are ids")
     ours, vocab_size = _vocabulary(ours_folder), subject.models.target.vocab_size
     outside = sum(token_id >= vocab_size for token_id in ours.values())
@@ -92,6 +94,8 @@ def check_dtype(subject: Subject) -> Finding:
 def _vocabulary(folder: Path) -> dict[str, int]:
     from tokenizers import Tokenizer
 
+    if is_gguf(folder):
+        return vocabulary_of(folder)
     path = folder / "tokenizer.json"
     try:
         vocabulary: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab()
