@@ -1,17 +1,14 @@
-"""The shape of the sources: one name for one class, packages without circles, docstrings that begin as sentences do."""
+"""The shape of the sources: one name for one class, packages and files without circles."""
 
 from __future__ import annotations
 
 import ast
-import re
 from collections import defaultdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-
-from spec_lab.record.definitions import DEFINITIONS
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,11 +21,6 @@ def parsed(source: str) -> ast.Module:
 
 def sources() -> list[Path]:
     return sorted(path for package in ("spec_lab", "kernels") for path in (ROOT / package).rglob("*.py"))
-
-
-def documented_sources() -> list[Path]:
-    folders = ("spec_lab", "kernels", "benchmarks", "scripts")
-    return sorted([ROOT / "setup.py", *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))])
 
 
 def classes_that_stand_twice(files: dict[str, str]) -> dict[str, list[str]]:
@@ -204,50 +196,3 @@ def test_the_noise_stands_once() -> None:
     """The multiplier of splitmix64 is written in one file: all other forms are made from it."""
     files = [str(path.relative_to(ROOT)) for path in sources() if "0x9e3779b97f4a7c15" in path.read_text().lower()]
     assert files == ["kernels/spec_kernels/noise_reference.py"]
-
-
-NO_SENTENCE_BEGINS_WITH = re.compile(
-    r"(What|As|See|Nor|And|Or|But|From|By|Where|How|Whether|When|Which|Why|Who|Whose|Of|In|On|At|To|For|With|Without|If|"
-    r"Before|After|Against|Between|Into|Per|Than|Like|Under|Until|Because)\b"
-)
-"""A docstring that begins so has no verb, or has it where nobody finds it."""
-
-
-def docstrings(source: str) -> list[str]:
-    """Every docstring of a module, a class or a function, and every string that explains the line above it."""
-    return [
-        node.value.value
-        for node in ast.walk(parsed(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    ]
-
-
-def begins_as_no_sentence(docstring: str) -> bool:
-    return NO_SENTENCE_BEGINS_WITH.match(docstring.strip()) is not None
-
-
-def test_docstrings_begin_as_sentences_do() -> None:
-    """The definitions of recorded numbers are left as they are: changing one makes runs incomparable."""
-    definitions = {" ".join(definition.split()) for definition in DEFINITIONS.values()}
-    wrong = [
-        f"{path.relative_to(ROOT)}: {docstring.splitlines()[0]}"
-        for path in documented_sources()
-        for docstring in docstrings(path.read_text())
-        if begins_as_no_sentence(docstring) and " ".join(docstring.split("\n\n")[0].split()) not in definitions
-    ]
-    assert wrong == []
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ('"""What a run leaves."""', True),
-        ('class Reader:\n    """See `Drafter`."""', True),
-        ('def read():\n    """By request."""', True),
-        ('LIMIT = 3\n"""Of the rows."""', True),
-        ('"""Whatever a run leaves is read."""', False),
-        ('"""Formats (see `Drafter`)."""', False),
-    ],
-)
-def test_an_opening_without_a_verb_is_seen_wherever_it_stands(source: str, found: bool) -> None:
-    assert any(begins_as_no_sentence(docstring) for docstring in docstrings(source)) is found
